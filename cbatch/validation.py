@@ -168,7 +168,7 @@ def _check_keys(kind: Any, data: object, prefix: str) -> None:
         check_known(data, hints, prefix)
         for name, value in data.items():
             _check_keys(hints[name], value, f"{prefix}{name}.")
-    elif get_origin(kind) is dict and isinstance(data, Mapping):
+    elif get_origin(kind) in (dict, Mapping) and isinstance(data, Mapping):
         for name, value in data.items():
             _check_keys(get_args(kind)[1], value, f"{prefix}{name}.")
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.sim.interpolation import BilinearGrid
+from cbatch.sim.schema import NotNegative, Positive
 
 
 class Attention(Protocol):
@@ -27,12 +28,12 @@ class AttentionRates:
     seconds_per_context_token: lower bound for the longest decode, if the kernel does not split a sequence.
     """
 
-    bandwidth_bytes_per_second: float
-    flops_per_second: float
-    chunk_bandwidth_bytes_per_second: float
-    base_seconds: float = 0.0
-    mixed_seconds: float = 0.0
-    seconds_per_context_token: float = 0.0
+    bandwidth_bytes_per_second: Positive
+    flops_per_second: Positive
+    chunk_bandwidth_bytes_per_second: Positive
+    base_seconds: NotNegative = 0.0
+    mixed_seconds: NotNegative = 0.0
+    seconds_per_context_token: NotNegative = 0.0
 
     def of(self, share: ModelSpec) -> "RateAttention":
         """For one GPU's share of a model."""

@@ -11,6 +11,7 @@ from cbatch.cost import BatchShape
 from cbatch.errors import ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
+from cbatch.sim.interpolation import BilinearGrid
 from cbatch.sim.power import STEADY, Decodes, Pace, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
@@ -188,9 +189,9 @@ class ProfileCost:
         links = ["between_nodes" if topology.leaves_node(stage) else "within_node" for stage in stages]
         if self._all_reduce and "all_reduce" not in self.estimated:
             links.append(f"all_reduce.{topology.tensor_parallel}")
-        found = {name: profile.entries.get(f"links.{name}", profile.source) for name in links}
+        found = {name: profile.origin("links", *name.split(".")) for name in links}
         estimated = dict.fromkeys(self.estimated, f"{FALLBACK}: not measured for {self.spec.name}")
-        return {**profile.origins(self.spec, topology.tensor_parallel), **found, **estimated}
+        return {**profile.table_origins(self.spec, topology.tensor_parallel), **found, **estimated}
 
     def provenance(self, asynchronous: bool | None = None, *, own_host: bool = False) -> dict[str, Any]:
         """The profile, its error, what was not measured, and extrapolated iterations; part of every simulated result.
@@ -239,7 +240,7 @@ class ProfileCost:
             return None
         key = (shape.num_tokens, bool(shape.chunks or shape.num_padding))
         if key not in self._computed:
-            self._computed[key] = graphs.padded(key[0], self._max_batch or graphs.decodes[-1], prompts=key[1])
+            self._computed[key] = graphs.padded(key[0], self._max_batch or graphs.requests[-1], prompts=key[1])
         return self._computed[key]
 
     def _tables(self, shape: BatchShape) -> _Tables:
@@ -266,8 +267,8 @@ class ProfileCost:
         linear = layers * tables.linear.at(num_tokens)
         other = layers * tables.other.at(num_tokens)
         if mixed and self._max_batch and (rows := self.operations.captured_rows):
-            more = rows.over_measured(self._max_batch, num_tokens) / self.topology.pipeline_stages
-            share = more / (linear + other)  # measured as part of both, and split in their ratio
+            more = _over_measured(rows, self._max_batch, num_tokens) / self.topology.pipeline_stages
+            share = max(more / (linear + other), -1.0)  # measured as part of both, and split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)
         pace = STEADY
         if mixed and self.power is not None:
@@ -290,3 +291,14 @@ def following_decodes(shape: BatchShape) -> Iterator[BatchShape]:
     while True:
         context += number
         yield BatchShape((), number, context, num_padding)
+
+
+def _over_measured(rows: BilinearGrid, max_batch: int, num_tokens: float) -> float:
+    """Returns the seconds that graphs for this batch add to an iteration, compared with those that were measured.
+
+    rows: `Measured.captured_rows`. Iterations of more tokens than it has run without a graph, and have only the rows of
+        their requests.
+    """
+    if num_tokens > rows.columns[0][-1]:
+        return 0.0
+    return rows.at(max_batch, num_tokens) - rows.at(rows.sizes[-1], num_tokens)

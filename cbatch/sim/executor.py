@@ -16,8 +16,8 @@ from itertools import islice
 from cbatch.cost import BatchShape, CostModel
 from cbatch.executor import Executor, Step, StepResult, Turn
 from cbatch.sim.cost import ProfileCost, StageTimes, following_decodes
+from cbatch.sim.measured import HostTime
 from cbatch.sim.power import GpuClock
-from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages
 
 

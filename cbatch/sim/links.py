@@ -2,39 +2,31 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from cbatch.errors import ProfileError
 from cbatch.sim.interpolation import PiecewiseLinear
-from cbatch.sim.roofline import Affine, Seconds
+from cbatch.sim.roofline import Seconds
+from cbatch.sim.schema import Columns, NumGpus
 
+ByBytes = Annotated[Seconds, Columns("bytes", positive=True)]
 MEASURED = "hardware whose links were measured"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A link in closed form: seconds = latency + bytes / bandwidth."""
-
-    latency_seconds: float
-    bandwidth_bytes_per_second: float
-
-    def seconds(self) -> Affine:
-        return Affine(self.latency_seconds, 1 / self.bandwidth_bytes_per_second)
-
-
-@dataclass(frozen=True, slots=True)
 class Links:
-    """Seconds against bytes.
+    """Seconds against bytes: tables in a file, and in closed form (`Affine`) what a program makes up.
 
     all_reduce: measured, by the number of participating GPUs, each of which contributes that many bytes.
     within_node, between_nodes: one GPU to another.
     to_device, to_host: copies between a GPU and pinned memory of its host.
     """
 
-    all_reduce: Mapping[int, Seconds] = field(default_factory=dict)
-    within_node: Seconds | None = None
-    between_nodes: Seconds | None = None
-    to_device: Seconds | None = None
-    to_host: Seconds | None = None
+    all_reduce: Mapping[NumGpus, ByBytes] = field(default_factory=dict)
+    within_node: ByBytes | None = None
+    between_nodes: ByBytes | None = None
+    to_device: ByBytes | None = None
+    to_host: ByBytes | None = None
 
     def all_reduce_of(self, num_gpus: int, profile: str) -> tuple[Seconds, bool]:
         """Seconds of an all-reduce, and whether they are estimated. Raises ProfileError if none was measured.

@@ -16,9 +16,10 @@ the clock towards its own. A profile's tables describe this steady state; this m
 
 from dataclasses import dataclass
 from math import expm1
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.sim.schema import Columns, NotNegative, Positive
 
 
 class Pace(NamedTuple):
@@ -50,12 +51,12 @@ class PowerLimit:
     idle_rise_seconds: the same when idle.
     """
 
-    gain: PiecewiseLinear
-    loss: PiecewiseLinear
-    reserve_seconds: float
-    decode_loss: PiecewiseLinear
-    rise_seconds: PiecewiseLinear
-    idle_rise_seconds: float
+    gain: Annotated[PiecewiseLinear, Columns("tokens", "share")]
+    loss: Annotated[PiecewiseLinear, Columns("tokens", "share")]
+    reserve_seconds: NotNegative
+    decode_loss: Annotated[PiecewiseLinear, Columns("requests", "share")]
+    rise_seconds: Annotated[PiecewiseLinear, Columns("requests", positive=True)]
+    idle_rise_seconds: Positive
 
     def of_prompts(self, num_tokens: int, seconds: float) -> Pace:
         """The pace of an iteration with prompts. seconds: products and small operations, in the steady state."""

@@ -11,14 +11,24 @@ file's "source". The first word says of which kind it is:
 A simulated result counts as measured only where every entry that it uses was.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+
+from cbatch.validation import whole
 
 MEASURED, FALLBACK = "measured", "fallback"
 KINDS = (MEASURED, "derived", "assumed", FALLBACK)
 UNSTATED = "not stated"
 NOT_COMPARED = "not compared with real runs"
+
+FROM = "from"
+Place = tuple[str, ...]
+"""The keys that lead to an object of a file."""
+
+Loop = Literal["sync", "async"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +40,10 @@ class Compared:
     """
 
     models: tuple[str, ...]
-    gpus: int
-    batches: tuple[int, ...] = ()
+    gpus: Annotated[int, whole(1, unit="number of GPUs")]
+    batches: Annotated[
+        tuple[int, ...], AfterValidator(lambda batches: (min(batches), max(batches)) if batches else ())
+    ] = ()
     brief: str = ""
     error: str = ""
 
@@ -42,19 +54,22 @@ def kind_of(origin: str) -> str:
     return first if first in KINDS else UNSTATED
 
 
-def read_entries(data: Mapping[str, Any]) -> dict[str, str]:
-    """The origin of each entry of a profile's file; its keys joined by "."."""
-    tables = {key: value for key, value in data.items() if key != "compared"}
-    return {"memory_bytes": str(data["source"]), **dict(_entries(tables, str(data["source"]), ""))}
+def take_origins(node: Any, place: Place = ()) -> dict[Place, str]:
+    """Removes every "from" of a file's content; returns them by the place of their object."""
+    if not isinstance(node, dict):
+        return {}
+    origins = {place: str(node.pop(FROM))} if FROM in node else {}
+    for key, value in node.items():
+        origins |= take_origins(value, (*place, key))
+    return origins
 
 
-def _entries(data: Mapping[str, Any], origin: str, where: str) -> Iterator[tuple[str, str]]:
-    origin = str(data.get("from", origin))
-    inner = {key: value for key, value in data.items() if isinstance(value, dict)}
-    for key, value in inner.items():
-        yield from _entries(value, origin, f"{where}.{key}" if where else key)
-    if where and not inner and "num_layers" not in data:
-        yield where, origin
+def put_origins(node: Any, origins: Mapping[Place, str], place: Place = ()) -> Any:
+    """Returns a file's content with every "from" at the beginning of its object."""
+    if not isinstance(node, dict):
+        return node
+    stated = {FROM: origins[place]} if place in origins else {}
+    return stated | {key: put_origins(value, origins, (*place, key)) for key, value in node.items()}
 
 
 def not_measured(origins: Mapping[str, str]) -> list[str]:

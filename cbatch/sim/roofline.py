@@ -4,10 +4,11 @@ An estimate has the interface of a measured `PiecewiseLinear`: `at(size)` in sec
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.op_counts import matmul
+from cbatch.sim.schema import Positive
+from cbatch.validation import whole
 
 
 class Seconds(Protocol):
@@ -23,9 +24,9 @@ class Seconds(Protocol):
 class Ceilings:
     """The largest measured rates, of memory and of 16-bit arithmetic. tile: tokens per step in the time of products."""
 
-    bandwidth_bytes_per_second: float
-    flops_per_second: float
-    tile: int
+    bandwidth_bytes_per_second: Positive
+    flops_per_second: Positive
+    tile: Annotated[int, whole(1, unit="number of tokens")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ class MatrixProducts:
     def _product(self, inputs: int, outputs: int, num_tokens: float) -> float:
         ceilings = self.ceilings
         tiles = -(-num_tokens // ceilings.tile) * ceilings.tile
-        computed, moved = (matmul(inputs, outputs, tokens, self.dtype_bytes) for tokens in (tiles, num_tokens))
-        return max(computed.flops / ceilings.flops_per_second, moved.bytes / ceilings.bandwidth_bytes_per_second)
+        flops = 2 * tiles * inputs * outputs
+        moved = self.dtype_bytes * (inputs * outputs + num_tokens * (inputs + outputs))
+        return max(flops / ceilings.flops_per_second, moved / ceilings.bandwidth_bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,10 @@ def _once(name: str, asked: Sequence[RequestSpec]) -> dict[str, float]:
     )
     cost = ProfileCost(profile, SPEC)
     server = Server(
-        SimExecutor(cost, profile.host(asynchronous=True)), Limits(RUNNING, 8192, 1024), cost, KVSize(RUNNING * 64, 16)
+        SimExecutor(cost, profile.host_time(asynchronous=True)),
+        Limits(RUNNING, 8192, 1024),
+        cost,
+        KVSize(RUNNING * 64, 16),
     )
     engine = server.engine(policy, map(Request.from_spec, asked))
     while len(engine.view.running) < RUNNING * 0.8 or len(policy.times) < WARM_UP:

@@ -93,7 +93,7 @@ def _once(policy: Policy, num_requests: int, least: int, most: int) -> tuple[flo
     """Returns (iterations per second, mean requests per iteration) of one run, without making the requests."""
     profile = load_profile("h200")
     cost = ProfileCost(profile, SPEC)
-    executor = SimExecutor(cost, profile.host(asynchronous=True))
+    executor = SimExecutor(cost, profile.host_time(asynchronous=True))
     server = Server(executor, Limits(BATCH, 16384, 8192), cost, KVSize(profile.kv_tokens(SPEC) // 16, 16))
     random = np.random.default_rng(0)
     lengths = zip(random.integers(100, 2000, num_requests), random.integers(least, most, num_requests), strict=True)

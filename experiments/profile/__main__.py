@@ -19,11 +19,16 @@ The file keeps the other models' tables. Interpolated times are compared with ba
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
+
+from tabulate import tabulate
 
 from cbatch import ConfigError
-from experiments.profile.show import show
+from cbatch.sim import load_profile
+from cbatch.sim.profile_file import profile_content
+from cbatch.sim.provenance import NOT_COMPARED, Place, kind_of
 from experiments.settings.command_line import keyword_arguments, run
 
 VLLM = "engine=vllm"
@@ -50,6 +55,36 @@ def _profile(*options: str) -> None:
 
     reported = partial(profile, _reporter())
     reported(**keyword_arguments(reported, options, "profile"))
+
+
+def show(hardware: str) -> None:
+    """Prints a row per entry with its kind, then the origins that the rows number, and the error with its runs.
+
+    Raises ProfileError: no such profile.
+    """
+    profile = load_profile(hardware)
+    entries = {
+        ".".join(place): profile.origin(*place) for place in (("memory_bytes",), *_entries(profile_content(profile)))
+    }
+    origins = list(dict.fromkeys([profile.source, *entries.values()]))
+    rows = [[entry, kind_of(origin), origins.index(origin) + 1] for entry, origin in entries.items()]
+    print(tabulate(rows, ["entry", "kind", "origin"]), end="\n\n")
+    print(*(f"{number}  {origin}" for number, origin in enumerate(origins, 1)), sep="\n", end="\n\n")
+    print(f"error: {profile.error}")
+    for loop, known in profile.compared.items():
+        if known.error:
+            print(f"error: {known.error}")
+        where = f"{', '.join(known.models)}; loop: {loop}; GPUs: {known.gpus}"
+        print(f"printed for models: {where}; elsewhere: {NOT_COMPARED}")
+
+
+def _entries(content: dict[str, Any], place: Place = ()) -> Iterator[Place]:
+    """Yields the places of the objects of numbers in a profile's file."""
+    inner = {key: value for key, value in content.items() if isinstance(value, dict) and (place or key != "compared")}
+    for key, value in inner.items():
+        yield from _entries(value, (*place, key))
+    if place and not inner:
+        yield place
 
 
 def _reporter() -> Callable[[str], None]:

@@ -3,18 +3,23 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import torch
 
 from cbatch import ConfigError, ModelSpec
 from cbatch.model.topology import Degree, Topology, split_ranks
-from cbatch.sim import PROFILES, ProfileCost, load_profile
+from cbatch.sim import PROFILES, HostTime, Profile, ProfileCost
 from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.sim.links import Links
+from cbatch.sim.measured import HostTimes
+from cbatch.sim.profile_file import profile_text, read_profile
+from cbatch.sim.provenance import Loop
 from cbatch.validation import whole
 from experiments.profile.batches import captured_edges, held_out, prompts
 from experiments.profile.host import eager_seconds, host_time
@@ -22,21 +27,12 @@ from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, device_memory, hardware_name
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
-from experiments.profile.tables import (
-    UNCOMPARED,
-    graphs_table,
-    model_tables,
-    put_links,
-    put_model,
-    read_existing,
-    rows_table,
-    write_profile,
-)
+from experiments.profile.tables import UNCOMPARED, captured_graphs, captured_rows, model_tables, put_links, put_model
 from experiments.profile.transfers import ceilings, copy_times
 from experiments.settings.hardware import cpu_profile
 from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import slug
-from experiments.store.provenance import commit, today, versions
+from experiments.store.provenance import commit, today, versions, write_text
 
 Size = Annotated[int, whole(2)]
 
@@ -87,8 +83,8 @@ def _one(
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
     degree = limits.get("tensor_parallel", 1)
     origin = _origin(spec, limits, backend, batches, hardware)
-    data = read_existing(path) or _blank(hardware, backend, path.stem, origin)
-    put_links(data, origin, _transfers(backend, spec, report))
+    profile = read_profile(path) if path.is_file() else _blank(hardware, backend, path.stem, origin)
+    profile = put_links(profile, origin, _transfers(backend, spec, report))
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
     with closing(machine.server):
@@ -97,25 +93,21 @@ def _one(
         found = measure(laboratory, machine.decode_sizes, machine.mixed_ranges, report, power_limited=backend == "cuda")
         report("batches between the measured ones")
         between = _between(laboratory, machine)
-        host = {}
+        host = None
         if degree == 1:
             report("host time")
-            eager = eager_seconds(laboratory, machine.mixed_ranges[-1][1]) if machine.mixed_ranges else 0.0
-            host = {loop: _host(machine, spec, loop == "async", eager) for loop in ("sync", "async")}
+            host = _host(machine, laboratory, spec)
         report("shares of kernels")
         alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
         decode_sizes, ranges, measured = machine.decode_sizes, machine.mixed_ranges, laboratory.measured
     del laboratory, machine  # their memory is the next machine's
     smaller = [_captured_by(make(batch=number), spec, found, report) for number in batches[:-1] if ranges]
     bases = dict(zip(batches, (*(base for _, base in smaller), found.mixed), strict=False)) if ranges else {}
-    graphs = {
-        "captured_rows": rows_table(bases),
-        "captured_graphs": graphs_table(decode_sizes, *(shorter for shorter, _ in smaller), ranges),
-    }
-    tables = model_tables(found, alone, mixed, batches[-1], graphs)
-    put_model(data, spec, f"{origin}; {_limits_text(spec, limits, batches)}", tables, host, degree)
-    write_profile(path, data)
-    _compare(ProfileCost(load_profile(str(path)), spec, Topology(degree)), measured, between, report)
+    graphs = captured_graphs(decode_sizes, *(shorter for shorter, _ in smaller), ranges)
+    tables = model_tables(found, alone, mixed, batches[-1], captured_rows(bases), graphs)
+    origin = f"{origin}; {_limits_text(spec, limits, batches)}"
+    write_text(path, profile_text(put_model(profile, spec, origin, tables, host, degree)))
+    _compare(ProfileCost(read_profile(path), spec, Topology(degree)), measured, between, report)
     report(f"written: {path}")
     return path
 
@@ -129,23 +121,28 @@ def _between(laboratory: Laboratory, machine: Machine) -> list[Batch]:
     return held
 
 
-def _blank(hardware: str, backend: str, name: str, origin: str) -> dict[str, Any]:
-    """Returns a new file; called before a model takes the memory."""
+def _blank(hardware: str, backend: str, name: str, origin: str) -> Profile:
+    """Returns a new profile; called before a model takes the memory."""
     device = torch.device("cuda" if backend == "cuda" else "cpu")
+    return Profile(
+        name=name,
+        hardware=hardware,
+        source=origin,
+        error=UNCOMPARED,
+        memory_bytes=device_memory(backend),
+        ceilings=ceilings(device, TILES[backend]),
+        origins={("ceilings",): origin},
+    )
+
+
+def _host(machine: Machine, laboratory: Laboratory, spec: ModelSpec) -> HostTimes:
+    """Measures the host times of both loops, and what launching without a graph adds."""
+    eager = eager_seconds(laboratory, machine.mixed_ranges[-1][1]) if machine.mixed_ranges else 0.0
+    times = {loop: host_time(machine.server, spec.vocab_size, asynchronous=loop == "async") for loop in get_args(Loop)}
     return {
-        "name": name,
-        "hardware": hardware,
-        "source": origin,
-        "error": UNCOMPARED,
-        "memory_bytes": device_memory(backend),
-        "ceilings": {"from": origin, **ceilings(device), "tile": TILES[backend]},
+        loop: HostTime(round(time.seconds, 7), round(time.seconds_per_request, 10), round(eager, 5))
+        for loop, time in times.items()
     }
-
-
-def _host(machine: Machine, spec: ModelSpec, asynchronous: bool, eager: float) -> dict[str, float]:
-    time = host_time(machine.server, spec.vocab_size, asynchronous=asynchronous)
-    line = {"seconds": round(time.seconds, 7), "seconds_per_request": round(time.seconds_per_request, 10)}
-    return line | ({"eager_seconds": round(eager, 5)} if eager else {})
 
 
 def _shares(laboratory: Laboratory, machine: Machine, found: Iterations, *, on_gpu: bool) -> tuple[Any, Any]:
@@ -167,21 +164,22 @@ def _next_of(known: dict[int, Shares], size: float) -> Shares:
     return known[sizes[min(bisect_left(sizes, size), len(sizes) - 1)]]
 
 
-def _transfers(backend: str, spec: ModelSpec, report: Report) -> dict[str, Any]:
+def _transfers(backend: str, spec: ModelSpec, report: Report) -> Links:
     """Times copies and, where GPUs can access each other's memory, links."""
     if backend != "cuda":
-        return {}
+        return Links()
     # its kernels are written in Triton, which machines without a GPU lack
     from experiments.profile.links import link_times
 
     num_gpus = torch.cuda.device_count()
     report(f"copies, and links of {num_gpus} GPUs" if num_gpus > 1 else "copies")
-    found: dict[str, Any] = {**copy_times(torch.device("cuda"))}
+    copies = copy_times(torch.device("cuda"))
     try:
-        found |= link_times(spec, num_gpus)
+        links = link_times(spec, num_gpus)
     except ConfigError as error:
         report(f"links are not measured: {error}")
-    return found
+        return copies
+    return replace(links, to_device=copies.to_device, to_host=copies.to_host)
 
 
 def _captured_by(

@@ -6,7 +6,7 @@ Operations are enqueued while the first GPU pauses, so that the host's launches 
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +17,8 @@ from cbatch.runtime.fast.fused_ops import add_norm
 from cbatch.runtime.gpu.devices import choose_devices, synchronize
 from cbatch.runtime.gpu.exchange import Meeting, push
 from cbatch.runtime.gpu.peers import send
-from experiments.profile.transfers import Curve
+from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.sim.links import Links
 
 TOKENS = (1, 8, 32, 64, 256, 1024, 4096, 16384)
 NUM_IN_TURN = 32
@@ -41,19 +42,17 @@ class RankBuffers(NamedTuple):
     meetings: tuple[Meeting, Meeting]
 
 
-def link_times(spec: ModelSpec, num_gpus: int) -> dict[str, Any]:
+def link_times(spec: ModelSpec, num_gpus: int) -> Links:
     """Times hand-overs between two GPUs, and exchanges between 2, 4, ... of them; nothing for a single GPU.
-
-    Returns {"within_node": curve, "all_reduce": {GPUs: curve}}, as in a profile's file, against the bytes of hidden states.
 
     Raises:
         ConfigError: a GPU cannot access another's memory.
     """
     if num_gpus < 2:
-        return {}
+        return Links()
     counts = [2**power for power in range(1, num_gpus.bit_length())]
-    exchanges = {str(count): _curve(spec, exchange_seconds(spec, count)) for count in counts}
-    return {"within_node": _curve(spec, hand_over_seconds(spec)), "all_reduce": exchanges}
+    exchanges = {count: _curve(spec, exchange_seconds(spec, count)) for count in counts}
+    return Links(exchanges, within_node=_curve(spec, hand_over_seconds(spec)))
 
 
 def hand_over_seconds(spec: ModelSpec) -> list[float]:
@@ -139,6 +138,9 @@ def _seconds(operations: Sequence[Callable[[], None]], stream: torch.cuda.Stream
     return float(median(times))
 
 
-def _curve(spec: ModelSpec, seconds: Sequence[float]) -> Curve:
+def _curve(spec: ModelSpec, seconds: Sequence[float]) -> PiecewiseLinear:
+    """Returns seconds against the bytes of the hidden states of `TOKENS`."""
     size = spec.hidden_size * getattr(torch, spec.dtype).itemsize
-    return {"bytes": [tokens * size for tokens in TOKENS], "seconds": [float(f"{value:.4g}") for value in seconds]}
+    return PiecewiseLinear(
+        tuple(float(tokens * size) for tokens in TOKENS), tuple(float(f"{value:.4g}") for value in seconds)
+    )

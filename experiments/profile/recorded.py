@@ -8,7 +8,6 @@ engine's host adds to iterations that follow one another is in them, so the prof
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +18,14 @@ from scipy.optimize import nnls
 
 from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.replay.decisions import Decision
-from cbatch.sim import PROFILES, Profile, ProfileCost, load_profile
-from experiments.profile.tables import UNCOMPARED, round_all, write_profile
+from cbatch.sim import PROFILES, HostTime, Profile, ProfileCost, load_profile
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.sim.measured import DecodeOnly, HostTimes, Measured, MeasuredModel
+from cbatch.sim.profile_file import profile_text
+from experiments.profile.tables import UNCOMPARED, round_all
 from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import read_decisions
-from experiments.store.provenance import commit, today
+from experiments.store.provenance import commit, today, write_text
 from experiments.store.run_folder import DECISIONS
 
 KNOTS = (2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 8192, 16384)
@@ -59,7 +61,7 @@ def profile_recordings(
     origin = f"measured by python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}; {card.hardware}; "
     origin += f"{len(measured)} iterations of vLLM in {len(files)} recordings"
     path = Path(output) if output else PROFILES / f"{card.name}-vllm.json"
-    write_profile(path, _content(path.stem, card, spec, tables(alone, mixed), origin))
+    write_text(path, profile_text(_profile(path.stem, card, spec, tables(alone, mixed), origin)))
     cost = ProfileCost(load_profile(str(path)), spec)
     for name, kind in (("decodes alone", alone), ("with prompts", mixed)):
         errors = np.abs([cost.predict(shape) / seconds - 1 for shape, seconds in kind])
@@ -69,18 +71,23 @@ def profile_recordings(
     return path
 
 
-def _content(name: str, card: Profile, spec: ModelSpec, measured: dict[str, Any], origin: str) -> dict[str, Any]:
-    none = {"seconds": 0.0, "seconds_per_request": 0.0}
-    return {
-        "name": name,
-        "hardware": f"{card.hardware}, vLLM",
-        "source": origin,
-        "error": UNCOMPARED,
-        "memory_bytes": card.memory_bytes,
-        "ceilings": {"from": card.entries.get("ceilings", card.source), **asdict(card.ceilings)},
-        "host": {"from": "measured within other times", "sync": none, "async": none},
-        "models": {spec.name: {"from": origin, "num_layers": spec.num_layers, "tensor_parallel": {"1": measured}}},
-    }
+def _profile(name: str, card: Profile, spec: ModelSpec, measured: Measured, origin: str) -> Profile:
+    none: HostTimes = {"sync": HostTime(0.0), "async": HostTime(0.0)}
+    return Profile(
+        name=name,
+        hardware=f"{card.hardware}, vLLM",
+        source=origin,
+        error=UNCOMPARED,
+        memory_bytes=card.memory_bytes,
+        ceilings=card.ceilings,
+        host=none,
+        models={spec.name: MeasuredModel(num_layers=spec.num_layers, tensor_parallel={1: measured})},
+        origins={
+            ("ceilings",): card.origin("ceilings"),
+            ("host",): "measured within other times",
+            ("models", spec.name): origin,
+        },
+    )
 
 
 def iterations(path: Path) -> Iterator[tuple[BatchShape, float]]:
@@ -103,8 +110,8 @@ def iterations(path: Path) -> Iterator[tuple[BatchShape, float]]:
             ended = event.ended
 
 
-def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[BatchShape, float]]) -> dict[str, Any]:
-    """Returns the tables of a profile's file. alone, mixed: iterations without prompts and with, and their seconds."""
+def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[BatchShape, float]]) -> Measured:
+    """Returns the tables of a profile. alone, mixed: iterations without prompts and with, and their seconds."""
     decodes, prompts = fit(alone, CAPTURED), fit(mixed)
     shapes = [shape for shape, _ in (*alone, *mixed)]
     most = max(*decodes.sizes, *(shape.num_decodes for shape in shapes))
@@ -112,16 +119,21 @@ def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[Batc
     chunks = [chunk for shape in shapes for chunk in shape.chunks]
     sizes = [*(size for size in KNOTS if size < max(count for count, _ in chunks)), max(count for count, _ in chunks)]
     before = [0, max(1, *(context for _, context in chunks))]
-    return {
-        **_base(prompts),
-        "embedding": {"tokens": [1, prompts.sizes[-1]], "seconds": [0, 0]},
-        "decode_only": _base(_steps(decodes)),
-        "chunks": _grid(sizes, before, lambda size, context: prompts.per_pair * pairs(size, context)),
-        "decodes": _grid([1, most], [1, int(context)], lambda number, context: decodes.per_context * number * context),
-        "mixed_decodes": _grid(
-            [1, most], [1, int(context)], lambda number, context: prompts.per_context * number * context
-        ),
-    }
+    numbers, contexts = [1, most], [1, int(context)]
+    linear, other, head = _base(prompts)
+    measured: Measured = round_all(
+        Measured(
+            linear=linear,
+            other=other,
+            head=head,
+            embedding=PiecewiseLinear((1.0, float(prompts.sizes[-1])), (0.0, 0.0)),
+            decode_only=DecodeOnly(*_base(_steps(decodes))),
+            chunks=_grid(sizes, before, lambda size, context: prompts.per_pair * pairs(size, context)),
+            decodes=_grid(numbers, contexts, lambda number, context: decodes.per_context * number * context),
+            mixed_decodes=_grid(numbers, contexts, lambda number, context: prompts.per_context * number * context),
+        )
+    )
+    return measured
 
 
 class Prices(NamedTuple):
@@ -180,16 +192,12 @@ def _steps(prices: Prices) -> Prices:
     return prices._replace(sizes=list(ends), base=base.tolist())
 
 
-def _base(prices: Prices) -> dict[str, Any]:
-    nothing = {"seconds": [0, 0]}
-    ends = [prices.sizes[0], prices.sizes[-1]]
-    return {
-        "linear": {"tokens": prices.sizes, "iteration": round_all(prices.base)},
-        "other": {"tokens": ends, **nothing},
-        "head": {"requests": ends, **nothing},
-    }
+def _base(prices: Prices) -> tuple[PiecewiseLinear, PiecewiseLinear, PiecewiseLinear]:
+    """Returns `linear`, which holds the whole base, `other` and `head`."""
+    sizes = tuple(map(float, prices.sizes))
+    nothing = PiecewiseLinear((sizes[0], sizes[-1]), (0.0, 0.0))
+    return PiecewiseLinear(sizes, tuple(prices.base)), nothing, nothing
 
 
-def _grid(sizes: Sequence[int], contexts: Sequence[int], seconds: Callable[[int, int], float]) -> dict[str, Any]:
-    rows = [round_all(seconds(size, context) for context in contexts) for size in sizes]
-    return {"sizes": list(sizes), "contexts": list(contexts), "seconds": rows}
+def _grid(sizes: Sequence[int], contexts: Sequence[int], seconds: Callable[[int, int], float]) -> BilinearGrid:
+    return BilinearGrid.through((size, context, seconds(size, context)) for size in sizes for context in contexts)

@@ -1,108 +1,138 @@
-"""Converts measured iterations to the tables of a profile's file.
+"""Converts measured iterations to the tables of a profile, and puts them into it.
 
-Only the measured model, the host times and the links are replaced in an existing file.
+Only the measured model, the host times and the links are replaced in an existing profile.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from cbatch import ModelSpec
-from cbatch.errors import ProfileError
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.sim.links import Links
+from cbatch.sim.measured import CapturedGraphs, DecodeOnly, HostTimes, Measured, MeasuredModel
 from cbatch.sim.power import PowerLimit
-from cbatch.sim.profile_file import profile_text
+from cbatch.sim.profile import Profile
+from cbatch.sim.provenance import Place
 from experiments.profile.kernels import Shares
 from experiments.profile.measure import Iterations
-from experiments.store.provenance import write_text
 
 DIGITS = 5
 """Significant digits of the numbers in a file."""
 
 UNCOMPARED = "not compared with real runs since it was measured"
 
+ORIGINS = {
+    "embedding": "measured within other",
+    "exchange": "measured within linear and other",
+    "captured_rows": "derived from iterations measured with graphs for each of these batches: their difference, 0 where it is "
+    "negative",
+}
+"""Of tables that were not measured as the others were."""
+
 ShareOf = Callable[[float], Shares]
 """Returns the shares of an iteration's kernels by its tokens."""
 
 
 def model_tables(
-    found: Iterations, alone: ShareOf, mixed: ShareOf, max_batch: int, graphs: Mapping[str, dict[str, Any] | None]
-) -> dict[str, Any]:
+    iterations: Iterations,
+    alone: ShareOf,
+    mixed: ShareOf,
+    max_batch: int,
+    rows: BilinearGrid | None = None,
+    graphs: CapturedGraphs | None = None,
+) -> Measured:
     """Returns the tables of one degree of tensor parallelism of a model.
 
+    The captured head of an iteration with prompts has a row per request of the largest batch, that of decodes alone a row
+    per decode.
+
     alone, mixed: shares of iterations without prompts and with. max_batch: largest batch for which graphs were captured.
-    graphs: the tables of captured rows and graphs by key; None without graphs.
+    rows, graphs: the captured ones; None without graphs.
     """
-    tables = {
-        **_mixed_parts(found.mixed, mixed, max_batch),
-        "embedding": {"from": "measured within other", "tokens": [1, int(found.mixed.sizes[-1])], "seconds": [0, 0]},
-        "decode_only": _decode_parts(found.alone, alone),
-        "chunks": _grid(found.chunks),
-        "decodes": _grid(found.decodes),
-        "mixed_decodes": _grid(found.mixed_decodes),
-    }
-    if found.power is not None:
-        tables["power"] = _power(found.power)
-    return tables | {key: table for key, table in graphs.items() if table is not None}
+    base, decodes = iterations.mixed, iterations.alone
+    head = mixed(base.sizes[0]).head * base.seconds[0]
+    heads = tuple(alone(size).head * seconds for size, seconds in zip(*decodes, strict=True))
+    linear, other = _divide(base, mixed, [head] * len(base.sizes))
+    tables = Measured(
+        linear=linear,
+        other=other,
+        head=PiecewiseLinear((1.0, float(max_batch)), (head, head)),
+        embedding=PiecewiseLinear((1.0, base.sizes[-1]), (0.0, 0.0)),
+        decode_only=DecodeOnly(*_divide(decodes, alone, heads), PiecewiseLinear(decodes.sizes, heads)),
+        chunks=iterations.chunks,
+        decodes=iterations.decodes,
+        mixed_decodes=iterations.mixed_decodes,
+        power=iterations.power,
+        captured_rows=rows,
+        captured_graphs=graphs,
+    )
+    rounded: Measured = round_all(tables)
+    return rounded
 
 
-def put_links(data: dict[str, Any], origin: str, found: Mapping[str, Any]) -> None:
-    """Puts copies and links into a profile's content, beside all-reduces between other numbers of GPUs."""
-    links = data.setdefault("links", {})
-    for name, times in found.items():
-        if name == "all_reduce":
-            links[name] = links.get(name, {}) | {count: {"from": origin, **curve} for count, curve in times.items()}
-        else:
-            links[name] = {"from": origin, **times}
+def put_links(profile: Profile, origin: str, links: Links) -> Profile:
+    """Puts copies and links into a profile, beside all-reduces between other numbers of GPUs."""
+    measured = {name: curve for name in ("within_node", "to_device", "to_host") if (curve := getattr(links, name))}
+    places: list[Place] = [("links", name) for name in measured]
+    places += [("links", "all_reduce", str(count)) for count in links.all_reduce]
+    reduces = {**profile.links.all_reduce, **links.all_reduce}
+    return replace(
+        profile,
+        links=replace(profile.links, **measured, all_reduce=reduces),
+        origins={**profile.origins, **dict.fromkeys(places, origin)},
+    )
 
 
 def put_model(
-    data: dict[str, Any],
-    spec: ModelSpec,
-    origin: str,
-    tables: dict[str, Any],
-    host: dict[str, dict[str, float]],
-    tensor_parallel: int,
-) -> None:
-    """Puts the tables of one degree into a profile's content, beside the model's other degrees.
+    profile: Profile, spec: ModelSpec, origin: str, tables: Measured, host: HostTimes | None, tensor_parallel: int
+) -> Profile:
+    """Puts the tables of one degree into a profile, beside the model's other degrees.
 
     The host time, and the error that the profile states, are those of single GPUs.
     """
-    models = data.setdefault("models", {})
-    model = models.setdefault(spec.name, {"from": origin, "num_layers": spec.num_layers, "tensor_parallel": {}})
+    here = ("models", spec.name)
+    place = (*here, "tensor_parallel", str(tensor_parallel))
+    model = profile.models.get(spec.name) or MeasuredModel(num_layers=spec.num_layers, tensor_parallel={})
+    origins = {known: text for known, text in profile.origins.items() if known[:4] != place}
     if tensor_parallel > 1:
-        nothing = {"tokens": tables["embedding"]["tokens"], "seconds": [0, 0]}
-        within = {"from": "measured within linear and other", **nothing}
-        tables = {"from": origin, **tables, "exchange": within}
+        assert tables.embedding is not None
+        tables = replace(tables, exchange=tables.embedding)
+        origins = {here: origin, **origins, place: origin}
     else:
-        for other in model["tensor_parallel"].values():
-            other.setdefault("from", model.get("from", data["source"]))
-        model |= {"from": origin, "host": host}
-        first = next(name for name, known in models.items() if "host" in known)
-        data["host"] = {"from": f"fallback: of {first}, for models without their own", **models[first]["host"]}
-        data["error"] = UNCOMPARED
-        data.pop("compared", None)
-    model["tensor_parallel"][str(tensor_parallel)] = tables
+        others = [(*here, "tensor_parallel", str(degree)) for degree in model.tensor_parallel if degree > 1]
+        origins = {**dict.fromkeys(others, profile.origin(*here)), **origins, here: origin}
+        model = replace(model, host=host)
+    model = replace(model, tensor_parallel={**model.tensor_parallel, tensor_parallel: tables})
+    origins |= {(*place, name): text for name, text in ORIGINS.items() if getattr(tables, name)}
+    profile = replace(profile, models={**profile.models, spec.name: model}, origins=origins)
+    return profile if tensor_parallel > 1 else _with_host(profile)
 
 
-def graphs_table(decodes: Sequence[int], *machines: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
-    """Returns the captured graphs (see `cbatch.sim.profile.CapturedGraphs`); None without any.
+def _with_host(profile: Profile) -> Profile:
+    """Takes the host times of the first model that has them for models that have none; drops what was compared before."""
+    first, host = next((name, model.host) for name, model in profile.models.items() if model.host)
+    origins = {**profile.origins, ("host",): f"fallback: of {first}, for models without their own"}
+    return replace(profile, host=host, origins=origins, error=UNCOMPARED, compared={})
+
+
+def captured_graphs(decodes: Sequence[int], *machines: Sequence[tuple[int, int]]) -> CapturedGraphs | None:
+    """Returns the captured graphs; None without any.
 
     decodes: requests of the graphs for decodes alone.
-    machines: the ranges of each machine's graphs for prompts (see `Machine`), those of the largest batch last, which stand.
+    machines: the ranges of each machine's graphs for prompts (see `Machine`). Those of the largest batch come last, and
+        stand.
     """
     fewest: dict[int, int] = {}
     for ranges in machines:
         below = [0, *(largest for _, largest in ranges)]
         fewest |= {last: first * (first > under + 1) for (first, last), under in zip(ranges, below, strict=False)}
-    if not fewest:
-        return None
-    return {"requests": list(decodes), "tokens": sorted(fewest), "fewest": [fewest[size] for size in sorted(fewest)]}
+    tokens = tuple(sorted(fewest))
+    return CapturedGraphs(tuple(decodes), tokens, tuple(fewest[size] for size in tokens)) if fewest else None
 
 
-def rows_table(bases: Mapping[int, PiecewiseLinear]) -> dict[str, Any] | None:
-    """Returns the cost of captured rows (see `cbatch.sim.profile.CapturedRows`); None for fewer than two batches.
+def captured_rows(bases: Mapping[int, PiecewiseLinear]) -> BilinearGrid | None:
+    """Returns the cost of captured rows (see `Measured`); None for fewer than two batches.
 
     A smaller batch has more captured sizes, so part of what it saves is padding.
 
@@ -111,80 +141,33 @@ def rows_table(bases: Mapping[int, PiecewiseLinear]) -> dict[str, Any] | None:
     if len(bases) < 2:
         return None
     smallest = bases[min(bases)]
-    sizes = [int(size) for size in smallest.sizes]
-    seconds = [[max(bases[batch].at(size) - smallest.at(size), 0.0) for size in sizes] for batch in sorted(bases)]
-    origin = "derived from iterations measured with graphs for each of these batches: their difference, 0 where it is negative"
-    return {"from": origin, "requests": sorted(bases), "tokens": sizes, "seconds": [round_all(row) for row in seconds]}
+    return BilinearGrid.through(
+        (batch, size, max(bases[batch].at(size) - smallest.at(size), 0.0)) for batch in bases for size in smallest.sizes
+    )
 
 
-def _decode_parts(base: PiecewiseLinear, share_of: ShareOf) -> dict[str, Any]:
-    """Divides the base of iterations without prompts; their head has a row per decode."""
-    heads = [share_of(size).head * seconds for size, seconds in zip(base.sizes, base.seconds, strict=True)]
-    sizes = [int(size) for size in base.sizes]
-    return {**_divided(base, share_of, heads), "head": {"requests": sizes, "seconds": round_all(heads)}}
-
-
-def _mixed_parts(base: PiecewiseLinear, share_of: ShareOf, max_batch: int) -> dict[str, Any]:
-    """Divides the base of iterations with prompts; a captured head has a row per request of the largest batch."""
-    head = share_of(base.sizes[0]).head * base.seconds[0]
-    divided = _divided(base, share_of, [head] * len(base.sizes))
-    return {**divided, "head": {"requests": [1, max_batch], "seconds": round_all([head, head])}}
-
-
-def _divided(base: PiecewiseLinear, share_of: ShareOf, heads: Sequence[float]) -> dict[str, Any]:
+def _divide(
+    base: PiecewiseLinear, share_of: ShareOf, heads: Sequence[float]
+) -> tuple[PiecewiseLinear, PiecewiseLinear]:
     """Divides a base without the head between the layers' matrix products and the rest."""
-    linear, other = [], []
-    for size, seconds, head in zip(base.sizes, base.seconds, heads, strict=True):
-        share = share_of(size)
-        linear.append((seconds - head) * share.linear / (share.linear + share.other))
-        other.append(seconds - head - linear[-1])
-    sizes = [int(size) for size in base.sizes]
-    return {
-        "linear": {"tokens": sizes, "seconds": round_all(linear)},
-        "other": {"tokens": sizes, "seconds": round_all(other)},
-    }
+    rest = [seconds - head for seconds, head in zip(base.seconds, heads, strict=True)]
+    shares = [share_of(size) for size in base.sizes]
+    linear = [
+        seconds * share.linear / (share.linear + share.other) for seconds, share in zip(rest, shares, strict=True)
+    ]
+    other = [seconds - products for seconds, products in zip(rest, linear, strict=True)]
+    return PiecewiseLinear(base.sizes, tuple(linear)), PiecewiseLinear(base.sizes, tuple(other))
 
 
-def _power(power: PowerLimit) -> dict[str, Any]:
-    reserve, idle = round_all([power.reserve_seconds, power.idle_rise_seconds])
-    return {
-        "tokens": [int(size) for size in power.gain.sizes],
-        "gain": round_all(power.gain.seconds),
-        "loss": round_all(power.loss.seconds),
-        "reserve_seconds": reserve,
-        "requests": [int(number) for number in power.decode_loss.sizes],
-        "decode_loss": round_all(power.decode_loss.seconds),
-        "rise_seconds": round_all(power.rise_seconds.seconds),
-        "idle_rise_seconds": idle,
-    }
-
-
-def _grid(grid: BilinearGrid) -> dict[str, Any]:
-    contexts = sorted({context for row in grid.columns for context in row})
-    columns = zip(grid.columns, map(round_all, grid.seconds), strict=True)
-    rows = [dict(zip(known, seconds, strict=True)) for known, seconds in columns]
-    return {
-        "sizes": [int(size) for size in grid.sizes],
-        "contexts": [int(context) for context in contexts],
-        "seconds": [[row.get(context) for context in contexts] for row in rows],
-    }
-
-
-def round_all(values: Iterable[float]) -> list[float]:
-    """Rounds to `DIGITS` significant digits."""
-    return [float(f"{value:.{DIGITS}g}") for value in values]
-
-
-def read_existing(path: Path) -> dict[str, Any]:
-    """Returns the content of the file; empty if there is none. Raises ProfileError if it is not a profile."""
-    if not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text()))
-    except ValueError as error:
-        raise ProfileError(f"{path}: cannot read the profile: {error}; move it away to measure a new one") from error
-
-
-def write_profile(path: Path, data: Mapping[str, Any]) -> None:
-    """Writes the file atomically."""
-    write_text(path, profile_text(data))
+def round_all(value: Any) -> Any:
+    """Rounds the seconds and shares of tables to `DIGITS` significant digits, and nothing else."""
+    match value:
+        case float():
+            return float(f"{value:.{DIGITS}g}")
+        case PiecewiseLinear() | BilinearGrid():
+            return value._replace(seconds=round_all(value.seconds))
+        case tuple():
+            return tuple(round_all(part) for part in value)
+        case Measured() | DecodeOnly() | PowerLimit():
+            return replace(value, **{part.name: round_all(getattr(value, part.name)) for part in fields(value)})
+    return value

@@ -15,7 +15,6 @@ from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, load_profile
 from cbatch.sim.cost import Outside
-from cbatch.sim.profile_file import ModelTables
 from cbatch.sim.roofline import Ceilings
 from experiments.settings.this_machine import cpu_name, memory_bytes
 
@@ -50,7 +49,14 @@ def cost_model(
     if hardware != CPU or path.is_file():
         profile = load_profile(str(path) if hardware == CPU else hardware)
         return ProfileCost(profile, spec, topology, outside, max_batch)
-    unknown = Profile(CPU, cpu_name(), "", "not measured", memory_bytes(), Ceilings(1.0, 1.0, 1), ModelTables({}))
+    unknown = Profile(
+        name=CPU,
+        hardware=cpu_name(),
+        source="",
+        error="not measured",
+        memory_bytes=memory_bytes(),
+        ceilings=Ceilings(1.0, 1.0, 1),
+    )
     return _UnmeasuredCost(unknown, spec, topology, outside, max_batch)
 
 

@@ -1,6 +1,7 @@
 """Whole simulated runs, each a process of `experiments.run`: time and memory from a cold start to the last table.
 
-    python -m reproduction.bench vidur path=.../azure_llm_2023_conv... tables=.../vidur/compute/a100
+    python -m reproduction.profiles tables=.../vidur/compute/a100 model=llama-2-70b output=vidur-a100.json
+    python -m reproduction.bench vidur path=.../azure_llm_2023_conv... hardware=vidur-a100.json
     python -m reproduction.bench million path=.../servegen_..._trace.csv.gz dataset=.../servegen_..._dataset.jsonl.gz
 
 `vidur`: the workload on which Vidur (Agrawal et al., MLSys 2024) was timed. Llama-2-70B on two A100s from Vidur's own tables, Sarathi with 512
@@ -69,13 +70,13 @@ class Process(NamedTuple):
     peak_memory_mb: float
 
 
-def vidur(path: str, tables: str, num_requests: Count = 5000, repeats: Count = 5, folder: str = RESULTS) -> None:
+def vidur(path: str, hardware: str, num_requests: Count = 5000, repeats: Count = 5, folder: str = RESULTS) -> None:
     """Measures, prints and writes vidur.json."""
     setting = [
         *OF_VIDUR,
         f"workload.num_requests={num_requests}",
         f"workload.lengths.path={path}",
-        f"hardware={tables}",
+        f"hardware={hardware}",
     ]
     figures, rows = {}, []
     for outputs, options in OUTPUTS.items():

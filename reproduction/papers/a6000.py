@@ -24,8 +24,9 @@ import pandas as pd
 
 from cbatch import ModelSpec
 from cbatch.sim import PROFILES
-from experiments.profile.tables import write_profile
+from cbatch.sim.profile_file import make_profile, profile_text
 from experiments.settings.presets import load_spec
+from experiments.store.provenance import write_text
 from reproduction.papers import quantities
 from reproduction.papers.claims import check
 from reproduction.papers.closure import closure_claims, error_of_gains
@@ -137,7 +138,7 @@ def _tables() -> dict[str, Any]:
             "proportion "
             "beyond. Steps of 128: Fig 7",
             "tokens": list(linear),
-            "all": [_round(ms * MS) for ms in linear.values()],
+            "seconds": [_round(ms * MS) for ms in linear.values()],
         },
         "other": {
             "from": "derived from Fig 7 at 256 tokens (69.8 ms) less Fig 4a's products and attention, for each token",
@@ -152,10 +153,10 @@ def _tables() -> dict[str, Any]:
 def main(folder: str = str(PROFILES)) -> None:
     """Write the profile with the error of the gains that it predicts, and print the derived numbers."""
     path = Path(folder) / f"{NAME}.json"
-    write_profile(path, profile("not yet compared", ""))
+    write_text(path, profile_text(make_profile(profile("not yet compared", ""))))
     claims = [claim for claim in closure_claims() if claim.hardware == "a6000"]
     verdicts = list(check(claims, Machines(a6000=str(path)), quantities, pd.DataFrame()))
-    write_profile(path, profile(*error_of_gains(verdicts)))
+    write_text(path, profile_text(make_profile(profile(*error_of_gains(verdicts)))))
     print(
         f"attention: {ms_per_decode_context() * 1e3:.3f} us per token of decode context, "
         f"{ms_per_chunk_context() * 1e3:.3f} us per token of chunk context, mixed iteration {mixed_ms():.2f} ms; "

@@ -23,15 +23,17 @@ import numpy as np
 from cbatch import KVSize, Limits, Policy, Request, Server, Step
 from cbatch.cluster import Cluster, RoundRobin
 from cbatch.model.topology import Topology
-from cbatch.sim import Profile, ProfileCost, SimExecutor, load_profile
-from cbatch.sim.importers.vidur import read_links
+from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.stages import Span, StageAccount
 from experiments.settings.presets import load_spec
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.sarathi import Sarathi
+from reproduction.profiles import convert
+from reproduction.profiles.vidur import read_links
 
+MODEL = "gpt-3"
 SHORTEST, LONGEST, BLOCK = 1024, 4096, 16
 
 
@@ -73,7 +75,7 @@ class Outcome:
 
 def load_linked_profile(tables: str, links: str) -> Profile:
     """The profile of the A100, with its published links."""
-    return replace(load_profile(tables), links=read_links(Path(links)))
+    return replace(convert(Path(tables), [load_spec(MODEL)]), links=read_links(Path(links)))
 
 
 def run_systems(profile: Profile, count: int) -> Iterator[tuple[str, Outcome]]:
@@ -93,7 +95,7 @@ def requests(count: int, step: int = 1) -> list[Request]:
 
 def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: Sequence[Request]) -> Outcome:
     """Serve the requests. The replicas share the policy, which must be stateless."""
-    cost = ProfileCost(profile, load_spec("gpt-3"), topology)
+    cost = ProfileCost(profile, load_spec(MODEL), topology)
     limits = Limits(batch, batch * LONGEST, LONGEST, num_stages=topology.pipeline_stages)
     executors = [BubbleTimes(cost) for _ in range(topology.replicas)]
     kv = KVSize(limits.max_running * LONGEST // BLOCK, BLOCK)

@@ -10,12 +10,14 @@ Figures leave unavailable machines out, and the command says which option would 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from cbatch.sim import ProfileCost, load_profile
 from experiments.settings.presets import load_spec
 from experiments.store.notes import simulated_text
 from reproduction.papers.steady import SteadyState
+from reproduction.profiles import convert
 
 SINGLE_ITERATIONS = ("a6000", "h200")
 """Machines in the figures of single iterations, which take times from `cost`: predicted, so that a real GPU is not among them."""
@@ -79,7 +81,7 @@ class Machines:
             if real
             else {
                 "a6000": lambda: _simulated(a6000, "nanogpt-13b"),
-                "a100": lambda: _simulated(tables, "nanogpt-33b") if tables else None,
+                "a100": lambda: _converted(tables, "nanogpt-33b") if tables else None,
                 "h200": lambda: _simulated("h200", "llama-3.1-8b", LARGEST_BATCH),
                 "h200-13b": lambda: _simulated("h200", "llama-13b", LARGEST_BATCH),
             }
@@ -140,3 +142,9 @@ class Machines:
 
 def _simulated(profile: str, model: str, max_batch: int | None = None) -> SteadyState:
     return SteadyState(ProfileCost(load_profile(profile), load_spec(model), max_batch=max_batch))
+
+
+def _converted(tables: str, model: str) -> SteadyState:
+    """The machine of a folder of published tables."""
+    spec = load_spec(model)
+    return SteadyState(ProfileCost(convert(Path(tables), [spec]), spec))

@@ -19,12 +19,13 @@ from tabulate import tabulate
 from cbatch import ConfigError, KVSize, Limits, Request, Server
 from cbatch.errors import ProfileError
 from cbatch.results.metrics import collect_served
-from cbatch.sim import HostTime, ProfileCost, SimExecutor, load_profile
+from cbatch.sim import HostTime, ProfileCost, SimExecutor
 from experiments.settings.presets import load_spec
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe
 from reproduction import RESULTS
 from reproduction.papers.verdicts import write
+from reproduction.profiles import convert
 
 BATCH, MAX_TOKENS, BLOCK = 128, 2048, 16  # see the run's meta.json
 FIELDS = {
@@ -44,7 +45,8 @@ def main(tables: str, host_ms: float = 0.0, folder: str = RESULTS) -> None:
     if not 0 <= host_ms < 1e3:
         raise ConfigError(f"host_ms={host_ms:g}: give milliseconds of host time per iteration, from 0 to 1000")
     measured = read_run(Path(tables) / "vllm_run" / "requests.jsonl.gz")
-    cost = ProfileCost(load_profile(tables), load_spec("llama-3.1-8b"))
+    spec = load_spec("llama-3.1-8b")
+    cost = ProfileCost(convert(Path(tables), [spec]), spec)
     simulated = simulate(measured, cost, HostTime(host_ms / 1e3))
     real, virtual = figures(measured), figures(simulated)
     rows = [(name, real[name], virtual[name], f"{virtual[name] / real[name] - 1:+.1%}") for name in real]

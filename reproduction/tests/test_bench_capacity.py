@@ -33,7 +33,7 @@ without a graph takes 60 ms, longer than most of these iterations."""
 
 def machine(speed: CardSpeed) -> Machine:
     cost = Nudged(ServedRun({"model": QUEUED.model, "batch": 16}, {}, {}), PROFILE, 1.0, speed)
-    host = PROFILE.host(True)
+    host = PROFILE.host_time(True)
     host = replace(host, eager_seconds=speed.eager_seconds or host.eager_seconds)
     server = Server(SimExecutor(cost, host), Limits(16, 2048, 2048), cost, KVSize(256, 128))
     return Machine("NVIDIA H200", server, (), (), "none")

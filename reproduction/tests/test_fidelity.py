@@ -53,7 +53,7 @@ def simulated_machine(host_seconds: float | None = None, factor: float = 1.0, lo
     """A machine whose iterations take exactly what the profile says, or that times a factor; a host of its own if told."""
     profile, limits = load_profile("h200"), Limits(16, 2048, 1024)
     cost = Nudged(ServedRun({"model": QUEUED.model, "batch": 16}, {}, {}), profile, factor)
-    host = profile.host(loop == "async") if host_seconds is None else host_seconds
+    host = profile.host_time(loop == "async") if host_seconds is None else host_seconds
     return Machine("NVIDIA H200", Server(SimExecutor(cost, host), limits, cost, KVSize(128, 128)), (), (), "none")
 
 

@@ -17,7 +17,7 @@ from test_figures import FIGURES
 from cbatch import SLO, BatchShape, ConfigError, Request
 from cbatch.sim import PROFILES
 from cbatch.sim.cost import StageTimes
-from cbatch.sim.profile import HostTime
+from cbatch.sim.measured import HostTime
 from reproduction.validation import compare, report, stored
 from reproduction.validation.compare import TARGETS, Pair
 from reproduction.validation.fidelity import statement
@@ -172,7 +172,7 @@ def test_a_simulation_takes_the_host_time_of_the_model(served: ServedRun, monkey
     asked: list[tuple[object, ...]] = []
 
     class Profile:
-        def host(self, *what: object) -> HostTime:
+        def host_time(self, *what: object) -> HostTime:
             asked.append(what)
             return HostTime(0.001)
 
@@ -410,7 +410,7 @@ def test_a_profile_states_the_errors_of_the_comparisons_that_it_names(
 ) -> None:
     monkeypatch.chdir(ROOT)
     profile = json.loads((PROFILES / f"{name}.json").read_text())
-    [files] = re.findall(r"bench fidelity measured=(\S+) ", profile["error"])
+    [files] = re.findall(r"fidelity measured=(\S+) ", profile["error"])
     found = statement([Path(file) for file in files.split(",")], name)
     stated = {key: profile[key] for key in ("error", "compared")}
     assert _undated(stated) == _undated(found)

@@ -1,7 +1,7 @@
 """The ablations and the two posts' figures: what they measure, what they make of benchmarks' files, and that they draw."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -12,9 +12,8 @@ import pytest
 from matplotlib import pyplot as plt
 
 from cbatch.errors import ConfigError
-from cbatch.model import ModelSpec
+from cbatch.sim import Profile
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import Measured, Tables
 from experiments.settings.composition import FOLDER, composed, swept, swept_numbers, workload
 from policies.chunking import PDAware, TileAligned
 from policies.chunking.steady_state import steady_state_seconds
@@ -57,15 +56,13 @@ def quiet(_: str) -> None:
 # -- The steady state that chunks are chosen by ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class WithoutHistory:
-    """Measured tables, less what the steady state by hand leaves out: the GPU's past."""
-
-    tables: Tables
-
-    def measured(self, spec: ModelSpec, tensor_parallel: int) -> Measured:
-        found = self.tables.measured(spec, tensor_parallel)
-        return replace(found, power=None)
+def without_power(profile: Profile) -> Profile:
+    """The measured tables, less what the steady state by hand leaves out: the GPU's past."""
+    models = {
+        name: replace(model, tensor_parallel={d: replace(of, power=None) for d, of in model.tensor_parallel.items()})
+        for name, model in profile.models.items()
+    }
+    return replace(profile, models=models)
 
 
 @cache
@@ -76,8 +73,7 @@ def cost_of(name: str) -> ProfileCost:
     cost = at.cost
     if name == "a6000":
         return cost
-    profile = replace(cost.profile, tables=WithoutHistory(cost.profile.tables))
-    return ProfileCost(profile, cost.spec, max_batch=LARGEST_BATCH)
+    return ProfileCost(without_power(cost.profile), cost.spec, max_batch=LARGEST_BATCH)
 
 
 @pytest.mark.parametrize("total", [128, 256, 512, 1024])

@@ -12,17 +12,23 @@ from matplotlib.patches import Rectangle
 from places import SHARED
 from small_cluster import make_cost, make_engine
 
-from cbatch import BatchShape, Request
+from cbatch import BatchShape, ModelSpec, Request
 from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.op_counts import attention, layer_op_counts, matmul
 from experiments.settings.presets import load_spec
 from policies.orca import Orca
 from reproduction.papers.claims import check, read_claims
 from reproduction.papers.figures import fig3, fig4, fig5, fig7, fig12, table2
 from reproduction.papers.figures.fig5 import Calendar
 from reproduction.papers.machines import SINGLE_ITERATIONS, Machines
-from reproduction.papers.operations import ORDER, intensity_by_operation, seconds_by_operation
+from reproduction.papers.operations import (
+    ORDER,
+    attention,
+    intensity_by_operation,
+    layer_op_counts,
+    matmul,
+    seconds_by_operation,
+)
 
 FIGURES = (fig3, fig4, fig5, fig7, table2)
 PROFILES = SHARED / "profiles"
@@ -100,6 +106,20 @@ def test_the_work_of_a_product_and_of_attention_by_hand() -> None:
     assert chunk == (4 * 23 * 32 * 128, 2 * 128 * (2 * 12 * 8 + 2 * 2 * 32))
     decodes = attention(spec, BatchShape((), 3, 60, 5))  # padding attends to nothing
     assert decodes == (4 * 60 * 32 * 128, 2 * 128 * (2 * 60 * 8 + 2 * 3 * 32))
+
+
+def test_operations_of_a_layer_by_hand() -> None:
+    """Three tokens after 4, decodes at contexts of 5 and 6, and a token of padding: 5 + 6 + 7 + 5 + 6 scores over 7 + 5 + 6 tokens."""
+    tiny = ModelSpec("tiny", "llama", 1, 8, 4, 2, 3, 16, 100, 64)  # 4 heads and 2 key-value heads of 3, an MLP of 16
+    found = layer_op_counts(tiny, BatchShape(((3, 4),), 2, 11, 1))
+    assert list(found)[:2] == ["qkv", "attention"]
+    assert found["qkv"] == (2 * 6 * 8 * 24, 2 * (8 * 24 + 6 * (8 + 24)))  # 4 + 2 + 2 heads of 3
+    of_attention = (
+        2 * 2 * 29 * 4 * 3,
+        2 * 3 * (2 * 18 * 2 + 2 * 5 * 4),
+    )  # keys and values of 2 heads; queries and results of 4
+    assert found["attention"] == of_attention
+    assert found["attention"].intensity == of_attention[0] / of_attention[1]
 
 
 def test_a_decode_reads_a_weight_for_each_multiplication() -> None:

@@ -74,7 +74,7 @@ def simulate(
     asynchronous = run.settings.get("loop", "async") == "async"
     settings, cost = run.settings, Nudged(run, profile, factor, speed)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    host = profile.host(asynchronous, settings["model"])
+    host = profile.host_time(asynchronous, settings["model"])
     if speed.eager_seconds is not None:
         host = replace(host, eager_seconds=speed.eager_seconds)
     executor = SimExecutor(cost, host)

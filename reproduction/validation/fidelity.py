@@ -23,8 +23,9 @@ import numpy as np
 
 from cbatch import ConfigError
 from cbatch.sim import PROFILES, Profile, load_profile
+from cbatch.sim.profile_file import make_profile, profile_text
 from cbatch.validation import Switch, whole
-from experiments.profile.tables import write_profile
+from experiments.store.provenance import write_text
 from reproduction import RESULTS
 from reproduction.stored import VALIDATION, write
 from reproduction.validation import runs as kept_runs
@@ -181,5 +182,5 @@ def errors_at_card_speed(cards: Sequence[Sequence[ServedRun]], profile: Profile)
 
 def stamp_error(path: Path, found: Mapping[str, Any]) -> None:
     """Writes the error of its simulations into the profile, and the runs that it was established against."""
-    write_profile(path, json.loads(path.read_text()) | found)
+    write_text(path, profile_text(make_profile(json.loads(path.read_text()) | found)))
     print(f"{path}: {found['error']}")

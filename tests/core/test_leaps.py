@@ -33,11 +33,10 @@ from cbatch.cluster import Cluster, LeastLoaded
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model.topology import Topology
 from cbatch.results.conservation import take_inventory
-from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
-from cbatch.sim.profile import HostTime, Measured
+from cbatch.sim.measured import HostTime, Measured
 from experiments.check import __main__ as check
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.search import search
@@ -114,14 +113,12 @@ def make_cost(numbers: random.Random) -> ProfileCost:
     """One GPU or a pipeline; the clock may follow the power, and the tables may end below the largest batch."""
     measured = Measured(
         linear=PiecewiseLinear((1.0, 64.0), (1e-4, 1e-3)),
-        attention=TableAttention(
-            chunks=BilinearGrid.through([(1, 0, 1e-6), (1, 60, 2e-6), (64, 0, 1e-5), (64, 60, 3e-5)]),
-            decodes=BilinearGrid.through([(1, 1, 1e-6), (1, 70, 7e-6), (4, 2, 2e-6), (4, 40, 9e-6)]),
-        ),
+        chunks=BilinearGrid.through([(1, 0, 1e-6), (1, 60, 2e-6), (64, 0, 1e-5), (64, 60, 3e-5)]),
+        decodes=BilinearGrid.through([(1, 1, 1e-6), (1, 70, 7e-6), (4, 2, 2e-6), (4, 40, 9e-6)]),
         power=LIMIT if numbers.random() < 0.5 else None,
     )
     stages = numbers.choice((1, 1, 1, 2))
-    return ProfileCost(profile(measured={(SPEC.name, 1): measured}), SPEC, Topology(1, stages))
+    return ProfileCost(profile(measured={1: measured}), SPEC, Topology(1, stages))
 
 
 def serve(

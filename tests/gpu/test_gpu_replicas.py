@@ -17,6 +17,8 @@ from cbatch.cluster import LiveCluster, ReplicatedServer, RoundRobin
 from cbatch.model import ModelSpec
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
+from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.sim.links import Links
 from experiments.profile.links import TOKENS, link_times
 
 FOUND = torch.cuda.device_count()
@@ -74,8 +76,9 @@ def test_stages_of_two_ranks(spec: ModelSpec, graphs: str, checkpoints: Path) ->
 def test_links_are_timed() -> None:
     """Against the bytes of 16-bit hidden states: microseconds for a token, and more for as many as fill a GPU."""
     spec = replace(TINY_LLAMA, hidden_size=4096, dtype="bfloat16")
-    found = link_times(spec, 2)
-    for curve in (found["within_node"], found["all_reduce"]["2"]):
-        assert curve["bytes"] == [tokens * 8192 for tokens in TOKENS]
-        assert 5e-7 < curve["seconds"][0] < 1e-4 and 2e-4 < curve["seconds"][-1] < 1e-2
-    assert link_times(spec, 1) == {}
+    links = link_times(spec, 2)
+    for curve in (links.within_node, links.all_reduce[2]):
+        assert isinstance(curve, PiecewiseLinear)
+        assert list(curve.sizes) == [tokens * 8192 for tokens in TOKENS]
+        assert 5e-7 < curve.seconds[0] < 1e-4 and 2e-4 < curve.seconds[-1] < 1e-2
+    assert link_times(spec, 1) == Links()

@@ -3,9 +3,9 @@
 import json
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +18,12 @@ from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.sim.links import Links
+from cbatch.sim.measured import CapturedGraphs, HostTime, HostTimes, Measured, MeasuredModel
 from cbatch.sim.power import GpuClock, PowerLimit
-from cbatch.sim.profile import HostTime, Profile
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim.profile import Profile
+from cbatch.sim.profile_file import load_profile, make_profile, profile_text
+from cbatch.sim.roofline import Ceilings
 from experiments.profile import host, kernels
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (
@@ -39,15 +42,7 @@ from experiments.profile.kernel_trace import Kernel
 from experiments.profile.kernels import Shares, shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.measure import measure, mixed_bases
-from experiments.profile.tables import (
-    UNCOMPARED,
-    graphs_table,
-    model_tables,
-    put_model,
-    read_existing,
-    rows_table,
-    write_profile,
-)
+from experiments.profile.tables import UNCOMPARED, captured_graphs, captured_rows, model_tables, put_links, put_model
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
 CAPTURED = (64, 128, 256)
@@ -120,7 +115,7 @@ def laboratory(rows: int = LIMITS.max_batch, power: PowerLimit | None = None) ->
     return Laboratory(Server(Clockwork(rows, power), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
 
 
-def tables_of(lab: Laboratory, small: Laboratory) -> dict[str, Any]:
+def tables_of(lab: Laboratory, small: Laboratory) -> Measured:
     """The tables of what is measured on the clockwork, and of graphs for two requests."""
     found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None)
     bases = {2: mixed_bases(small, captured_edges(RANGES), found.chunks), 8: found.mixed}
@@ -128,28 +123,32 @@ def tables_of(lab: Laboratory, small: Laboratory) -> dict[str, Any]:
     def share(size: float) -> Shares:
         return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
 
-    return model_tables(found, share, share, 8, {"captured_rows": rows_table(bases)})
+    return model_tables(found, share, share, 8, captured_rows(bases))
 
 
-def profile_of(folder: Path, lab: Laboratory, small: Laboratory) -> Profile:
-    """A file measured on the clockwork, loaded again."""
-    tables = tables_of(lab, small)
-    data = {
-        "name": "x",
-        "hardware": "x",
-        "source": "x",
-        "error": "x",
-        "memory_bytes": 1e9,
-        "ceilings": {"bandwidth_bytes_per_second": 1e12, "flops_per_second": 1e15, "tile": 64},
-        "models": {SPEC.name: {"num_layers": SPEC.num_layers, "tensor_parallel": {"1": tables}}},
-    }
-    write_profile(folder / "x.json", data)
-    return load_profile(str(folder / "x.json"))
+def profile_of(lab: Laboratory, small: Laboratory) -> Profile:
+    """A profile measured on the clockwork, written and read again."""
+    profile = Profile(
+        name="x",
+        hardware="x",
+        source="x",
+        error="x",
+        memory_bytes=1e9,
+        ceilings=Ceilings(1e12, 1e15, 64),
+        models={SPEC.name: MeasuredModel(num_layers=SPEC.num_layers, tensor_parallel={1: tables_of(lab, small)})},
+    )
+    return rewritten(profile)
 
 
-def test_the_parts_add_up_to_every_iteration_that_was_measured(tmp_path: Path) -> None:
+def rewritten(profile: Profile) -> Profile:
+    read = make_profile(json.loads(profile_text(profile)))
+    assert read == profile
+    return read
+
+
+def test_the_parts_add_up_to_every_iteration_that_was_measured() -> None:
     lab = laboratory()
-    cost = ProfileCost(profile_of(tmp_path, lab, laboratory(2)), SPEC)
+    cost = ProfileCost(profile_of(lab, laboratory(2)), SPEC)
     assert cost.estimated == ()
     for batch, seconds in lab.measured.items():
         assert cost.predict(batch.shape()) == pytest.approx(seconds, rel=2e-4), batch
@@ -167,8 +166,8 @@ def test_the_parts_add_up_to_every_iteration_that_was_measured(tmp_path: Path) -
         Batch(((1500, 0), (900, 100)), (1000,) * 5),
     ],
 )
-def test_batches_in_between_are_put_together_from_the_parts(tmp_path: Path, batch: Batch) -> None:
-    cost = ProfileCost(profile_of(tmp_path, laboratory(), laboratory(2)), SPEC)
+def test_batches_in_between_are_put_together_from_the_parts(batch: Batch) -> None:
+    cost = ProfileCost(profile_of(laboratory(), laboratory(2)), SPEC)
     assert cost.predict(batch.shape()) == pytest.approx(Clockwork().seconds(batch.shape()), rel=0.005)
 
 
@@ -213,38 +212,45 @@ def test_the_reserve_is_all_that_is_saved_however_long_the_clock_waits_before_it
     assert found.reserve_seconds == pytest.approx(2 * 0.1 * 0.06, rel=0.15)  # its large iteration takes about 60 ms
 
 
-def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees(tmp_path: Path) -> None:
+def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees() -> None:
     """On two GPUs the clockwork is as fast as on one: nothing is halved, and no all-reduce is added."""
-    one, lab = profile_of(tmp_path, laboratory(), laboratory(2)), laboratory()
-    data, host = read_existing(tmp_path / "x.json"), {"sync": {"seconds": 1.0, "seconds_per_request": 0.0}}
-    data["models"][SPEC.name]["from"] = "measured first"
-    put_model(data, SPEC, "measured on two", tables_of(lab, laboratory(2)), host, 2)
-    write_profile(tmp_path / "x.json", data)
-    profile = load_profile(str(tmp_path / "x.json"))
+    one, lab = profile_of(laboratory(), laboratory(2)), laboratory()
+    host: HostTimes = {"sync": HostTime(1.0), "async": HostTime(2.0)}
+    one = replace(one, origins={("models", SPEC.name): "measured first"})
+    profile = rewritten(put_model(one, SPEC, "measured on two", tables_of(lab, laboratory(2)), None, 2))
     two = ProfileCost(profile, SPEC, Topology(2))
     for batch, seconds in lab.measured.items():
         assert two.predict(batch.shape()) == pytest.approx(seconds, rel=2e-4), batch
         assert ProfileCost(profile, SPEC).predict(batch.shape()) == ProfileCost(one, SPEC).predict(batch.shape())
     assert two.parts(BatchShape((), 8, 8)).communication == 0 and two.estimated == ()
-    assert (two.origins()["linear"], ProfileCost(profile, SPEC).origins()["linear"]) == (
-        "measured on two",
-        "measured first",
-    )
+    assert linear_origins(profile) == ["measured first", "measured on two"]
     assert "all_reduce.2" not in two.origins() and two.origins()["exchange"] == "measured within linear and other"
-    assert (profile.error, profile.sync_host.seconds) == ("x", 0.0)
-    put_model(data, SPEC, "measured again", tables_of(lab, laboratory(2)), host | {"async": host["sync"]}, 1)
-    write_profile(tmp_path / "x.json", data)
-    profile = load_profile(str(tmp_path / "x.json"))
-    assert [ProfileCost(profile, SPEC, Topology(degree)).origins()["linear"] for degree in (1, 2)] == [
-        "measured again",
-        "measured on two",
-    ]
-    assert (profile.error, profile.sync_host.seconds) == (UNCOMPARED, 1.0)
+    assert (profile.error, profile.host) == ("x", None)
+    again = rewritten(put_model(profile, SPEC, "measured again", tables_of(lab, laboratory(2)), host, 1))
+    assert linear_origins(again) == ["measured again", "measured on two"]
+    assert (again.error, again.compared, again.host_time(True, "other").seconds) == (UNCOMPARED, {}, 2.0)
+    assert again.origin("host") == f"fallback: of {SPEC.name}, for models without their own"
 
 
-def test_with_the_clock_too_the_parts_add_up(tmp_path: Path) -> None:
+def linear_origins(profile: Profile) -> list[str]:
+    return [ProfileCost(profile, SPEC, Topology(degree)).origins()["linear"] for degree in (1, 2)]
+
+
+def test_links_are_put_beside_those_of_other_numbers_of_gpus() -> None:
+    curve, other = PiecewiseLinear((1.0,), (1e-6,)), PiecewiseLinear((1.0,), (2e-6,))
+    profile = put_links(
+        profile_of(laboratory(), laboratory(2)), "measured first", Links({2: curve, 4: curve}, within_node=curve)
+    )
+    profile = rewritten(put_links(profile, "measured again", Links({2: other}, to_host=other)))
+    assert profile.links == Links({2: other, 4: curve}, within_node=curve, to_host=other)
+    places = [("all_reduce", "2"), ("all_reduce", "4"), ("within_node",), ("to_host",)]
+    origins = [profile.origin("links", *place).removeprefix("measured ") for place in places]
+    assert origins == ["again", "first", "first", "again"]
+
+
+def test_with_the_clock_too_the_parts_add_up() -> None:
     lab = laboratory(power=POWER)
-    cost = ProfileCost(profile_of(tmp_path, lab, laboratory(2, POWER)), SPEC)
+    cost = ProfileCost(profile_of(lab, laboratory(2, POWER)), SPEC)
     errors = [cost.predict(batch.shape()) / seconds - 1 for batch, seconds in lab.measured.items()]
     assert max(map(abs, errors)) < 0.01
     executor, real = SimExecutor(cost), Clockwork(power=POWER)
@@ -259,16 +265,16 @@ def test_with_the_clock_too_the_parts_add_up(tmp_path: Path) -> None:
     assert taken[20][0] < 0.95 * taken[22][0]  # the first after lighter work is the fastest
 
 
-def test_rows_of_the_largest_batch_are_paid_for(tmp_path: Path) -> None:
-    profile = profile_of(tmp_path, laboratory(), laboratory(2))
+def test_rows_of_the_largest_batch_are_paid_for() -> None:
+    profile = profile_of(laboratory(), laboratory(2))
     captured, large = BatchShape(((100, 0),)), BatchShape(((2000, 0),))
     for shape, rows in ((captured, 4), (large, 0)):
         seconds = [ProfileCost(profile, SPEC, max_batch=batch).predict(shape) for batch in (8, 4)]
         assert seconds[0] - seconds[1] == pytest.approx(rows * Clockwork.row_seconds, abs=1e-7)
 
 
-def test_products_head_and_the_rest_share_what_attention_leaves(tmp_path: Path) -> None:
-    parts = ProfileCost(profile_of(tmp_path, laboratory(), laboratory(2)), SPEC).parts(BatchShape((), 8, 8))
+def test_products_head_and_the_rest_share_what_attention_leaves() -> None:
+    parts = ProfileCost(profile_of(laboratory(), laboratory(2)), SPEC).parts(BatchShape((), 8, 8))
     assert parts.linear / parts.total == pytest.approx(0.7, rel=1e-3)
     assert parts.head / parts.total == pytest.approx(0.2, rel=1e-3)
 
@@ -341,14 +347,14 @@ def test_a_laboratory_knows_what_it_cannot_hold() -> None:
     assert not lab.holds(Batch((), (512, 513)))  # blocks
     assert not lab.holds(Batch((), (1,) * 9))  # requests
     assert not lab.holds(Batch(((2000, 100),)))  # positions
-    assert rows_table({4: PiecewiseLinear((1,), (1.0,))}) is None
-    assert graphs_table((1, 2), ()) is None
+
+
+def test_captured_rows_and_graphs() -> None:
+    assert captured_rows({4: PiecewiseLinear((1,), (1.0,))}) is None
+    assert captured_graphs((1, 2), ()) is None
     # from 257 to 449 tokens iterations run unpadded; a larger batch has no graph for 128
-    assert graphs_table((1, 4, 8), ((1, 128), (129, 256), (451, 512)), ((1, 256), (450, 512))) == {
-        "requests": [1, 4, 8],
-        "tokens": [128, 256, 512],
-        "fewest": [0, 0, 450],
-    }
+    graphs = captured_graphs((1, 4, 8), ((1, 128), (129, 256), (451, 512)), ((1, 256), (450, 512)))
+    assert graphs == CapturedGraphs((1, 4, 8), (128, 256, 512), (0, 0, 450))
 
 
 def test_noise_makes_no_price_negative() -> None:
@@ -442,21 +448,21 @@ def test_the_command_measures_a_model_and_keeps_the_others(tmp_path: Path, capsy
     options = ["model=tiny", "backend=cpu", "batch=2,4", "max_tokens=64", "longest=128", f"output={path}"]
     assert main(options) == 0
     data = json.loads(path.read_text())
-    data["models"]["other"] = data["models"]["tiny"]
-    data["host"], data["compared"] = {}, {"sync": {"models": ["tiny"], "gpus": 1}}
+    data["models"]["other"], data["compared"] = data["models"]["tiny"], {"sync": {"models": ["tiny"], "gpus": 1}}
     path.write_text(json.dumps(data))
     assert main(options) == 0
     printed = capsys.readouterr().out
     assert "between: " in printed and "measured batches are predicted within" in printed
-    kept = read_existing(path)
-    assert set(kept["models"]) == {"other", "tiny"} and kept["error"].startswith("not compared")
-    assert kept["host"] == {"from": "fallback: of tiny, for models without their own", **kept["models"]["tiny"]["host"]}
-    assert kept["models"]["tiny"]["from"].startswith("measured by python -m experiments.profile ")
-    assert re.search(r"; \d{4}-\d\d-\d\d; [^;]* cores; commit [0-9a-f]{40}", kept["models"]["tiny"]["from"])
-    assert "compared" not in kept
     assert path.stat().st_size < 100_000
     profile = load_profile(str(path))
-    assert profile.sync_host.seconds > 0 and profile.async_host.seconds > 0
+    assert (
+        set(profile.models) == {"other", "tiny"} and profile.error.startswith("not compared") and not profile.compared
+    )
+    assert profile.host == profile.models["tiny"].host and profile.origin("host").startswith("fallback: of tiny")
+    assert all(profile.host_time(asynchronous).seconds > 0 for asynchronous in (False, True))
+    origin = profile.origin("models", "tiny")
+    assert origin.startswith("measured by python -m experiments.profile ")
+    assert re.search(r"; \d{4}-\d\d-\d\d; [^;]* cores; commit [0-9a-f]{40}", origin)
     tiny = ModelSpec("tiny", "llama", 2, 64, 4, 2, 16, 160, 512, 4096, "float32")
     assert ProfileCost(profile, tiny).predict(BatchShape(((32, 0),), 2, 100)) > 0
 

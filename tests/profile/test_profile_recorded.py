@@ -86,7 +86,7 @@ def test_prices_are_found_again(tmp_path: Path) -> None:
         BatchShape(((200, 500), (100, 0)), 30, 15000),
     ):
         assert cost.predict(shape) == pytest.approx(price(shape), rel=0.01)
-    assert cost.profile.host(True, "llama-3.1-8b").seconds == 0
+    assert cost.profile.host_time(True, "llama-3.1-8b").seconds == 0
 
 
 def test_what_a_client_measured_is_simulated(tmp_path: Path) -> None:

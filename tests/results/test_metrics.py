@@ -23,7 +23,7 @@ from cbatch.results.metrics import (
 )
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile import HostTime
+from cbatch.sim.measured import HostTime
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 

@@ -20,7 +20,7 @@ from cbatch.model.topology import Topology
 from cbatch.record import RunRecord, StepRecord
 from cbatch.results.stages import MeasuredStages, _HostTrail, account_stages
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile import HostTime
+from cbatch.sim.measured import HostTime
 from cbatch.sim.stages import Cause, Stages
 from experiments.run import main
 from policies.orca import Orca

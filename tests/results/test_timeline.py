@@ -15,7 +15,7 @@ from cbatch import Engine, Limits, Request, RunRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.timeline import write_timeline
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile import HostTime
+from cbatch.sim.measured import HostTime
 from policies.orca import Orca
 
 Event = dict[str, Any]

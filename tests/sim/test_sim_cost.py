@@ -14,12 +14,11 @@ from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.results.summary import summarize
-from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
-from cbatch.sim.profile import HostTime, Measured
+from cbatch.sim.measured import HostTime, Measured
 from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.settings.presets import load_spec
 from policies.orca import Orca
@@ -178,8 +177,8 @@ def test_two_gpus_that_were_not_measured_are_inferred_from_one(name: str, tmp_pa
 def test_gpus_that_share_a_key_value_head_each_read_it() -> None:
     """Of two such heads, each of four GPUs has one, and a quarter of the products."""
     grid, curve = BilinearGrid((1.0,), ((1.0,),), ((4e-3,),)), PiecewiseLinear((1.0,), (8e-3,))
-    alone = Measured(linear=curve, attention=TableAttention(grid, grid), other=curve)
-    cost = ProfileCost(profile(measured={(SPEC.name, 1): alone}), SPEC, Topology(4))
+    alone = Measured(linear=curve, chunks=grid, decodes=grid, other=curve)
+    cost = ProfileCost(profile(measured={1: alone}), SPEC, Topology(4))
     parts = cost.parts(BatchShape((), 1, 1))
     assert (parts.linear, parts.attention, parts.other) == pytest.approx((8 * 2e-3, 8 * 2e-3, 8 * 8e-3), rel=1e-4)
 
@@ -210,7 +209,7 @@ def test_a_number_of_gpus_that_was_not_measured_is_estimated_from_the_nearest_an
 
 def test_shapes_outside_what_was_measured_are_counted_or_refused() -> None:
     measured = Measured(linear=PiecewiseLinear((1, 64), (1e-6, 1e-5)))
-    at_hand = profile(measured={("small", 1): measured})
+    at_hand = profile(measured={1: measured})
     marked, strict = ProfileCost(at_hand, SPEC), ProfileCost(at_hand, SPEC, outside="error")
     inside, outside = BatchShape(((64, 0),)), BatchShape(((65, 0),))
     marked.execute(inside)
@@ -227,7 +226,7 @@ def test_shapes_outside_what_was_measured_are_counted_or_refused() -> None:
 def test_an_all_reduce_of_more_bytes_than_measured_is_outside() -> None:
     """A token is 64 numbers of 2 bytes; the table ends at 1e6 bytes, that of the products of two GPUs at 10,000 tokens."""
     table = PiecewiseLinear((1.0, 1e4), (1e-6, 1e-3))
-    at_hand = profile(measured={("small", 2): Measured(linear=table, other=table)})
+    at_hand = profile(measured={2: Measured(linear=table, other=table)})
     cost = ProfileCost(at_hand, SPEC, Topology(2))
     cost.execute(BatchShape(((7812, 0),)))
     assert cost.num_outside == 0

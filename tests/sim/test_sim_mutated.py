@@ -1,19 +1,16 @@
 """Profiles damaged at random: each is refused in one line of the framework's own, or gives finite times; nothing else happens."""
 
 import copy
-import gzip
 import json
 import math
 import tempfile
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_sim_importers import SPEC, WIDE, aiconfigurator, llmservingsim, vidur
 
 from cbatch import BatchShape
 from cbatch.errors import ConfigError, ProfileError
@@ -30,16 +27,15 @@ def times_or_refusal(path: Path, spec: ModelSpec, topology: Topology) -> None:
     """Predict with a profile. Fails on an error that is not a user's, and on a time that is none."""
     seconds, refusal = [], ""
     try:
-        cost = ProfileCost(load_profile(str(path)), spec, topology)
+        cost = ProfileCost(load_profile(str(path)), spec, topology, max_batch=64)
         seconds = [cost.parts(shape).total for shape in SHAPES]
+        seconds += [times.compute - times.pace.gain for times in map(cost.execute, SHAPES)]
         cost.profile.kv_tokens(spec, topology)
     except (ProfileError, ConfigError) as error:
         refusal = str(error)
     assert "\n" not in refusal and len(refusal) < 400, refusal
     assert all(math.isfinite(value) and value >= 0 for value in seconds), seconds
 
-
-# -- profile files ----------------------------------------------------------------------------------------------------
 
 JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, 0, -1, 0.5, 1e308, math.nan, math.inf, 10**400, "", "1", "nan", [], [1, 2], [[1.0]], {}]
@@ -74,23 +70,31 @@ def small_profile() -> Any:
     table = {"tokens": [1, 64, 128], "seconds": [1e-3, 2e-3, 3e-3]}
     by_requests = {"requests": [1, 8], "seconds": [1e-4, 2e-4]}
     attention = {"sizes": [1, 64], "contexts": [0, 1024], "seconds": [[1e-4, 2e-4], [3e-4, None]]}
+    measured = data["models"][LLAMA.name]["tensor_parallel"]["2"]
+    power = {
+        key: {name: values[:3] for name, values in table.items()} if isinstance(table, dict) else table
+        for key, table in measured["power"].items()
+    }
     data["links"] = {
         "all_reduce": {"2": {"bytes": [1024, 4096], "seconds": [1e-5, 2e-5]}},
         "within_node": {"bytes": [1024], "seconds": [1e-5]},
     }
-    linear = {"tokens": [1, 64, 128], "qkv": [1e-3, 2e-3, 3e-3], "o": [1e-3, 2e-3, 3e-3]}
     data["models"] = {
         LLAMA.name: {
             "num_layers": 32,
             "tensor_parallel": {
                 "2": {
-                    "linear": linear,
+                    "linear": table,
                     "other": table,
                     "embedding": table,
                     "head": by_requests,
                     "chunks": attention,
                     "decodes": attention,
                     "mixed_decodes": attention,
+                    "decode_only": {"linear": table, "other": table, "head": by_requests},
+                    "power": power,
+                    "captured_rows": {"requests": [16, 128], "tokens": [1, 64], "seconds": [[0, 0], [1e-4, 1e-4]]},
+                    "captured_graphs": {"requests": [1, 8], "tokens": [64, 128], "fewest": [0, 100]},
                 }
             },
         }
@@ -117,55 +121,3 @@ def test_bytes_that_are_no_profile_are_refused(content: bytes) -> None:
         path.write_bytes(content)
         with pytest.raises(ProfileError):
             load_profile(str(path))
-
-
-# -- published tables -------------------------------------------------------------------------------------------------
-
-DAMAGES = st.sampled_from(["cell", "cell", "column", "column of cells", "row", "short row", "rows", "bytes", "file"])
-CELLS = st.sampled_from(["", "x", "-1", "0", "nan", "inf", "1e400", "1e300", "0.5", "7", "True", '"', "1,2"])
-
-
-def damage_table(path: Path, draw: st.DataObject) -> None:
-    text = gzip.decompress(path.read_bytes()).decode()
-    lines = [line.split(",") for line in text.splitlines()]
-    row, column = (draw.draw(st.integers(0, size - 1)) for size in (len(lines), len(lines[0])))
-    match draw.draw(DAMAGES):
-        case "cell":
-            lines[row][column] = draw.draw(CELLS)
-        case "column":
-            lines = [line[:column] + line[column + 1 :] for line in lines]
-        case "column of cells":
-            value = draw.draw(CELLS)
-            lines[1:] = [[*line[:column], value, *line[column + 1 :]] for line in lines[1:]]
-        case "row":
-            del lines[row]
-        case "short row":
-            del lines[row][column:]
-        case "rows":
-            del lines[row:]
-        case "file":
-            path.unlink()
-            return
-        case "bytes":
-            content = gzip.compress(text.encode(), mtime=0)
-            cut = draw.draw(st.integers(0, len(content) - 1))
-            path.write_bytes(content[:cut] + draw.draw(st.sampled_from([b"", b"\xff", content[cut + 1 :]])))
-            return
-    path.write_bytes(gzip.compress("\n".join(map(",".join, lines)).encode()))
-
-
-@pytest.mark.parametrize(
-    ("build", "spec", "topology"),
-    [(vidur, SPEC, Topology(2, 2)), (aiconfigurator, WIDE, Topology(2)), (llmservingsim, SPEC, Topology())],
-)
-@given(st.data(), st.integers(1, 2))
-@settings(max_examples=200, phases=(Phase.generate,), suppress_health_check=[HealthCheck.too_slow])
-def test_mutated_tables_are_refused_or_give_finite_times(
-    build: Callable[[Path], Path], spec: ModelSpec, topology: Topology, draw: st.DataObject, num_changes: int
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        tables = build(Path(folder))
-        files = st.sampled_from(sorted(Path(folder).rglob("*.csv.gz")))
-        for file in draw.draw(st.lists(files, min_size=1, max_size=num_changes, unique=True), label="files"):
-            damage_table(file, draw)
-        times_or_refusal(tables, spec, topology)

@@ -14,7 +14,7 @@ from cbatch import BatchShape, Engine, FinishReason, Limits, Plan, Policy, Reque
 from cbatch.kv import KVSize
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile import HostTime
+from cbatch.sim.measured import HostTime
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages, bubble_kind
 from policies.chunking import TileAligned
 from policies.mc_sf import McSf

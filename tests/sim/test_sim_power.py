@@ -14,8 +14,8 @@ from cbatch.sim.attention import AttentionRates
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.sim.measured import Measured
 from cbatch.sim.power import STEADY, GpuClock, Pace, PowerLimit
-from cbatch.sim.profile import Measured
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
@@ -90,10 +90,9 @@ def test_shares_hold_beyond_the_sizes_that_were_measured() -> None:
 def cost(power: PowerLimit | None) -> ProfileCost:
     """Products of 1 ms a token and a layer, without attention to speak of."""
     linear = PiecewiseLinear((1, 1000), (1e-3, 1.0))
-    rates = AttentionRates(1e15, 1e18, 1e15)
     zero = PiecewiseLinear((1,), (0.0,))
-    measured = Measured(linear, rates.of(SPEC), zero, zero, zero, power=power)
-    return ProfileCost(profile(measured={("small", 1): measured}), SPEC)
+    measured = Measured(linear=linear, other=zero, head=zero, embedding=zero, power=power)
+    return ProfileCost(profile(measured={1: measured}, rates=AttentionRates(1e15, 1e18, 1e15)), SPEC)
 
 
 def test_predictions_are_of_the_steady_state_and_executions_begin_rested() -> None:

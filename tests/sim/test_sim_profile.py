@@ -1,10 +1,11 @@
-"""Profile files: found, checked, and refused with the file and key named."""
+"""Profile files: found, read, written, and refused with the file and key named."""
 
 import json
 import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import ROOT
@@ -12,116 +13,143 @@ from places import ROOT
 from cbatch import BatchShape
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
-from cbatch.sim import profile_file as profiles
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile_file import load_profile, profile_names
+from cbatch.sim.profile_file import PROFILES, load_profile, profile_content, profile_names, profile_text, read_profile
 
-H200 = Path(profiles.__file__).parent / "profiles" / "h200.json"
+TABLE = "models/llama-3.1-8b/tensor_parallel/1"
 MISSING = object()
 
 
-def test_profiles_are_found_by_name_and_path(tmp_path: Path) -> None:
-    copy = tmp_path / "mine.json"
-    copy.write_text(H200.read_text())
-    assert load_profile(str(copy)).ceilings == load_profile("h200").ceilings
-    assert {"h200", "a6000-llama-13b"} <= set(profile_names())
-    with pytest.raises(ProfileError, match=r"hardware=h20: no such profile; did you mean h200\?"):
-        load_profile("h20")
-    with pytest.raises(ProfileError, match=r"no tables known here; give the folder of one device"):
-        load_profile(str(tmp_path))
+def changed(where: str, value: object) -> Any:
+    """The content of the H200's file with another value at one place."""
+    node = data = json.loads((PROFILES / "h200.json").read_text())
+    *path, last = where.split("/")
+    for key in path:
+        node = node.setdefault(key, {})
+    if value is MISSING:
+        del node[last]
+    else:
+        node[last] = value
+    return data
+
+
+def write(folder: Path, data: Any) -> Path:
+    (path := folder / "mine.json").write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_is_found_by_name_and_path_and_written_as_it_was_read(name: str, tmp_path: Path) -> None:
+    profile, path = load_profile(name), PROFILES / f"{name}.json"
+    assert profile.name == name
+    assert profile_content(profile) == json.loads(path.read_text())
+    assert profile_text(profile) == path.read_text()
+    assert load_profile(str(write(tmp_path, profile_content(profile)))) == profile
+
+
+def test_an_unknown_profile_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    for name, says in (
+        ("h20", r"hardware=h20: no such profile; did you mean h200\?"),
+        (str(tmp_path), "no such profile"),
+    ):
+        with pytest.raises(ProfileError, match=says):
+            load_profile(name)
 
 
 def test_every_table_of_a_model_is_read(tmp_path: Path) -> None:
-    data = json.loads(H200.read_text())
-    data["models"] = {
-        "m": {
-            "num_layers": 2,
-            "tensor_parallel": {
-                "1": {
-                    "linear": {"tokens": [1, 2], "qkv": [2.0, 4.0], "o": [2.0, 2.0], "from": "a remark"},
-                    "other": {"tokens": [1], "seconds": [0.5]},
-                    "embedding": {"tokens": [1], "seconds": [0.0]},
-                    "head": {"requests": [1], "seconds": [0.25]},
-                    "chunks": {"sizes": [1, 2], "contexts": [0, 10], "seconds": [[1.0, 2.0], [2.0, None]]},
-                    "decodes": {"sizes": [1], "contexts": [10, 20], "seconds": [[4.0, 8.0]]},
-                }
-            },
-        }
+    tables = {
+        "linear": {"tokens": [1, 2], "seconds": [4.0, 6.0], "from": "a remark"},
+        "other": {"tokens": [1], "seconds": [0.5]},
+        "embedding": {"tokens": [1], "seconds": [0.0]},
+        "head": {"requests": [1], "seconds": [0.25]},
+        "chunks": {"sizes": [1, 2], "contexts": [0, 10], "seconds": [[1.0, 2.0], [2.0, None]]},
+        "decodes": {"sizes": [1], "contexts": [10, 20], "seconds": [[4.0, 8.0]]},
     }
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(data))
-    cost = ProfileCost(load_profile(str(path)), ModelSpec("m", "llama", 2, 64, 4, 4, 16, 128, 100, 64))
+    data = changed("models", {"m": {"num_layers": 2, "tensor_parallel": {"1": tables}}})
+    cost = ProfileCost(read_profile(write(tmp_path, data)), ModelSpec("m", "llama", 2, 64, 4, 4, 16, 128, 100, 64))
     assert cost.estimated == ()
     parts = cost.parts(BatchShape(((1, 10),), 1, 15))
     assert parts == (6.0, 2.0 + 6.0, 0.25 * 2, 1.0, 0.0)  # the head in proportion, as it was measured at one request
 
 
-TABLE = "models.llama-3.1-8b.tensor_parallel.1"
-
-
 @pytest.mark.parametrize(
     ("where", "value", "says"),
     [
-        ("ceilings.bandwidth_bytes_per_second", MISSING, "ceilings.bandwidth_bytes_per_second is missing"),
-        ("ceilings.flops_per_second", -1.0, "ceilings.flops_per_second must be a number above 0, is -1.0"),
-        ("memory_bytes", math.inf, "memory_bytes must be a number above 0, is inf"),
-        ("name", 3, "name must be a text, is 3"),
-        ("host.sync.seconds", "fast", "host.sync.seconds must be a number, is 'fast'"),
-        ("host.sync.seconds", -1e-3, "host.sync.seconds must be a number of at least 0, is -0.001"),
-        ("attention", {}, "attention.bandwidth_bytes_per_second is missing"),
-        ("atention", {}, "atention is unknown, did you mean attention"),
-        ("attention.base_second", 1.0, "attention.base_second is unknown, did you mean base_seconds"),
-        ("links.all_reduce.two", {}, "links.all_reduce.two must be a number of GPUs"),
-        ("links.within_node.bytes", [1, 2], r"links.within_node.seconds has 8 values for 2 bytes"),
-        (f"{TABLE}.linear", {"tokens": [1, 1], "all": [1, 2]}, "linear.tokens must be ascending"),
-        (f"{TABLE}.linear", {"tokens": [1, 2], "all": [1]}, "linear.all has 1 values for 2"),
-        (f"{TABLE}.linear", {"tokens": [1], "all": [math.nan]}, r"linear.all\[0\] must be a number above 0, is nan"),
-        (f"{TABLE}.linear", {"tokens": [1]}, "linear has no list of seconds"),
-        (f"{TABLE}.head", [], "head must be an object"),
-        (f"{TABLE}.chunks", MISSING, "chunks and decodes belong together"),
-        (f"{TABLE}.power.reserve_seconds", -1, "power.reserve_seconds must be a number of at least 0, is -1"),
-        (f"{TABLE}.power.idle_rise_seconds", 0, "power.idle_rise_seconds must be a number above 0, is 0"),
-        (f"{TABLE}.power.loss", [0.1], "power.loss has 1 values for"),
-        (f"{TABLE}.captured_rows.tokens", MISSING, "captured_rows.tokens is missing"),
-        (f"{TABLE}.decode_only.head", MISSING, "decode_only.head is missing"),
-        (f"{TABLE}.chunks", {"sizes": [1], "contexts": [1], "seconds": [[None]]}, "chunks.seconds must have a value"),
-        ("models.llama-3.1-8b.num_layers", 0, "num_layers must be a number above 0, is 0"),
+        ("ceilings/bandwidth_bytes_per_second", MISSING, "ceilings.bandwidth_bytes_per_second: is missing"),
+        ("ceilings/flops_per_second", -1.0, "ceilings.flops_per_second=-1.0: give a number above 0"),
+        ("ceilings/tile", 0.5, "ceilings.tile=0.5: give a whole number"),
+        ("memory_bytes", math.inf, "memory_bytes=inf: give a number above 0"),
+        ("memory_bytes", 1e-40, "memory_bytes=1e-40: give a number above 0"),
+        ("memory_bytes", True, "memory_bytes=True: give a number above 0"),
+        ("name", 3, "name=3: give a valid string"),
+        ("host/sync/seconds", "fast", "host.sync.seconds=fast: give a number of at least 0"),
+        ("host/sync/seconds", -1e-3, "host.sync.seconds=-0.001: give a number of at least 0"),
+        ("host/sync/seconds", MISSING, "host.sync.seconds: is missing"),
+        ("host/sync", MISSING, "host="),
+        ("attention", {}, "attention.bandwidth_bytes_per_second: is missing"),
+        ("atention", {}, "atention: no such key; did you mean attention?"),
+        ("attention/base_second", 1.0, "attention.base_second: no such key; did you mean base_seconds?"),
+        ("compared/async/models", "llama-13b", "compared.async.models=llama-13b: give a valid tuple"),
+        ("compared/asinc", {}, "compared.asinc"),
+        ("links/all_reduce/two", {}, "links.all_reduce.two=two: give a number of GPUs"),
+        ("links/within_node/bytes", [1, 2], "links.within_node: seconds has 8 values for 2 bytes"),
+        (f"{TABLE}/linear", {"tokens": [1, 1], "seconds": [1, 2]}, "linear: tokens must be ascending"),
+        (f"{TABLE}/linear", {"tokens": [1, 2], "seconds": [1]}, "linear: seconds has 1 values for 2"),
+        (f"{TABLE}/linear", {"tokens": [1], "seconds": [math.nan]}, "linear.seconds[0]=nan: give a number above 0"),
+        (f"{TABLE}/linear", {"tokens": [1]}, "linear.seconds: is missing"),
+        (f"{TABLE}/linear", {"tokens": [1], "seconds": [1], "qkv": [1]}, "linear.qkv="),
+        (f"{TABLE}/head", [], "head="),
+        (f"{TABLE}/chunks", MISSING, "chunks and decodes belong together"),
+        (f"{TABLE}/power/reserve_seconds", -1, "power.reserve_seconds=-1: give a number of at least 0"),
+        (f"{TABLE}/power/idle_rise_seconds", 0, "power.idle_rise_seconds=0: give a number above 0"),
+        (f"{TABLE}/power/loss/share", [0.1], "power.loss: share has 1 values for"),
+        (f"{TABLE}/captured_rows/tokens", MISSING, "captured_rows.tokens: is missing"),
+        (f"{TABLE}/captured_graphs/fewest", [], "captured_graphs: fewest has 0 values for"),
+        (f"{TABLE}/captured_graphs/tokens", [2, 1], "captured_graphs: tokens must be ascending"),
+        (f"{TABLE}/decode_only/head", MISSING, "decode_only.head: is missing"),
+        (
+            f"{TABLE}/chunks",
+            {"sizes": [1], "contexts": [1], "seconds": [[None]]},
+            "chunks: seconds: give at least one number",
+        ),
+        (f"{TABLE}/chunks", {"sizes": [1], "contexts": [1], "seconds": []}, "chunks: seconds has 0 values for 1 sizes"),
+        (f"{TABLE}/chunks", {"sizes": [1], "contexts": [1], "seconds": [[1, 2]]}, "2 values for 1 contexts"),
+        (f"{TABLE}/chunks", {"sizes": [1], "contexts": [1, 0], "seconds": [[1, 2]]}, "contexts must be ascending"),
+        (
+            "models/llama-3.1-8b/num_layers",
+            0,
+            "models.llama-3.1-8b.num_layers=0: give a whole number of layers, at least 1",
+        ),
     ],
 )
 def test_a_damaged_profile_names_file_and_key(tmp_path: Path, where: str, value: object, says: str) -> None:
-    node = data = json.loads(H200.read_text())
-    *path, last = where.replace("3.1", "3_1").split(".")  # of the model's name
-    for key in path:
-        node = node.setdefault(key.replace("3_1", "3.1"), {})
-    if value is MISSING:
-        del node[last]
-    else:
-        node[last] = value
-    file = tmp_path / "damaged.json"
-    file.write_text(json.dumps(data))
-    with pytest.raises(ProfileError, match=says) as caught:
-        load_profile(str(file))
-    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "broken.json"
-    path.write_text("{")
-    with pytest.raises(ProfileError, match=r"broken.json: cannot read the profile"):
+    path = write(tmp_path, changed(where, value))
+    with pytest.raises(ProfileError) as caught:
         load_profile(str(path))
-    path.write_text("[]")
-    with pytest.raises(ProfileError, match=r"broken.json: the file must be an object"):
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and says in message and "\n" not in message
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", "cannot read the profile"), ("[]", "give its keys, such as name")])
+def test_a_file_that_is_no_profile_is_named(text: str, says: str, tmp_path: Path) -> None:
+    (path := tmp_path / "broken.json").write_text(text)
+    with pytest.raises(ProfileError, match=rf"broken.json: .*{says}"):
         load_profile(str(path))
 
 
-@pytest.mark.parametrize("name", profile_names())
-def test_every_profile_loads(name: str) -> None:
-    assert load_profile(name).name == name
+@pytest.mark.parametrize(("batches", "ends"), [([48], (48, 48)), ([64, 16, 128], (16, 128)), (MISSING, ())])
+def test_a_profile_states_the_smallest_and_the_largest_batch_that_was_compared(
+    batches: object, ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    """In a file by hand, too, in any order, or not at all."""
+    path = write(tmp_path, changed("compared/async/batches", batches))
+    assert load_profile(str(path)).compared["async"].batches == ends
 
 
-def test_simulation_never_imports_torch() -> None:
+def test_simulation_never_imports_torch_or_pandas() -> None:
+    program = "import sys, cbatch.sim, cbatch.cluster; cbatch.sim.load_profile('h200'); sys.exit(not {'torch', 'pandas'}.isdisjoint(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
     program = (
-        "import sys, cbatch.sim.executor, cbatch.cluster, cbatch.sim.profile_file as p; p.load_profile('h200'); "
-        "import reproduction.papers.closure, reproduction.papers.fig12_systems; sys.exit('torch' in sys.modules)"
+        "import sys, reproduction.papers.closure, reproduction.papers.fig12_systems; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0

@@ -1,18 +1,19 @@
 """Where a profile's numbers come from: entry by entry, in every result, and the runs that its error holds for."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
+from cbatch.sim.measured import HostTime
 from cbatch.sim.profile_file import PROFILES, load_profile, profile_names
-from cbatch.sim.provenance import NOT_COMPARED, kind_of, not_measured, read_entries
+from cbatch.sim.provenance import NOT_COMPARED, kind_of, not_measured, put_origins, take_origins
 from experiments.profile.__main__ import main
 
 LLAMA_13B = ModelSpec("llama-13b", "llama", 40, 5120, 40, 40, 128, 13824, 32000, 4096)
@@ -38,15 +39,23 @@ def test_the_first_word_of_an_origin_is_its_kind(origin: str, kind: str) -> None
 def test_an_entry_has_its_own_origin_or_that_of_the_object_around_it() -> None:
     tables = {"from": "measured A", "num_layers": 2, "tensor_parallel": {"1": {"head": {"seconds": [1]}}}}
     data: dict[str, Any] = {
-        "source": "a source",
-        "compared": {"async": {"models": []}},
         "ceilings": {"tile": 1},
         "host": {"from": "assumed B", "sync": {"seconds": 0}, "async": {"from": "derived C", "seconds": 0}},
-        "models": {"m": tables, "empty": {"num_layers": 2, "tensor_parallel": {}}},
+        "models": {"m": tables},
     }
-    del data["models"]["empty"]["tensor_parallel"]
-    assert read_entries(data) == {
-        "memory_bytes": "a source",
+    content = deepcopy(data)
+    origins = take_origins(content)
+    assert put_origins(content, origins) == data != content
+    profile = replace(load_profile("h200"), source="a source", origins=origins)
+    assert {
+        ".".join(place): profile.origin(*place)
+        for place in (
+            ("ceilings",),
+            ("host", "sync"),
+            ("host", "async"),
+            ("models", "m", "tensor_parallel", "1", "head"),
+        )
+    } == {
         "ceilings": "a source",
         "host.sync": "assumed B",
         "host.async": "derived C",
@@ -60,9 +69,10 @@ def test_what_was_not_measured_is_listed_by_kind_and_once_per_table() -> None:
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_every_entry_of_a_profile_states_its_origin(name: str) -> None:
-    kinds = {entry: kind_of(origin) for entry, origin in load_profile(name).entries.items()}
-    assert kinds and "not stated" not in kinds.values(), kinds
+def test_every_entry_of_a_profile_states_its_origin(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", f"hardware={name}"]) == 0
+    printed = capsys.readouterr().out
+    assert "memory_bytes  " in printed and "not stated" not in printed
 
 
 @pytest.mark.parametrize(
@@ -142,12 +152,12 @@ def test_a_model_may_have_its_own_host_time(tmp_path: Path) -> None:
     data["models"]["llama-13b"]["host"] = times
     (path := tmp_path / "p.json").write_text(json.dumps(data))
     profile = load_profile(str(path))
-    assert [profile.host(loop, "llama-13b").of(9) for loop in (False, True)] == [1.0, 2.0]
-    assert profile.host(True, "llama-3.1-8b") == profile.host(True) == profile.async_host
-    data["compared"]["async"]["models"] = "llama-13b"
+    assert [profile.host_time(loop, "llama-13b").of(9) for loop in (False, True)] == [1.0, 2.0]
+    del data["models"]["llama-3.1-8b"]["host"], data["host"]["from"]
     path.write_text(json.dumps(data))
-    with pytest.raises(ProfileError, match=r"compared\.async\.models must be a list of texts, is 'llama-13b'"):
-        load_profile(str(path))
+    profile = load_profile(str(path))
+    assert profile.host and profile.host_time(True, "llama-3.1-8b") == profile.host_time(True) == profile.host["async"]
+    assert replace(profile, host=None).host_time(True) == HostTime(0.0)
 
 
 def test_a_command_prints_where_each_entry_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,15 +176,3 @@ def test_a_command_prints_where_each_entry_comes_from(capsys: pytest.CaptureFixt
     ]
     assert main(["show", "hardware=h300"]) == 2
     assert "hardware=h300: no such profile" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("batches", "ends"), [([48], (48, 48)), ([64, 16, 128], (16, 128)), (None, ())])
-def test_a_profile_states_the_smallest_and_the_largest_batch_that_was_compared(
-    batches: list[int] | None, ends: tuple[int, ...], tmp_path: Path
-) -> None:
-    """In a file by hand, too, in any order, or not at all."""
-    data = json.loads((PROFILES / "h200.json").read_text())
-    del data["compared"]["async"]["batches"]
-    data["compared"]["async"] |= {} if batches is None else {"batches": batches}
-    (path := tmp_path / "mine.json").write_text(json.dumps(data))
-    assert load_profile(str(path)).compared["async"].batches == ends

@@ -11,7 +11,6 @@ from cbatch import BatchShape
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import AttentionRates, TableAttention
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
-from cbatch.sim.op_counts import layer_op_counts
 from cbatch.sim.roofline import Ceilings, MatrixProducts, small_operations
 
 # 4 heads and 2 key-value heads of 3, 8 hidden states, an MLP of 16; values of 2 bytes
@@ -103,19 +102,6 @@ def test_an_estimated_product_takes_whole_tiles_of_arithmetic_or_one_read() -> N
     product = MatrixProducts(((1000, 2000),), 2, Ceilings(5e9, 1e12, tile=128))
     assert product.at(1) == pytest.approx(2 * (2e6 + 3000) / 5e9)
     assert product.at(1025) == product.at(1152) == pytest.approx(2 * 1152 * 2e6 / 1e12)
-
-
-def test_operations_of_a_layer_by_hand() -> None:
-    """Three tokens after 4, decodes at contexts of 5 and 6, and a token of padding: 5 + 6 + 7 + 5 + 6 scores over 7 + 5 + 6 tokens."""
-    found = layer_op_counts(TINY, BatchShape(((3, 4),), 2, 11, 1))
-    assert list(found)[:2] == ["qkv", "attention"]
-    assert found["qkv"] == (2 * 6 * 8 * 24, 2 * (8 * 24 + 6 * (8 + 24)))  # 4 + 2 + 2 heads of 3
-    of_attention = (
-        2 * 2 * 29 * 4 * 3,
-        2 * 3 * (2 * 18 * 2 + 2 * 5 * 4),
-    )  # keys and values of 2 heads; queries and results of 4
-    assert found["attention"] == of_attention
-    assert found["attention"].intensity == of_attention[0] / of_attention[1]
 
 
 def test_small_operations_by_hand() -> None:

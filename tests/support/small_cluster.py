@@ -4,13 +4,14 @@ from cbatch import Engine, Limits, Policy, Server
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.model.topology import Topology
+from cbatch.sim.attention import AttentionRates
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import PiecewiseLinear
-from cbatch.sim.links import Link, Links
-from cbatch.sim.profile import HostTime, Measured, Profile
-from cbatch.sim.profile_file import ModelTables
-from cbatch.sim.roofline import Ceilings
+from cbatch.sim.links import Links
+from cbatch.sim.measured import HostTime, Measured, MeasuredModel
+from cbatch.sim.profile import Profile
+from cbatch.sim.roofline import Affine, Ceilings
 
 SPEC = ModelSpec(
     "small",
@@ -27,21 +28,25 @@ SPEC = ModelSpec(
 
 LINKS = Links(
     all_reduce={2: PiecewiseLinear((1.0, 1e6), (1e-6, 1e-3))},
-    within_node=Link(1e-6, 1e9).seconds(),
-    between_nodes=Link(1e-5, 1e8).seconds(),
+    within_node=Affine(1e-6, 1 / 1e9),
+    between_nodes=Affine(1e-5, 1 / 1e8),
 )
 
 
-def profile(links: Links = LINKS, measured: dict[tuple[str, int], Measured] | None = None) -> Profile:
+def profile(
+    links: Links = LINKS, measured: dict[int, Measured] | None = None, rates: AttentionRates | None = None
+) -> Profile:
+    """measured: tables of one layer of `SPEC`, by tensor-parallel degree."""
     return Profile(
-        "made-up",
-        "GPUs of a test",
-        "nowhere",
-        "not known",
-        1e6,
-        Ceilings(1e9, 1e12, tile=4),
-        ModelTables(measured or {}),
+        name="made-up",
+        hardware="GPUs of a test",
+        source="nowhere",
+        error="not known",
+        memory_bytes=1e6,
+        ceilings=Ceilings(1e9, 1e12, tile=4),
+        attention=rates,
         links=links,
+        models={SPEC.name: MeasuredModel(num_layers=1, tensor_parallel=measured)} if measured else {},
     )
 
 

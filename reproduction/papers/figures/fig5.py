@@ -18,7 +18,8 @@ from matplotlib.patches import Patch
 from cbatch import BatchShape, KVSize, Limits, Policy, Request, Server, Step
 from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost, SimExecutor
-from cbatch.sim.links import Link, Links
+from cbatch.sim.links import Links
+from cbatch.sim.roofline import Affine
 from cbatch.sim.stages import Span
 from experiments.plots.parts import draw_spans, facet, lane_axes
 from experiments.plots.style import DECODE, IDLE, PREFILL
@@ -30,7 +31,7 @@ from reproduction.papers.frames import Row, data_frame, select
 from reproduction.papers.machines import SINGLE_ITERATIONS, TITLES, Machines
 
 STAGES, BATCH, CHUNK, BLOCK, LONGEST = 2, 8, 256, 16, 4096
-LINK = Link(latency_seconds=0.0, bandwidth_bytes_per_second=25e9)  # between the stages: PCIe 4.0, assumed
+LINK = Affine(0.0, 1 / 25e9)  # 25 GB/s between the stages: PCIe 4.0, assumed
 LONG, SHORT, OUTPUT = 2800, 512, 1000  # tokens of the prompts, and of the outputs, which outlast what is shown
 ARRIVAL, SHOWN, BEFORE = (
     150,
@@ -53,7 +54,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
     """
     policies: dict[str, Policy] = {ORCA: Orca(), SARATHI: Sarathi(TileAligned(CHUNK))}
     for hardware, at in islice(machines.available(SINGLE_ITERATIONS), 1):
-        profile = replace(at.cost.profile, links=Links(within_node=LINK.seconds()))
+        profile = replace(at.cost.profile, links=Links(within_node=LINK))
         cost = ProfileCost(profile, at.cost.spec, Topology(pipeline_stages=STAGES))
         for name, policy in policies.items():
             yield from ((hardware, name, *row) for row in _simulate(policy, cost))

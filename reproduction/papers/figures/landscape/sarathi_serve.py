@@ -9,6 +9,7 @@ authors' of 2,048: past its capacity a queue grows, so that ours bears slightly 
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise, product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -16,14 +17,17 @@ from matplotlib.figure import Figure
 
 from cbatch import BatchShape, Plan, View
 from cbatch.model.topology import Topology
-from cbatch.sim import ProfileCost, load_profile
+from cbatch.sim import Profile, ProfileCost
+from cbatch.sim.profile_file import profile_text
 from experiments.plots.parts import label_log, legend
 from experiments.plots.style import line_style, new_figure
 from experiments.settings.presets import load_spec
+from experiments.store.provenance import write_text
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
-from reproduction.papers.jobs import Figures, crossing, run_jobs, summary_of
+from reproduction.papers.jobs import FOLDER, Figures, crossing, run_jobs, summary_of
 from reproduction.papers.machines import TABLES_OPTION, Machines
+from reproduction.profiles import convert
 
 TRACE = "sharegpt_8k_llama2_rows1-20490.csv.gz"
 REQUESTS, STEPS, STEP = 512, 12, 1.25
@@ -89,14 +93,16 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         {"model": model, "series": series, "rate": round(server.lowest * STEP**step, 4)}
         for (model, server), series, step in product(SERVERS.items(), SERIES, range(STEPS))
     ]
-    places = {"tables": machines.tables, "traces": machines.traces}
+    profile = convert(Path(machines.tables), [load_spec(model) for model in SERVERS])
+    write_text(path := FOLDER / f"{profile.name}.json", profile_text(profile))
+    places = {"profile": str(path), "traces": machines.traces}
     served = run_jobs(run, [{**job, **places} for job in jobs], say).drop(columns=[*places])
-    costs = {model: _cost(machines, model, server) for model, server in SERVERS.items()}
+    costs = {model: _cost(machines, profile, model, server) for model, server in SERVERS.items()}
     return pd.concat([served, pd.DataFrame(list(chain.from_iterable(_alone(*each) for each in costs.items())))])
 
 
-def _cost(machines: Machines, model: str, server: Server) -> ProfileCost:
-    cost = ProfileCost(load_profile(str(machines.tables)), load_spec(model), Topology(tensor_parallel=server.gpus))
+def _cost(machines: Machines, profile: Profile, model: str, server: Server) -> ProfileCost:
+    cost = ProfileCost(profile, load_spec(model), Topology(tensor_parallel=server.gpus))
     machines.note(model, {"model": model, **cost.provenance()})
     return cost
 
@@ -114,11 +120,11 @@ def _alone(model: str, cost: ProfileCost) -> list[dict[str, Any]]:
     return rows
 
 
-def run(model: str, series: str, rate: float, tables: str, traces: str) -> Figures:
+def run(model: str, series: str, rate: float, profile: str, traces: str) -> Figures:
     """One run."""
     lengths = f"workload=sharegpt workload.lengths.path={traces}/{TRACE} workload.lengths.order=random"
     load = f"workload.num_requests={REQUESTS} workload.arrivals.rate={rate}"
-    machine = f"hardware={tables} model={model} backend.tensor_parallel={SERVERS[model].gpus} batch=128"
+    machine = f"hardware={profile} model={model} backend.tensor_parallel={SERVERS[model].gpus} batch=128"
     found = summary_of(*f"{SERIES[series]} {lengths} {load} {machine}".split())
     delay, tbt = found["scheduling_delay_seconds"]["p50"], found["tbt_seconds"]["p99"]
     return {"ttft_p50": found["ttft_seconds"]["p50"], "delay_p50": delay, "tbt_p99": tbt}

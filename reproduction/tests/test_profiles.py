@@ -1,19 +1,34 @@
-"""Importers of published tables, on small tables of the same layouts whose times can be checked by hand."""
+"""Converters of published tables, on small tables of the same layouts whose times can be checked by hand."""
 
 import gzip
-from collections.abc import Iterable
+import math
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from cbatch import BatchShape
-from cbatch.errors import ProfileError
+from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import ModelSpec
 from cbatch.model.topology import Topology
+from cbatch.sim import Profile
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim.profile_file import load_profile, profile_text
+from reproduction.profiles import convert
+from reproduction.profiles.__main__ import main
+from reproduction.profiles.aiconfigurator import Products
 
+SHAPES = (BatchShape((), 1, 1), BatchShape(((64, 0),)), BatchShape(((100, 1000), (1, 0)), 128, 128 * 4000, 29))
 SPEC = ModelSpec("toy", "llama", 2, 64, 8, 4, 128, 256, 1000, 4096)
+
+
+def converted(folder: Path, *specs: ModelSpec) -> Profile:
+    """The profile of the tables, written and read."""
+    (path := folder / "profile.json").write_text(profile_text(convert(folder, specs)))
+    return load_profile(str(path))
 
 
 def write(path: Path, header: str, rows: Iterable[str]) -> None:
@@ -82,7 +97,7 @@ def vidur(root: Path) -> Path:
 
 
 def test_vidur_operators_attention_and_links(tmp_path: Path) -> None:
-    profile = load_profile(str(vidur(tmp_path)))
+    profile = converted(vidur(tmp_path), SPEC)
     cost = ProfileCost(profile, SPEC, Topology(2))
     assert cost.estimated == ("head",)
     parts = cost.parts(BatchShape(((10, 0),)))
@@ -98,9 +113,9 @@ def test_vidur_operators_attention_and_links(tmp_path: Path) -> None:
 
 
 def test_another_model_or_degree_is_estimated(tmp_path: Path) -> None:
-    profile = load_profile(str(vidur(tmp_path)))
-    assert ProfileCost(profile, SPEC).estimated == ("attention", "head")  # attention was measured on two GPUs
     other = ModelSpec("other", "llama", 2, 128, 8, 4, 16, 256, 1000, 4096)
+    profile = converted(vidur(tmp_path), SPEC, other)
+    assert ProfileCost(profile, SPEC).estimated == ("attention", "head")  # attention was measured on two GPUs
     assert ProfileCost(profile, other).estimated == ("linear", "attention", "other", "head")
 
 
@@ -145,8 +160,8 @@ WIDE = ModelSpec("wide", "nanogpt", 1, 512, 8, 4, 128, 512, 512, 4096)
 
 
 def test_products_between_measured_sizes_follow_the_work(tmp_path: Path) -> None:
-    cost = ProfileCost(load_profile(str(aiconfigurator(tmp_path))), WIDE)
-    assert cost.estimated == ("other", "context of chunks")
+    cost = ProfileCost(converted(aiconfigurator(tmp_path), WIDE), WIDE)
+    assert cost.estimated == ("other",) and "chunks (derived)" in cost.provenance()["not_measured"]
     work = sum(
         inputs * outputs for inputs, outputs in WIDE.linear_shapes.values()
     )  # 2,048 outputs lie beyond the table
@@ -155,23 +170,22 @@ def test_products_between_measured_sizes_follow_the_work(tmp_path: Path) -> None
 
 def test_products_of_the_a100_run_in_waves(tmp_path: Path) -> None:
     """256 tokens and 512 or 1,024 outputs are 4 or 8 tiles: one wave on 108 multiprocessors, whatever lies between."""
-    tables = load_profile(str(aiconfigurator(tmp_path, "a100_sxm"))).tables
-    wave, table = tables.product(512, 512), tables.product(512, 1024)  # type: ignore[attr-defined]
-    between = tables.product(512, 724)  # type: ignore[attr-defined]
+    products = Products(aiconfigurator(tmp_path, "a100_sxm"), 108)
+    wave, between, table = (products.seconds(512, outputs) for outputs in (512, 724, 1024))
     assert wave.at(256) == pytest.approx(256 * 512 * 512 * 1e-12)
     assert wave.at(256) < between.at(256) < table.at(256)
     assert between.at(128) == pytest.approx(128 * 512 * 724 * 1e-12)  # at one tile of tokens: by outputs
 
 
 def test_attention_of_other_heads_and_chunks_with_context(tmp_path: Path) -> None:
-    cost = ProfileCost(load_profile(str(aiconfigurator(tmp_path))), WIDE)
+    cost = ProfileCost(converted(aiconfigurator(tmp_path), WIDE), WIDE)
     assert cost.parts(BatchShape(((64, 0),))).attention == pytest.approx(4e-3)
     with_context = 4e-3 + 64 * 64 * 12e-3 / (128 * 129 / 2)
     assert cost.parts(BatchShape(((64, 64),))).attention == pytest.approx(with_context)
     # 4 key-value heads: one sequence is four of the measured ones
     assert cost.parts(BatchShape((), 1, 10)).attention == pytest.approx(6e-3)
     assert cost.parts(BatchShape((), 1, 15)).attention == pytest.approx(9e-3)
-    two = ProfileCost(load_profile(str(tmp_path / "aiconfigurator" / "h100_sxm")), WIDE, Topology(2))
+    two = ProfileCost(cost.profile, WIDE, Topology(2))
     assert two.parts(BatchShape((), 1, 1)).communication == pytest.approx(2 * 1.5e-3)
     assert two.parts(BatchShape(((64, 0),))).attention == pytest.approx(2e-3)
 
@@ -207,7 +221,7 @@ def llmservingsim(root: Path) -> Path:
 
 
 def test_layers_sequences_and_decodes_that_share_a_call(tmp_path: Path) -> None:
-    cost = ProfileCost(load_profile(str(llmservingsim(tmp_path))), SPEC)
+    cost = ProfileCost(converted(llmservingsim(tmp_path), SPEC), SPEC)
     assert cost.estimated == ()
     parts = cost.parts(BatchShape(((64, 50),), 2, 100))
     assert parts.linear == pytest.approx(2 * 66 * (1 + 2 + 3 + 4) * 1e-6)
@@ -217,43 +231,113 @@ def test_layers_sequences_and_decodes_that_share_a_call(tmp_path: Path) -> None:
     assert cost.parts(BatchShape((), 2, 100)).attention == pytest.approx(2 * 8e-6)
 
 
-# -- damage -----------------------------------------------------------------------------------------------------------
+# -- the command, and damage ------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_profile_and_names_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = aiconfigurator(tmp_path), tmp_path / "written.json"
+    options = ["model=tiny", f"output={output}"]
+    assert main([f"tables={folder}", "model=nanogpt-13b", f"output={output}"]) == 0
+    assert load_profile(str(output)).models["nanogpt-13b"].tensor_parallel.keys() == {1, 2, 4, 8}
+    unknown = aiconfigurator(tmp_path, "b300_sxm")
+    for where, says in (
+        (tmp_path, "no tables known here; give the folder of one device: .../vidur/compute/DEVICE"),
+        (unknown, "system b300_sxm is unknown; known: a100_sxm, h100_sxm, h200_sxm"),
+    ):
+        assert main([f"tables={where}", *options]) == 2
+        message = capsys.readouterr().err
+        assert f"{where}: {says}" in message and message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("layer,tokens,time_us\nqkv_proj,1,fast", "line 2: time_us must be a number of at least 0, is 'fast'"),
-        (
-            "layer,tokens,time_us\nqkv_proj,1,1\nqkv_proj,2,-3",
-            "line 3: time_us must be a number of at least 0, is '-3'",
-        ),
-        ("layer,tokens,time_us\nqkv_proj,1,nan", "line 2: time_us must be a number of at least 0, is 'nan'"),
-        ("layer,tokens,time_us\nqkv_proj,1", "line 2: time_us must be a number of at least 0, is ''"),
-        ("layer,tokens,time_us\nqkv_proj,1,1\n,2,1", "line 3: layer is missing"),
-        ("layer,tokens,time_us\nqkv_proj,1,1\n\nqkv_proj,2,1", "line 3: tokens must be a number above 0, is ''"),
-        ("layer,tokens,time_us\nqkv_proj,1,1,1\nqkv_proj,0,1", "line 3: tokens must be a number above 0, is '0'"),
-        ("layer,tokens,time_us", "holds no rows"),
-        ("layer,tokens,time\nqkv_proj,1,1", "column time_us is missing; found time"),
+        ("qkv_proj,1,fast", "line 2: time_us must be a number of at least 0, is 'fast'"),
+        ("qkv_proj,1,1\nqkv_proj,2,-3", "line 3: time_us must be a number of at least 0, is '-3'"),
+        ("qkv_proj,1,nan", "line 2: time_us must be a number of at least 0, is 'nan'"),
+        ("qkv_proj,1", "line 2: time_us must be a number of at least 0, is ''"),
+        ("qkv_proj,1,1\n\nqkv_proj,2,1", "line 3: tokens must be a number above 0, is ''"),
+        ("qkv_proj,1,1\nqkv_proj,0,1", "line 3: tokens must be a number above 0, is '0'"),
+        ("qkv_proj,1,1", "holds no times of o_proj"),
+        ("", "holds no rows"),
     ],
 )
 def test_a_damaged_table_names_file_and_line(tmp_path: Path, text: str, says: str) -> None:
     folder = llmservingsim(tmp_path)
-    header, *rows = text.split("\n")
-    write(folder / "dense.csv.gz", header, rows)
+    write(folder / "dense.csv.gz", "layer,tokens,time_us", text.split("\n") if text else ())
     with pytest.raises(ProfileError, match=says) as caught:
-        ProfileCost(load_profile(str(folder)), SPEC)
+        convert(folder, [SPEC])
     assert "dense.csv.gz" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_compressed_as_named_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("dense.csv.gz", b"layer,tokens,time_us\n", "dense.csv.gz: cannot read the table"),
+        ("dense.csv.gz", gzip.compress(b"layer,tokens,time\nqkv_proj,1,1"), "column time_us is missing"),
+    ],
+)
+def test_another_kind_of_file_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     folder = llmservingsim(tmp_path)
-    (folder / "dense.csv.gz").write_text("layer,tokens,time_us\n")
-    with pytest.raises(ProfileError, match=r"dense.csv.gz: cannot read the table"):
-        ProfileCost(load_profile(str(folder)), SPEC)
+    (folder / name).write_bytes(content)
+    with pytest.raises(ProfileError, match=says):
+        convert(folder, [SPEC])
 
 
-def test_unknown_devices_are_named(tmp_path: Path) -> None:
-    folder = aiconfigurator(tmp_path, "b300_sxm")
-    with pytest.raises(ProfileError, match="system b300_sxm is unknown; known: a100_sxm, h100_sxm, h200_sxm"):
-        load_profile(str(folder))
+DAMAGES = st.sampled_from(["cell", "cell", "column", "column of cells", "row", "short row", "rows", "bytes", "file"])
+CELLS = st.sampled_from(["", "x", "-1", "0", "nan", "inf", "1e400", "1e300", "0.5", "7", "True", '"', "1,2"])
+
+
+def damage_table(path: Path, draw: st.DataObject) -> None:
+    text = gzip.decompress(path.read_bytes()).decode()
+    lines = [line.split(",") for line in text.splitlines()]
+    row, column = (draw.draw(st.integers(0, size - 1)) for size in (len(lines), len(lines[0])))
+    match draw.draw(DAMAGES):
+        case "cell":
+            lines[row][column] = draw.draw(CELLS)
+        case "column":
+            lines = [line[:column] + line[column + 1 :] for line in lines]
+        case "column of cells":
+            value = draw.draw(CELLS)
+            lines[1:] = [[*line[:column], value, *line[column + 1 :]] for line in lines[1:]]
+        case "row":
+            del lines[row]
+        case "short row":
+            del lines[row][column:]
+        case "rows":
+            del lines[row:]
+        case "file":
+            path.unlink()
+            return
+        case "bytes":
+            content = gzip.compress(text.encode(), mtime=0)
+            cut = draw.draw(st.integers(0, len(content) - 1))
+            path.write_bytes(content[:cut] + draw.draw(st.sampled_from([b"", b"\xff", content[cut + 1 :]])))
+            return
+    path.write_bytes(gzip.compress("\n".join(map(",".join, lines)).encode()))
+
+
+@pytest.mark.parametrize(
+    ("build", "spec", "topology"),
+    [(vidur, SPEC, Topology(2, 2)), (aiconfigurator, WIDE, Topology(2)), (llmservingsim, SPEC, Topology())],
+)
+@given(st.data(), st.integers(1, 2))
+@settings(max_examples=200, phases=(Phase.generate,), suppress_health_check=[HealthCheck.too_slow])
+def test_mutated_tables_are_refused_or_give_finite_times(
+    build: Callable[[Path], Path], spec: ModelSpec, topology: Topology, draw: st.DataObject, num_changes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        where = build(Path(folder))
+        files = st.sampled_from(sorted(Path(folder).rglob("*.csv.gz")))
+        for file in draw.draw(st.lists(files, min_size=1, max_size=num_changes, unique=True), label="files"):
+            damage_table(file, draw)
+        seconds, refusal = [], ""
+        try:
+            cost = ProfileCost(convert(where, [spec]), spec, topology)
+            seconds = [cost.parts(shape).total for shape in SHAPES]
+        except (ProfileError, ConfigError) as error:
+            refusal = str(error)
+        assert "\n" not in refusal and len(refusal) < 400, refusal
+        assert all(math.isfinite(value) and value >= 0 for value in seconds), seconds

@@ -1,0 +1,196 @@
+"""What a profile's file holds of a model: the measured times of its parts, and of the host."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+
+from cbatch.model import DTYPE_BYTES, ModelSpec
+from cbatch.model.topology import Topology
+from cbatch.sim.attention import TableAttention
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.sim.power import PowerLimit
+from cbatch.sim.provenance import Loop
+from cbatch.sim.roofline import Affine
+from cbatch.sim.schema import Columns, Grid, NotNegative, NumGpus, NumLayers, Positive, check_ascending, check_length
+from cbatch.validation import whole
+
+ByTokens = Annotated[PiecewiseLinear, Columns("tokens")]
+ByRequests = Annotated[PiecewiseLinear, Columns("requests")]
+Products = Annotated[PiecewiseLinear, Columns("tokens", positive=True)]
+Table = TypeVar("Table", PiecewiseLinear, BilinearGrid)
+AttentionGrid = Annotated[BilinearGrid, Grid("sizes", "contexts")]
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Host seconds of an iteration: plan, pack, launch and absorb.
+
+    eager_seconds: what launching adds without a captured graph, operation by operation, while the device computes.
+    """
+
+    seconds: NotNegative
+    seconds_per_request: NotNegative = 0.0
+    eager_seconds: NotNegative = 0.0
+
+    def of(self, num_requests: int) -> float:
+        return self.seconds + self.seconds_per_request * num_requests
+
+
+HostTimes = Annotated[Mapping[Loop, HostTime], Field(min_length=2)]
+"""Of the synchronous and of the asynchronous loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallOperations:
+    """Norms, activations and residual sums of a layer: a constant, and bytes per hidden element of a token."""
+
+    seconds_per_layer: NotNegative
+    bytes_per_hidden_element: Positive
+
+    def of(self, share: ModelSpec, bandwidth: float) -> Affine:
+        moved = self.bytes_per_hidden_element * share.hidden_size * DTYPE_BYTES[share.dtype] / 2
+        return Affine(self.seconds_per_layer, moved / bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOnly:
+    """Parts of iterations without prompts, if a runtime computes them differently; each as in `Measured`."""
+
+    linear: Products
+    other: ByTokens
+    head: ByRequests
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraphs:
+    """The graphs that a runtime has captured, to whose tokens it pads iterations.
+
+    requests: of the graphs for decodes alone; there is one for the largest batch too.
+    tokens: of the graphs for iterations with prompts. Only graphs larger than the largest batch are used.
+    fewest: the fewest tokens that each of these takes; an iteration of fewer tokens that no smaller graph holds runs
+        unpadded.
+    """
+
+    requests: tuple[Annotated[int, whole(1)], ...]
+    tokens: tuple[Annotated[int, whole(1)], ...]
+    fewest: tuple[Annotated[int, whole(0)], ...]
+
+    def __post_init__(self) -> None:
+        check_ascending("requests", self.requests)
+        check_ascending("tokens", self.tokens)
+        check_length("fewest", self.fewest, "tokens", self.tokens)
+
+    def padded(self, num_tokens: int, max_batch: int, *, prompts: bool) -> int | None:
+        """Tokens of the graph that computes an iteration with or without prompts; None: it runs unpadded, without a graph."""
+        if not prompts:
+            sizes = [size for size in self.requests if size < max_batch]
+            return next((size for size in [*sizes, max_batch] if size >= num_tokens), None)
+        for size, fewest in zip(self.tokens, self.fewest, strict=True):
+            if max_batch < size and num_tokens <= size:
+                return size if num_tokens >= fewest else None
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Measurements of a model on one GPU at one tensor-parallel degree; None: not measured.
+
+    In a file the times cover all layers. `per_layer` returns them for one layer.
+
+    linear, other: seconds of the layers' matrix products and small operations, against tokens.
+    head: seconds of output head and sampling, against requests. embedding: against tokens.
+    chunks, decodes, mixed_decodes: seconds of the layers' attention, see `TableAttention`.
+    decode_only: iterations without prompts, if measured separately; linear, other and head then exclude them.
+    exchange: seconds of the layers' exchanges between the ranks, against tokens; None: two all-reduces per layer over the
+        profile's links.
+    power: how the time of an iteration depends on the iterations before it.
+    captured_rows: cost of the rows of a captured graph, used or not, of which there is one per request of the largest
+        batch: seconds that a mixed iteration takes beyond one with graphs for the smallest batch, against (largest batch,
+        tokens). The other tables were measured at the last of these batches.
+    captured_graphs: None: nothing is padded.
+    """
+
+    linear: Products | None = None
+    other: ByTokens | None = None
+    head: ByRequests | None = None
+    embedding: ByTokens | None = None
+    decode_only: DecodeOnly | None = None
+    chunks: AttentionGrid | None = None
+    decodes: AttentionGrid | None = None
+    mixed_decodes: AttentionGrid | None = None
+    power: PowerLimit | None = None
+    captured_rows: Annotated[BilinearGrid, Grid("requests", "tokens")] | None = None
+    captured_graphs: CapturedGraphs | None = None
+    exchange: ByTokens | None = None
+
+    def __post_init__(self) -> None:
+        if (self.chunks is None) != (self.decodes is None) or (self.mixed_decodes is not None and self.decodes is None):
+            raise ValueError("chunks and decodes belong together; give both tables")
+
+    def names(self) -> Iterator[str]:
+        """The keys of the tables in a file, those of `decode_only` one by one."""
+        for part in fields(self):
+            table = getattr(self, part.name)
+            if isinstance(table, DecodeOnly):
+                yield from (f"{part.name}.{inner.name}" for inner in fields(table))
+            elif table is not None:
+                yield part.name
+
+    @property
+    def attention(self) -> TableAttention | None:
+        if self.chunks is None or self.decodes is None:
+            return None
+        return TableAttention(self.chunks, self.decodes, self.mixed_decodes)
+
+    def per_layer(self, num_layers: int) -> "Measured":
+        """The same with the seconds of one layer in place of all."""
+        layer = 1 / num_layers
+        return replace(self._scaled(layer, layer, layer, 1.0), exchange=_scaled(self.exchange, layer))
+
+    def share_out(self, spec: ModelSpec, num_gpus: int) -> "Measured":
+        """Estimates the tables of one of the GPUs that share every layer, from those of one that has them alone.
+
+        Products take a GPU's share of the time, attention that of its key-value heads, small operations all of it. On two
+        H200s that was 5% off (mean over iterations of two models), rates of kernels 9%.
+        """
+        part = 1 / num_gpus
+        heads = Topology(num_gpus, gpus_per_node=num_gpus).share(spec).num_kv_heads / spec.num_kv_heads
+        return replace(self._scaled(part, heads, 1.0, part), exchange=None, captured_rows=None)
+
+    def _scaled(self, linear: float, attention: float, other: float, head: float) -> "Measured":
+        alone = self.decode_only
+        return replace(
+            self,
+            linear=_scaled(self.linear, linear),
+            other=_scaled(self.other, other),
+            head=_scaled(self.head, head),
+            chunks=_scaled(self.chunks, attention),
+            decodes=_scaled(self.decodes, attention),
+            mixed_decodes=_scaled(self.mixed_decodes, attention),
+            decode_only=alone
+            and DecodeOnly(alone.linear.scaled(linear), alone.other.scaled(other), alone.head.scaled(head)),
+        )
+
+
+def _scaled(table: Table | None, factor: float) -> Table | None:
+    return None if table is None else table.scaled(factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredModel:
+    """The tables of a model by tensor-parallel degree. host: of this model; None: the profile's."""
+
+    num_layers: NumLayers
+    host: HostTimes | None = None
+    tensor_parallel: Mapping[NumGpus, Measured]
+
+    def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
+        """The tables of one GPU, per layer, and which of them were inferred: a degree that was not measured, from one GPU."""
+        if tensor_parallel in self.tensor_parallel:
+            return self.tensor_parallel[tensor_parallel].per_layer(self.num_layers), ()
+        if 1 not in self.tensor_parallel:
+            return Measured(), ()
+        shared = self.tensor_parallel[1].per_layer(self.num_layers).share_out(spec, tensor_parallel)
+        return shared, tuple(name for name in ("linear", "attention", "other", "head") if getattr(shared, name))

@@ -1,0 +1,120 @@
+"""How the numbers and tables of a profile's file are written in JSON; pydantic reads and writes them.
+
+    Annotated[PiecewiseLinear, Columns("tokens")]        {"tokens": [1, 128], "seconds": [0.005, 0.007]}
+    Annotated[BilinearGrid, Grid("sizes", "contexts")]   {"sizes": [16], "contexts": [0, 1024], "seconds": [[1e-6, null]]}
+
+Every number is checked when a file is read, so that a damaged file fails there and not as a strange result.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.validation import Give, whole
+
+LARGEST = 1e30
+"""Positive numbers lie between the inverse of this and this: products and quotients of two of them stay finite."""
+
+_number = partial(core_schema.float_schema, le=LARGEST, allow_inf_nan=False, strict=True)
+
+POSITIVE = Give(f"a number above 0 (from {1 / LARGEST} to {LARGEST})", _number(ge=1 / LARGEST))
+NOT_NEGATIVE = Give(f"a number of at least 0 (at most {LARGEST})", _number(ge=0.0))
+Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+NumLayers = Annotated[int, whole(1, unit="number of layers")]
+NumGpus = Annotated[int, Give("a number of GPUs", core_schema.int_schema(ge=1))]
+"""A key of a JSON object, and therefore a text there."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Annotates a `PiecewiseLinear` with the keys of its sizes and of its values. positive: no value may be 0."""
+
+    sizes: str
+    values: str = "seconds"
+    positive: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        positive, not_negative = _numbers(handler)
+        sizes = core_schema.list_schema(positive, min_length=1)
+        values = core_schema.list_schema(positive if self.positive else not_negative)
+        return _object({self.sizes: sizes, self.values: values}, self._read, self._write)
+
+    def _read(self, lists: dict[str, list[float]]) -> PiecewiseLinear:
+        sizes, values = lists[self.sizes], lists[self.values]
+        check_ascending(self.sizes, sizes)
+        check_length(self.values, values, self.sizes, sizes)
+        return PiecewiseLinear(tuple(sizes), tuple(values))
+
+    def _write(self, table: PiecewiseLinear) -> dict[str, Any]:
+        return {self.sizes: _whole_numbers(table.sizes), self.values: list(table.seconds)}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Annotates a `BilinearGrid` with the keys of its sizes and columns; a point that was not measured is null."""
+
+    sizes: str
+    columns: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        positive, not_negative = _numbers(handler)
+        sizes = core_schema.list_schema(positive, min_length=1)
+        columns = core_schema.list_schema(not_negative)
+        row = core_schema.list_schema(core_schema.nullable_schema(not_negative))
+        rows = core_schema.list_schema(row)
+        return _object({self.sizes: sizes, self.columns: columns, "seconds": rows}, self._read, self._write)
+
+    def _read(self, lists: dict[str, Any]) -> BilinearGrid:
+        sizes, columns, rows = lists[self.sizes], lists[self.columns], lists["seconds"]
+        check_ascending(self.sizes, sizes)
+        check_ascending(self.columns, columns)
+        check_length("seconds", rows, self.sizes, sizes)
+        points = []
+        for row in rows:
+            check_length("a row of seconds", row, self.columns, columns)
+            points.append([(column, value) for column, value in zip(columns, row, strict=True) if value is not None])
+        if not all(points):
+            raise ValueError("seconds: give at least one number in every row")
+        known, seconds = (tuple(tuple(point[part] for point in row) for row in points) for part in (0, 1))
+        return BilinearGrid(tuple(sizes), known, seconds)
+
+    def _write(self, grid: BilinearGrid) -> dict[str, Any]:
+        columns = sorted({column for row in grid.columns for column in row})
+        rows = [dict(zip(*row, strict=True)) for row in zip(grid.columns, grid.seconds, strict=True)]
+        seconds = [[row.get(column) for column in columns] for row in rows]
+        return {self.sizes: _whole_numbers(grid.sizes), self.columns: _whole_numbers(columns), "seconds": seconds}
+
+
+def check_ascending(key: str, sizes: Sequence[float]) -> None:
+    """Raises ValueError, which pydantic reports with the place in the file, as `check_length` does."""
+    if any(later <= size for size, later in pairwise(sizes)):
+        raise ValueError(f"{key} must be ascending")
+
+
+def check_length(key: str, values: Sequence[Any], sizes_key: str, sizes: Sequence[Any]) -> None:
+    """Raises ValueError unless there is a value for every size."""
+    if len(values) != len(sizes):
+        raise ValueError(f"{key} has {len(values)} values for {len(sizes)} {sizes_key}")
+
+
+def _numbers(handler: GetCoreSchemaHandler) -> list[CoreSchema]:
+    return [kind.__get_pydantic_core_schema__(float, handler) for kind in (POSITIVE, NOT_NEGATIVE)]
+
+
+def _object(lists: dict[str, CoreSchema], read: Callable[[Any], Any], write: Callable[[Any], Any]) -> CoreSchema:
+    fields = {key: core_schema.typed_dict_field(schema) for key, schema in lists.items()}
+    content = core_schema.typed_dict_schema(fields, extra_behavior="forbid")
+    serialization = core_schema.plain_serializer_function_ser_schema(write)
+    return core_schema.no_info_after_validator_function(read, content, serialization=serialization)
+
+
+def _whole_numbers(sizes: Sequence[float]) -> list[float]:
+    """Writes whole numbers without a decimal point."""
+    return [int(size) if size == int(size) else size for size in sizes]

@@ -1,0 +1,36 @@
+"""`python -m reproduction.profiles tables=FOLDER model=NAME,... output=FILE`: a profile's file from published tables.
+
+tables   folder of one device: .../vidur/compute/DEVICE, .../aiconfigurator/SYSTEM or
+         .../llmservingsim/DEVICE/MODEL_tpDEGREE
+model    presets of conf/model, separated by commas
+output   the file, for `hardware=FILE`
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cbatch.sim.profile_file import profile_text
+from experiments.settings.command_line import keyword_arguments, run
+from experiments.settings.presets import load_spec
+from experiments.store.provenance import write_text
+from reproduction.profiles import convert
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns its exit status."""
+    return run(_convert, arguments, lambda: str(__doc__))
+
+
+def _convert(*options: str) -> None:
+    write_profile(**keyword_arguments(write_profile, options, "profiles"))
+
+
+def write_profile(tables: str, model: tuple[str, ...], output: str) -> None:
+    """Converts the tables and writes the file."""
+    write_text(Path(output), profile_text(convert(Path(tables), [load_spec(name) for name in model])))
+    print(f"written: {output}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
