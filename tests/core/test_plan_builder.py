@@ -1,72 +1,15 @@
 """The plan builder: no sequence of its calls makes a plan that the engine refuses, and it says why it grants nothing."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from schedules import UnitCost, make_engine
+from schedules import make_engine
 
-from cbatch import Engine, Limits, Plan, PlanBuilder, PlanError, PolicyError, Refusal, Request, View
-from cbatch.sim.executor import SimExecutor
+from cbatch import Limits, Plan, PlanBuilder, PlanError, PolicyError, Refusal, Request, View
 from policies.orca import Orca
 
 LIMITS = Limits(max_batch=3, max_tokens=16, max_request_tokens=40)
-
-amounts = st.none() | st.integers(-2, 20) | st.just(float("inf"))
-CALLS: dict[str, st.SearchStrategy[Any]] = {
-    "add": st.fixed_dictionaries({"num_tokens": amounts, "reserve": st.integers(-1, 50), "whole": st.booleans()}),
-    "add_decodes": st.fixed_dictionaries({"at_most": st.none() | st.integers(-2, 4), "preempt_newest": st.booleans()}),
-    "preempt": st.just({}),
-    "reject": st.just({"reason": "why"}),
-    "pad_to": st.fixed_dictionaries({"num_tokens": st.integers(-5, 30)}),
-}
-calls = st.one_of(
-    st.tuples(st.just(name), st.integers(0, 9), arguments)
-    for name, arguments in {**CALLS, "add once more": CALLS["add"]}.items()  # the most frequent call
-)
-plans = st.lists(st.tuples(st.lists(calls, min_size=2, max_size=9), st.none() | st.floats(0, 40)), min_size=1)
-
-
-class AnyCalls:
-    """Serves like `Orca` for some iterations; then makes the given calls, each for one of all requests there are."""
-
-    def __init__(self, script: list[Any], requests: list[Request], begin: int) -> None:
-        self.script, self.requests, self.begin = list(script), requests, begin
-
-    def plan(self, view: View) -> Plan:
-        if view.iteration < self.begin:
-            return Orca().plan(view)
-        to_call, wake_at = self.script.pop(0)
-        plan = view.plan()
-        for name, number, arguments in to_call:
-            method = getattr(plan, name.split()[0])
-            try:
-                method(*[] if name in ("add_decodes", "pad_to") else [self.requests[number]], **arguments)
-            except PlanError:
-                if name not in ("preempt", "reject"):
-                    raise
-        return plan.build(wake_at=wake_at)
-
-
-@pytest.mark.parametrize("num_stages", [0, 1, 3], ids=["sync", "async", "pipeline"])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(script=plans, begin=st.integers(0, 4), blocks=st.integers(10, 24))
-def test_no_sequence_of_calls_builds_a_plan_that_the_engine_refuses(
-    num_stages: int, script: list[Any], begin: int, blocks: int
-) -> None:
-    requests = [Request(id_, 1 + 3 * (id_ % 4), 1 + id_ % 5, arrival_time=float(id_ // 4)) for id_ in range(9)]
-    executor = SimExecutor(UnitCost())
-    executor.num_stages = max(num_stages, 1)
-    limits = Limits(LIMITS.max_batch, LIMITS.max_tokens, 40, num_stages=executor.num_stages)
-    policy = AnyCalls(script, [*requests, Request(99, 3, 3)], begin)  # the last is a stranger
-    engine = Engine(policy, executor, limits, UnitCost(), num_blocks=blocks, block_size=2, asynchronous=num_stages > 0)
-    engine.submit(requests)
-    while policy.script and engine.num_unfinished:
-        with suppress(PolicyError):  # nothing was planned, and nothing is to come
-            engine.step()
 
 
 class Scripted:
@@ -100,89 +43,6 @@ def add_all(plan: PlanBuilder, view: View) -> None:
         plan.add(request)
 
 
-def test_a_preempted_request_is_not_among_the_decodes() -> None:
-    def fill(plan: PlanBuilder, view: View) -> None:
-        plan.preempt(list(view.running)[1])
-        assert plan.add_decodes() == 2
-
-    assert run(add_all, fill)[1] == "Plan(0:1 2:1) -[1] free=96"
-
-
-def test_decodes_that_were_added_before_are_left_out() -> None:
-    def fill(plan: PlanBuilder, view: View) -> None:
-        assert plan.add(list(view.running)[1]) == 1
-        assert plan.add_decodes() == 2
-        assert plan.add_decodes() == plan.add(next(iter(view.running))) == 0
-        assert plan.refusal is Refusal.NAMED
-
-    def fill_one_by_one(plan: PlanBuilder, view: View) -> None:
-        assert plan.add_decodes(at_most=1) == plan.add_decodes(at_most=1) == 1
-        for request in list(view.running)[:2]:
-            assert plan.add(request) == 0
-            assert plan.refusal is Refusal.NAMED
-
-    plans = run(add_all, fill, fill_one_by_one)
-    assert plans[1:] == ["Plan(1:1 0:1 2:1) -[] free=94", "Plan(0:1 1:1) -[] free=94"]
-
-
-@pytest.mark.parametrize("at_most", [None, 1, 0, -1])
-def test_at_most_counts_those_that_are_added(at_most: int | None) -> None:
-    def fill(plan: PlanBuilder, view: View) -> None:
-        plan.preempt(next(iter(view.running)))
-        assert plan.add_decodes(at_most=at_most) == (2 if at_most is None else max(at_most, 0))
-
-    run(add_all, fill)
-
-
-def test_preempting_takes_back_what_the_plan_granted() -> None:
-    """As in vLLM's scheduler: the tokens that the victim had been granted return to the budget."""
-
-    def fill(plan: PlanBuilder, view: View) -> None:
-        first, *_ = view.running
-        plan.add(first, reserve=8)
-        plan.add_decodes()
-        assert (plan.num_tokens, plan.num_requests, plan.free_blocks) == (3, 3, 94)
-        plan.preempt(first)
-        assert (plan.num_tokens, plan.num_requests, plan.tokens_left, plan.rows_left) == (2, 2, 10, 2)
-        assert plan.free_blocks == 96  # the two of the decodes stay
-        assert plan.plan.reserve == {}
-
-    assert run(add_all, fill)[1] == "Plan(1:1 2:1) -[0] free=96"
-
-
-def test_a_preempted_request_leaves_one_place() -> None:
-    def fill(plan: PlanBuilder, view: View) -> None:
-        first, *_ = view.running
-        plan.add(first)
-        plan.preempt(first)
-        assert plan.add(view.waiting[0]) == 4
-        assert plan.add(view.waiting[1]) == 0
-        assert plan.refusal is Refusal.PLACES
-
-    engine = make_engine(Scripted(add_all, fill), LIMITS)
-    engine.submit(Request(id_, 4, 4) for id_ in range(5))
-    engine.run()
-
-
-def test_rejecting_takes_back_the_admission() -> None:
-    def fill(plan: PlanBuilder, view: View) -> None:
-        add_all(plan, view)
-        plan.reject(view.waiting[1], "too late")
-        assert (plan.free_blocks, plan.rows_left, plan.tokens_left) == (98, 2, 4)
-
-    assert run(fill) == ["Plan(0:4 2:4) -[] free=98"]
-
-
-def test_requests_may_be_rejected_one_by_one() -> None:
-    def reject(plan: PlanBuilder, view: View) -> None:
-        plan.reject(view.waiting[0], "all are")
-
-    policy = Scripted(reject, reject, reject)
-    engine = make_engine(policy, LIMITS)
-    engine.submit(Request(id_, 4, 4) for id_ in range(3))
-    assert [request.reject_reason for request in engine.run().requests] == ["all are"] * 3
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -204,14 +64,6 @@ def test_a_call_that_no_plan_may_contain_names_policy_request_rule_and_line(wron
     text = str(caught.value)
     assert text.startswith("policy Scripted, iteration 1, request ")
     assert message in text and "; rule: " in text and "(test_plan_builder.py:" in text and "\n" not in text
-
-
-@pytest.mark.parametrize(
-    "name", ["wake_at", "note", "reserve", "num_tokens", "tokens_left", "free_blocks", "preempt", "plan"]
-)
-def test_nothing_can_be_assigned(name: str) -> None:
-    with pytest.raises(PolicyError, match=rf"AttributeError: .*{name}.*test_plan_builder.py:"):
-        run(lambda plan, view: setattr(plan, name, 3))
 
 
 def test_add_says_why_it_grants_nothing() -> None:

@@ -1,6 +1,5 @@
 """What a policy sees beyond counters: who received tokens and when, when the iterations in flight end; paused requests."""
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -15,49 +14,6 @@ from cbatch.sim.executor import SimExecutor
 from policies.orca import Orca
 
 LIMITS = Limits(max_batch=2, max_tokens=10, max_request_tokens=100)
-
-
-class Listening(Orca):
-    """Notes the receivers of each iteration with their token times, and preempts request 0 once."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[float | None, list[int]]] = []
-        self.preempted = False
-
-    def plan(self, view: View) -> Plan:
-        first, *_ = [*view.running, *view.waiting, None]
-        if first is not None and first.num_new_tokens == 2 and not self.preempted:
-            self.preempted = True
-            plan = view.plan()
-            plan.preempt(first)
-            return plan.build()
-        return super().plan(view)
-
-    def on_tokens(self, requests: Sequence[Request]) -> None:
-        assert len({request.last_token_at for request in requests}) == 1
-        self.heard.append((requests[0].last_token_at, [request.id for request in requests]))
-
-
-def test_a_policy_hears_who_received_tokens_and_sees_when() -> None:
-    """Request 0 is preempted at 2 s, with 2 tokens, recomputed alone, and keeps the time of its first token."""
-    policy = Listening()
-    engine = make_engine(policy, LIMITS)
-    requests = [Request(0, 4, 4), Request(1, 6, 1, arrival_time=1.5)]
-    assert (requests[0].first_token_at, requests[0].last_token_at) == (None, None)
-    engine.submit(requests)
-    engine.run()
-    assert policy.heard == [(1.0, [0]), (2.0, [0]), (3.0, [0]), (4.0, [0, 1])]
-    assert [(request.first_token_at, request.last_token_at) for request in requests] == [(1.0, 4.0), (4.0, 4.0)]
-    assert [(request.num_preemptions, request.num_recomputed_tokens) for request in requests] == [(1, 5), (0, 0)]
-
-
-def test_overshoot_is_not_heard() -> None:
-    policy = Listening()
-    engine = make_engine(policy, LIMITS, asynchronous=True)
-    engine.submit([Request(0, 4, 5, true_new_tokens=1)])
-    engine.run()
-    assert engine.state.num_overshoot_tokens == 1
-    assert policy.heard == [(1.0, [0])]
 
 
 def predicted_and_true_ends(executor: SimExecutor, asynchronous: bool) -> list[tuple[float, float]]:

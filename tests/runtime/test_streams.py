@@ -60,69 +60,6 @@ def test_two_streams_run_at_the_same_time(first: ThreadStream, second: ThreadStr
     finish(second)
 
 
-def test_without_a_wait_a_stream_overtakes_another(first: ThreadStream, second: ThreadStream) -> None:
-    gate, done = threading.Event(), []
-    first.run(gate.wait)
-    first.run(lambda: done.append("first"))
-    second.run(lambda: done.append("second"))
-    finish(second)
-    gate.set()
-    finish(first)
-    assert done == ["second", "first"]
-
-
-def test_a_wait_holds_later_work_of_its_stream_only(first: ThreadStream, second: ThreadStream) -> None:
-    gate, done, event = threading.Event(), [], first.event()
-    early = second.event()
-    first.run(gate.wait)
-    first.run(lambda: done.append("first"))
-    first.record(event)
-    second.run(lambda: done.append("before the wait"))
-    second.record(early)
-    second.wait(event)
-    second.run(lambda: done.append("after the wait"))
-    early.synchronize()
-    assert done == ["before the wait"]
-    gate.set()
-    finish(second)
-    assert done == ["before the wait", "first", "after the wait"]
-
-
-def test_an_event_stands_for_the_work_enqueued_before_its_record(first: ThreadStream, second: ThreadStream) -> None:
-    gate, event = threading.Event(), first.event()
-    first.record(event)
-    first.run(gate.wait)  # enqueued after the record: no stream waits for it
-    second.wait(event)
-    finish(second)
-    event.synchronize()
-    gate.set()
-
-
-def test_an_event_never_recorded_holds_nobody_up(first: ThreadStream, second: ThreadStream) -> None:
-    event = first.event()
-    second.wait(event)
-    finish(second)
-    event.synchronize()
-
-
-def test_recording_again_does_not_disturb_a_wait_already_enqueued(first: ThreadStream, second: ThreadStream) -> None:
-    gate, done, event = threading.Event(), [], first.event()
-    first.record(event)
-    second.wait(event)  # for the first record
-    second.run(lambda: done.append("second"))
-    first.run(gate.wait)
-    first.record(event)
-    finish(second)
-    assert done == ["second"]
-    second.wait(event)  # for the second record
-    second.run(lambda: done.append("third"))
-    time.sleep(0.02)
-    assert done == ["second"]
-    gate.set()
-    finish(second)
-    assert done == ["second", "third"]
-
-
 def test_an_event_tells_when_it_was_reached(first: ThreadStream) -> None:
     begun, ended = first.event(), first.event()
     before = time.perf_counter()

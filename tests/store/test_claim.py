@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from commands import QUICK, command, environment, summary
 
+from experiments import serve
 from experiments.store.claim import ClaimedError, check_free, claimed, make_new_folder
 from experiments.store.provenance import atomic_write
 
@@ -111,7 +112,7 @@ def test_folders_created_at_the_same_moment_are_different_even_while_their_paren
 def test_a_run_that_ended_meanwhile_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command twice: the second is past its first look at the folder when the first ends."""
     arguments = ("run", "output=out", "progress=off", *QUICK)
-    assemble = sys.modules["experiments.serve"].assemble
+    assemble = serve.assemble
 
     def run_the_first(settings: Any, say: Any) -> Any:
         monkeypatch.undo()
