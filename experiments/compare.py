@@ -32,7 +32,7 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments import run as run_command
 from experiments.capacity.folder import RESULT, read_searches
-from experiments.job import known_figures, may_exist, no_such_figure
+from experiments.objective import known_figures, may_exist, no_such_figure
 from experiments.settings.choices import option_names
 from experiments.settings.command_line import run
 from experiments.store.differences import difference_text, disagree, not_apart, ratio_text, signed, times

@@ -21,10 +21,11 @@ from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
 from cbatch.replay.follow import follow
 from experiments.settings.backends import Cpu, Cuda, with_even_stages
-from experiments.settings.command_line import check_effects, run, with_search_path
-from experiments.settings.composition import compose_run
+from experiments.settings.command_line import run
+from experiments.settings.compose import compose_run
 from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.settings.hardware import cost_model
+from experiments.settings.overrides import check_effects, key_of
 from experiments.settings.settings import PLANS_BY, Keys, Recipe, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
@@ -145,15 +146,9 @@ def _settings(folder: Path) -> Settings:
 def _policy(file: DecisionsFile, overrides: Sequence[str]) -> Recipe:
     """Returns the policy that the run's command line describes with these overrides."""
     check_effects(overrides, PLANS_BY, "replay")
-    given = {_key(override) for override in overrides}
-    own_folder = "hydra.searchpath" in given
-    recorded = [override for override in file.overrides if not (own_folder and override.startswith("--config-dir="))]
-    before = [override for override in with_search_path(recorded) if _key(override) not in given]
+    given = {key_of(override) for override in overrides}
+    before = [override for override in file.overrides if key_of(override) not in given]
     return compose_run(*before, *overrides).policy
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
 
 
 if __name__ == "__main__":

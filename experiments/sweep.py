@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from cbatch import ConfigError
+from experiments.settings.compose import MULTIRUN
 from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder
 from experiments.store.run_folder import CONFIG
 from experiments.store.runs import ERRORS, label_seeds, read_runs
@@ -19,10 +19,6 @@ from experiments.store.text import sweep_text
 
 OPTIMUM = "optimization_results.yaml"
 """File in which `hydra-optuna-sweeper` leaves the best settings."""
-
-
-_OF_HYDRA = "multirun.yaml"
-"""File that Hydra writes to the folder of a sweep."""
 
 
 @contextmanager
@@ -38,7 +34,7 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
     name = _name_of_sweep(arguments)
     if name is None:
         name = make_new_folder(sweep_folder(f"{datetime.now():%Y-%m-%d_%H-%M-%S}")).name
-        sys.argv.append(f"sweep={name}")
+        arguments.append(f"sweep={name}")
     folder = sweep_folder(name)
     try:
         with claimed(folder):
@@ -46,11 +42,11 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
                 yield name
             finally:
                 if {path.name for path in folder.iterdir()} <= {
-                    _OF_HYDRA,
+                    MULTIRUN,
                     UNFINISHED,
                     LOCK,
                 }:  # it ended before its first run
-                    (folder / _OF_HYDRA).unlink(missing_ok=True)
+                    (folder / MULTIRUN).unlink(missing_ok=True)
     finally:
         with suppress(OSError):  # not empty
             os.removedirs(folder)
@@ -66,17 +62,17 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
     if not named:
         return None
     given = named[-1]
-    override = OverridesParser.create().parse_override(given)
-    value = override.value()
-    if override.is_sweep_override() or value in (None, "") or "${" in str(value):
+    text = given.removeprefix("sweep=")
+    value = text.strip("'\"")
+    if value in ("", "null") or "${" in value or ("," in value and value == text):
         raise ConfigError(f"{given}: is not a name; give one, without commas or ${{...}}")
-    name = Path(str(value))
+    name = Path(value)
     if name.is_absolute() or not name.parts or ".." in name.parts:
         raise ConfigError(f"{given}: is not below multirun/, where sweeps are; give a name without .. or a leading /")
-    for folder in (sweep_folder(str(name)), *map(sweep_folder, map(str, name.parents))):
+    for folder in (sweep_folder(value), *map(sweep_folder, map(str, name.parents))):
         if folder != sweep_folder(".") and (folder / CONFIG).is_file():
             raise ConfigError(f"{given}: {folder} is the folder of a run; give another name")
-    return str(value)
+    return value
 
 
 def end_of_sweep(sweep: str, folders: Callable[[Path], list[Path]], table: Callable[[Path], str]) -> int:

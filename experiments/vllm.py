@@ -22,10 +22,10 @@ from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter, make_scheduler
 from cbatch.vllm.settings import Mode
 from experiments.check.scenario import Arrival, Scenario, play
-from experiments.settings.command_line import check_given_once, values_by_key
-from experiments.settings.composition import compose_keys
+from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
 from experiments.settings.hardware import cost_model
+from experiments.settings.overrides import check_given_once, values_by_key
 from experiments.settings.settings import GROUPS, read_settings
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import CONFIG, DECISIONS
@@ -67,7 +67,7 @@ def variable() -> Iterator[list[str]]:
     try:
         yield overrides
     except Exception as error:
-        message = one_line(error, overrides, name="vllm")
+        message = one_line(error)
         if message is None:
             raise
         raise ConfigError(f"{VARIABLE}={shlex.join(overrides)!r}: {message}") from None
@@ -131,7 +131,7 @@ def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Key
             raise ConfigError(f"{key}: no such key; did you mean vllm.{key}?")
         if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
             raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
-    config = compose_keys(*overrides, name="vllm")
+    config = compose(*overrides, name="vllm").keys
     return given, read(Keys, config.pop("vllm"), "vllm."), config
 
 

@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from omegaconf import DictConfig
-
 from cbatch import ConfigError
 from cbatch.validation import Switch, parse, whole
 from experiments.arena import page
@@ -21,8 +19,8 @@ from experiments.arena.board import read_board
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.capacity.command import read_simulated
 from experiments.capacity.folder import result_folders
-from experiments.job import Work, run_job
-from experiments.run import Command, main
+from experiments.job import Command
+from experiments.run import main
 from experiments.settings.command_line import HELP
 from experiments.settings.settings import Keys, Settings
 from experiments.store.provenance import write_text
@@ -49,18 +47,13 @@ class ArenaSettings(ArenaKeys, Settings):
     """The settings of a run of the arena."""
 
 
-_READ = partial(read_simulated, ArenaSettings, ArenaKeys)
-
-
-def _job(config: DictConfig) -> float | None:
-    return run_job(config, Work(_READ))
-
-
 def _count(root: Path) -> str:
     return f"{len(run_folders(root))} runs"
 
 
-COMMAND = Command("arena", _job, run_folders, _count, check=_READ)
+COMMAND = Command(
+    "arena", partial(read_simulated, ArenaSettings, ArenaKeys), folders=run_folders, table=_count, stem="_arena"
+)
 
 
 def arena(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from cbatch import SLO, KVSize, Limits, Plan, Policy, Request, RequestSpec, Server, View
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.bench.sim import SPEC
-from experiments.settings.composition import compose_run, policy_names
+from experiments.settings.compose import compose_run, policy_names
 
 RUNNING, WAITING = 256, (10_000, 100_000)
 WARM_UP, REPEATS, PLANS = 100, 3, 100

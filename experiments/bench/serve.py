@@ -17,7 +17,7 @@ from cbatch import ConfigError, Server
 from experiments.bench.serving import compare
 from experiments.settings.assemble import assemble
 from experiments.settings.command_line import Count
-from experiments.settings.composition import compose_run
+from experiments.settings.compose import compose_run
 from experiments.settings.servers import equal_requests
 from experiments.store.benchmark_file import BENCH, write
 from policies.orca import Orca

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -110,13 +110,19 @@ def measure(
     return summary
 
 
-def read_simulated(kind: type[S], keys: type[Keys], config: Mapping[str, Any], **given: Any) -> S:
+def read_simulated(
+    kind: type[S],
+    keys: type[Keys],
+    config: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    choices: Mapping[str, str] | None = None,
+) -> S:
     """Returns the settings of a command that simulates runs; the arguments are those of `read_as`.
 
     Raises:
         ConfigError: as `read_as`; a backend that is not simulated.
     """
-    settings = read_as(kind, keys, config, **given)
+    settings = read_as(kind, keys, config, overrides, choices)
     if not settings.backend.simulated:
         raise ConfigError(f"backend={settings.backend.name}: this command simulates; give backend=sim")
     return settings

@@ -33,8 +33,9 @@ from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, Ending, History
 from experiments.check.search import describe_sizes, search
 from experiments.check.verdicts import describe, write_table
-from experiments.settings.command_line import check_effects, listed, run
-from experiments.settings.composition import compose_run
+from experiments.settings.command_line import listed, run
+from experiments.settings.compose import compose_run
+from experiments.settings.overrides import check_effects
 from experiments.settings.settings import PLANS_BY
 
 CHUNK = 4

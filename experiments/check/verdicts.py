@@ -9,7 +9,7 @@ from tabulate import tabulate
 from experiments.check.properties import PROPERTIES, Property
 from experiments.check.scenario import History
 from experiments.check.search import Counterexample, Verdicts, search, tiny_scenarios
-from experiments.settings.composition import compose_run, policy_names
+from experiments.settings.compose import compose_run, policy_names
 from experiments.store.provenance import around_marks, write_text
 
 BEGIN, END = "<!-- begin: written by `python -m experiments.check table=FILE` -->", "<!-- end -->"

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -24,25 +23,6 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _OPTION = re.compile(r"(?P<name>[\w.-]+)(\((?P<arguments>.*)\))?", re.DOTALL)
 _NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
 _PAIRS = {")": "(", "]": "[", "}": "{"}
-
-# Hydra copies its sources for each group that it lists and each run that it composes, and with them this one store, only to
-# read it: without the copies `--help` takes half the time
-ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
-
-
-def swept_options(arguments: Sequence[str], folder: Path) -> list[str]:
-    """Returns the options with arguments that the experiment of a command line sweeps, as overrides: Hydra's sweeper, which
-    reads them from its file, does not know them. Those that the command line gives itself are left out.
-
-    folder: of the settings.
-    """
-    named = [argument.partition("=")[2] for argument in arguments if argument.startswith("experiment=")]
-    path = folder / "experiment" / f"{named[-1]}.yaml" if named else None
-    if path is None or not path.is_file():
-        return []
-    found = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params") or {}
-    given = {argument.partition("=")[0] for argument in arguments}
-    return [f"{key}={value}" for key, value in found.items() if "(" in str(value) and key not in given]
 
 
 def with_arguments(overrides: Sequence[str]) -> list[str]:

@@ -5,17 +5,15 @@ Independent of any command. The settings of a run are read by Hydra instead: see
 
 import inspect
 import os
-import re
 import sys
-from argparse import ArgumentParser
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
-from experiments.settings.choices import with_arguments
-from experiments.settings.error_lines import one_line, search_path
-from experiments.settings.settings import GROUPS, ROOT_KEYS
+from experiments.settings.error_lines import one_line
+from experiments.settings.overrides import check_given_once, say_repeated, with_search_path
+from experiments.settings.settings import GROUPS
 
 HELP = frozenset({"-h", "--help"})
 Count = Annotated[int, whole(1)]
@@ -49,7 +47,7 @@ def run(
             if HELP & set(given) or not (given or bare):
                 print(usage())
                 return 0 if given else 2
-            given = with_arguments(with_search_path(given)) if composes else given
+            given = with_search_path(given) if composes else given
             for argument in given:
                 if argument.startswith("-"):
                     raise no_such_option(argument)
@@ -61,21 +59,13 @@ def run(
             print(f"\n{interrupted}", file=sys.stderr)
             return 130
         except Exception as error:
-            message = one_line(error, given)
+            message = one_line(error)
             if message is None:
                 raise
             print(f"error: {message}", file=sys.stderr)
             return 2
 
     return ends_with_its_reader(attempt)
-
-
-def with_search_path(arguments: Sequence[str]) -> list[str]:
-    """Replaces --config-dir FOLDER by the override that says the same, behind the other arguments."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", "-cd", nargs="?", const="?")
-    options, others = parser.parse_known_args(arguments)
-    return others if options.config_dir is None else [*others, search_path(options.config_dir)]
 
 
 def ends_with_its_reader(command: Callable[[], int]) -> int:
@@ -115,41 +105,6 @@ def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]
         if not any(name.startswith(beginning) for name in names):
             raise ConfigError(f"{key}: none begins with {beginning!r}; known: {'; '.join(names)}")
     return [name for name in names if name.startswith(given)]
-
-
-def check_given_once(overrides: Iterable[str], keys: Collection[str] | None = None, *, sweeps: bool = False) -> None:
-    """Raises ConfigError if the command line gives one of the keys twice.
-
-    keys: None for every key. sweeps: the command takes several values of a key, as a sweep.
-    """
-    for key, (first, *others) in values_by_key(overrides).items():
-        if others and (keys is None or key in keys):
-            several = f"; or {key}={','.join([first, *others])} for a sweep, with -m" if sweeps else ""
-            raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
-
-
-def say_repeated(overrides: Iterable[str]) -> None:
-    """Prints a line for each key that the command line gives several times; Hydra takes the last value."""
-    for key, values in values_by_key(overrides).items():
-        if len(values) > 1:
-            print(f"{key} is given {len(values)} times; the last one counts: {key}={values[-1]}")
-
-
-def check_effects(overrides: Iterable[str], keys: Collection[str], command: str) -> None:
-    """Raises ConfigError for a key of a run that has no effect on this command. keys: those, or their first parts, that have."""
-    for key in values_by_key(overrides):
-        if (first := re.split(r"[.@]", key)[0]) in ROOT_KEYS and first not in keys:
-            raise ConfigError(f"{key}: has no effect on a {command}, which takes {', '.join(keys)}; leave it out")
-
-
-def values_by_key(overrides: Iterable[str]) -> dict[str, list[str]]:
-    """The values that the command line gives to each key, in order."""
-    values: dict[str, list[str]] = {}
-    for override in overrides:
-        key, equals, value = override.lstrip("+").partition("=")
-        if equals and not key.startswith("~"):
-            values.setdefault(key, []).append(value)
-    return values
 
 
 def keyword_arguments(function: Callable[..., Any], options: Sequence[str], command: str) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from cbatch import Limits, ModelSpec, Policy
 from cbatch.runtime.options import Options
 from experiments.bench.serving import MakeServer, Runs, gpu_server, repeat
 from experiments.settings.command_line import Count
-from experiments.settings.composition import composed, swept, workload
 from experiments.settings.servers import equal_requests, release_memory
 from experiments.settings.settings import read_settings
 from experiments.workloads import Workload
 from reproduction import RESULTS
+from reproduction.experiment_files import composed, swept, workload
 from reproduction.stored import write
 
 LOOPS = {"sync": False, "async": True}

@@ -16,7 +16,7 @@ from cbatch import CostModel, Engine, KVSize, Limits, Policy, Request, RunRecord
 from cbatch.sim import SimExecutor
 from experiments.serve import figures_of
 from experiments.settings.assemble import assemble
-from experiments.settings.composition import compose_run
+from experiments.settings.compose import compose_run
 from experiments.store.sources import hash_of
 
 FOLDER = Path("runs", "paper")

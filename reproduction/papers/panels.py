@@ -6,7 +6,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from experiments.plots.parts import log_x
-from experiments.settings.composition import swept_numbers
+from reproduction.experiment_files import swept_numbers
 from reproduction.papers.frames import Row, data_frame
 from reproduction.papers.machines import Machines
 from reproduction.papers.steady import Load, Scheme

@@ -13,7 +13,7 @@ from cbatch.replay.schedule import Schedule
 from cbatch.sim import SimExecutor
 from experiments.plots.schedule import draw_schedule
 from experiments.plots.style import new_figure, print_style
-from experiments.settings.composition import compose_run, policy_names
+from experiments.settings.compose import compose_run, policy_names
 from experiments.store.claim import make_folder
 from experiments.store.provenance import atomic_write
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from cbatch import BatchShape, KVSize, Limits, Policy, Request, RunRecord, Server
 from cbatch.kv import blocks_for
 from cbatch.sim import ProfileCost, SimExecutor
-from experiments.settings.composition import composed
 from experiments.workloads import ClosedBatch
 from experiments.workloads.base import Vocabulary
 from policies.chunking import Fixed, TileAligned
@@ -20,6 +19,7 @@ from policies.chunking.steady_state import steady_state_seconds
 from policies.orca import Orca
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
+from reproduction.experiment_files import composed
 
 BLOCK = 16
 WARM_UP, COUNTED = 2, 2

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from cbatch import CbatchError
 from cbatch.model.checkpoint import Vocabulary
-from experiments.settings.composition import compose_run
+from experiments.settings.compose import compose_run
 from experiments.settings.presets import load_spec
 from reproduction.bench.__main__ import BENCHMARKS
 from reproduction.bench.peers import __main__ as command

@@ -13,8 +13,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from cbatch import BatchShape, ConfigError
-from experiments.settings.composition import swept_numbers
 from experiments.settings.presets import load_spec
+from reproduction.experiment_files import swept_numbers
 from reproduction.papers import __main__ as command
 from reproduction.papers import gallery, panels
 from reproduction.papers.claims import Claim, Verdict, check, quantity_of, read_claims

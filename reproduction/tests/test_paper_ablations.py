@@ -14,11 +14,11 @@ from matplotlib import pyplot as plt
 from cbatch.errors import ConfigError
 from cbatch.sim import Profile
 from cbatch.sim.cost import ProfileCost
-from experiments.settings.composition import FOLDER, composed, swept, swept_numbers, workload
 from policies.chunking import PDAware, TileAligned
 from policies.chunking.steady_state import steady_state_seconds
 from policies.orca import Orca
 from policies.sarathi import Sarathi
+from reproduction.experiment_files import FOLDER, composed, swept, swept_numbers, workload
 from reproduction.papers import frames
 from reproduction.papers.claims import check, read_claims
 from reproduction.papers.figures import (

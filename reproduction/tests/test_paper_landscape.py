@@ -18,7 +18,7 @@ from places import RESULTS
 from cbatch import CostFunction, Limits, Request, Server
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
-from experiments.settings.composition import compose_run
+from experiments.settings.compose import compose_run
 from policies.chunking import Fixed, Slack
 from policies.past_future import PastFuture
 from policies.shared.future_memory import draw_left

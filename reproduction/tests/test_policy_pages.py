@@ -10,7 +10,7 @@ from PIL import Image
 
 from cbatch import BatchShape, KVView, Limits, PlanBuilder, Request, StepRecord, View
 from cbatch.replay.schedule import Doing
-from experiments.settings.composition import policy_names
+from experiments.settings.compose import policy_names
 from reproduction.papers import schedules
 
 PAGES = ROOT / "docs" / "policies"

@@ -33,7 +33,7 @@ from experiments.capacity.search import FIRST, LEAST, Capacity, Goal, Search
 from experiments.capacity.simulation import Outcome, simulate
 from experiments.run import main
 from experiments.settings.assemble import assemble
-from experiments.settings.composition import compose_keys
+from experiments.settings.compose import compose
 from experiments.settings.construct import construct
 from experiments.settings.settings import Settings, read_settings
 from experiments.trials.rates import bounds_together
@@ -508,7 +508,7 @@ def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: p
     printed = run(*small, "bounds=true", without=["slo.ttft"])
     assert Path("found/simulations.jsonl").read_text() == simulated, "nothing is simulated again"
     regret, figures = result()["regret"], result()["capacity"]
-    keys = compose_keys("policy=orca", "workload=open_loop", "backend=sim", "+workload.slo.tbt=1")
+    keys = compose("policy=orca", "workload=open_loop", "backend=sim", "+workload.slo.tbt=1").keys
     bounds = bounds_together(read_settings(keys), figures["replications"], 200)
     assert regret["rate_bound"] == pytest.approx(bounds.rate_attained(0.99))
     assert bounds.rate < regret["rate_bound"] < 1.1 * bounds.rate
@@ -519,7 +519,7 @@ def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: p
 
 def open_loop(policy: str, limit: float) -> Settings:
     """The settings of a run of requests with this objective of the first token."""
-    settings = read_settings(compose_keys(f"policy={policy}", "backend=sim"))
+    settings = read_settings(compose(f"policy={policy}", "backend=sim").keys)
     return replace(settings, workload=replace(OPEN, slo={"ttft": limit}))
 
 
@@ -600,7 +600,7 @@ def test_named_objectives_are_those_of_the_requests() -> None:
     """strict: the first token in 1 s and each next one in 50 ms; relaxed: 5 times as long; tiers: by service class."""
     slos = {}
     for name in ("none", "strict", "relaxed", "tiers"):
-        keys = compose_keys("workload=open_loop", f"slo={name}", name="capacity")
+        keys = compose("workload=open_loop", f"slo={name}", name="capacity").keys
         slos[name] = {request.slo for request in construct("workload", keys["workload"]).requests(None)}
     tiers = {SLO(ttft=6.0, tbt=0.05), SLO(total=600.0), SLO(total=1800.0)}
     assert slos == {"none": {SLO()}, "strict": {SLO(1.0, 0.05)}, "relaxed": {SLO(5.0, 0.25)}, "tiers": tiers}

@@ -17,7 +17,7 @@ from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import EVEN_COST, Arrival, Ending, Scenario, play
 from experiments.check.search import Verdicts, describe_sizes, search, tight_scenarios, tiny_scenarios
 from experiments.check.verdicts import BEGIN, END, describe, tabulate_verdicts
-from experiments.settings.composition import policy_names
+from experiments.settings.compose import policy_names
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.length_order import LengthOrder
 from policies.longest_first import LongestFirst

@@ -15,7 +15,8 @@ from joblib import Parallel, delayed
 
 from cbatch import ConfigError
 from experiments import job
-from experiments.job import folder_name, may_exist, objective_of
+from experiments.job import folder_name
+from experiments.objective import may_exist, objective_of
 from experiments.store.tables import load
 
 
@@ -29,7 +30,7 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
         "run",
         "-m",
         "sweep=part",
-        "chunk=0,128,100000",
+        "chunk=64,128,100000",
         "hydra/launcher=joblib",
         "hydra.launcher.n_jobs=2",
         *QUICK,
@@ -58,7 +59,9 @@ def test_a_search_finds_the_best_chunk(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "multirun" / "search"
     rates = {
-        summary(run)["about"]["chunk"]: summary(run)["throughput"]["total_tokens_per_second"]
+        summary(run)["about"]["identity"]["policy.chunking.chunk"]: summary(run)["throughput"][
+            "total_tokens_per_second"
+        ]
         for run in folder.glob("chunk=*")
     }
     assert set(rates) == {128, 256, 512}

@@ -9,7 +9,7 @@ import pytest
 from unit_machine import golden
 
 from cbatch import SLO, BatchShape, ConfigError, Request
-from experiments.settings.composition import compose_run
+from experiments.settings.compose import compose_run
 from policies.chunking import Fixed, Slack
 from policies.lars import LARS
 from policies.length_order import LengthOrder

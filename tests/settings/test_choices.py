@@ -1,5 +1,6 @@
 """Options with arguments on the command line, so that a sweep gives each policy its own."""
 
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from experiments.serve import option_name
-from experiments.settings.choices import option_names, swept_options, with_arguments
+from experiments.settings.choices import option_names, with_arguments
+from experiments.settings.compose import compose_sweep
 from experiments.settings.error_lines import CONFIG_FOLDER
 
 POLICY = """
@@ -97,14 +99,23 @@ def test_an_argument_that_refers_to_the_chunk_has_its_value_in_the_name() -> Non
 
 def test_an_experiment_sweeps_options_with_arguments_unless_the_command_line_does(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
-    params = {"policy": "orca,'longest_first(per_prompt_token=true)'", "chunk": "128,256", "workload": "zipf"}
+    params = {"policy": "orca,'longest_first(per_prompt_token=true)'", "chunk": "128,256"}
     file = {"hydra": {"sweeper": {"params": params}}}
-    (tmp_path / "experiment" / "mine.yaml").write_text(yaml.safe_dump(file))
-    found = ["policy=orca,'longest_first(per_prompt_token=true)'"]
-    assert swept_options(["-m", "experiment=mine"], tmp_path) == found
-    assert with_arguments(found) == ["policy='orca','longest_first(per_prompt_token=true)'"]
-    assert swept_options(["experiment=mine", "policy=sarathi"], tmp_path) == []
-    assert swept_options(["experiment=other"], tmp_path) == swept_options(["chunk=3"], tmp_path) == []
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(file))
+    search_path = f"hydra.searchpath=['file://{tmp_path}']"
+    with chdir(tmp_path):
+        swept = compose_sweep(search_path, "experiment=mine", "sweep=a").jobs
+        chosen = compose_sweep(search_path, "experiment=mine", "policy=sarathi", "sweep=b").jobs
+    assert {(job.keys["policy"].get("per_prompt_token"), job.keys["chunk"]) for job in swept} == {
+        (None, 128),
+        (None, 256),
+        (True, 128),
+        (True, 256),
+    }
+    assert [(job.keys["policy"]["_target_"], job.keys["chunk"]) for job in chosen] == [
+        ("policies.sarathi.Sarathi", 128),
+        ("policies.sarathi.Sarathi", 256),
+    ]
 
 
 def test_a_sweep_crosses_own_arguments_with_built_in_policies(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hand_made import make_record, make_summary
 
 from cbatch import ConfigError
 from experiments.plots.series import describe_points, summarize_series
-from experiments.settings.run_options import with_seeds
+from experiments.settings.overrides import with_seeds
 from experiments.store.intervals import Mean, log_ends, share_ends
 from experiments.store.text import ONE_REPLICATION, sweep_text
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cbatch import ConfigError, WorkloadError
-from experiments.settings.composition import compose_keys
-from experiments.settings.settings import Settings, read_settings
+from experiments.settings.compose import compose_run
+from experiments.settings.settings import Settings
 from experiments.trials.rates import at_load, bounds_together, replicate
 from experiments.trials.replications import Replication, natural_rate, num_recorded
 from experiments.workloads import GammaArrivals, OpenLoop, TraceReplay, UniformLengths, Workload
@@ -47,7 +47,7 @@ def test_replications_of_a_trace_are_its_pieces(trace: TraceReplay) -> None:
 
 
 def settings(workload: Workload) -> Settings:
-    return replace(read_settings(compose_keys("model=tiny", "backend=sim", "batch=4")), workload=workload)
+    return replace(compose_run("model=tiny", "backend=sim", "batch=4"), workload=workload)
 
 
 def test_a_load_is_a_share_of_the_highest_rate_of_all_replications_together(trace: TraceReplay) -> None:
@@ -77,6 +77,6 @@ def test_a_load_where_it_has_no_effect_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"workload\.load=0\.5"):
         replicate(loaded, 0, 1.0, 7)
     with pytest.raises(ConfigError, match=r"workload\.load=0\.5.*backend=cpu"):
-        at_load(replace(loaded, backend=read_settings(compose_keys("backend=cpu")).backend))
+        at_load(replace(loaded, backend=compose_run("backend=cpu").backend))
     with pytest.raises(WorkloadError, match=r"workload\.replications=2"):
         replace(OPEN, replications=2)

@@ -14,7 +14,7 @@ from cbatch import ConfigError
 from cbatch.sim import PROFILES
 from cbatch.validation import Switch
 from experiments.settings.assemble import assemble
-from experiments.settings.composition import compose_run
+from experiments.settings.compose import compose_run
 from experiments.store.provenance import today
 from reproduction import RESULTS
 from reproduction.stored import write

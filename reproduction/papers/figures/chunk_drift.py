@@ -15,9 +15,9 @@ from cbatch import Engine, KVSize, Limits, Server
 from cbatch.sim import ProfileCost, SimExecutor
 from experiments.plots.parts import facet
 from experiments.plots.style import line_style
-from experiments.settings.composition import composed, swept, workload
 from policies.chunking import ChunkSelector, PDAware, TileAligned
 from policies.sarathi import Sarathi
+from reproduction.experiment_files import composed, swept, workload
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, select
 from reproduction.papers.machines import TITLES, Machines

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from experiments.plots.parts import facet, grouped_bars, legend
-from experiments.settings.composition import composed, swept_numbers
 from policies.chunking import ChunkSelector, Fixed, PDAware, TileAligned
 from policies.sarathi import Sarathi
+from reproduction.experiment_files import composed, swept_numbers
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, pivot, select
 from reproduction.papers.machines import TITLES, Machines

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from cbatch import Policy
 from experiments.plots.parts import facet, legend, mark_printed
 from experiments.plots.style import line_style
-from experiments.settings.composition import composed, swept, swept_numbers
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
+from reproduction.experiment_files import composed, swept, swept_numbers
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, select
 from reproduction.papers.machines import TITLES, Machines

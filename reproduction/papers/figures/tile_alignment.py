@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.plots.parts import facet, legend, log_x, mark_printed
 from experiments.plots.style import line_style
-from experiments.settings.composition import composed, swept_numbers
+from reproduction.experiment_files import composed, swept_numbers
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame
 from reproduction.papers.machines import TITLES, Machines

@@ -18,7 +18,7 @@ from cbatch.results.metrics import collect_served
 from cbatch.results.service import OUTPUT_WEIGHT, PROMPT_WEIGHT, WINDOW_SECONDS, Service, fairness, service_of
 from experiments.plots.parts import mark_printed
 from experiments.plots.style import line_style, new_figure
-from experiments.settings.composition import compose_run
+from experiments.settings.compose import compose_run
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.vtc import VTC

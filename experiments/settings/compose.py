@@ -1,0 +1,193 @@
+"""Composes settings with Hydra: those of one run, and those of each run of a sweep, which Hydra's launchers run.
+
+Errors of Hydra become a ConfigError of one line here, where the overrides that caused them are at hand.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from cbatch import ConfigError
+from experiments.settings.choices import with_arguments
+from experiments.settings.error_lines import CONFIG_FOLDER, explain
+from experiments.settings.overrides import key_of
+from experiments.settings.settings import Settings, read_settings
+
+VERSION = "1.3"
+MULTIRUN = "multirun.yaml"
+"""File that Hydra writes into the folder of a sweep."""
+
+_COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What Hydra composed for one run.
+
+    keys: of the run, resolved. overrides: of its command line. name: of its folder in a sweep, before it is shortened.
+    swept: the values that its experiment sweeps, by key; those of `keys` are the defaults.
+    """
+
+    keys: dict[str, Any]
+    overrides: Sequence[str]
+    name: str
+    swept: Mapping[str, str]
+    choices: Mapping[str, str]
+
+
+def compose_run(*overrides: str) -> Settings:
+    """Composes and reads the settings of one run of `experiments.run`."""
+    composed = compose(*overrides)
+    return read_settings(composed.keys, composed.overrides, composed.choices)
+
+
+def compose(*overrides: str, name: str = "config") -> Composed:
+    """Composes the settings of one run. name: of the command's file in conf/. Raises ConfigError, as all functions here."""
+    plain = with_arguments(overrides)
+    with _explained(name, plain), _initialized():
+        if swept := [given.input_line for given in _parse(plain) if given.is_sweep_override()]:
+            raise ConfigError(f"{swept[0]}: several values are a sweep; add -m to experiments.run, or quote the value")
+        return _resolve(hydra.compose(name, [*plain, *_unnamed(plain)], return_hydra_config=True))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep. searches: its sweeper chooses them one after another. in_turn: in this process."""
+
+    name: str
+    overrides: Sequence[str]
+    jobs: Sequence[Composed]
+    searches: bool
+    in_turn: bool
+    folder: Path
+
+    def launch(self, job: Callable[[Composed], float | None]) -> None:
+        """Runs a function for each run of the sweep, by Hydra's sweeper and launcher unless in turn."""
+        if self.in_turn and not self.searches:
+            for composed in self.jobs:
+                job(composed)
+            return
+        with _initialized() as composer:
+            composer.multirun(self.name, partial(_call, job), list(self.overrides), with_log_configuration=False)
+
+
+def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
+    """Composes every run of a sweep but those of a search."""
+    plain = with_arguments(overrides)
+    with _explained(name, plain), _initialized() as composer:
+        master = composer.compose_config(name, plain, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
+        chosen, folder = master.hydra.runtime.choices, Path(master.hydra.sweep.dir)
+        searches = chosen["hydra/sweeper"] != "basic"
+        if searches and master.objective is None:
+            needed = "this sweeper needs a figure of summary.json; give one, as objective=ttft_seconds.p99"
+            raise ConfigError(f"objective=null: {needed}")
+        swept = [] if searches else with_arguments([f"{key}={value}" for key, value in _swept(master).items()])
+        grid = [] if searches else _grid([*swept, *master.hydra.overrides.task])
+    jobs = []
+    for job in grid:
+        with _explained(name, job), _initialized() as composer:
+            jobs.append(_resolve(composer.config_loader.load_sweep_config(master, job)))
+    if not searches:
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(master, folder / MULTIRUN)
+    others = {key_of(override) for override in plain}
+    swept = [override for override in swept if key_of(override) not in others]
+    return Sweep(name, [*plain, *swept], jobs, searches, chosen["hydra/launcher"] == "basic", folder)
+
+
+def show(name: str, hidden: Sequence[str]) -> str:
+    """Returns what Hydra prints for the options of the command line that run nothing, as --help. hidden: beginnings of lines left out."""
+    with redirect_stdout(StringIO()) as text:
+        try:
+            hydra.main(config_path=str(CONFIG_FOLDER), config_name=name, version_base=VERSION)(print)()
+        except SystemExit as end:
+            if end.code:
+                raise
+    return "".join(line for line in text.getvalue().splitlines(keepends=True) if not line.startswith(tuple(hidden)))
+
+
+def policy_names() -> list[str]:
+    """Returns the built-in policies, as `policy=` takes them."""
+    return sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml") if path.stem != "external")
+
+
+@contextmanager
+def _initialized() -> Iterator[Any]:
+    with hydra.initialize_config_dir(str(CONFIG_FOLDER), job_name="run", version_base=VERSION):
+        yield GlobalHydra.instance().hydra
+
+
+@contextmanager
+def _explained(name: str, overrides: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except _COMPOSES as error:
+        raise ConfigError(explain(error, name, overrides)) from error
+
+
+def _parse(overrides: Sequence[str]) -> list[Any]:
+    loader = GlobalHydra.instance().config_loader()
+    return list(OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)))
+
+
+def _unnamed(overrides: Sequence[str]) -> list[str]:
+    """Returns a name for the sweep that a single run is not; otherwise each composition would have another, the time."""
+    return [] if any(override.startswith("sweep=") for override in overrides) else ["sweep=none"]
+
+
+def _grid(overrides: Sequence[str]) -> list[list[str]]:
+    """Returns the overrides of each run: every combination of the values of each key. A later override replaces an earlier one."""
+    values: dict[str, list[str]] = {}
+    for override in _parse(overrides):
+        key, swept = override.get_key_element(), override.is_sweep_override()
+        if swept and not override.is_discrete_sweep():
+            raise ConfigError(f"{override.input_line}: an interval is for a search; give hydra/sweeper=NAME, or values")
+        texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+        values[key] = [f"{key}={text}" for text in texts]
+    return [list(job) for job in product(*values.values())]
+
+
+def _resolve(config: DictConfig) -> Composed:
+    HydraConfig.instance().set_config(config)
+    node = config.hydra
+    paths = [override for override in node.overrides.hydra if override.startswith("hydra.searchpath=")]
+    overrides, name, swept = [*paths, *node.overrides.task], str(node.job.override_dirname), _swept(config)
+    choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
+    with open_dict(config):
+        del config["hydra"]
+    keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return Composed(keys, overrides, name, swept, choices)
+
+
+def _swept(config: DictConfig) -> dict[str, str]:
+    return {str(key): str(value) for key, value in (config.hydra.sweeper.get("params") or {}).items()}
+
+
+def _call(job: Callable[[Composed], float | None], config: DictConfig) -> float | None:
+    """Serves a run that Hydra's launcher composed, in whichever process and folder the launcher started."""
+    node = HydraConfig.get()
+    # Hydra makes the folder on every machine, but its basic sweeper writes this file only where the sweep was started
+    if node.runtime.choices["hydra/sweeper"] == "basic" and not (Path(node.sweep.dir) / MULTIRUN).is_file():
+        problem = f"{node.sweep.dir}: not shared with {socket.gethostname()}"
+        raise ConfigError(f"{problem}; give the command in a folder that all machines of the cluster see")
+    os.chdir(node.runtime.cwd)
+    with open_dict(config):
+        config["hydra"] = node
+    return job(_resolve(config))

@@ -1,0 +1,118 @@
+"""The overrides of a command line, as in `chunk=256`: what they give, and what Hydra would take otherwise than it is meant."""
+
+import re
+from argparse import ArgumentParser
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cbatch import ConfigError
+from cbatch.validation import parse, whole
+from experiments.settings.settings import GROUPS, ROOT_KEYS
+
+_OUR_OWN = {
+    "hydra.run.dir": "output=FOLDER",
+    "hydra.sweep.dir": "-m and sweep=NAME",
+    "hydra.sweep.subdir": "-m and sweep=NAME",
+    "hydra.mode": "-m for a sweep",
+    "hydra.launcher": "-m and hydra/launcher=NAME",
+    "hydra.sweeper": "-m and hydra/sweeper=NAME",
+}
+"""Settings of Hydra that have no effect here, and the keys to give instead: this process must know where a sweep's runs are."""
+
+
+def key_of(override: str) -> str:
+    """Returns the key that an override gives."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def values_by_key(overrides: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the values that the command line gives to each key, in order."""
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key, equals, value = override.lstrip("+").partition("=")
+        if equals and not key.startswith("~"):
+            values.setdefault(key, []).append(value)
+    return values
+
+
+def with_search_path(arguments: Sequence[str]) -> list[str]:
+    """Replaces --config-dir FOLDER by the override that says the same, behind the other arguments.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd", nargs="?", const="?")
+    options, others = parser.parse_known_args(arguments)
+    if options.config_dir is None:
+        return others
+    if not Path(options.config_dir).is_dir():
+        raise ConfigError(f"--config-dir={options.config_dir}: no such folder; give the one that holds your groups")
+    return [*others, f"hydra.searchpath=['file://{Path(options.config_dir).resolve()}']"]
+
+
+def with_seeds(arguments: Sequence[str], *, replications: bool = False) -> list[str]:
+    """Replaces seeds=N by a sweep over N seeds, from the one that `seed` gives on, 0 by default.
+
+    replications: the command has replications, with seeds of their own.
+
+    Raises:
+        ConfigError: not a whole number, `seed` has several values, or there are `replications`.
+    """
+    given = values_by_key(arguments)
+    if "seeds" not in given:
+        return list(arguments)
+    text = given["seeds"][-1]
+    if replications:
+        raise ConfigError(f"seeds={text}: replications have seeds of their own here; give replications=N")
+    number, first = parse(Annotated[int, whole(1)], text, "seeds"), given.get("seed", ["0"])[-1]
+    if not first.isdecimal():
+        raise ConfigError(f"seeds={text} seed={first}: give one of the two, or the first seed as a number")
+    others = [argument for argument in arguments if not argument.startswith(("seeds=", "seed="))]
+    swept = [] if {"-m", "--multirun"} & set(others) else ["-m"]
+    return [*swept, *others, f"seed={','.join(map(str, range(int(first), int(first) + number)))}"]
+
+
+def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
+    """Raises ConfigError for overrides that Hydra would take otherwise than they are meant. sweeps: the command has -m."""
+    check_given_once(overrides, GROUPS, sweeps=True)
+    for override in overrides:
+        key, value = key_of(override), override.partition("=")[2]
+        if key in _OUR_OWN:
+            raise ConfigError(f"{key}: has no effect here; give {_OUR_OWN[key]}")
+        if override.startswith("~") and key in ROOT_KEYS:
+            raise ConfigError(f"{override}: removes a key that every run needs; leave it out, or give {key}=...")
+        if key in GROUPS and (value.startswith("[") or value in ("null", "true", "false")):
+            raise ConfigError(f"{override}: a group takes the name of one of its options; several are a sweep, with -m")
+        if key == "output" and value in ("", "''"):
+            raise ConfigError(f"{override}: names no folder; give output=FOLDER, or leave it out for one under runs/")
+        if key == "output" and sweeps and value != "null":
+            raise ConfigError(f"{override} names the folder of a single run; name a sweep with sweep=")
+        if key == "sweep" and not sweeps:
+            raise ConfigError(f"{override}: names a sweep; add -m, or give output=FOLDER for a single run")
+
+
+def check_given_once(overrides: Iterable[str], keys: Collection[str] | None = None, *, sweeps: bool = False) -> None:
+    """Raises ConfigError if the command line gives one of the keys twice.
+
+    keys: None for every key. sweeps: the command takes several values of a key, as a sweep.
+    """
+    for key, (first, *others) in values_by_key(overrides).items():
+        if others and (keys is None or key in keys):
+            several = f"; or {key}={','.join([first, *others])} for a sweep, with -m" if sweeps else ""
+            raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
+
+
+def say_repeated(overrides: Iterable[str]) -> None:
+    """Prints a line for each key that the command line gives several times; Hydra takes the last value."""
+    for key, values in values_by_key(overrides).items():
+        if len(values) > 1:
+            print(f"{key} is given {len(values)} times; the last one counts: {key}={values[-1]}")
+
+
+def check_effects(overrides: Iterable[str], keys: Collection[str], command: str) -> None:
+    """Raises ConfigError for a key of a run that has no effect on this command. keys: those, or their first parts, that have."""
+    for key in values_by_key(overrides):
+        if (first := re.split(r"[.@]", key)[0]) in ROOT_KEYS and first not in keys:
+            raise ConfigError(f"{key}: has no effect on a {command}, which takes {', '.join(keys)}; leave it out")
