@@ -76,10 +76,13 @@ def test_a_table_of_lengths_may_have_arrival_times(tmp_path: Path) -> None:
     assert replayed(TraceReplay(path=str(path), queued=True)) == [(0.0, 374, 44), (0.0, 396, 109)]
 
 
-def test_column_order_byte_order_mark_and_time_zone_do_not_matter(tmp_path: Path) -> None:
+def test_column_order_byte_order_mark_and_time_zone_do_not_matter_and_times_are_read_to_a_microsecond(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("\ufeffGeneratedTokens,extra,TIMESTAMP,ContextTokens\n1,x,2024-05-10 00:00:00.25+00:00,2\n")
-    assert rows(read_trace(str(path))) == [(0.0, 2, 1)]
+    first, second = "1,x,2024-05-10 01:00:00.2500019+01:00,2", "3,y,2024-05-10 00:00:01,4"
+    path.write_text(f"\ufeffGeneratedTokens,extra,TIMESTAMP,ContextTokens\n{first}\n{second}\n")
+    assert rows(read_trace(str(path))) == [(0.0, 2, 1), (0.749999, 4, 3)]
 
 
 @settings(max_examples=30, deadline=None)

@@ -79,4 +79,4 @@ def parse_table(path: str, text: str) -> Table:
     frame = lines.set_axis(header, axis="columns").set_axis(range(1, 1 + len(lines)))[1:]
     if frame.empty:
         raise at_line(path, 1, f"{shorten(header)} is a header without rows; give a file with requests")
-    return Table(path, frame.loc[:, ~frame.columns.duplicated(keep="last")])
+    return Table(path, frame.loc[:, ~frame.columns.duplicated()])
