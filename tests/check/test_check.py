@@ -4,12 +4,11 @@ import random
 from collections.abc import Callable
 from functools import cache
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from places import ROOT
 
-from cbatch import BatchShape, ConfigError, Plan, Policy, View
+from cbatch import BatchShape, ConfigError, Limits, Plan, Policy, Request, View
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from experiments.check.__main__ import _policy, main
@@ -84,8 +83,8 @@ def test_schedules_that_once_had_no_end(name: str, scenario: Scenario) -> None:
 class Planned(Orca):
     """Plans by a function of the view and of Orca's plan."""
 
-    def __init__(self, plan: Callable[[View, Plan], Plan]) -> None:
-        self.change = plan
+    def __init__(self, change: Callable[[View, Plan], Plan]) -> None:
+        self.change = change
 
     def plan(self, view: View) -> Plan:
         return self.change(view, super().plan(view))
@@ -249,75 +248,70 @@ def test_a_rule_in_seconds_is_not_steady() -> None:
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
-MINE = """
-from cbatch import ConfigError
-from policies.orca import Orca
 
-class Mine(Orca):
-    {}
-"""
+class Uncopied(Orca):
+    """Cannot be copied: the command builds it anew for each workload."""
 
-UNCOPIED = """
-    def __init__(self):
+    def __init__(self) -> None:
         self.served = 0
-        self.rank = lambda request: self.served
+        self.rank = lambda: self.served
 
-    def plan(self, view):
-        self.served += self.rank(None) == self.served
-        if self.served > 200:
-            raise ValueError("served another workload before")
+    def plan(self, view: View) -> Plan:
+        self.served += self.rank() == self.served
+        assert self.served <= 200, "served another workload before"
         return super().plan(view)
-"""
-CROWDED = """
-    def plan(self, view):
+
+
+class Crowded(Orca):
+    def plan(self, view: View) -> Plan:
         plan = super().plan(view)
-        if len(plan) > 1:
-            raise ValueError("too many")
+        assert len(plan) < 2
         return plan
-"""
-CLOSED = """
-    def on_arrival(self, request):
+
+
+class Closed(Orca):
+    def on_arrival(self, request: Request) -> None:
         raise ValueError("nobody may come in")
-"""
-PICKY = """
-    def check(self, limits):
-        if limits.max_tokens < {least}:
-            raise ConfigError(f"give more than {{limits.max_tokens}} tokens")
-"""
+
+
+class Picky(Orca):
+    def check(self, limits: Limits) -> None:
+        if limits.max_tokens < 8:
+            raise ConfigError(f"give more than {limits.max_tokens} tokens")
+
+
+class Refusing(Orca):
+    def check(self, limits: Limits) -> None:
+        raise ConfigError("give more")
 
 
 @pytest.mark.parametrize(
-    ("name", "body", "status", "verdicts"),
+    ("kind", "status", "verdicts"),
     [
-        ("uncopied", UNCOPIED, 0, {"legal": "yes", "ends": "yes"}),  # built anew for each workload
-        ("crowded", CROWDED, 1, {"legal": "NO", "kv": "yes", "ends": "yes"}),
-        ("closed", CLOSED, 1, {"legal": "NO", "kv": "-", "ends": "-"}),  # no run shows whether runs end
-        ("picky", PICKY.format(least=8), 0, {"legal": "yes"}),
-        ("refusing", PICKY.format(least=800), 2, {}),
+        (Uncopied, 0, {"legal": "yes", "ends": "yes"}),
+        (Crowded, 1, {"legal": "NO", "kv": "yes", "ends": "yes"}),
+        (Closed, 1, {"legal": "NO", "kv": "-", "ends": "-"}),  # no run shows whether runs end
+        (Picky, 0, {"legal": "yes"}),
+        (Refusing, 2, {}),
     ],
 )
 def test_the_command_judges_a_policy_from_outside(
-    name: str,
-    body: str,
+    kind: type,
     status: int,
     verdicts: dict[str, str],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / f"{name}_to_check.py").write_text(MINE.format(body))
-    monkeypatch.syspath_prepend(str(tmp_path))
     scenarios = few_scenarios(CHUNK)[::5]
     monkeypatch.setattr("experiments.check.search.tiny_scenarios", lambda chunk: scenarios)
-    assert main(["policy=external", f"policy._target_={name}_to_check.Mine", "random=0"]) == status
+    assert main(["policy=external", f"policy._target_={__name__}.{kind.__name__}", "random=0"]) == status
     printed, error = capsys.readouterr()
     words = [line.split() for line in printed.splitlines()]
-    found = {line[0]: line[1] for line in words if line and line[0] in NAMES}
-    assert {key: found[key] for key in verdicts} == verdicts
-    refused = sum(scenario.max_tokens < 8 for scenario in scenarios)
-    assert f"Mine with chunk=4, {len(scenarios) - refused * (name == 'picky'):,} workloads: " in printed or status == 2
-    assert (f"refuses {refused:,} of {len(scenarios):,} workloads" in printed) is (name == "picky")
-    assert (f"refuses {len(scenarios):,} of {len(scenarios):,} workloads" in error) is (name == "refusing")
+    printed_verdicts = {line[0]: line[1] for line in words if line and line[0] in NAMES}
+    assert {key: printed_verdicts[key] for key in verdicts} == verdicts
+    refused = {Picky: sum(scenario.max_tokens < 8 for scenario in scenarios), Refusing: len(scenarios)}.get(kind, 0)
+    assert (f"refuses {refused:,} of {len(scenarios):,} workloads" in printed + error) is (refused > 0)
+    assert f"{kind.__name__} with chunk=4, {len(scenarios) - refused:,} workloads: " in printed or status == 2
 
 
 @pytest.mark.parametrize("chunk", [1, CHUNK])

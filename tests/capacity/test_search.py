@@ -1,0 +1,97 @@
+"""The search for a capacity on curves that are known."""
+
+import pytest
+from curve import Curve, one_percent_at_7
+
+from cbatch import SLO, ConfigError
+from experiments.capacity.definitions import Rule
+from experiments.capacity.search import FIRST, LEAST, Capacity, Goal, Search
+from experiments.capacity.simulation import Outcome
+
+
+def search(curve: Curve, **goal: object) -> Capacity:
+    rule = Rule("joint", SLO(ttft=1.0), 0.99)
+    values = {"requests": 100_000, "most": 100, "accuracy": 0.03, "warmup": None, **goal}
+    return Search(Goal(rule.criteria, **values), curve, lambda line: None).run()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accuracy", [0.03, 0.01])
+def test_search_finds_the_rate_at_which_one_percent_fails(accuracy: float) -> None:
+    """Rates 6.6% apart lie near the ends of 3%, not near those of 1%."""
+    curve = one_percent_at_7(20)
+    capacity = search(curve, accuracy=accuracy)
+    assert capacity.rate == pytest.approx(7.0, rel=2e-3)
+    assert capacity.low <= capacity.rate <= capacity.high
+    assert capacity.warmup == pytest.approx(5 * 7, rel=0.15), "5 residence times; 1 * rate requests are in the system"
+    rates = {rate for number, rate in curve.pairs if number >= 4}
+    assert len(rates) < 8
+    assert all(7 / 1.2 < rate < 7 * 1.2 for rate in rates), "replications are spent near the crossing"
+    ends = 7 * (1 - accuracy), 7 * (1 + accuracy)
+    assert all(any(abs(rate / end - 1) < accuracy / 1.5 for rate in rates) for end in ends), "and at its ends"
+    assert all({(number, rate) for number in range(FIRST)} <= set(curve.pairs) for rate in rates)
+
+
+def test_a_rate_that_passes_is_doubled() -> None:
+    """All at once, 100,000 requests wait half of 100,000 s on average: the bracket begins at 1 request/s."""
+
+    class Slow(Curve):
+        def simulate(self, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+            made = super().simulate(number, rate, requests, warmup)
+            return made._replace(in_system=rate * 50_000) if rate == 1e6 else made
+
+    curve = Slow(lambda rate: 0.01 * (rate / 7) ** 20)
+    assert search(curve).rate == pytest.approx(7.0, rel=2e-3)
+    assert [rate for number, rate in curve.pairs if number == 0][1:5] == [1, 2, 4, 8]
+
+
+def test_one_replication_that_decides_leaves_the_same_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = []
+    for hopeless in (Search._hopeless, lambda *_: False):
+        monkeypatch.setattr(Search, "_hopeless", hopeless)
+        curve = one_percent_at_7(scatter=0.5)
+        capacity = search(curve, accuracy=0.05)
+        ends.append((capacity.rate, capacity.low, capacity.high, {rate for _, rate in curve.pairs}, len(curve.pairs)))
+    (*same, number), (*others, more) = ends
+    assert same == others and number < more
+
+
+def test_search_adds_replications_at_the_nearest_rates_only() -> None:
+    curve = one_percent_at_7(scatter=0.9)
+    capacity = search(curve, accuracy=0.05)
+    assert capacity.accuracy <= 0.05
+    assert capacity.shares[0].num_replications.max() > LEAST
+    later = {rate for number, rate in curve.pairs if number >= FIRST}
+    assert len(later) < 5 and min(later) < 7 * 0.95 and max(later) > 7 * 1.05
+
+
+@pytest.mark.parametrize(
+    ("curve", "goal", "problem"),
+    [
+        (Curve(lambda rate: 0.3), {}, "slo: no rate meets it, requests served alone reach attainment 70%"),
+        (Curve(lambda rate: 0.0), {"requests": 300}, "requests=300: even if all arrive at once"),
+        (one_percent_at_7(scatter=0.9), {"most": 16}, "accuracy=0.03: 16 replications of 100000 requests give ±"),
+        (one_percent_at_7(scatter=0.9), {"recorded": 1_600_000}, "1600000 requests hold no more; give"),
+        (one_percent_at_7(9, in_system=9), {"requests": 1000}, "give requests=1"),
+    ],
+)
+def test_what_cannot_be_found_says_what_to_change(curve: Curve, goal: dict[str, int], problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        search(curve, **goal)
+    assert problem in str(error.value)
+
+
+def test_requests_alone_are_few_and_all_count() -> None:
+    curve = Curve(lambda rate: 0.3)
+    with pytest.raises(ConfigError, match="served alone"):
+        search(curve)
+    assert curve.sizes[-1] == (200, 0)
+
+
+def test_too_few_requests_are_refused_as_soon_as_that_is_certain() -> None:
+    """At 5 times the rate that passes first 9 * rate are in the system; the bracket would go on to 7 requests/s."""
+    short, long = (one_percent_at_7(9, in_system=9) for _ in range(2))
+    with pytest.raises(ConfigError, match=r"requests=100: the first and last .* leaves too few"):
+        search(short, requests=100)
+    search(long)
+    bracket = {rate for number, rate in long.pairs if number < 4}
+    assert len({rate for _, rate in short.pairs}) < len(bracket) / 2
