@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from multiprocessing import current_process
@@ -23,11 +24,10 @@ from experiments.settings.error_lines import one_line
 from experiments.settings.identity import identity
 from experiments.settings.settings import Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
-from experiments.store.run_folder import CONFIG, SUMMARY, new_run_folder, read_finished, run_folders
-from experiments.store.runs import ERRORS
+from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished, run_folders
 from experiments.store.sources import differences, sources_of
 from experiments.store.text import run_line, run_text
-from experiments.sweep import run_table
+from experiments.sweep import table_of_sweep
 from experiments.workloads.readers.source import read_text
 
 _LONGEST_NAME = 150  # characters of a folder's name
@@ -55,7 +55,7 @@ class Command(NamedTuple):
     serve: Callable[..., dict[str, Any]] = serve
     read_finished: Callable[[Path, Mapping[str, Any]], dict[str, Any] | None] = read_finished
     folders: Callable[[Path], list[Path]] = run_folders
-    table: Callable[[Path], str] = run_table
+    table: Callable[[Path], str] = table_of_sweep
     text: Callable[[Mapping[str, Any]], str] = run_text
     line: Callable[[str, Mapping[str, Any]], str] = run_line
     stem: str = ""
@@ -119,6 +119,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
     name = folder_name(composed.name)
     try:
         settings: Settings = command.read(composed.keys, composed.overrides, composed.choices)
+        settings = replace(settings, number=composed.number)
         summary = _finish(command, settings, sweep / name, alone)
         return None if settings.objective is None else objective_of(summary, settings.objective)
     except BrokenPipeError:

@@ -15,6 +15,7 @@ from experiments.store.provenance import write_text
 from experiments.store.run_folder import PLOTS
 
 NAMES = {
+    "curves": "any figures against a setting, y=FIGURE,... x=KEY (of a sweep)",
     "throughput_vs_pd": "throughput and gain over a baseline against P:D (of a sweep)",
     "latency_vs_rate": "percentiles of time to first token and between tokens against the request rate (of a sweep)",
     "latency_cdf": "distributions of time to first token, between tokens, end to end (of up to 16 series)",
@@ -24,23 +25,63 @@ NAMES = {
     "schedule": "what each request does in each iteration: prefill, decode, waiting, preempted (of a small run with decisions=true)",
     "table": "metrics side by side, in Markdown",
 }
+_CURVES = ("throughput_vs_pd", "latency_vs_rate", "attainment")
+"""Plots of the module `curves`, with a function each."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line; returns its exit status."""
-    return run(_plot, arguments, lambda: "\n".join([str(__doc__), "", *map(_usage, NAMES)]))
+    """Runs the command line; returns its exit status."""
+    return run(_plot, arguments, _usage)
 
 
-def _usage(name: str) -> str:
-    """What a plot shows, and its keys, as its docstring describes them."""
-    keys = str(inspect.getdoc(_maker(name))).partition("Args:\n")[2].partition("\n\n")[0]
-    return f"{listed({name: NAMES[name]})}\n{indent(dedent(keys), ' ' * 6)}"
+def _usage() -> str:
+    plots = [f"{listed({name: what})}\n{_keys(_maker(name))}" for name, what in NAMES.items()]
+    return "\n".join([str(__doc__), "", *plots, "", "Every plot but table also takes:", _keys(look)])
+
+
+def _keys(function: Callable[..., Any]) -> str:
+    """Returns the keys of a function, as its docstring describes them."""
+    keys = str(inspect.getdoc(function)).partition("Args:\n")[2].partition("\n\n")[0]
+    return indent(dedent(keys), " " * 6)
 
 
 def _maker(name: str) -> Callable[..., Any]:
     """Returns the function that makes a plot of a folder."""
-    module = import_module(f"experiments.plots.{name}")
-    return module.text if name == "table" else module.draw  # type: ignore[no-any-return]
+    module = import_module(f"experiments.plots.{'curves' if name in _CURVES else name}")
+    function: Callable[..., Any] = getattr(module, name if name in _CURVES else "text" if name == "table" else "draw")
+    return function
+
+
+def look(
+    labels: str = "",
+    order: str = "",
+    size: tuple[float, ...] = (),
+    title: str | None = None,
+    notes: bool = True,
+    format: tuple[str, ...] = ("pdf", "png"),
+) -> tuple[Any, tuple[str, ...]]:
+    """Returns how a plot looks, a `Look`, and the formats of its files.
+
+    Args:
+        labels: texts in place of labels, LABEL=TEXT;LABEL=TEXT.
+        order: the labels that come first, LABEL;LABEL.
+        size: width,height in inches.
+        title: the text above the plot; an empty one for none.
+        notes: whether the origin of the figures stands below the plot; if not, it is printed.
+        format: of the files, such as pdf,png,svg.
+
+    Raises:
+        ConfigError: a label without a text, or a size that is not two numbers above 0.
+    """
+    from experiments.plots.style import Look  # loads matplotlib
+
+    renamed = dict(part.rpartition("=")[::2] for part in labels.split(";") if part)
+    if "" in renamed:
+        raise ConfigError(f"labels={labels}: give LABEL=TEXT;LABEL=TEXT")
+    if size and (len(size) != 2 or min(size) <= 0):
+        raise ConfigError("size: give width and height in inches, as in size=3.5,2.5")
+    first = tuple(label for label in order.split(";") if label)
+    return Look(renamed, first, (size[0], size[1]) if size else None, title, notes), format
 
 
 def _plot(name: str, where: str = "", *options: str) -> None:
@@ -49,20 +90,26 @@ def _plot(name: str, where: str = "", *options: str) -> None:
     check_name("plot", name, NAMES)
     if not where or ("=" in where and not Path(where).exists()):
         raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")
-    folder = Path(where)
-    make = partial(_maker(name), folder)
-    given = keyword_arguments(make, options, f"plot {name}")
-    made = make(**given)
+    folder, command = Path(where), f"plot {name}"
     if name == "table":
-        print(made)
-        from experiments.plots.table import source
-
-        path = write_text(folder / PLOTS / "table.md", f"{made}\n\n{source(folder, **given)}\n")
-        print(f"\n{path}")
+        _table(folder, keyword_arguments(partial(_maker(name), folder), options, command))
         return
     from experiments.plots.style import save
 
-    print(*save(made, folder / PLOTS, name), sep="\n")
+    common = [option for option in options if option.partition("=")[0] in inspect.signature(look).parameters]
+    chosen, formats = look(**keyword_arguments(look, common, command))
+    make = partial(_maker(name), folder, chosen)
+    figure = make(**keyword_arguments(make, [option for option in options if option not in common], command))
+    print(*save(figure, folder / PLOTS, name, formats), sep="\n")
+
+
+def _table(folder: Path, options: dict[str, Any]) -> None:
+    """Prints the table and writes it into a file with its origin."""
+    from experiments.plots.table import source, text
+
+    made = text(folder, **options)
+    path = write_text(folder / PLOTS / "table.md", f"{made}\n\n{source(folder, **options)}\n")
+    print(f"{made}\n\n{path}")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.error_lines import one_line
 from experiments.settings.overrides import check_overrides, say_repeated, with_search_path, with_seeds
 from experiments.store.crash_report import TerminatedError, sigterm_raises
-from experiments.store.run_folder import remove_killed
-from experiments.store.runs import ERRORS
+from experiments.store.run_folder import ERRORS, remove_killed
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
 
 _SWEEPS = {"-m", "--multirun"}

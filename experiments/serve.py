@@ -1,9 +1,8 @@
 """Serves one workload from plain settings: builds the run, writes its folder, returns its summary. Knows nothing of Hydra."""
 
 import gc
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from operator import attrgetter
@@ -13,6 +12,7 @@ from typing import Any
 
 from cbatch import ConfigError, Engine, RunRecord
 from cbatch.arrivals import Stream
+from cbatch.described import name_of_class
 from cbatch.request import Status
 from cbatch.results.conservation import take_inventory
 from cbatch.results.metrics import Asked, Served, collect_served
@@ -29,7 +29,6 @@ from experiments.store.notes import origin_of
 from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary
 from experiments.store.sources import sources_of
-from experiments.store.text import REFERENCE, flat, name_of
 from experiments.trials.rates import at_load, bounds_of
 from experiments.workloads.drawn import Drawn
 
@@ -77,7 +76,7 @@ def serve(
             "code": sources,
             "wall_seconds": time.perf_counter() - began,
         }
-        title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
+        title = f"{about['policy']}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
         if run.streamed:
             write_summary(folder, summary)
@@ -187,26 +186,18 @@ def _say_chosen(run: Run, say: Callable[[str], None]) -> None:
 
 def about_run(run: Run) -> dict[str, Any]:
     """Returns the origin of the figures: what was chosen, the hardware, the versions."""
-    settings, choices = run.settings.composed, run.settings.choices
-    policy = settings["policy"]
-    chunks = policy.get("chunking") is not None
-    own = {} if policy.get("chunking") != settings["chunking"] else choices
-    chunking = option_name(own, "chunking", policy["chunking"]) if chunks else None
-    if run.chosen.get("chunking") is not None:
-        chunking = "pd_aware"
+    settings, workload = run.settings, run.settings.choices.get("workload", "").partition("(")[0]
     return {
-        "identity": identity(run.settings),
-        "policy": option_name(choices, "policy", policy),
-        "policy_target": policy["_target_"],
-        "chunking": chunking,
-        "chunk": _chunk(settings, choices),
-        "workload": option_name(choices, "workload", settings["workload"]),
+        "identity": identity(settings),
+        "policy": repr(settings.policy),
+        "chunk": settings.chunk,
+        "workload": workload if workload not in ("", "external") else name_of_class(type(settings.workload)),
         "model": run.spec.name,
-        "runtime": run.settings.runtime.name,
+        "runtime": settings.runtime.name,
         "backend": run.backend.name,
         "simulated": run.backend.simulated,
         "hardware": run.backend.hardware(run.cost.profile),
-        "execution": run.backend.facts(run.engine.executor, run.cost, run.settings.runtime.asynchronous)
+        "execution": run.backend.facts(run.engine.executor, run.cost, settings.runtime.asynchronous)
         | _stages(run.engine.record),
         "limits": {
             "batch": run.limits.max_batch,
@@ -217,33 +208,14 @@ def about_run(run: Run) -> dict[str, Any]:
         "chosen": run.chosen,
         "requests": len(run.requests),
         "output_lengths_known": run.totals.lengths_known,  # to policies, by `max_new_tokens`
-        "overrides": list(run.settings.overrides),
+        "overrides": list(settings.overrides),
+        "number": settings.number,
         "date": now(),
         "commit": commit(),
         "versions": versions(),
     }
 
 
-def _chunk(settings: Mapping[str, Any], choices: Mapping[str, str]) -> Any:
-    """`chunk` if the policy reads it: its chunks have this size, or an option's `budget` or `chunk` is this one."""
-    policy, own = settings["policy"], "." in choices.get("policy", ".") or choices.get("policy") == "external"
-    if policy.get("chunking") is not None:
-        return settings["chunk"] if "chunk" in policy["chunking"] else None
-    return settings["chunk"] if not own and settings["chunk"] in (policy.get("budget"), policy.get("chunk")) else None
-
-
 def _stages(record: RunRecord) -> dict[str, Any]:
     """Returns the seconds of each stage of a real pipeline by cause; a simulated one keeps its own account."""
     return {"stages": [asdict(account) for account in account_stages(record)]} if record.stages else {}
-
-
-def option_name(choices: Mapping[str, str], group: str, section: Mapping[str, Any]) -> str:
-    """Returns the option chosen for a group; without one, or for an external policy, the name of the section's class.
-
-    Arguments that refer to a key have its value: `X(budget=256)` of `X(budget=${chunk})`.
-    """
-    name = choices.get(group, "external")
-    if name == "external":
-        return str(section["_target_"]).rpartition(".")[2]
-    values = dict(flat(section))  # with references such as ${chunk} resolved
-    return re.sub(rf"([\w.]+)={REFERENCE.pattern}", lambda found: f"{found[1]}={values.get(found[1])}", name)

@@ -12,10 +12,7 @@ import yaml
 from cbatch import ConfigError
 from experiments.settings.compose import MULTIRUN
 from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder
-from experiments.store.run_folder import CONFIG
-from experiments.store.runs import ERRORS, label_seeds, read_runs
-from experiments.store.selection import drop_repeats, omitted_text
-from experiments.store.text import sweep_text
+from experiments.store.run_folder import CONFIG, ERRORS
 
 OPTIMUM = "optimization_results.yaml"
 """File in which `hydra-optuna-sweeper` leaves the best settings."""
@@ -92,14 +89,16 @@ def end_of_sweep(sweep: str, folders: Callable[[Path], list[Path]], table: Calla
     return 2
 
 
-def run_table(folder: Path) -> str:
+def table_of_sweep(folder: Path) -> str:
     """Returns the table of the sweep's runs; instead, what is wrong with a file that was changed after its run."""
+    from experiments.store.run_table import run_table  # loads pandas
+    from experiments.store.runs import read_runs
+    from experiments.store.selection import drop_repeats
+
     try:
-        runs, omitted = drop_repeats(read_runs(folder))
+        return run_table(*drop_repeats(read_runs(folder)))
     except ConfigError as error:
         return str(error)
-    rows = list(zip(label_seeds(runs), (run.summary for run in runs), strict=True))
-    return sweep_text(rows, omitted_text(omitted))
 
 
 def _best(sweep: str) -> str:

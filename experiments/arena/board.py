@@ -11,10 +11,10 @@ import pandas as pd
 
 from experiments.capacity.folder import read_searches
 from experiments.store.intervals import compare, mean_of
+from experiments.store.labels import label_runs
 from experiments.store.notes import notes_of
-from experiments.store.run_folder import run_folders
-from experiments.store.runs import ERRORS, Run, label_runs, read_runs
-from experiments.store.text import flat
+from experiments.store.run_folder import ERRORS, run_folders
+from experiments.store.runs import read_runs
 
 CELL = ["trace", "slo", "load"]
 ATTAINED, LATENCY = "attained [%]", "latency / bound"
@@ -50,12 +50,10 @@ class Board:
 
 def read_board(root: Path) -> Board:
     """Reads what is finished in and below a folder."""
-    runs, searches = read_runs(root) if run_folders(root) else [], read_searches(root)
-    rows = [_replication(run, label) for run, label in zip(runs, _labels(runs), strict=True)]
-    capacities = [_capacity(run, label) for run, label in zip(searches, _labels(searches), strict=True)]
-    abouts = [run.about for run in (*runs, *searches)]
+    runs, searches = read_runs(root) if run_folders(root) else pd.DataFrame(), read_searches(root)
+    abouts = [summary["about"] for frame in (runs, searches) for summary in frame.get("summary", ())]
     notes = [_describe_origin(abouts), *notes_of(abouts), *_failed(root)]
-    return Board(_cells(pd.DataFrame(rows)), _sort(pd.DataFrame(capacities), ["trace", "slo", "rate"]), notes)
+    return Board(_cells(_replications(runs)), _sort(_capacities(searches), ["trace", "slo", "rate"]), notes)
 
 
 def rank(cells: pd.DataFrame) -> pd.DataFrame:
@@ -70,33 +68,41 @@ def rank(cells: pd.DataFrame) -> pd.DataFrame:
     return _sort(cells[complete].groupby("policy", as_index=False).agg(**means), [ATTAINED])
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """Returns the policies, and what else varies among runs of one kind that has no column of its own."""
-    keys = {key for run in runs for key in run.settings if key.split(".")[0] in _SHOWN_APART}
-    return label_runs(runs, {*keys, *_SHOWN_APART}, apart=False)
+def _places(runs: pd.DataFrame, slo: str) -> pd.DataFrame:
+    """Returns the policies with what else varies that has no column of its own, the traces and the objectives.
+
+    slo: the default of the command.
+    """
+    shown = [key for key in map(str, runs) if key.split(".")[0] in _SHOWN_APART]
+    slos = [_slo_of(summary["about"]["overrides"], slo) for summary in runs["summary"]]
+    traces = runs["workload"].str.removeprefix("traces/")
+    return pd.DataFrame({"policy": label_runs(runs, shown), "trace": traces, "slo": slos})
 
 
-def _place(run: Run, label: str, slo: str) -> dict[str, Any]:
-    """Returns the first columns of a row. slo: the default of the command."""
-    overrides = [override.partition("=")[::2] for override in run.about["overrides"]]
-    changed = [f"{key}={value}" for key, value in overrides if key.startswith("slo.")]
-    name = dict(overrides).get("slo", slo)
-    slo = " ".join(changed if name == "none" and changed else [name, *changed])
-    return {"policy": label, "trace": str(run.about["workload"]).removeprefix("traces/"), "slo": slo}
+def _slo_of(overrides: Sequence[str], slo: str) -> str:
+    """Returns the objectives that a command line asks for, by the name of their file and the keys that differ from it."""
+    values = [override.partition("=")[::2] for override in overrides]
+    changed = [f"{key}={value}" for key, value in values if key.startswith("slo.")]
+    name = dict(values).get("slo", slo)
+    return " ".join(changed if name == "none" and changed else [name, *changed])
 
 
-def _replication(run: Run, label: str) -> dict[str, Any]:
-    figures = dict(flat(run.summary))
-    columns = {name: factor * figures.get(key, np.nan) for name, (key, factor) in FIGURES.items()}
-    load, rate = (run.about["load"][key] for key in ("load", "rate"))
-    place = _place(run, label, "strict")
-    return {**place, "load": load, "rate": rate, "seed": run.settings["workload.seed"], **columns}
+def _replications(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per run: its cell, seed and figures."""
+    if runs.empty:
+        return runs
+    figures = {name: factor * runs.get(key, np.nan) for name, (key, factor) in FIGURES.items()}
+    cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
+    return _places(runs, "strict").assign(**cell, **figures)
 
 
-def _capacity(run: Run, label: str) -> dict[str, Any]:
-    figures, regret = run.summary["capacity"], run.summary.get("regret", {})
-    ends = {"rate": figures["requests_per_second"], "low": figures["low"], "high": figures["high"]}
-    return {**_place(run, label, "none"), **ends, "of_bound": regret.get("capacity", np.nan)}
+def _capacities(searches: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per search: the capacity, its interval, and its share of the bound."""
+    if searches.empty:
+        return searches
+    ends = {"rate": "capacity.requests_per_second", "low": "capacity.low", "high": "capacity.high"}
+    bound = searches.get("regret.capacity", np.nan)
+    return _places(searches, "none").assign(**{name: searches[key] for name, key in ends.items()}, of_bound=bound)
 
 
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:

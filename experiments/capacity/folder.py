@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cbatch import CbatchError, ConfigError
 from experiments.capacity.search import TooFewError
@@ -18,8 +18,9 @@ from experiments.capacity.simulation import Outcome
 from experiments.store.claim import LOCK, UNFINISHED, claimed
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import PLOTS
-from experiments.store.runs import Run
-from experiments.store.text import flat
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RESULT, SIMULATIONS = "capacity.json", "simulations.jsonl"
 _EFFORT = ("accuracy", "replications", "cores", "bounds")  # keys that do not affect a simulation
@@ -50,10 +51,12 @@ def result_folders(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.rglob(RESULT) if read_result(path.parent) is not None)
 
 
-def read_searches(root: Path) -> list[Run]:
-    """Returns the finished searches in and below a folder, which are labelled as runs are."""
+def read_searches(root: Path) -> "pd.DataFrame":
+    """Reads the finished searches in and below a folder as `experiments.store.runs.read_runs` does; an empty frame without any."""
+    from experiments.store.runs import frame_of  # loads pandas
+
     results = ((folder, read_result(folder)) for folder in result_folders(root))
-    return [Run(folder, dict(flat(result["settings"])), result) for folder, result in results if result is not None]
+    return frame_of((folder, result) for folder, result in results if result is not None)
 
 
 class Simulations:

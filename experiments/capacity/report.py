@@ -8,7 +8,6 @@ from tabulate import tabulate
 
 from experiments.capacity.folder import read_searches
 from experiments.store.notes import notes_of
-from experiments.store.runs import label_runs
 from experiments.store.text import format_share, title_of
 
 Summary = Mapping[str, Any]
@@ -88,17 +87,19 @@ def capacity_line(name: str, summary: Summary) -> str:
 
 def capacity_table(root: Path) -> str:
     """Returns the capacities in and below a folder, the highest first."""
+    from experiments.store.labels import label_runs  # loads pandas
+
     runs = read_searches(root)
     rows = [
         (
-            run.summary["capacity"]["requests_per_second"],
+            summary["capacity"]["requests_per_second"],
             label,
-            interval(run.summary["capacity"]),
-            _of_bound(run.summary["regret"]) if "regret" in run.summary else "-",
-            _replications(run.summary["capacity"]),
+            interval(summary["capacity"]),
+            _of_bound(summary["regret"]) if "regret" in summary else "-",
+            _replications(summary["capacity"]),
         )
-        for run, label in zip(runs, label_runs(runs), strict=True)
+        for summary, label in zip(runs["summary"], label_runs(runs, apart=True), strict=True)
     ]
     heads = ["search", "capacity, 95% interval", "of the bound", "from"]
     table = tabulate([row[1:] for row in sorted(rows, reverse=True)], heads, disable_numparse=True)
-    return "\n".join([table, *notes_of(run.about for run in runs)])
+    return "\n".join([table, *notes_of(summary["about"] for summary in runs["summary"])])

@@ -8,8 +8,18 @@ from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
 from experiments.plots.series import load_runs
-from experiments.plots.style import DECODE, PADDING, PREFILL, add_title, line_style, new_figure, print_style
-from experiments.store.tables import load_steps
+from experiments.plots.style import (
+    DECODE,
+    PADDING,
+    PLAIN,
+    PREFILL,
+    Look,
+    add_title,
+    line_style,
+    new_figure,
+    print_style,
+)
+from experiments.store.tables import read_steps
 
 _MOST_STEPS = 400
 """Iterations that are drawn one by one; of more, the means over this number of equal spans of time are drawn."""
@@ -22,8 +32,8 @@ _TOKENS = {
 
 
 @print_style()
-def draw(folder: Path, runs: str = "", begin: float = 0.0, end: float = float("inf")) -> Figure:
-    """Three panels over time.
+def draw(folder: Path, look: Look = PLAIN, runs: str = "", begin: float = 0.0, end: float = float("inf")) -> Figure:
+    """Draws three panels over time.
 
     Args:
         runs: the run whose folder name contains this.
@@ -32,9 +42,9 @@ def draw(folder: Path, runs: str = "", begin: float = 0.0, end: float = float("i
     Raises:
         ConfigError: no finished run, several, or no iteration in this time.
     """
-    shown = load_runs(folder, runs, most=1)
+    shown = load_runs(folder, runs, 1, look)
     run = shown.iloc[0]
-    steps = load_steps(run["folder"])
+    steps = read_steps(run["folder"])
     steps = steps[(steps["started"] >= begin) & (steps["started"] <= end)]
     if steps.empty:
         raise ConfigError(f"begin={begin:g} end={end:g}: no iteration starts in these seconds")
@@ -59,7 +69,7 @@ def draw(folder: Path, runs: str = "", begin: float = 0.0, end: float = float("i
         panel.margins(x=0.005)
     for panel in (tokens, requests):
         panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    add_title(figure, shown, str(run["label"]), note=how)
+    add_title(figure, shown, str(run["label"]), note=how, look=look)
     return figure
 
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from cbatch import ConfigError
 from experiments.plots.parts import label_log
 from experiments.plots.series import coincide_text, load_series
-from experiments.plots.style import add_title, line_style, new_figure, print_style
-from experiments.store.selection import Omitted, say
-from experiments.store.tables import load_requests, time_between_tokens
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
+from experiments.store.selection import Omitted, print_omitted
+from experiments.store.tables import read_requests, time_between_tokens
 
 _MOST_BESIDE = 8  # lines in panels side by side; with more, panels are as wide as the page
 _SHOWN = 0.995  # of each line's gaps, at least, lie within the axis; all do if the longest is less than ...
@@ -29,9 +29,10 @@ Values = NDArray[np.float64]
 
 
 @print_style()
-def draw(folder: Path, tiers: bool = False, runs: str = "") -> Figure:
-    """A line for each policy and whatever else varies; of several seeds, all requests, and a band of the single runs.
-    Few gaps that are much longer than all others lie beyond the axis; the longest is named below.
+def draw(folder: Path, look: Look = PLAIN, tiers: bool = False, runs: str = "") -> Figure:
+    """Draws a line for each policy and whatever else varies; of several seeds, of all requests, with a band of the single runs.
+
+    Few gaps that are much longer than all others lie beyond the axis; the longest is stated below.
 
     Args:
         tiers: a row of panels for each tier; a dotted line marks an objective that all its requests share.
@@ -40,8 +41,8 @@ def draw(folder: Path, tiers: bool = False, runs: str = "") -> Figure:
     Raises:
         ConfigError: no finished runs, or too many; with tiers, no request has one.
     """
-    frame = load_series(folder, runs, ())
-    requests = {run: load_requests(run) for run in frame["folder"]}
+    frame = load_series(folder, runs, look)
+    requests = {run: read_requests(run) for run in frame["folder"]}
     rows = sorted({str(tier) for of_run in requests.values() for tier in of_run["tier"].dropna()}) if tiers else [""]
     if not rows:
         raise ConfigError(f"{folder}: no request has a tier; give them with workload.tiers, or leave out tiers=true")
@@ -56,7 +57,7 @@ def draw(folder: Path, tiers: bool = False, runs: str = "") -> Figure:
             latencies = [_latencies(run, requests[run], tier) for run in group["folder"]]
             for panel, name, values in zip(panels, _NAMES, zip(*latencies, strict=True), strict=True):
                 if not any(map(len, values)):
-                    say([Omitted(f"{label} {tier}".strip(), f"has no {name.partition(' [')[0]}")])
+                    print_omitted([Omitted(f"{label} {tier}".strip(), f"has no {name.partition(' [')[0]}")])
                 _draw_distribution(panel, values, str(label), index, (index + 0.5) / len(groups))
     beyond = [_finish(panels, tier, pd.concat(requests.values())) for tier, panels in zip(rows, axes, strict=True)]
     for panel in axes[0][1:] if wide else ():
@@ -65,7 +66,7 @@ def draw(folder: Path, tiers: bool = False, runs: str = "") -> Figure:
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
     below = coincide_text(frame, [column for column in map(str, frame) if column.startswith(_FIGURES)])
     below = "\n".join(filter(None, [below, *beyond]))
-    add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0], note=note, below=below)
+    add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0], note=note, below=below, look=look)
     return figure
 
 

@@ -14,7 +14,7 @@ from cbatch.replay.schedule import Cell, Doing, Schedule
 from cbatch.request import spec_of
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
-from experiments.plots.style import DECODE, IDLE, PAGE, PREFILL, add_title, new_figure, print_style
+from experiments.plots.style import DECODE, IDLE, PAGE, PLAIN, PREFILL, Look, add_title, new_figure, print_style
 from experiments.settings.command_line import Count, Index
 from experiments.store.decisions_file import read_decisions
 from experiments.store.run_folder import DECISIONS
@@ -33,8 +33,8 @@ _LABELS = {Doing.PAUSED: "paused, with its KV cache"}
 
 
 @print_style()
-def draw(folder: Path, runs: str = "", first: Index = 0, iterations: Count = 60) -> Figure:
-    """A cell for each request and iteration of a run with decisions=true; the number is that of prompt tokens.
+def draw(folder: Path, look: Look = PLAIN, runs: str = "", first: Index = 0, iterations: Count = 60) -> Figure:
+    """Draws a cell for each request and iteration of a run with decisions=true; the number is that of prompt tokens.
 
     Args:
         runs: the run whose folder name contains this.
@@ -44,7 +44,7 @@ def draw(folder: Path, runs: str = "", first: Index = 0, iterations: Count = 60)
         ConfigError: no finished run, several, no such iteration, or too many requests.
         ReplayError: the run has no decisions.
     """
-    shown = load_runs(folder, runs, most=1)
+    shown = load_runs(folder, runs, 1, look)
     file = read_decisions(Path(shown.iloc[0]["folder"]) / DECISIONS)
     whole = Schedule(file.recorded.events, file.requests)
     schedule = whole.window(first, iterations)
@@ -61,7 +61,7 @@ def draw(folder: Path, runs: str = "", first: Index = 0, iterations: Count = 60)
     panel.set_ylabel("request:\nprompt/output tokens")
     last = min(first + iterations, whole.num_iterations)
     note = "" if last - first == whole.num_iterations else f"iterations {first} to {last - 1} of {whole.num_iterations}"
-    add_title(figure, shown, str(shown.iloc[0]["label"]), handles, note)
+    add_title(figure, shown, str(shown.iloc[0]["label"]), handles, note, look=look)
     return figure
 
 

@@ -1,27 +1,32 @@
-"""Labels of the runs of a sweep that a plot shows, and averages over repeated ones."""
+"""The runs that a plot shows, with their labels, and means over repeated ones."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from cbatch import ConfigError
-from experiments.plots.style import MOST_SERIES
-from experiments.store.intervals import Mean, linear_ends, mean_of
-from experiments.store.runs import Run, label_runs, seed_keys
-from experiments.store.selection import Omitted, say, select_runs
-from experiments.store.tables import as_frame, load_requests
+from cbatch.validation import check_known
+from experiments.plots.style import MOST_SERIES, PLAIN, Look
+from experiments.store.headings import heading_of
+from experiments.store.intervals import Mean, linear_ends, log_ends, mean_of, share_ends
+from experiments.store.labels import label_runs
+from experiments.store.selection import Omitted, print_omitted, select_runs
 from experiments.store.text import figures_text
 
-RATE = "workload.arrivals.rate"
-SPEEDS = ("workload.speed", "workload.rate_scale")  # of a trace: the rate itself is that of its requests
-
-
 _MOST_RUNS = 8
+_ENDS: Mapping[str, Callable[[Mean], tuple[float, float]]] = {
+    "linear": linear_ends,
+    "log": log_ends,
+    "share": share_ends,
+}
+"""Ends of an interval, by the kind of a figure's heading."""
 
 
-def load_runs(folder: Path, text: str = "", most: int = _MOST_RUNS) -> pd.DataFrame:
-    """The finished runs in a folder that `text` chooses, each with a label of its own. Says which it leaves out, and why.
+def load_runs(folder: Path, text: str = "", most: int = _MOST_RUNS, look: Look = PLAIN) -> pd.DataFrame:
+    """Reads the finished runs in a folder that `text` chooses, each with a label of its own.
+
+    Prints which runs are left out, and why.
 
     Raises:
         ConfigError: there are none, or more than `most`.
@@ -31,115 +36,89 @@ def load_runs(folder: Path, text: str = "", most: int = _MOST_RUNS) -> pd.DataFr
         limit = "one run" if most == 1 else f"at most {most} runs"
         choice = "give the folder of one, or choose with runs=TEXT, a part of folder names"
         raise ConfigError(f"this plot shows {limit}, the folder holds {len(runs)}; {choice}")
-    say(omitted)
-    return _with_about(as_frame(runs).assign(label=label_runs(runs)), runs)
+    print_omitted(omitted)
+    return _arrange(runs.assign(label=label_runs(runs, apart=True)), look)
 
 
-def load_series(
-    folder: Path, text: str, without: Iterable[str], varying: Sequence[str] = (), example: str = ""
-) -> pd.DataFrame:
-    """Like `load_runs`, but runs that differ only in a seed or in the settings `without` have the same label.
+def load_series(folder: Path, text: str, look: Look = PLAIN) -> pd.DataFrame:
+    """Reads the finished runs that `text` chooses; those that differ only in a seed share a label.
 
-    Args:
-        varying: settings of which one must have several values; example: such values.
+    Prints which runs are left out, and why.
 
     Raises:
-        ConfigError: there are none, or more than `MOST_SERIES` labels, or none of the settings varies.
+        ConfigError: there are none, or more than `MOST_SERIES` labels.
     """
     runs, omitted = select_runs(folder, text)
-    frame = as_frame(runs).assign(label=label_runs(runs, {*without, *seed_keys(runs)}, apart=False))
-    if varying:
-        swept(frame, varying, folder, example)
-    if (count := frame["label"].nunique()) > MOST_SERIES:
+    runs = label_series(runs, (), look)
+    print_omitted(omitted)
+    return runs
+
+
+def label_series(runs: pd.DataFrame, shown: Collection[str], look: Look) -> pd.DataFrame:
+    """Labels runs; those that differ only in a seed or in the settings `shown` share a label.
+
+    Raises:
+        ConfigError: there are more than `MOST_SERIES` labels.
+    """
+    runs = runs.assign(label=label_runs(runs, shown))
+    if (count := runs["label"].nunique()) > MOST_SERIES:
         most = f"this plot shows at most {MOST_SERIES} series, the folder holds {count}"
         raise ConfigError(f"{most}; choose with runs=TEXT, a part of folder names")
-    say(omitted)
-    return _with_about(frame, runs)
+    return _arrange(runs, look)
 
 
-def _with_about(frame: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
-    """With a column for the notes below a plot, and one of all figures as text."""
-    about = pd.Series([run.about for run in runs], frame.index, dtype=object)
-    return frame.assign(about=about, figures=[figures_text(run.summary) for run in runs])
+def _arrange(runs: pd.DataFrame, look: Look) -> pd.DataFrame:
+    """Returns the runs with the labels, and in the order, that the user chose."""
+    known = list(dict.fromkeys(runs["label"]))
+    check_known(look.labels, known, "labels: ")
+    labels = runs["label"].replace(dict(look.labels))
+    check_known(look.order, [*known, *look.labels.values()], "order: ")
+    first = [look.labels.get(label, label) for label in look.order]
+    ranks = labels.map(lambda label: first.index(label) if label in first else len(first))
+    return runs.assign(label=labels).loc[ranks.sort_values(kind="stable").index]
 
 
-def load_rates(folder: Path, text: str) -> pd.DataFrame:
-    """The runs of a sweep of request rates, as `load_series` labels them; the workload is not part of the label.
-
-    Columns of their own: `rate`, requests per second, and `of`, the name of the workload without its arguments.
-
-    Raises:
-        ConfigError: as `load_series`, or there is one rate only.
-    """
-    keys = (RATE, *SPEEDS)
-    frame = load_series(folder, text, (*keys, "workload"), keys, "1,2,4,8")
-    frame = frame.assign(of=frame["workload"].str.partition("(")[0])
-    rates = pd.concat([_rates(runs) for _, runs in frame.groupby("of")])
-    return leave_out(frame.assign(rate=rates), ("rate",))
-
-
-def _rates(frame: pd.DataFrame) -> "pd.Series[float]":
-    """Requests per second of one workload's runs: as set, or the mean of those that arrived at the same speed."""
-    for key in (key for key in (RATE, *SPEEDS) if key in frame and frame[key].nunique() > 1):
-        if key == RATE:
-            return frame[key]
-        arrivals = frame["folder"].map(lambda folder: load_requests(folder)["arrival"])
-        rates = arrivals.map(lambda times: (len(times) - 1) / (times.max() - times.min()))
-        return rates.groupby(frame[key]).transform("mean")
-    return pd.Series(float("nan"), frame.index)
-
-
-def swept(frame: pd.DataFrame, keys: Sequence[str], folder: Path, example: str) -> str:
-    """The first of the settings that has several values.
-
-    Raises:
-        ConfigError: none has; example: values to give it.
-    """
-    for key in keys:
-        if key in frame and frame[key].nunique() > 1:
-            return key
-    raise ConfigError(f"{folder}: needs runs with several values of {keys[0]}; sweep it with -m {keys[0]}={example}")
-
-
-def leave_out(frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
-    """The rows that have a value in each column. Says which others are left out."""
+def leave_out(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
+    """Returns the rows that have a value in each column; prints which others are left out."""
     for column in columns:
-        missing = frame[column].isna()
-        say([Omitted(Path(path).name, f"has no {column}") for path in frame.loc[missing, "folder"]])
-        frame = frame[~missing]
-    return frame
+        missing = runs[column].isna()
+        print_omitted(Omitted(Path(path).name, f"has no {column}") for path in runs.loc[missing, "folder"])
+        runs = runs[~missing]
+    return runs
 
 
-Ends = Callable[[Mean], tuple[float, float]]
+def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
+    """Returns the mean of a figure over the repeated runs at each x, and its 95% interval, in the unit of its heading.
 
-
-def summarize_series(frame: pd.DataFrame, x: str, y: str, ends: Ends = linear_ends) -> pd.DataFrame:
-    """Mean of column y over the repeated runs at each x, and its 95% interval, by label and ascending x: columns x, mean, low, high.
-
-    ends: of the interval, by the scale on which it is one.
+    Returns:
+        Columns label, x, mean, low, high; a row for each label, in order of appearance, and ascending x. From one run, low and
+        high are the mean.
     """
-    rows = []
-    for (label, place), values in frame.groupby(["label", x], sort=True)[y]:
-        found = mean_of(values.tolist())
-        low, high = ends(found) if found.number > 1 else (found.mean, found.mean)
-        rows.append({"label": label, x: place, "mean": found.mean, "low": low, "high": high})
-    return pd.DataFrame(rows).set_index("label")
+    heading, rows = heading_of(key), []
+    for (label, place), values in runs.dropna(subset=key).groupby(["label", x], sort=True)[key]:
+        mean = mean_of(values.astype(float).tolist())
+        ends = _ENDS[heading.kind](mean) if mean.number > 1 else (mean.mean, mean.mean)
+        rows.append((label, place, *(heading.factor * value for value in (mean.mean, *ends))))
+    points = pd.DataFrame(rows, columns=["label", "x", "mean", "low", "high"])
+    order = pd.Categorical(points["label"], list(dict.fromkeys(runs["label"])))
+    return points.iloc[order.argsort(kind="stable")].reset_index(drop=True)
 
 
-def describe_points(frame: pd.DataFrame, x: str) -> str:
-    """What a point represents, for a heading; empty if one run."""
-    points = frame.groupby(["label", x])
+def describe_points(runs: pd.DataFrame, x: str) -> str:
+    """Returns what a point stands for, for a heading; empty if for one run."""
+    points = runs.assign(figures=runs["summary"].map(figures_text)).groupby(["label", x])
     sizes = points.size()
+    if sizes.max() == 1:
+        return ""
     number = f"{sizes.min()}" if sizes.min() == sizes.max() else f"up to {sizes.max()}"
-    if sizes.max() > 1 and "figures" in frame and points["figures"].nunique().max() == 1:
+    if points["figures"].nunique().max() == 1:
         return f"{number} equal runs per point: the seed changes nothing"
-    return f"mean and 95% interval of {number} runs per point" if sizes.max() > 1 else ""
+    return f"mean and 95% interval of {number} runs per point"
 
 
-def coincide_text(frame: pd.DataFrame, columns: Iterable[str]) -> str:
-    """Which labels have the same lines: equal values of these columns in their runs, in the same order; empty if none do."""
-    shown = frame[list(columns)]
+def coincide_text(runs: pd.DataFrame, columns: Iterable[str]) -> str:
+    """Returns which labels have equal values of these columns in their runs, in the same order; empty if none do."""
     same: dict[str, list[str]] = {}
-    for label, rows in shown.groupby(frame["label"], sort=False):
+    for label, rows in runs[list(columns)].groupby(runs["label"], sort=False):
         same.setdefault(rows.to_json(orient="values", double_precision=15), []).append(str(label))
     return "; ".join(f"{' and '.join(labels)} coincide" for labels in same.values() if len(labels) > 1)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from cbatch import ConfigError
 from cbatch.results.service import WINDOW_SECONDS, Service, measure_windows
 from experiments.plots.series import load_runs
-from experiments.plots.style import add_title, line_style, new_figure, print_style
-from experiments.store.selection import Omitted, say
-from experiments.store.tables import load_service
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
+from experiments.store.selection import Omitted, print_omitted
+from experiments.store.tables import read_service
 
 _POINTS = 400
 _MOST_CLIENTS = 8  # that have a line of their own, or one fewer and the others together
@@ -20,8 +20,8 @@ _OTHERS: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.5}
 
 
 @print_style()
-def draw(folder: Path, runs: str = "", window: float = WINDOW_SECONDS) -> Figure:
-    """Over time: service received by each client since the start; its rate in a window around each moment; the service difference.
+def draw(folder: Path, look: Look = PLAIN, runs: str = "", window: float = WINDOW_SECONDS) -> Figure:
+    """Draws over time: service received by each client since the start; its rate in a window around each moment; the service difference.
 
     Service is divided by the client's weight, if it has one. Of many clients, those that received most have a line of their
     own; the others are grey.
@@ -35,9 +35,9 @@ def draw(folder: Path, runs: str = "", window: float = WINDOW_SECONDS) -> Figure
     """
     if not window > 0:
         raise ConfigError(f"window={window:g}: give seconds above 0")
-    shown = load_runs(folder, runs, most=1)
+    shown = load_runs(folder, runs, 1, look)
     run = shown.iloc[0]
-    service = load_service(run["folder"])
+    service = read_service(run["folder"])
     if service is None:
         raise ConfigError(f"{run['folder']}: no request names its client; choose a workload with clients")
     figure, [[total], [rate], [unfair]] = new_figure(3, 1, 5.0, ratios=(3, 3, 2), sharex=True)
@@ -48,7 +48,9 @@ def draw(folder: Path, runs: str = "", window: float = WINDOW_SECONDS) -> Figure
     _draw_clients(rate, times, (service.received(end) - service.received(begin)) / (end - begin)[:, None], service)
     windows = measure_windows(service, window)
     if not len(windows.middle):
-        say([Omitted(str(run["label"]), f"has no service difference: its arrivals span less than window={window:g} s")])
+        print_omitted(
+            [Omitted(str(run["label"]), f"has no service difference: its arrivals span less than window={window:g} s")]
+        )
     unfair.plot(windows.middle, windows.difference, color="black", marker="o", markersize=3, linewidth=1)
     what = "service / weight" if np.ptp(service.weight) else "service"
     total.set_ylabel(f"{what} received\n[thousands]")
@@ -58,7 +60,7 @@ def draw(folder: Path, runs: str = "", window: float = WINDOW_SECONDS) -> Figure
         panel.set_ylim(bottom=0)
         panel.margins(x=0.005)
     total.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    add_title(figure, shown, str(run["label"]), note=f"windows of {window:g} s")
+    add_title(figure, shown, str(run["label"]), note=f"windows of {window:g} s", look=look)
     return figure
 
 

@@ -1,7 +1,8 @@
-"""How every plot looks: page size, series that differ in grey too, headings, and a line on where times come from."""
+"""How every plot looks: page size, series that differ in grey too, headings, and lines on where times come from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
@@ -17,11 +18,12 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.store.notes import notes_of
+from cbatch import ConfigError
+from experiments.store.notes import made_text, notes_of
 from experiments.store.provenance import atomic_write
 
 PAGE = 7.0  # inches: text width of a printed page
-_ORIGIN_WIDTH = 165  # characters per line of the origin's small type
+_ORIGIN_WIDTH = 145  # characters per line of the origin's small type
 _SHARED = {
     "length": "workload.length",
     "batch": "limits.batch",
@@ -45,15 +47,25 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _ON_OFF: tuple[tuple[float, ...], ...] = ((5, 1.5), (1, 1), (5, 1, 1, 1), (8, 2), (3, 1), (2, 2), (6.4, 1.6, 1, 1.6))
 _DASHES: tuple[Any, ...] = ("-", *((0, on_off) for on_off in _ON_OFF))
 
-_FILLS = (
-    ("#0072B2", "", "white"),
-    ("#E69F00", "////", "#7A5400"),
-    ("#56B4E9", "", "white"),
-    ("#DDDDDD", "", "#888888"),
-    ("#444444", "", "white"),
-)
-
 MOST_SERIES = 2 * len(_COLOURS)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the user chooses of any plot.
+
+    labels: texts in place of labels. order: the labels that come first. size: width and height in inches, None for those of a
+    page. title: in place of the heading. notes: whether the origin of the figures stands below the plot.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    order: Sequence[str] = ()
+    size: tuple[float, float] | None = None
+    title: str | None = None
+    notes: bool = True
+
+
+PLAIN = Look()
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -66,26 +78,6 @@ def line_style(index: int) -> dict[str, Any]:
     marker, dashes = _MARKERS[(kind + 3 * again) % len(_MARKERS)], _DASHES[(kind + 4 * again) % len(_DASHES)]
     fill = {"markerfacecolor": "none", "markersize": 5.5} if index % 2 else {"markersize": 3.5}
     return {"color": colours[kind], "marker": marker, "linestyle": dashes, "linewidth": 1.2, **fill}
-
-
-def fill_style(index: int) -> dict[str, Any]:
-    """Colour and hatching of an area; neighbours differ in lightness."""
-    colour, hatch, edge = _FILLS[index % len(_FILLS)]
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": edge, "linewidth": 0.3}
-
-
-def paper_style() -> dict[str, Any]:
-    """Values that a paper prints: hollow and black, on top of our own."""
-    return {
-        "label": "paper",
-        "color": "black",
-        "marker": "D",
-        "markerfacecolor": "white",
-        "markersize": 4.5,
-        "markeredgewidth": 0.9,
-        "linestyle": "none",
-        "zorder": 5,
-    }
 
 
 @contextmanager
@@ -127,46 +119,64 @@ def add_title(
     handles: Sequence[Artist] = (),
     note: str = "",
     below: str = "",
+    look: Look = PLAIN,
 ) -> None:
-    """Add a heading from what all runs share, with the legend's handles if given; below, the notes on the runs.
+    """Adds a heading from what all runs share, with the legend's handles if given; below, the notes on the runs.
 
     note: ends the heading. below: a note on the figure, after the others.
     """
-    rows = [{str(key): value for key, value in row.items()} for row in runs.to_dict("records")]
-    shared = [str(rows[0][key]) for key in ("model", "workload") if len({row[key] for row in rows}) == 1]
+    settings = ("model", "workload", *_SHARED.values())
+    equal = [key for key in settings if key in runs and runs[key].nunique(dropna=False) == 1]
+    values = {key: runs[key].iloc[0] for key in equal if runs[key].notna().all()}
+    shared = [str(values[key]) for key in ("model", "workload") if key in values]
     for name, key in _SHARED.items():
-        values = {row.get(key) for row in rows}
-        told = len(values) == 1 and not values & {None, _USUAL.get(name)}
-        shared += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for value in values if told]
+        if key in values and values[key] != _USUAL.get(name):
+            shared.append(f"{name} {values[key]:g}" if isinstance(values[key], float) else f"{name} {values[key]}")
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
-    add_heading(figure, text, "\n".join(filter(None, [*notes_of(runs["about"]), below])), handles)
+    abouts = [summary["about"] for summary in runs["summary"]]
+    origin, *others = notes_of(abouts)
+    notes = "\n".join(filter(None, ["; ".join(filter(None, [origin, made_text(abouts)])), *others, below]))
+    if look.size:
+        figure.set_size_inches(look.size)
+    if not look.notes:
+        print(notes)  # for a caption
+    add_heading(figure, text if look.title is None else look.title, notes if look.notes else "", handles)
 
 
 def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] = ()) -> None:
-    """Add a heading, with the legend's handles if given; below the figure, where the times come from."""
+    """Adds a heading, with the legend's handles if given; below the figure, where the times come from."""
+    pages = figure.get_figwidth() / PAGE
     if handles:
         longest = max(len(str(handle.get_label())) for handle in handles)
-        widest = min(len(handles), 4, max(_LEGEND_WIDTH // (longest + 8), 1))
+        widest = min(len(handles), 4, max(int(_LEGEND_WIDTH * pages) // (longest + 8), 1))
         ncols = ceil(len(handles) / ceil(len(handles) / widest))
         figure.legend(handles=handles, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9)
     else:
         figure.suptitle(heading, fontsize=9)
-    figure.supxlabel(wrap_origin(origin), fontsize=6, color="#555555")
+    figure.supxlabel(wrap_origin(origin, pages), fontsize=6, color="#555555")
 
 
-def wrap_origin(origin: str) -> str:
-    """Break the text that says where times come from into lines as wide as a page."""
-    return "\n".join(line for text in origin.splitlines() for line in wrap(text, _ORIGIN_WIDTH))
+def wrap_origin(origin: str, pages: float = 1.0) -> str:
+    """Breaks the text that says where times come from into lines as wide as a page, or a part of it."""
+    width = int(_ORIGIN_WIDTH * pages)
+    return "\n".join(line for text in origin.splitlines() for line in wrap(text, width))
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write NAME.pdf and NAME.png, each atomically, and close the figure; returns the paths.
+def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
+    """Writes a file for each format, atomically, and closes the figure; returns the paths.
 
     The same figure makes the same files.
+
+    Raises:
+        ConfigError: matplotlib knows no such format.
     """
-    paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
+    for suffix in formats:
+        if suffix not in (known := figure.canvas.get_supported_filetypes()):
+            raise ConfigError(f"format={suffix}: no such format; choose among {', '.join(known)}")
+    paths = [folder / f"{name}.{suffix}" for suffix in formats]
     for path in paths:
+        dated = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])
         with atomic_write(path) as partial:
-            figure.savefig(partial, dpi=220, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
+            figure.savefig(partial, dpi=220, metadata={dated: None} if dated else None)
     plt.close(figure)
     return paths

@@ -42,7 +42,7 @@ class Composed:
     """What Hydra composed for one run.
 
     keys: of the run, resolved. overrides: of its command line. name: of its folder in a sweep, before it is shortened.
-    swept: the values that its experiment sweeps, by key; those of `keys` are the defaults.
+    swept: the values that its experiment sweeps, by key; those of `keys` are the defaults. number: the run's place in its sweep.
     """
 
     keys: dict[str, Any]
@@ -50,6 +50,7 @@ class Composed:
     name: str
     swept: Mapping[str, str]
     choices: Mapping[str, str]
+    number: int | None = None
 
 
 def compose_run(*overrides: str) -> Settings:
@@ -101,9 +102,9 @@ def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
         swept = [] if searches else with_arguments([f"{key}={value}" for key, value in _swept(master).items()])
         grid = [] if searches else _grid([*swept, *master.hydra.overrides.task])
     jobs = []
-    for job in grid:
+    for number, job in enumerate(grid):
         with _explained(name, job), _initialized() as composer:
-            jobs.append(_resolve(composer.config_loader.load_sweep_config(master, job)))
+            jobs.append(_resolve(composer.config_loader.load_sweep_config(master, job), number))
     if not searches:
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(master, folder / MULTIRUN)
@@ -164,7 +165,7 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in product(*values.values())]
 
 
-def _resolve(config: DictConfig) -> Composed:
+def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     HydraConfig.instance().set_config(config)
     node = config.hydra
     paths = [override for override in node.overrides.hydra if override.startswith("hydra.searchpath=")]
@@ -173,7 +174,7 @@ def _resolve(config: DictConfig) -> Composed:
     with open_dict(config):
         del config["hydra"]
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return Composed(keys, overrides, name, swept, choices)
+    return Composed(keys, overrides, name, swept, choices, number)
 
 
 def _swept(config: DictConfig) -> dict[str, str]:
@@ -190,4 +191,4 @@ def _call(job: Callable[[Composed], float | None], config: DictConfig) -> float 
     os.chdir(node.runtime.cwd)
     with open_dict(config):
         config["hydra"] = node
-    return job(_resolve(config))
+    return job(_resolve(config, node.job.num))

@@ -8,7 +8,7 @@ from typing import Any
 from cbatch.described import name_of_class
 from experiments.settings.settings import Settings
 
-_NO_VALUES = ("policy", "chosen", "composed", "overrides", "choices")
+_NO_VALUES = ("policy", "chosen", "composed", "overrides", "choices", "number")
 _OURS = ("cbatch", "experiments", "policies")
 
 

@@ -130,7 +130,7 @@ class Settings(Keys):
     """Everything that a run is told.
 
     chosen: what each `auto` of a group was resolved to, and why, by key. composed: all keys as Hydra resolved them, for config.yaml.
-    overrides: of the command line, for the record. choices: the option of each group.
+    overrides: of the command line, for the record. choices: the option of each group. number: the run's place in its sweep.
     """
 
     policy: Recipe
@@ -142,6 +142,7 @@ class Settings(Keys):
     composed: Mapping[str, Any] = field(compare=False, repr=False)
     overrides: Sequence[str] = field(default=(), compare=False)
     choices: Mapping[str, str] = field(default_factory=dict, compare=False)
+    number: int | None = field(default=None, compare=False)
 
 
 S = TypeVar("S", bound=Settings)

@@ -21,6 +21,16 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     return [*sorted(set(map(origin_of, known))), *filter(None, notes)]
 
 
+def made_text(abouts: Iterable[About]) -> str:
+    """Returns the dates and commits at which results were made, in a line; empty if they were not recorded."""
+    known = [about for about in abouts if about.get("date")]
+    days = sorted({str(about["date"])[:10] for about in known})
+    commits = sorted(
+        {str(about.get("commit"))[:12] + " + changes" * ("+" in str(about.get("commit"))) for about in known}
+    )
+    return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, commit {', '.join(commits)}" if known else ""
+
+
 def origin_of(about: About) -> str:
     """Returns where times come from, in one line: the hardware, or the profile that simulates it, with its error."""
     if not about["simulated"]:

@@ -59,6 +59,9 @@ _PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # beginnings of `partial_path`, le
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""
 
+ERRORS = "errors.log"
+"""File in a sweep's folder with one line per failed run."""
+
 PLOTS = "plots"
 """Subfolder of a run or sweep for the output of `experiments.plot`."""
 

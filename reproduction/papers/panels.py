@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from experiments.plots.parts import log_x
 from reproduction.experiment_files import swept_numbers
 from reproduction.papers.frames import Row, data_frame
 from reproduction.papers.machines import Machines
 from reproduction.papers.steady import Load, Scheme
+from reproduction.parts import log_x
 
 HARDWARE = ("a6000", "h200-13b", "gpu")
 

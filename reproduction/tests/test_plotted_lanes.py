@@ -75,7 +75,7 @@ def test_only_runs_that_timed_copies_have_lanes_for_them(tmp_path: Path) -> None
 
 def test_a_loop_that_was_swept_is_named_once(tmp_path: Path) -> None:
     for loop in ("sync", "async"):
-        write_run(tmp_path / loop, {"runtime": loop, "overrides": [f"runtime={loop}"]})
+        write_run(tmp_path / loop, {"runtime": loop, "overrides": [f"runtime={loop}"]}, {"runtime": loop})
     titles = [axes.get_title(loc="left") for axes in lanes.draw(tmp_path, first=1, iterations=1).axes]
     assert titles == ["prefill_first, runtime=async", "prefill_first, runtime=sync"]
 

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
-from experiments.plots.parts import stacked_bars
 from experiments.plots.series import load_runs
 from experiments.plots.style import add_heading, add_title, new_figure, print_style
+from reproduction.parts import stacked_bars
 
 SIMULATED = "-simulated"
 PARTS = {

@@ -33,7 +33,8 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
 from experiments.run import main as run
 from experiments.settings.presets import load_spec
-from experiments.store.text import sweep_text
+from experiments.store.run_table import run_table
+from experiments.store.runs import read_runs
 from policies.chunking.fixed import Fixed
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
@@ -361,7 +362,7 @@ def test_a_run_states_its_regret_and_a_sweep_its_columns(tmp_path: Path) -> None
     )
     assert figures["latency"] >= 1 and figures["makespan"] >= 1
     assert {"latency / bound", "makespan / bound"} <= set(
-        re.split(r"\s{2,}", sweep_text([("a", summary(tmp_path))]).splitlines()[0])
+        re.split(r"\s{2,}", run_table(read_runs(tmp_path)).splitlines()[0])
     )
 
 

@@ -1,5 +1,6 @@
 """Comparisons of two things: means in pairs by hand, and the command on runs and searches."""
 
+import itertools
 import json
 import math
 import re
@@ -9,13 +10,14 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hand_made import ABOUT, write_run
 from in_process import outcome
 
 from cbatch import ConfigError
 from experiments import run
-from experiments.compare import Thing, main, report, things_of
+from experiments.compare import main, report
 from experiments.store.intervals import compare
 
 T4 = 2.7764
@@ -51,83 +53,76 @@ def test_only_common_replications_are_paired() -> None:
     )
 
 
+def rows(label: str, values: Sequence[float], served: str = "w", others: str = "") -> pd.DataFrame:
+    """Makes replications of one label, whose figure is `metric`."""
+    summary = {"about": ABOUT, "metric": 0.0}
+    columns = {"label": label, "policy": label, "served": served, "others": others, "folder": label}
+    figures = {
+        "replication": range(len(values)),
+        "metric": values,
+        "figures": values,
+        "summary": [summary] * len(values),
+    }
+    return pd.DataFrame({**figures, **columns})
+
+
+def compared(*things: pd.DataFrame, baseline: str = "") -> str:
+    return report(pd.concat(things, ignore_index=True), ["metric"], baseline)
+
+
 def test_how_many_replications_would_tell() -> None:
     """Differences of 1 and -0.8 five times each: mean 0.1, error 0.3, t of 9 degrees of freedom 2.262."""
     found = compare(numbered(*[0.0] * 10), numbered(*[1.0, -0.8] * 5), paired=True)
     assert found.needed == pytest.approx(10 * ((2.262 + 0.84) * 0.3 / 0.1) ** 2, rel=2e-3)
-    text = report(
-        [Thing("a", {"x": numbered(*[5.0] * 10)}, "w"), Thing("b", {"x": numbered(*[6.0, 4.2] * 5)}, "w")], ["x"]
-    )
+    text = compared(rows("a", [5.0] * 10), rows("b", [6.0, 4.2] * 5))
     assert "b over a: 10 replications, in pairs, on the same requests" in text
     assert "cannot be told apart; about 867 replications would (80%" in text
 
 
-def test_equal_runs_of_several_seeds_are_one_replication(tmp_path: Path) -> None:
-    """A deterministic policy on a recorded trace: 100 and 150 tokens/s with every seed; 1.5 times, and 50 more."""
-    for policy, speed in (("a", 100.0), ("b", 150.0)):
-        for seed in (0, 1, 2):
-            settings = {"workload": {"rate": 1, "seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
-            given = [f"policy={policy}", f"workload.seed={seed}"]
-            write_run(tmp_path / f"{policy}{seed}", {"policy": policy, "overrides": given}, settings, speed=speed)
-    lines = report(things_of([tmp_path]), [SPEED.removeprefix("metric=")]).splitlines()
+def test_equal_runs_of_several_seeds_are_one_replication() -> None:
+    """A deterministic policy on a recorded trace: 100 and 150 with every seed; 1.5 times, and 50 more."""
+    lines = compared(rows("a", [100.0] * 3), rows("b", [150.0] * 3)).splitlines()
     assert lines[0] == "b over a: 1 replication, on the same requests"
-    assert lines[3].split() == ["throughput.total_tokens_per_second", "1.5x", "+50"]
+    assert lines[3].split() == ["metric", "1.5x", "+50"]
     assert lines[4].startswith("the seed changes nothing here: 1 replication, no interval; ")
-
-
-def test_one_side_that_no_seed_changes_is_paired_with_the_other(tmp_path: Path) -> None:
-    """10 with both seeds against 12 and 14: differences of 2 and 4, 3 on average, of which 12.706 standard errors are 12.706."""
-    for policy, speeds in (("a", (10.0, 10.0)), ("b", (12.0, 14.0))):
-        for seed, speed in enumerate(speeds):
-            settings = {"workload": {"rate": 1, "seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
-            write_run(tmp_path / f"{policy}{seed}", {"policy": policy}, settings, speed=speed)
-    text = report(things_of([tmp_path]), [SPEED.removeprefix("metric=")])
+    text = compared(
+        rows("a", [10.0, 10.0]), rows("b", [12.0, 14.0])
+    )  # 2 and 4 more: 3, of which 12.706 errors are 12.706
     assert "b over a: 2 replications, in pairs" in text and "+3 [-9.71, 15.7]" in text
     assert "the seed changes nothing" not in text
 
 
 def test_a_line_says_which_interval_decides_where_the_two_disagree() -> None:
     """10 and 20 against 19 and 41: differences 9 and 21 reach below 0; as parts of the means they hardly scatter."""
-    things = [Thing("a", {"x": numbered(10, 20)}, "w"), Thing("b", {"x": numbered(19, 41)}, "w")]
     line = "the interval of the difference decides"
-    text = report(things, ["x"])
+    text = compared(rows("a", [10, 20]), rows("b", [19, 41]))
     assert "2x [1.309, 3.055]" in text and "cannot be told apart" in text and line in text
-    agreeing = [Thing("a", {"x": numbered(100, 101)}, "w"), Thing("b", {"x": numbered(200, 202)}, "w")]
-    assert line not in report(agreeing, ["x"])  # 94.1 to 106.9, and exactly 2
+    assert line not in compared(rows("a", [100, 101]), rows("b", [200, 202]))  # 94.1 to 106.9, and exactly 2
 
 
 def test_other_requests_are_not_paired_and_equal_ones_are_said_to_be() -> None:
-    things = [Thing(name, {"x": numbered(1.0, 1.0)}, served) for name, served in (("a", "w"), ("b", "v"))]
-    text = report(things, ["x"])
-    assert "NOT in pairs" in text
-    assert "equal in every replication" in text
+    text = compared(rows("a", [1.0, 2.0]), rows("b", [1.0, 2.0], served="v"))
+    assert "NOT in pairs" in text and "equal in every replication" not in text
+    assert "equal in every replication" in compared(rows("a", [1.0, 2.0]), rows("b", [1.0, 2.0]))
 
 
-@pytest.mark.parametrize(
-    ("things", "said"),
-    [
-        ([Thing("a", {"x": numbered(1, 2)}, "")], "compare: found only a; give the folder of another one too"),
-        ([Thing(name, {"x": numbered(1)}, "") for name in "ab"], "one replication has no interval; "),
-        (
-            [Thing(name, {"y": numbered(1, 2)}, "") for name in "ab"],
-            "metric=x: summary.json has no such number; did you mean y?",
-        ),
-    ],
-)
-def test_what_cannot_be_compared(things: list[Thing], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        report(things, ["x"])
+def test_what_cannot_be_compared() -> None:
+    for things, said in (
+        ([rows("a", [1, 2])], "compare: there is only a; give the folder of another one too"),
+        ([rows("a", [1]), rows("b", [1])], "one replication has no interval; "),
+        ([rows("a", [1, 2]), rows("b", [math.nan, math.nan])], "b over a: no figure in common"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            compared(*things)
+    both = pd.concat([rows("a", [1, 2]), rows("b", [1, 2])])
+    for key, said in (("metrics", "did you mean metric"), ("goodput.attained_share", "this run has no goodput")):
+        with pytest.raises(ConfigError, match=f"^metric={key}: .*{said}"):
+            report(both, [key])
 
 
-def test_a_figure_that_only_other_runs_have_is_said_to_be_theirs() -> None:
-    said = "metric=goodput.attained_share: this run has no goodput; docs/metrics.md says of which requests it is"
-    with pytest.raises(ConfigError, match=said):
-        report([Thing(name, {"x": numbered(1, 2)}, "") for name in "ab"], ["goodput.attained_share"])
-
-
-def titles(*things: tuple[str, str, str]) -> list[str]:
+def titles(*things: tuple[str, str, str], baseline: str = "") -> list[str]:
     """What is compared with what, and in pairs or not. things: label, requests that they served, other settings."""
-    text = report([Thing(label, {"x": numbered(1, 2)}, *others) for label, *others in things], ["x"])
+    text = compared(*(rows(label, [1, 2], *others) for label, *others in things), baseline=baseline)
     return [
         line.replace(": 2 replications", "").partition(", on ")[0]
         for line in text.splitlines()
@@ -144,6 +139,7 @@ def test_the_baseline_is_the_first_of_the_same_settings() -> None:
         "c@2 over a@2, in pairs",
     ]
     assert titles(*rates, ("c@3", "3", "3"))[-1] == "not compared: nothing else has the settings of c@3"
+    assert titles(*rates, baseline="b@2")[0] == "a@2 over b@2, in pairs"
     batches = [(f"{rate}/{batch}", rate, rate + batch) for rate in "12" for batch in "xy"]
     assert titles(*batches) == ["1/y over 1/x, in pairs", "2/y over 2/x, in pairs"]
     assert titles(*rates[:2]) == ["a@2 over a@1, NOT in pairs: they served different requests"]
@@ -157,7 +153,7 @@ def printed(*arguments: str) -> str:
 def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
     for name, values in (("one", [10.0, 20.0, 30.0]), ("other", [12.0, 24.0, 36.0])):
         found: dict[str, Any] = {
-            "about": {**ABOUT, "policy": name, "code": {"own": {}, "framework": ""}},
+            "about": {**ABOUT, "policy": name, "identity": {"policy": name, "workload.length": 8}},
             "capacity": {"requests_per_second": 1.0, "requests": 100},
             "by_replication": values,
             "settings": {"workload": {"seed": 0, "length": 8}},
@@ -176,13 +172,12 @@ def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
 
 def write_sweep(folder: Path, policies: Sequence[str], rates: Sequence[int], seeds: Sequence[int] = (0, 1)) -> None:
     """Runs of hand-made throughput: 100 * rate + 10 * seed + the place of the policy."""
-    for place, policy in enumerate(policies):
-        for rate in rates:
-            for seed in seeds:
-                given = [f"policy={policy}", f"workload.rate={rate}", f"workload.seed={seed}"]
-                about = {"policy": policy, "overrides": given}
-                settings = {"workload": {"rate": rate, "seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
-                write_run(folder / ",".join(given), about, settings, speed=100.0 * rate + 10 * seed + place)
+    runs = itertools.product(enumerate(policies), rates, seeds)
+    for number, ((place, policy), rate, seed) in enumerate(runs):
+        given = [f"policy={policy}", f"workload.rate={rate}", f"workload.seed={seed}"]
+        about = {"policy": policy, "overrides": given, "number": number}
+        settings = {"workload": {"rate": rate, "seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
+        write_run(folder / ",".join(given), about, settings, speed=100.0 * rate + 10 * seed + place)
 
 
 SPEED = "metric=throughput.total_tokens_per_second"
@@ -206,25 +201,21 @@ def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
 
 
 def test_chunks_are_compared_with_the_baseline_of_the_same_chunk(tmp_path: Path) -> None:
-    """Also if the other policy reads it as `budget=${chunk}`; orca reads none and has one run."""
-    for chunk, others in ((256, ("orca",)), (512, ())):
-        for policy in (*others, "sarathi_serve", f"mine.X(budget={chunk})"):
-            for seed in (0, 1):
-                about = {"policy": policy, "chunk": chunk if policy == "sarathi_serve" else None}
-                about["overrides"] = [f"policy={policy}", f"chunk={chunk}"]
-                section = {"_target_": policy.partition("(")[0]}
-                settings = {"chunk": chunk, "workload": {"seed": seed}, "policy": section}
-                write_run(tmp_path / f"{policy},{chunk},{seed}", about, settings, speed=100.0 + 10 * seed + len(policy))
+    """Also if the other policy reads it as a budget; orca reads none and has one run."""
+    policies = {256: ("orca", "serve(chunk=256)", "X(budget=256)"), 512: ("serve(chunk=512)", "X(budget=512)")}
+    for size, policy, seed in ((key, name, seed) for key in policies for name in policies[key] for seed in (0, 1)):
+        about = {"policy": policy, "chunk": size, "overrides": [f"chunk={size}"]}
+        settings = {"workload": {"seed": seed}}
+        write_run(tmp_path / f"{policy},{size},{seed}", about, settings, speed=100.0 + 10 * seed + len(policy))
 
     def pairs(*options: str) -> list[str]:
         return re.findall(r"(.+): 2 replications, in pairs", printed(str(tmp_path), SPEED, *options))
 
-    matched = ["orca over sarathi_serve 256", "sarathi_serve 512 over sarathi_serve 256"]
-    one_each = ["X(budget=256) over sarathi_serve 256", "X(budget=512) over sarathi_serve 512"]
-    assert sorted(pairs("baseline=sarathi_serve")) == sorted([*matched, *one_each])
-    by_own = pairs("baseline=X(budget=${chunk})")
-    assert {"sarathi_serve 256 over X(budget=256)", "sarathi_serve 512 over X(budget=512)"} < set(by_own)
-    for label in ("sarathi_serve 512", "X(budget=256)", "orca"):
+    matched = ["orca over serve(chunk=256)", "serve(chunk=512) over serve(chunk=256)"]
+    one_each = ["X(budget=256) over serve(chunk=256)", "X(budget=512) over serve(chunk=512)"]
+    assert sorted(pairs("baseline=serve")) == sorted([*matched, *one_each])
+    assert {"serve(chunk=256) over X(budget=256)", "serve(chunk=512) over X(budget=512)"} < set(pairs("baseline=X"))
+    for label in ("serve(chunk=512)", "X(budget=256)", "orca"):
         assert {pair.partition(" over ")[2] for pair in pairs(f"baseline={label}")} == {label}
 
 
@@ -249,9 +240,9 @@ def test_runs_measured_again_with_the_same_seed_are_replications(tmp_path: Path)
     ("given", "policies"),
     [
         (["vllm_v1", "orca"], ["vllm_v1", "orca"]),
-        (["sarathi", "mine.Two(budget=256, short=8)"], ["sarathi", "mine.Two(budget=256,short=8)"]),
+        (["sarathi", "mine.Two(budget=256, short=8)"], ["sarathi", "Two(budget=256, short=8)"]),
         (["sarathi(chunking=fixed)", "orca"], ["sarathi(chunking=fixed)", "orca"]),
-        (["mine.Two(budget=256,128)"], ["mine.Two(budget=256)", "mine.Two(budget=128)"]),
+        (["mine.Two(budget=256,128)"], ["Two(budget=256)", "Two(budget=128)"]),
     ],
 )
 def test_policies_are_run_first_and_the_first_is_the_baseline(
@@ -269,7 +260,7 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     with chdir(tmp_path):
         said = printed(*given, "seeds=2", "workload=open_loop(arrivals.rate=4)", SPEED)
     assert commands[0][:4] == ["-m", f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)"]
-    base, other = (policy.removeprefix("mine.") for policy in policies)
+    base, other = policies
     assert f"{other} over {base}: 2 replications, in pairs" in said
     assert "+1 [1, 1]" in said
 

@@ -37,7 +37,7 @@ from experiments.settings.assemble import Run, assemble
 from experiments.settings.settings import read_settings
 from experiments.store.csv_tables import has_rows, write_csv
 from experiments.store.run_folder import open_run_folder
-from experiments.store.tables import load_requests, load_steps, load_tokens, time_between_tokens
+from experiments.store.tables import read_requests, read_steps, read_tokens, time_between_tokens
 
 MODELS = sorted(path.stem for path in (ROOT / "experiments" / "conf" / "model").glob("*.yaml"))
 
@@ -103,7 +103,7 @@ def test_a_run_leaves_one_folder_with_everything(finished: Path) -> None:
 
 def test_tables_hold_a_row_for_each_request_and_iteration(finished: Path) -> None:
     figures = summary(finished)
-    requests, steps, tokens = load_requests(finished), load_steps(finished), load_tokens(finished)
+    requests, steps, tokens = read_requests(finished), read_steps(finished), read_tokens(finished)
     assert len(requests) == figures["run"]["requests"] == 30
     assert len(steps) == figures["run"]["iterations"]
     assert len(tokens) == requests["output_tokens"].sum()

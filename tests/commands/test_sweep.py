@@ -17,7 +17,7 @@ from cbatch import ConfigError
 from experiments import job
 from experiments.job import folder_name
 from experiments.objective import may_exist, objective_of
-from experiments.store.tables import load
+from experiments.store.runs import read_runs
 
 
 def runs_of(folder: Path) -> dict[str, float]:
@@ -170,7 +170,7 @@ def test_submitit_runs_a_sweep_with_its_local_executor(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert len(runs_of(tmp_path / "multirun" / "jobs")) == 2
-    assert len(load(tmp_path / "multirun" / "jobs")) == 2
+    assert len(read_runs(tmp_path / "multirun" / "jobs")) == 2
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_ray_runs_a_sweep_on_a_running_cluster(tmp_path: Path, monkeypatch: pyte
         )
         cluster.stdin.close()
     assert done.returncode == 0, done.stderr
-    assert set(load(here / "multirun" / "ray")["policy"]) == {"orca", "sarathi"}
+    assert set(read_runs(here / "multirun" / "ray")["policy"]) == {"orca", "sarathi(chunk=256)"}
     assert not list(elsewhere.iterdir())
 
 

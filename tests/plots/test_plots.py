@@ -1,193 +1,356 @@
-"""`experiments.plot`: what is on the axes is what is in the results, and each plot is written for print."""
+"""`experiments.plot`: what is on the axes is what is in the results; each plot is drawn and written."""
 
 import inspect
-from importlib import import_module
-from itertools import takewhile
+import math
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
-from commands import command, summary
 from hand_made import write_run
+from matplotlib.axes import Axes
 from test_schedule_chart import with_decisions
 
 from cbatch import ConfigError
-from cbatch.sim.profile_file import load_profile
-from experiments.plot import NAMES, main
-from experiments.plots import composition, latency_cdf, series, table, throughput_vs_pd
-from experiments.plots.series import load_runs
-from experiments.store import selection
-from experiments.store.runs import read_runs
-from experiments.store.tables import load, load_requests, load_steps
+from experiments.plot import NAMES, _maker, look, main
+from experiments.plots import composition, curves, latency_cdf, service
+from experiments.plots.style import Look
+
+T1 = 12.7062
+"""Standard errors that the interval of a mean of two values reaches to each side."""
+
+SPEED = "throughput.total_tokens_per_second"
+Points = tuple[list[float], list[float]]
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three policies at two P:D ratios; orca is run twice, as it takes no chunk."""
-    folder = tmp_path_factory.mktemp("sweep")
-    done = command(
-        "run",
-        "-m",
-        "sweep=small",
-        "policy=request_level,orca,sarathi",
-        "chunk=128,256",
-        "workload.pd_ratio=2,14",
-        "workload.num_requests=36",
-        "timeline=off",
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "multirun" / "small"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("drawn") / "run")
 
 
-@pytest.fixture(scope="module")
-def one(sweep: Path) -> Path:
-    return sweep / "chunk=256,policy=sarathi,workload.num_requests=36,workload.pd_ratio=2"
+def lines(axes: Axes) -> dict[str, Points]:
+    """Returns x and y of each line, by its label."""
+    return {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
 
 
-def test_throughput_has_a_line_for_each_policy_and_chunk(sweep: Path) -> None:
-    speeds, gains = throughput_vs_pd.draw(sweep).axes
-    drawn = {str(line.get_label()): line for line in speeds.get_lines()}
-    assert list(drawn) == ["request_level", "orca", "sarathi 128", "sarathi 256"]  # the baseline first
-    frame = load(sweep)
-    for name, line in drawn.items():
-        rows = frame[frame["name"] == name].drop_duplicates("workload.pd_ratio").sort_values("workload.pd_ratio")
-        assert list(line.get_xdata()) == rows["workload.pd_ratio"].to_list() == [2, 14]
-        assert np.allclose(line.get_ydata(), rows["throughput.total_tokens_per_second"] / 1e3)
-    assert speeds.get_xscale() == gains.get_xscale() == "log"
-    baseline = gains.get_lines()[0]
-    assert list(baseline.get_ydata()) == [1.0, 1.0]
+def band(axes: Axes, x: float) -> tuple[float, float]:
+    """Returns the ends of a band at x."""
+    [area] = axes.collections
+    heights = [y for place, y in area.get_paths()[0].vertices.tolist() if place == x]
+    return min(heights), max(heights)
 
 
-def test_without_the_baseline_only_throughput_is_shown(sweep: Path) -> None:
-    assert len(throughput_vs_pd.draw(sweep, runs="sarathi").axes) == 1
-    assert throughput_vs_pd.draw(sweep, baseline="orca").axes[1].get_ylabel() == "throughput over orca"
+# -- curves -----------------------------------------------------------------------------------------------------------
 
 
-def test_distributions_run_from_the_least_to_the_greatest(one: Path) -> None:
-    first, between, whole = latency_cdf.draw(one).axes
-    requests = load_requests(one)
-    for axes, values in ((first, requests["ttft_seconds"]), (whole, requests["end_to_end_seconds"])):
-        [line] = axes.get_lines()
-        assert (min(line.get_xdata()), max(line.get_xdata())) == pytest.approx((values.min(), values.max()))
-        assert list(line.get_ydata()) == sorted(line.get_ydata())
-    assert between.get_xlabel() == "time between tokens [ms]"
+def write_ratios(folder: Path, speeds: dict[str, dict[int, tuple[float, ...]]]) -> Path:
+    """Writes runs of tokens per second by policy and P:D ratio, one for each seed."""
+    for policy, by_ratio in speeds.items():
+        for ratio, seed in ((ratio, seed) for ratio, of_seeds in by_ratio.items() for seed in range(len(of_seeds))):
+            settings = {"seed": seed, "workload": {"pd_ratio": ratio, "seed": seed}}
+            about = {"policy": policy, "overrides": [f"policy={policy}"]}
+            write_run(folder / f"{policy},ratio={ratio},{seed}", about, settings, speed=by_ratio[ratio][seed])
+    return folder
 
 
-def test_composition_shows_one_run_over_time(one: Path) -> None:
-    tokens, requests, memory = composition.draw(one).axes
-    steps = load_steps(one)
-    assert tokens.dataLim.y1 == steps[["num_prefill_tokens", "num_decode_tokens"]].sum(axis=1).max()
-    assert max(requests.get_lines()[0].get_ydata()) == steps["num_running"].max()
-    share = steps["kv_blocks_used"].max() / summary(one)["about"]["limits"]["kv_blocks"]
-    assert max(memory.get_lines()[0].get_ydata()) == pytest.approx(share)
-    assert memory.get_xlabel() == "time [s]"
-    early = composition.draw(one, end=float(steps["started"].iloc[3])).axes[1].get_lines()[0]
-    assert len(early.get_xdata()) == 4
-
-
-def test_long_runs_are_drawn_as_means(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composition, "_MOST_STEPS", 10)
-    figure = composition.draw(one)
-    assert len(figure.axes[1].get_lines()[0].get_xdata()) <= 10
-    assert "means over" in figure.get_suptitle()
-
-
-def test_the_table_is_markdown(sweep: Path) -> None:
-    lines = table.text(sweep, runs="ratio=14").splitlines()
-    head, rule, *rows = lines[: lines.index("")]
-    assert head.startswith("| run")
-    assert set(rule) <= set("|-: ")
-    assert [row.split("|")[1].strip() for row in rows] == ["orca", "request_level", "sarathi 128", "sarathi 256"]
-    assert [line for line in lines if "not shown" in line] == [
-        f"1 run not shown: each differs from another run only in chunk, which {policy} does not read"
-        for policy in ("orca", "request_level")
+def test_throughput_and_its_gain_against_the_ratio(tmp_path: Path) -> None:
+    """Two seeds at one point: 1 and 3; the baseline comes first, and has more ratios."""
+    baseline = {2: (2000.0,), 14: (4000.0,), 28: (8000.0,)}
+    folder = write_ratios(tmp_path, {"orca": {14: (5000.0,), 2: (1000.0, 3000.0)}, "request_level": baseline})
+    speeds, gains = curves.throughput_vs_pd(folder).axes
+    assert list(lines(speeds).items()) == [
+        ("request_level", ([2, 14, 28], [2000, 4000, 8000])),
+        ("orca", ([2, 14], [2000, 5000])),
     ]
-    assert sum(line.startswith("SIMULATED with profile h200") for line in lines) == 1
+    assert lines(gains)["orca"] == ([2, 14], [1, 1.25]) and lines(gains)["request_level"][1] == [1, 1, 1]
+    assert band(speeds, 2) == pytest.approx((2000 - T1 * 1000, 2000 + T1 * 1000), abs=1)
+    assert band(gains, 2) == pytest.approx((1 - T1 / 2, 1 + T1 / 2), abs=1e-3)
+    assert len(curves.throughput_vs_pd(folder, baseline="sarathi").axes) == 1
+    speeds, _ = curves.throughput_vs_pd(folder, Look(order=["orca"])).axes
+    assert list(lines(speeds)) == ["orca", "request_level"]
 
 
-def test_every_plot_says_that_it_is_simulated(sweep: Path, one: Path) -> None:
-    drawn = [throughput_vs_pd.draw(sweep), latency_cdf.draw(one), composition.draw(one)]
-    compared = load_profile("h200").compared["async"]
-    for figure in drawn:
-        assert figure.get_supxlabel().startswith(f"SIMULATED with profile h200 ({compared.brief}; ")
-        assert "llama-3.1-8b, closed, length 1024, batch 18" in (
-            figure.get_suptitle() or figure.legends[0].get_title().get_text()
+def test_runs_without_the_ratio_or_the_throughput_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_ratios(tmp_path, {"orca": {2: (1000.0,), 14: (2000.0,), 5: (math.nan,)}})
+    write_run(tmp_path / "other", {"policy": "orca"}, {"workload": {"path": "a.csv"}})
+    [axes] = curves.throughput_vs_pd(tmp_path).axes
+    assert lines(axes) == {"orca": ([2, 14], [1000, 2000])}
+    complaint = capsys.readouterr().err
+    assert "has no pd\n  other" in complaint and f"has no {SPEED}\n  orca,ratio=5,0" in complaint
+
+
+def test_any_figure_against_any_setting(tmp_path: Path) -> None:
+    for batch in (4, 8):
+        write_run(tmp_path / f"{batch}", settings={"batch": batch}, speed=100.0 * batch)
+    figure = curves.draw(tmp_path, x="batch", y=(SPEED, "run.preempt*", "run.iterations"))
+    speeds, iterations = figure.axes
+    assert lines(speeds) == {"prefill_first": ([4, 8], [400, 800])}
+    assert lines(iterations) == {"prefill_first": ([4, 8], [5, 5])}
+    assert "preemptions: 1 in each run" in figure.get_supxlabel()
+
+
+def write_rates(folder: Path, key: str, values: Iterable[float], workload: str = "open_loop") -> Path:
+    """At each value TTFT of 0.1 and TBT of 0.01 times the value, of P99 ten times as much; with seed 1 twice that."""
+    for value, seed in product(values, (0, 1)):
+        section: dict[str, Any] = {"arrivals": {"rate": value}} if key == "rate" else {key: value}
+        figures = {
+            f"{name}_seconds": {"p50": unit * value * (1 + seed), "p99": 10 * unit * value * (1 + seed)}
+            for name, unit in (("ttft", 0.1), ("tbt", 0.01))
+        }
+        settings = {"seed": seed, "workload": {"seed": seed, **section}}
+        write_run(
+            folder / f"{workload},{value},{seed}", {"workload": f"{workload}({value})"}, settings, figures=figures
         )
+    return folder
+
+
+def test_latencies_against_the_rate_are_means_with_bands(tmp_path: Path) -> None:
+    panels = curves.latency_vs_rate(write_rates(tmp_path, "rate", (1, 4))).axes
+    for axes, unit in zip(panels, (0.1, 10, 1, 100), strict=True):
+        assert lines(axes) == {"prefill_first": ([1, 4], pytest.approx([1.5 * unit, 6 * unit]))}
+        factor = math.exp(T1 / 3)  # an error of 2 of a mean of 6
+        assert band(axes, 4) == pytest.approx((6 * unit / factor, 6 * unit * factor), rel=1e-3)
+        assert axes.get_yscale() == "log"
+
+
+def test_workloads_have_panels_and_the_rate_of_a_trace_is_that_of_its_requests(tmp_path: Path) -> None:
+    """Four requests arrive from 0.25 to 5.5 s in every run of the trace, at both speeds: 3 / 5.25 per second."""
+    write_rates(tmp_path, "rate", (1, 4))
+    write_rates(tmp_path, "speed", (1, 2), "azure")
+    trace, rate = curves.latency_vs_rate(tmp_path, percentiles=(50,)).axes[::2]
+    assert lines(trace) == {"prefill_first": ([pytest.approx(3 / 5.25)], [pytest.approx(0.225)])}
+    assert lines(rate)["prefill_first"][0] == [1, 4]
+    assert [axes.get_title(loc="left") for axes in (trace, rate)] == ["azure", "open_loop"]
+
+
+def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
+    """The tier `rest` attains all in each run, which is stated below."""
+    for rate, seed in product((1, 4), (0, 1)):
+        tiers = {"gold": {"share": 1 / rate}, "rest": {"share": 1.0}}
+        figures = {"attainment": {"share": (0.9 + 0.1 * seed) / rate, "ttft_share": 0.5, "tiers": tiers}}
+        write_run(
+            tmp_path / f"{rate} {seed}",
+            settings={"seed": seed, "workload": {"arrivals": {"rate": rate}}},
+            figures=figures,
+        )
+    figure = curves.attainment(tmp_path, goal=0.8)
+    whole, gold = figure.axes
+    assert lines(whole)["prefill_first"] == ([1, 4], pytest.approx([95, 95 / 4]))
+    assert lines(gold)["prefill_first"] == ([1, 4], [100, 25])
+    assert lines(gold)["goal: 80%"][1] == [80, 80]
+    assert band(whole, 1)[1] == pytest.approx(100), "cut at all requests"
+    assert "rest attained [%]: 100 in each run" in figure.get_supxlabel().splitlines()
+    [only] = curves.attainment(tmp_path, objective="ttft").axes
+    assert lines(only)["prefill_first"][1] == [50, 50]
+    with pytest.raises(ConfigError, match=r"no run has attainment\.total_share"):
+        curves.attainment(tmp_path, objective="total", runs="1 0|4 0")
+
+
+def test_objectives_of_the_run_count_where_requests_have_none(tmp_path: Path) -> None:
+    for rate in (1, 2):
+        settings = {"workload": {"arrivals": {"rate": rate}}}
+        write_run(tmp_path / f"{rate}", settings=settings, figures={"attainment": {"share": None, "tiers": {}}})
+    [axes] = curves.attainment(tmp_path).axes
+    assert lines(axes)["prefill_first"] == ([1, 2], [50, 50])
+
+
+# -- distributions ----------------------------------------------------------------------------------------------------
+
+
+def test_distributions_of_what_a_client_sees(folder: Path) -> None:
+    first, between, whole = latency_cdf.draw(folder).axes
+    assert lines(first) == {"prefill_first": ([2.5, 2.75, 9.5], [0, 0.5, 1])}
+    assert lines(between) == {"prefill_first": ([1000, 2000, 3000], [0, 0.5, 1])}
+    assert lines(whole) == {"prefill_first": ([2.5, 7.75, 10.5], [0, 0.5, 1])}
+
+
+def test_distributions_of_a_tier_with_its_objective(folder: Path, tmp_path: Path) -> None:
+    """Request 1 alone has a tier, gold, with a TTFT objective of 4 s: its first token comes after 9.5 s, the next 1 s later."""
+    panels = latency_cdf.draw(folder, tiers=True).axes
+    assert [lines(axes)["prefill_first"][0] for axes in panels] == [[9.5], [1000], [10.5]]
+    assert [[x for label, (x, _) in lines(axes).items() if label.startswith("_")] for axes in panels] == [
+        [[4, 4]],
+        [],
+        [],
+    ]
+    run = write_run(tmp_path / "run")
+    (run / "requests.csv").write_text((run / "requests.csv").read_text().replace("gold", ""))
+    with pytest.raises(ConfigError, match="no request has a tier"):
+        latency_cdf.draw(run, tiers=True)
+
+
+def test_seeds_are_pooled_with_a_band_of_the_single_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second run has one gap of 1 s, the first of 1, 2 and 3 s; then none has a gap, which is said."""
+    for seed in (0, 1):
+        run = write_run(tmp_path / f"{seed}", settings={"seed": seed}, speed=seed)
+    np.savez(run / "tokens.npz", request_id=np.array([0, 0]), time=np.array([1.0, 2.0]))
+    panel = latency_cdf.draw(tmp_path).axes[1]
+    assert lines(panel)["prefill_first"][0] == [1000, 1000, 2000, 3000]
+    [area] = panel.collections
+    assert {x for x, y in area.get_paths()[0].vertices.tolist() if y == 1} == {1000, 3000}
+    np.savez(run / "tokens.npz", request_id=np.array([0, 1]), time=np.array([1.0, 2.0]))
+    latency_cdf.draw(run)
+    assert capsys.readouterr().err == "1 run not shown: has no time between tokens\n  prefill_first\n"
+
+
+@pytest.mark.parametrize(("longest", "beyond"), [(3, True), (100, False)])
+def test_few_gaps_that_are_much_longer_lie_beyond_the_axis(longest: int, beyond: bool) -> None:
+    panels = latency_cdf.new_figure(1, 3, 1)[1][0]
+    gaps = np.concatenate([np.linspace(10, 20, 2000), np.full(longest, 14000.0)])
+    for panel in panels:
+        latency_cdf._draw_distribution(panel, (gaps,), "one", 0)
+    requests = pd.DataFrame({"tier": ["all"], **{name: [0.0] for name, _ in latency_cdf._OBJECTIVES}})
+    assert bool(latency_cdf._finish(panels, "", requests)) == beyond
+    assert (panels[1].get_xlim()[1] < 25) == beyond and panels[0].get_xlim()[1] > 14000
+
+
+# -- one run over time ------------------------------------------------------------------------------------------------
+
+
+def test_composition_of_iterations_over_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, requests, memory = composition.draw(folder).axes
+    started = [1.25, 3.5, 6.0, 8.5, 11.5]
+    assert [area.get_label() for area in tokens.collections] == ["decode", "prefill", "padding"]
+    tops = [max(y for x, y in area.get_paths()[0].vertices if x == 8.5) for area in tokens.collections]
+    assert tops == [1, 7, 8]
+    assert lines(requests) == {"running": (started, [1, 2, 0, 1, 0]), "waiting": (started, [1, 0, 1, 0, 0])}
+    [(_, used)] = lines(memory).values()
+    assert used == pytest.approx([0.1, 0.25, 0.3, 0.15, 0.15])
+    part = composition.draw(folder, begin=3.5, end=6.0).axes
+    assert lines(part[1])["running"][0] == [3.5, 6.0] and len(part[0].collections) == 2
+    monkeypatch.setattr(composition, "_MOST_STEPS", 2)  # spans of 5.125 s: three iterations in one, two in the other
+    means = lines(composition.draw(folder).axes[1])
+    assert means["running"] == ([(1.25 + 3.5 + 6.0) / 3, (8.5 + 11.5) / 2], [1.0, 0.5])
+
+
+def test_service_of_clients_over_time(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ann's request of 7 + 2 * 2 is served from 11 to 12 s; the others', of 5 + 2 * 3 from 3 to 8 s and 3 + 2 at 8 s.
+
+    In the second run Ann's weight is 2.
+    """
+    total, rate, unfair = service.draw(folder, window=2.0).axes
+    ann, others = {10.9: 0, 11.5: 5.5, 12.0: 11}, {2.9: 0, 5.5: 5.5, 7.9: 10.78, 8.1: 16}
+    for name, expected in (("ann", ann), ("no client", others)):
+        x, y = lines(total)[name]
+        assert np.interp(list(expected), x, y) == pytest.approx([each / 1e3 for each in expected.values()], abs=2e-4)
+    x, y = lines(rate)["no client"]
+    assert np.interp([1.0, 3.0, 5.5], x, y) == pytest.approx([0, 1.1, 2.2], abs=0.03)
+    [(middle, difference)] = lines(
+        unfair
+    ).values()  # the last windows receive 2.2 per second, of which ann wants nothing yet
+    assert middle == pytest.approx([1 + 0.225 * tick for tick in range(1, 20)]) and difference[-1] == pytest.approx(0)
+    settings = {"workload": {"length": 8}, "metrics": {"client_weights": {"ann": 2.0}}}
+    total = service.draw(write_run(tmp_path / "run", settings=settings)).axes[0]
+    assert lines(total)["ann"][1][-1] == pytest.approx(11 / 2 / 1e3)
+    assert "has no service difference" in capsys.readouterr().err
+
+
+def test_of_many_clients_the_smallest_are_grey(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_MOST_CLIENTS", 2)
+    three: Any = SimpleNamespace(
+        weight=np.ones(3), clients=["a", "b", "c"], received=lambda at: np.array([[1.0, 3.0, 2.0]])
+    )
+    panel = service.new_figure(1, 1, 1)[1][0][0]
+    service._draw_clients(panel, np.arange(2), np.ones((2, 3)), three)
+    assert [label for label in lines(panel) if not label.startswith("_")] == ["2 others", "b"]
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, Path]:
+    """Returns a folder for each plot."""
+    root = tmp_path_factory.mktemp("command")
+    rates = write_rates(root / "rates", "rate", (1, 2))
+    ratios = write_ratios(root / "ratios", {"orca": {2: (1.0,), 14: (2.0,)}})
+    others = {"throughput_vs_pd": ratios, "curves": ratios, "schedule": with_decisions(root / "small")}
+    return {name: rates if "rate" in name or name == "attainment" else folder for name in NAMES} | others
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_command_writes_files(
-    name: str, sweep: Path, one: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for rate in (1, 2):
-        write_run(tmp_path / f"{rate}", settings={"workload": {"arrivals": {"rate": rate}}})
-    if name == "schedule":
-        with_decisions(tmp_path / "small")
-    of_rates = {"latency_vs_rate": tmp_path, "attainment": tmp_path, "service": tmp_path / "1"}
-    of_rates |= {"schedule": tmp_path / "small"}
-    folder = {"throughput_vs_pd": sweep, "table": sweep, **of_rates}.get(name, one)
-    assert main([name, str(folder)]) == 0
-    written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folder))]
-    assert [path.suffix for path in written] == ([".md"] if name == "table" else [".pdf", ".png"])
+def test_the_command_writes_files(name: str, folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"y={SPEED}", "x=workload.pd_ratio"] if name == "curves" else []
+    formats = ["md"] if name == "table" else ["pdf", "png"]
+    assert main([name, str(folders[name]), *options]) == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folders[name]))]
+    assert written == [folders[name] / "plots" / f"{name}.{suffix}" for suffix in formats]
     assert all(path.stat().st_size > 500 for path in written)
+
+
+def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folders["latency_vs_rate"]
+    options = ["labels=prefill_first=Ours", "size=3.5,2", "title=", "notes=false", "format=svg"]
+    assert main(["latency_vs_rate", str(folder), *options]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(folder / "plots" / "latency_vs_rate.svg")
+    chosen, _ = look("prefill_first=Ours", size=(3.5, 2.0), title="My plot", notes=False)
+    figure = curves.latency_vs_rate(folder, chosen)
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["Ours"] and legend.get_title().get_text() == "My plot"
+    assert figure.get_size_inches().tolist() == [3.5, 2.0] and figure.get_supxlabel() == ""
+
+
+def test_a_simulated_figure_says_its_profile_error_date_and_commit(tmp_path: Path) -> None:
+    execution = {"profile": "h200", "error": "error: 5%", "iterations_outside_measured_range": 0}
+    about = {
+        "simulated": True,
+        "execution": execution,
+        "date": "2026-11-25T10:00:00+0000",
+        "commit": "13ffbe3a6de2abcd",
+    }
+    below = composition.draw(write_run(tmp_path / "run", about)).get_supxlabel()
+    assert below == "SIMULATED with profile h200 (error: 5%); 2026-11-25, commit 13ffbe3a6de2"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["thruput", "."], "plot thruput: no such plot; did you mean throughput_vs_pd?"),
-        (["{one}", "table"], "is a folder; give the plot first: python -m experiments.plot NAME"),
-        (["table"], "plot table: needs a run's or sweep's folder"),
-        (["table", "runs=3"], "plot table: needs a run's or sweep's folder"),
+        (["{one}", "schedule"], "is a folder; give the plot first: python -m experiments.plot NAME"),
+        (["schedule"], "plot schedule: needs a run's or sweep's folder"),
+        (["schedule", "first=3"], "plot schedule: needs a run's or sweep's folder"),
         (["table", "/no/such/folder"], "/no/such/folder: no such folder"),
         (["table", "{empty}"], "holds no finished run"),
-        (["composition", "{sweep}"], "this plot shows one run, the folder holds 8"),
+        (["schedule", "{one}", "frist=3"], "plot schedule: frist: no such key; did you mean first?"),
+        (["schedule", "{one}", "first=three"], "first=three: give a whole number, at least 0"),
+        (["schedule", "{one}"], "decisions.jsonl.gz: no such file; record a run's decisions with decisions=true"),
         (["composition", "{one}", "begin=1e9"], "no iteration starts in these seconds"),
-        (["throughput_vs_pd", "{one}"], "needs runs with several values of workload.pd_ratio"),
+        (["composition", "{one}", "size=3"], "size: give width and height in inches"),
+        (["composition", "{one}", "labels=a"], "labels=a: give LABEL=TEXT"),
+        (["composition", "{one}", "order=a"], "order: a: no such key; known: prefill_first"),
+        (["composition", "{one}", "format=doc"], "format=doc: no such format; choose among "),
+        (["throughput_vs_pd", "{one}"], "needs runs with several values of workload.pd_ratio; sweep it with -m "),
         (["latency_vs_rate", "{one}"], "needs runs with several values of workload.arrivals.rate; sweep it with -m"),
         (["latency_vs_rate", "{one}", "percentiles=98"], "percentiles=98: choose among 50, 90, 95, 99"),
-        (["attainment", "{one}"], "needs runs with several values of workload.arrivals.rate; sweep it with -m"),
         (["attainment", "{one}", "objective=tpot"], "objective=tpot: choose among joint, ttft, tbt, total"),
         (["attainment", "{one}", "goal=90"], "goal=90: give a share above 0, at most 1"),
-        (["schedule", "{one}"], "decisions.jsonl.gz: no such file; record a run's decisions with decisions=true"),
-        (["service", "{one}"], "no request names its client; choose a workload with clients"),
-        (["table", "{sweep}", "runs=vllm"], "runs=vllm: no folder name contains this"),
+        (["curves", "{one}", "x=batch"], "curves: needs x=KEY and y=KEY"),
+        (["service", "{one}", "window=0"], "window=0: give seconds above 0"),
+        (["service", "{clientless}"], "no request names its client; choose a workload with clients"),
+        (["table", "{one}", "runs=vllm"], "runs=vllm: no folder name contains this"),
     ],
 )
 def test_bad_requests_are_one_line(
-    arguments: list[str], message: str, sweep: Path, one: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([argument.format(sweep=sweep, one=one, empty=tmp_path) for argument in arguments]) == 2
+    clientless = write_run(tmp_path / "clientless")
+    (clientless / "requests.csv").write_text((clientless / "requests.csv").read_text().replace("ann", ""))
+    (tmp_path / "empty").mkdir()
+    places = {"one": folder, "empty": tmp_path / "empty", "clientless": clientless}
+    assert main([argument.format(**places) for argument in arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-    assert list(tmp_path.iterdir()) == []
+    assert line.startswith("error: ") and message in line
 
 
-def test_too_many_runs_are_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [run, *_] = read_runs(sweep)
-    found = [run._replace(settings={**run.settings, "batch": batch}) for batch in range(9)]
-    monkeypatch.setattr(selection, "read_runs", lambda folder: found)
-    with pytest.raises(ConfigError, match="shows at most 8 runs, the folder holds 9"):
-        load_runs(sweep)
-
-
-def test_a_sweep_without_rates_is_refused_for_that_and_not_for_its_many_series(
-    sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fewer series, as the other complaint advises, would not help."""
-    monkeypatch.setattr(series, "MOST_SERIES", 1)
-    with pytest.raises(ConfigError, match=r"needs runs with several values of workload\.arrivals\.rate"):
-        series.load_rates(sweep, "")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_help_lists_the_keys_of_each_plot(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_keys_of_each_plot(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    usage = capsys.readouterr().out.partition(f"\n  {name} ")[2]
-    described = takewhile(lambda line: line.startswith("      "), usage.splitlines()[1:])
-    keys = {key for line in described for key in line.partition(":")[0].strip().split(", ")}
-    module = import_module(f"experiments.plots.{name}")
-    _, *parameters = inspect.signature(module.text if name == "table" else module.draw).parameters
-    assert parameters and set(parameters) <= keys
+    usage = capsys.readouterr().out
+    for name in NAMES:
+        described = usage.partition(f"\n  {name} ")[2].partition("\n  ")[2]
+        for key in set(inspect.signature(_maker(name)).parameters) - {"folder", "look"}:
+            assert key in described
+    assert all(f"{key}: " in usage for key in inspect.signature(look).parameters)

@@ -12,20 +12,18 @@ from test_figures import FIGURES
 from cbatch import SLO, ConfigError, FinishReason, Request, StepRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Objectives, collect_served
-from experiments import plot
-from experiments.plots import table
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_lines, write_csv
-from experiments.store.notes import beyond_text, lengths_text, notes_of, origin_of, outside_text
+from experiments.store.notes import beyond_text, lengths_text, mixed_text, notes_of, origin_of, outside_text
+from experiments.store.runs import read_runs
 from experiments.store.tables import (
-    load,
-    load_copies,
-    load_requests,
-    load_service,
-    load_steps,
-    load_tokens,
+    read_copies,
+    read_requests,
+    read_service,
+    read_steps,
+    read_tokens,
     time_between_tokens,
 )
-from experiments.store.text import format_number, format_share, name_of, run_line, run_text, sweep_text, title_of
+from experiments.store.text import format_number, format_share, run_line, run_text, title_of
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +118,13 @@ def test_names_of_digits_are_text(tmp_path: Path) -> None:
     for name, text in (("client", "07"), ("session", "08"), ("tier", "NA")):
         cells[columns.index(name)] = text
     table.write_bytes("".join(f"{line}\r\n" for line in (head, *rows[:-1], ",".join(cells))).encode())
-    assert load_requests(table.parent)[["client", "session", "tier"]].iloc[-1].to_list() == ["07", "08", "NA"]
+    assert read_requests(table.parent)[["client", "session", "tier"]].iloc[-1].to_list() == ["07", "08", "NA"]
 
 
 def test_the_service_of_a_runs_clients(tmp_path: Path) -> None:
     """Of the served requests 0, 3 and 1, in the order of their ends."""
     settings = {"metrics": {"client_weights": {"ann": 2.0}}}
-    service = load_service(write_run(tmp_path / "run", settings=settings))
+    service = read_service(write_run(tmp_path / "run", settings=settings))
     assert service is not None and service.weights == {"ann": 2}
     assert service.client.tolist() == ["no client", "no client", "ann"]
     assert (service.arrival.tolist(), service.first_token.tolist()) == ([0.25, 5.5, 1.5], [3, 8, 11])
@@ -134,11 +132,11 @@ def test_the_service_of_a_runs_clients(tmp_path: Path) -> None:
     assert service.output_tokens.tolist() == [3, 1, 2]
     table = tmp_path / "run" / "requests.csv"
     table.write_bytes(table.read_bytes().replace(b"ann", b""))
-    assert load_service(tmp_path / "run") is None
+    assert read_service(tmp_path / "run") is None
 
 
 def test_the_tables_of_a_run_hold_its_record(folder: Path) -> None:
-    steps, requests, tokens = load_steps(folder), load_requests(folder), load_tokens(folder)
+    steps, requests, tokens = read_steps(folder), read_requests(folder), read_tokens(folder)
     assert {name: steps[name].iloc[2] for name in steps} == make_record().steps[2]._asdict()
     assert steps["note"].to_list() == ["", "", "NA", "", ""]  # text, whatever it looks like
     assert requests["ttft_seconds"].dropna().to_list() == [2.75, 2.5, 9.5]
@@ -194,52 +192,6 @@ def test_the_line_of_a_run_in_a_sweep() -> None:
     assert run_line("a", make_summary(make_record(), simulated)).endswith(" (simulated)")
 
 
-COLUMNS = {
-    "tokens/s": "1.91",
-    "requests/s": "0.273",
-    "goodput [requests/s]": "0.182",
-    "attained [%]": "50",
-    "gold attained [%]": "0",
-    "TTFT p50 [s]": "2.75",
-    "TTFT p99 [s]": "9.37",
-    "TBT p50 [ms]": "2,000",
-    "TBT p99 [ms]": "2,980",
-    "preemptions": "1",
-    "recomputed [%]": "18.2",
-}
-"""What the tables of a sweep and of a plot print of the run made by hand."""
-
-
-def test_the_printed_table_of_a_sweep_shows_each_figure_under_its_name() -> None:
-    summary = make_summary(make_record(), objectives=Objectives(ttft=2.75))
-    head, first, second, note, origin = cells(sweep_text([("orca, x=1", summary), ("orca, x=2", summary)], "a note"))
-    assert (first[0], second[0], note) == ("orca, x=1", "orca, x=2", ["a note"])
-    assert dict(zip(head[1:], first[1:], strict=True)) == COLUMNS
-    assert origin == ["measured on a computer"]
-    row = sweep_text([("a", summary), ("prefill_first", summary)]).splitlines()[2]
-    assert row.startswith("a              ") and row.endswith("  18.2")  # names at the left, numbers at the right
-    assert "          1.91" in row
-    single = summary | {
-        "tbt_seconds": dict.fromkeys(summary["tbt_seconds"])
-    }  # outputs of one token, read from the file
-    assert cells(sweep_text([("a", single), ("b", single)]))[1][-4:-2] == ["-", "-"]
-    assert cells(sweep_text([("chunk=1", summary)]))[1][0] == "chunk=1"
-
-
-def test_rows_of_one_label_are_a_mean_with_its_interval() -> None:
-    """Two runs of 1 and 3 requests/s: 2 ± 12.7 * 1; the others of equal figures. Three requests count, 3% of one beyond a P99."""
-    summaries = [make_summary(make_record()) for _ in range(3)]
-    for summary, rate in zip(summaries, (1.0, 3.0, 7.0), strict=True):
-        summary["throughput"]["requests_per_second"] = rate
-    summaries[2]["run"]["counted_requests"] = 1  # of a row of one run, which says nothing of percentiles
-    lines = sweep_text(list(zip(("two", "two", "one"), summaries, strict=True))).splitlines()
-    assert [row[:3] for row in cells("\n".join(lines[2:4]))] == [["two", "1.91", "2 ± 13"], ["one", "1.91", "7"]]
-    assert lines[4:6] == [
-        "mean ± half of the 95% interval over 2 runs; percentiles are those of each run, averaged",
-        "beyond a run's P99 lie 0.03 of its requests, fewer than 10: the P99s of TTFT are unreliable; serve more requests",
-    ]
-
-
 def test_the_service_of_clients_in_a_report() -> None:
     difference, jain = {"mean": 1.5, "max": 4.0}, {"mean": 0.75}
     service = {"clients": {"ann": 5, "bob": 6}, "service_difference": difference, "jain_index": jain}
@@ -251,104 +203,25 @@ def test_the_service_of_clients_in_a_report() -> None:
 REGRET = {"latency": 1.5, "latency_bound": 4.0, "makespan": 1.25, "violations": 3, "violations_bound": 1}
 
 
-def test_the_regret_of_a_run_and_of_a_sweep() -> None:
-    summary = make_summary(make_record()) | {"regret": REGRET}
-    [line] = (line for line in run_text(summary).splitlines() if line.startswith("regret"))
-    assert line.split(maxsplit=1)[1] == (
-        "mean latency 1.5 x its lower bound of 4 s, makespan 1.25 x; 3 violations over the lower bound of 1"
-    )
-    head, row, _ = cells(sweep_text([("a", summary)]))
-    shown = dict(zip(head, row, strict=True))
-    assert (shown["latency / bound"], shown["makespan / bound"], shown["violations over bound"]) == ("1.5", "1.25", "3")
-
-
-def test_goodput_has_columns_if_a_run_has_objectives() -> None:
-    without, some = make_summary(make_record(slo=SLO())), make_summary(make_record(), objectives=Objectives(ttft=2.75))
-    assert not {"goodput [requests/s]", "attained [%]"} & set(cells(sweep_text([("a", without)]))[0])
-    head, first, second, _ = cells(sweep_text([("a", without), ("b", some)]))
-    assert head[3:5] == ["goodput [requests/s]", "attained [%]"]
-    assert (first[3:5], second[3:5]) == (["-", "-"], ["0.182", "50"])
-
-
-def test_each_tier_has_a_column_beside_the_joint_attainment() -> None:
-    one, other = make_summary(make_record()), make_summary(make_record())
-    one["goodput"]["attained_share"] = 0.5
-    one["attainment"]["tiers"] = {"b": {"share": 0.25}, "a": {"share": 0.75, "ttft_share": 1.0}}
-    head, first, second, _ = cells(sweep_text([("x", one), ("y", other)]))
-    columns = ["attained [%]", "a attained [%]", "b attained [%]", "gold attained [%]"]
-    place = head.index(columns[0])
-    assert head[place : place + 4] == columns
-    assert (first[place : place + 4], second[place : place + 4]) == (["50", "75", "25", "-"], ["0", "-", "-", "0"])
-
-
-def test_the_table_of_a_plot_shows_each_figure_under_its_name(folder: Path) -> None:
-    head, row, origin = cells(table.text(folder))
-    assert dict(zip(head, row, strict=True)) == {
-        "run": "prefill_first",
-        **COLUMNS,
-        "recomputed tokens": "4",
-        "longest gap p50 [ms]": "2,000",
-        "longest gap p99 [ms]": "2,980",
-        "end to end p50 [s]": "7.75",
-        "end to end p99 [s]": "10.4",
-        "service difference": "-",
-        "Jain's index": "-",
-        "batch [requests]": "1.4",
-        "KV cache peak [%]": "30",
-        "device active [%]": "75",
-    }
-    assert origin == ["measured on a computer"]
-    assert table.text(folder).endswith("|\n\nmeasured on a computer")
-
-
-def test_the_file_of_a_table_names_its_command_and_when_and_by_what_code_the_runs_were_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for policy, commit in (("orca", "aaa"), ("vtc", "bbb"), ("ltr", None)):
-        about = {"policy": policy, "commit": commit, "date": "2026-01-02T03:04:05+0000", "versions": {"numpy": "2"}}
-        write_run(tmp_path / policy, about)
-    monkeypatch.setattr("sys.argv", ["plot", "table", "multirun/x"])
-    assert plot.main(["table", str(tmp_path)]) == 0
-    *_, empty, line = (tmp_path / "plots" / "table.md").read_text().splitlines()
-    stamps = "2026-01-02, aaa; 2026-01-02, bbb; 2026-01-02, commit not recorded"
-    assert (empty, line) == ("", f"`python -m experiments.plot table multirun/x`; runs of {stamps}; numpy 2")
-
-
-def test_names_stand_at_the_left_and_numbers_at_the_right(tmp_path: Path) -> None:
-    for policy in ("orca", "prefill_first"):
-        write_run(tmp_path / policy, {"policy": policy})
-    rows = [line.split("|") for line in table.text(tmp_path).splitlines()[2:4]]
-    assert [row[1] for row in rows] == [" orca          ", " prefill_first "]
-    assert rows[0][2].endswith("   1.91 ")
-
-
-def test_what_a_run_was_wins_over_what_was_set(tmp_path: Path) -> None:
-    """But not where it says nothing: a policy that takes no chunk may have a setting that follows `chunk`."""
-    write_run(tmp_path / "run", {"chunk": None}, {"chunk": 256, "hardware": "h200"})
-    [row] = load(tmp_path).to_dict("records")
-    assert (row["hardware"], row["chunk"]) == ("a computer", 256)
-
-
 def test_the_code_of_a_run_is_one_line_in_the_frame(tmp_path: Path) -> None:
     code = {"framework": "ab", "own": {"mine.Policy": "cd", "trace.csv": "ef"}}
     write_run(tmp_path / "run", {"code": code})
-    [row] = load(tmp_path).to_dict("records")
+    [row] = read_runs(tmp_path).to_dict("records")
     assert (row["code.framework"], row["code.own"]) == ("ab", "mine.Policy:cd trace.csv:ef")
 
 
 def test_copies_of_a_run_if_it_timed_them(folder: Path, tmp_path: Path) -> None:
-    assert load_copies(folder).columns.to_list() == list(CopyTimes._fields) and load_copies(folder).empty
-    copies = load_copies(write_run(tmp_path / "run", copies=True))
+    assert read_copies(folder).columns.to_list() == list(CopyTimes._fields) and read_copies(folder).empty
+    copies = read_copies(write_run(tmp_path / "run", copies=True))
     assert copies.iloc[2].to_list() == [5.5, 6.0, 7.875, 8.0]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "read", "says"),
     [
-        ("steps.csv", "iteration,started\n" + 5 * "0,1\n", load_steps, "KeyError: 'planned_at'"),
-        ("requests.csv", "id\n" + 4 * "0\n", load_requests, "KeyError: 'scheduling_delay_seconds'"),
-        ("tokens.npz", "nothing", load_tokens, "ValueError: "),
-        ("config.yaml", "a: [", load, "ParserError: while parsing"),
+        ("steps.csv", "iteration,started\n" + 5 * "0,1\n", read_steps, "KeyError: 'planned_at'"),
+        ("requests.csv", "id\n" + 4 * "0\n", read_requests, "KeyError: 'scheduling_delay_seconds'"),
+        ("tokens.npz", "nothing", read_tokens, "ValueError: "),
     ],
 )
 def test_a_file_that_was_changed_is_named(
@@ -363,12 +236,12 @@ def test_a_file_that_was_changed_is_named(
 
 
 def test_a_row_of_the_frame_has_every_setting_and_figure(folder: Path) -> None:
-    [row] = load(folder).to_dict("records")
+    [row] = read_runs(folder).to_dict("records")
     expected = {f"{group}.{name}": value for group, values in FIGURES.items() for name, value in values.items()}
     expected |= {"goodput.requests_per_second": 2 / 11, "goodput.attained_share": 2 / 4}
     assert {key: row[key] for key in expected} == pytest.approx(expected)
     assert (row["attainment.share"], row["attainment.tiers.gold.ttft_share"], row["attainment.requests"]) == (0, 0, 1)
-    assert (row["name"], row["workload.length"], row["limits.batch"]) == ("prefill_first", 8, 4)
+    assert (row["label"], row["workload.length"], row["limits.batch"]) == ("prefill_first", 8, 4)
     assert row["folder"] == str(folder)
 
 
@@ -396,22 +269,6 @@ def test_shares_are_percentages(value: float | None, text: str) -> None:
     assert format_share(value) == text
 
 
-@pytest.mark.parametrize(
-    ("policy", "chunking", "chunk", "name"),
-    [
-        ("orca", None, None, "orca"),
-        ("vllm_v1", None, 256, "vllm_v1 256"),
-        ("package.mine.Two(share=0.5)", None, None, "Two(share=0.5)"),
-        ("sarathi(chunking=fixed)", "Fixed", 256, "sarathi(chunking=fixed) 256"),
-        ("sarathi", "tile_aligned", 256, "sarathi 256"),
-        ("sarathi", "fixed", 256, "sarathi 256, fixed"),
-        ("sarathi", "pd_aware", None, "sarathi, pd_aware"),
-    ],
-)
-def test_a_run_is_named_by_its_policy_and_chunk(policy: str, chunking: str | None, chunk: int, name: str) -> None:
-    assert name_of({"policy": policy, "chunking": chunking, "chunk": chunk}) == name
-
-
 def simulated(outside: int, others: tuple[str, ...] = (), error: str = "error: 5%", brief: str = "") -> dict[str, Any]:
     errors = {"error": error, "error_in_brief": brief}
     counts = {"not_measured": others, "iterations_outside_measured_range": outside}
@@ -436,13 +293,11 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     ]
 
 
-def test_a_title_names_the_file_that_a_workload_was_given() -> None:
-    """The lengths of another trace are not those of the workload's name."""
-    about = {"policy": "orca", "chunking": None, "workload": "sharegpt", "model": "m", "runtime": "sync"}
+def test_a_title_names_the_file_that_a_workload_reads() -> None:
+    about = {"policy": "orca", "workload": "sharegpt", "model": "m", "runtime": "sync"}
     for key in ("workload.lengths.path", "workload.path"):
-        given = {"overrides": ["policy=orca", f"{key}=old.csv", f"+{key}=my/azure.csv.gz"]}
-        assert title_of(about | given) == "orca on sharegpt (azure.csv.gz), m, sync"
-    assert title_of(about | {"overrides": ["workload.seed=3"]}) == "orca on sharegpt, m, sync"
+        assert title_of(about | {"identity": {key: "my/azure.csv.gz"}}) == "orca on sharegpt (azure.csv.gz), m, sync"
+    assert title_of(about | {"identity": {"workload.path": None}}) == "orca on sharegpt, m, sync"
 
 
 def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
@@ -473,10 +328,6 @@ def test_iterations_outside_the_measured_range_are_summed_over_simulated_runs() 
     assert outside_text([simulated(12_345)]) == "iterations outside the measured range: 12,345"
     several = [simulated(3), simulated(0), simulated(4)]
     assert outside_text(several) == "iterations outside the measured range: 7, in 2 of 3 runs"
-    origin, outside = sweep_text(
-        [(name, make_summary(make_record(), about)) for name, about in zip("abc", several, strict=True)]
-    ).splitlines()[-2:]
-    assert origin.startswith("SIMULATED") and outside.endswith(": 7, in 2 of 3 runs")
 
 
 def test_results_say_whether_policies_could_see_true_output_lengths() -> None:
@@ -486,13 +337,11 @@ def test_results_say_whether_policies_could_see_true_output_lengths() -> None:
     note = "true output lengths known to the policy, as max_new_tokens"
     assert run_text(make_summary(make_record(), known)).splitlines()[1:3] == ["measured on a computer", note]
     assert lengths_text([known, hidden, unsaid, known]) == f"{note}, in 2 of 4 runs"
-    runs = [(name, make_summary(make_record(), about)) for name, about in (("a", known), ("b", hidden))]
-    assert sweep_text(runs).splitlines()[-2:] == ["measured on a computer", f"{note}, in 1 of 2 runs"]
 
 
 def test_runs_made_by_different_code_are_not_compared_without_a_word() -> None:
     codes = [{"framework": framework, "own": {"mine.Policy": own}} for framework, own in ("ac", "ac", "bd")]
-    runs = [(name, make_summary(make_record(), {"code": code})) for name, code in zip("abc", codes, strict=True)]
-    warning = "made by different versions of cbatch, mine.Policy; see about.code in summary.json"
-    assert sweep_text(runs).splitlines()[-1] == warning
-    assert sweep_text(runs[:2]).splitlines()[-1] == "measured on a computer"
+    assert mixed_text([{"code": code} for code in codes]) == (
+        "made by different versions of cbatch, mine.Policy; see about.code in summary.json"
+    )
+    assert mixed_text([{"code": code} for code in codes[:2]]) == ""

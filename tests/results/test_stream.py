@@ -29,7 +29,8 @@ from cbatch.sim.executor import SimExecutor
 from experiments import run
 from experiments.settings import assemble
 from experiments.store.csv_tables import RunTables, StreamedTables
-from experiments.store.tables import load, load_requests, time_between_tokens
+from experiments.store.runs import read_runs
+from experiments.store.tables import read_requests, time_between_tokens
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
 from policies.orca import Orca
@@ -109,7 +110,7 @@ def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(t
     assert {**figures[0], "about": 0} == {**figures[1], "about": 0}
     lacking = {path.name for path in whole.iterdir()} - {path.name for path in streamed.iterdir()}
     assert lacking == {"tokens.npz", "timeline.json.gz"}
-    assert load(streamed).label.tolist() == load(whole).label.tolist()
+    assert read_runs(streamed).label.tolist() == read_runs(whole).label.tolist()
     with pytest.raises(ConfigError, match="a streamed run writes no tokens; run it again with stream=off"):
         time_between_tokens(streamed)
 
@@ -133,7 +134,7 @@ def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not
     monkeypatch.setattr(RunRecord, "drain", partialmethod(RunRecord.drain, at_once=40))
     short = ("workload.lengths.min_length=30", "workload.lengths.max_length=60", "workload.arrivals.rate=20")
     done = a_run(tmp_path / "run", *short, "stream=on", "workload.num_requests=1200")
-    assert done.complaint == "" and len(load_requests(tmp_path / "run")) == 1200
+    assert done.complaint == "" and len(read_requests(tmp_path / "run")) == 1200
     assert len(held) > 5 and max(held) < 200
 
 

@@ -2,7 +2,6 @@
 
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -10,8 +9,7 @@ from commands import QUICK, command
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments.serve import option_name
-from experiments.settings.choices import option_names, with_arguments
+from experiments.settings.choices import with_arguments
 from experiments.settings.compose import compose_sweep
 from experiments.settings.error_lines import CONFIG_FOLDER
 
@@ -87,14 +85,6 @@ def test_arguments_are_keys_of_the_section(given: str, key: str, expected: objec
         config = compose("config", [*with_arguments([given]), "chunk=128", "sweep=none"])
     found = OmegaConf.select(config, key)
     assert (OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found) == expected
-
-
-def test_an_argument_that_refers_to_the_chunk_has_its_value_in_the_name() -> None:
-    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        config = compose("config", [*with_arguments(["policy=mine.Own(a=${chunk},b=_x_)"]), "chunk=128", "sweep=none"])
-    section: Any = OmegaConf.to_container(config, resolve=True)
-    stored = option_names("policy", "mine.Own(a=${chunk},b=_x_)")
-    assert [option_name({"policy": name}, "policy", section["policy"]) for name in stored] == ["mine.Own(a=128,b=_x_)"]
 
 
 def test_an_experiment_sweeps_options_with_arguments_unless_the_command_line_does(tmp_path: Path) -> None:

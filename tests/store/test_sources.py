@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from commands import QUICK, ROOT, command, summary
 
+from experiments.store.runs import read_runs
 from experiments.store.sources import differences, mixed, sources_of
-from experiments.store.tables import load
 
 POLICY = """
 from policies.orca import Orca
@@ -74,7 +74,7 @@ def test_the_framework_and_its_commit_are_in_every_result(folder: Path, monkeypa
     assert command("run", *QUICK, "output=out", cwd=folder).returncode == 0
     code = summary(folder / "out")["about"]["code"]
     assert len(code["framework"]) == 16
-    (row,) = load(folder / "out").to_dict("records")
+    (row,) = read_runs(folder / "out").to_dict("records")
     assert row["commit"] == "abc + changes"
     assert f"policies.sarathi:{code['own']['policies.sarathi']}" in row["code.own"]
 
@@ -113,7 +113,7 @@ def test_a_resumed_sweep_runs_again_what_other_code_made_unless_it_is_to_be_kept
     assert kept.stdout.count(": finished before, by other code (limits)\n") == 1
     again = command(*sweep, cwd=folder)
     assert again.stdout.count(": runs again, was made by other code (limits)\n") == 1
-    (row,) = load(folder / "multirun" / "grid").to_dict("records")
+    (row,) = read_runs(folder / "multirun" / "grid").to_dict("records")
     assert row["iterations.batch_requests"] <= 2
 
 

@@ -22,6 +22,7 @@ from cbatch.request import Status
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.summary import summarize
 from experiments.store.run_folder import write_results
+from experiments.store.text import flat
 
 # (planned, launched, waited, received, done, started, ended), (requests, prefill, decode, padding, sampled, preempted,
 # KV blocks, waiting, running), and the requests that receive a token
@@ -36,7 +37,6 @@ NUM_BLOCKS, MAX_BATCH, OVERSHOOT = 20, 4, 6
 
 ABOUT: dict[str, Any] = {
     "policy": "prefill_first",
-    "chunking": None,
     "chunk": None,
     "workload": "closed",
     "model": "llama-13b",
@@ -46,6 +46,7 @@ ABOUT: dict[str, Any] = {
     "execution": {},
     "limits": {"batch": MAX_BATCH, "kv_blocks": NUM_BLOCKS},
     "overrides": [],
+    "versions": {"numpy": "2"},
 }
 SETTINGS: dict[str, Any] = {"workload": {"length": 8}}
 
@@ -90,9 +91,14 @@ def end(
     return request
 
 
-def make_summary(record: RunRecord, about: Mapping[str, Any] = ABOUT, **options: Any) -> dict[str, Any]:
+def make_summary(
+    record: RunRecord, about: Mapping[str, Any] = ABOUT, settings: Mapping[str, Any] = SETTINGS, **options: Any
+) -> dict[str, Any]:
+    """Returns the summary of a run. settings: in nested dictionaries, of which its identity is made."""
     sizes = {"num_blocks": NUM_BLOCKS, "max_batch": MAX_BATCH, "overshoot_tokens": OVERSHOOT}
-    return {"about": {**ABOUT, **about}, **summarize(record, **sizes, **options)}
+    about = {**ABOUT, **about}
+    identity = {"policy": about["policy"], **dict(flat(settings))}
+    return {"about": {"identity": identity, **about}, **summarize(record, **sizes, **options)}
 
 
 def write_run(
@@ -110,7 +116,7 @@ def write_run(
     record = make_record(copies=copies)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
-    summary = make_summary(record, about, objectives=Objectives(ttft=2.75))
+    summary = make_summary(record, about, settings, objectives=Objectives(ttft=2.75))
     if speed is not None:
         summary["throughput"]["total_tokens_per_second"] = speed
     for group, values in figures.items():

@@ -12,7 +12,7 @@ from schedules import make_engine
 from cbatch import ConfigError, Limits
 from experiments.store.csv_tables import extra_text, read_extra
 from experiments.store.decisions_file import read_decisions, write_decisions
-from experiments.store.tables import load_requests
+from experiments.store.tables import read_requests
 from experiments.workloads import TraceReplay
 from policies.orca import Orca
 
@@ -48,7 +48,7 @@ def test_results_have_them_as_columns(trace: str, tmp_path: Path) -> None:
     arguments = ("workload=azure_conv", f"workload.path={trace}", columns, "policy=orca", "backend=sim", "output=run")
     done = command("run", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = load_requests(tmp_path / "run").set_index("id").sort_index()
+    rows = read_requests(tmp_path / "run").set_index("id").sort_index()
     assert rows["extra.difficulty"].fillna(-1).tolist() == [0.5, -1, 2.0]
     assert rows["extra.ttft_seconds"].tolist() == ["007", "x1", "9"]
     assert rows["extra.note"].fillna("").tolist() == ["", "late", "late"]
@@ -56,7 +56,7 @@ def test_results_have_them_as_columns(trace: str, tmp_path: Path) -> None:
     path = tmp_path / "run" / "requests.csv"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ConfigError, match=r"requests\.csv: is cut off or changed"):
-        load_requests(tmp_path / "run")
+        read_requests(tmp_path / "run")
 
 
 def test_a_value_that_json_does_not_know_is_kept_as_text() -> None:

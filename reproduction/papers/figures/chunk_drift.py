@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from cbatch import Engine, KVSize, Limits, Server
 from cbatch.sim import ProfileCost, SimExecutor
-from experiments.plots.parts import facet
 from experiments.plots.style import line_style
 from policies.chunking import ChunkSelector, PDAware, TileAligned
 from policies.sarathi import Sarathi
@@ -22,6 +21,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, select
 from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.steady import BLOCK
+from reproduction.parts import facet
 
 EXPERIMENT = "chunk_drift"
 HARDWARE = ("a6000", "h200")

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments.plots.parts import facet, grouped_bars, legend
 from policies.chunking import ChunkSelector, Fixed, PDAware, TileAligned
 from policies.sarathi import Sarathi
 from reproduction.experiment_files import composed, swept_numbers
@@ -20,6 +19,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, pivot, select
 from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.steady import Load, SteadyState, load_of, seconds_per_request
+from reproduction.parts import facet, grouped_bars, legend
 
 EXPERIMENT = "chunk_regret"
 HARDWARE = ("a6000", "a100", "h200", "h200-13b")

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from cbatch import Step
 from cbatch.sim import ProfileCost, SimExecutor
 from cbatch.sim.stages import Span
-from experiments.plots.parts import facet, legend, stacked_bars
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, select
 from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.operations import ORDER, seconds_by_operation
 from reproduction.papers.panels import PANELS, predicted_peak
 from reproduction.papers.steady import COUNTED, Load, Scheme, find_span, policy_of, simulate, tile_of
+from reproduction.parts import facet, legend, stacked_bars
 
 HARDWARE = ("a6000", "h200-13b")
 CHUNKS = (256, 512)

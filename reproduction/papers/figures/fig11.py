@@ -13,13 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 
-from experiments.plots.parts import facet, grouped_bars, mark_printed
 from experiments.plots.style import line_style
 from reproduction.papers.claims import Claim, printed_points
 from reproduction.papers.frames import select
 from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.panels import PANELS, measure_gains, pd_axis
 from reproduction.papers.steady import Scheme
+from reproduction.parts import facet, grouped_bars, mark_printed
 
 CHUNK = 256
 SCHEMES: dict[str, Scheme] = {

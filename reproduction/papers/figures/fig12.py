@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from tabulate import tabulate
 
-from experiments.plots.parts import legend, mark_printed
-from experiments.plots.style import line_style, new_figure, paper_style
+from experiments.plots.style import line_style, new_figure
 from reproduction.papers.claims import Claim
 from reproduction.papers.fig12_systems import Outcome, load_linked_profile, run_systems, time_shares
 from reproduction.papers.frames import select
 from reproduction.papers.machines import Machines
+from reproduction.parts import legend, mark_printed, paper_style
 
 NUM_REQUESTS = 10_000
 NAMES = {"orca": "TP8-PP8, Orca", "sarathi": "TP8-PP8, Sarathi", "tp": "8 x TP8, Orca"}

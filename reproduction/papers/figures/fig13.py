@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.plots.parts import grouped_bars, legend, mark_printed
 from experiments.plots.style import new_figure
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, pivot, select
@@ -18,6 +17,7 @@ from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.panels import HARDWARE, PANELS, predicted_peak
 from reproduction.papers.quantities import attention_slowdown, prefill_slowdown
 from reproduction.papers.steady import Load, SteadyState
+from reproduction.parts import grouped_bars, legend, mark_printed
 
 CHUNKS = tuple(range(64, 513, 64))
 SERVED = {128: 5, 256: 14, 512: 28}

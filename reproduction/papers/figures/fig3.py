@@ -7,11 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cbatch import BatchShape
-from experiments.plots.parts import facet, mark_printed, stacked_bars
 from reproduction.papers.claims import Claim, printed_points
 from reproduction.papers.frames import Row, data_frame, pivot, select
 from reproduction.papers.machines import SINGLE_ITERATIONS, TITLES, Machines
 from reproduction.papers.operations import ORDER, seconds_by_operation
+from reproduction.parts import facet, mark_printed, stacked_bars
 
 LENGTH = 1024
 BATCHES = range(1, 19)

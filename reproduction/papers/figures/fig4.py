@@ -15,12 +15,12 @@ from matplotlib.ticker import StrMethodFormatter
 
 from cbatch import BatchShape
 from cbatch.sim import ProfileCost
-from experiments.plots.parts import facet, grouped_bars, log_x, mark_printed
 from experiments.plots.style import line_style
 from reproduction.papers.claims import Claim, printed_points
 from reproduction.papers.frames import Row, data_frame, pivot, select
 from reproduction.papers.machines import SINGLE_ITERATIONS, TITLES, Machines
 from reproduction.papers.operations import intensity_by_operation
+from reproduction.parts import facet, grouped_bars, log_x, mark_printed
 
 LENGTHS = (64, 128, 256, 512, 1024)
 BATCHES = tuple(2**power for power in range(10))

@@ -21,7 +21,7 @@ from cbatch.sim import ProfileCost, SimExecutor
 from cbatch.sim.links import Links
 from cbatch.sim.roofline import Affine
 from cbatch.sim.stages import Span
-from experiments.plots.parts import draw_spans, facet, lane_axes
+from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.style import DECODE, IDLE, PREFILL
 from policies.chunking import TileAligned
 from policies.orca import Orca
@@ -29,6 +29,7 @@ from policies.sarathi import Sarathi
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, select
 from reproduction.papers.machines import SINGLE_ITERATIONS, TITLES, Machines
+from reproduction.parts import facet
 
 STAGES, BATCH, CHUNK, BLOCK, LONGEST = 2, 8, 256, 16, 4096
 LINK = Affine(0.0, 1 / 25e9)  # 25 GB/s between the stages: PCIe 4.0, assumed

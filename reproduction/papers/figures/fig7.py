@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
 from cbatch import BatchShape
-from experiments.plots.parts import facet, mark_printed
 from experiments.plots.style import PREFILL
 from reproduction.papers.claims import Claim, printed_points
 from reproduction.papers.frames import Row, data_frame, select
 from reproduction.papers.machines import SINGLE_ITERATIONS, TITLES, Machines
+from reproduction.parts import facet, mark_printed
 
 MOST = 1024
 

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.plots.parts import facet, grouped_bars, legend, mark_printed
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, pivot, select
 from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.panels import PANELS
 from reproduction.papers.quantities import decode_speedup
+from reproduction.parts import facet, grouped_bars, legend, mark_printed
 
 CHUNK = 256
 HARDWARE = ("a6000", "a100", "h200-13b")

@@ -10,13 +10,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.plots.parts import facet, legend, mark_printed
 from experiments.plots.style import line_style
 from reproduction.papers.claims import Claim, printed_points
 from reproduction.papers.frames import select
 from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.panels import PANELS, Panel, measure_gains, pd_axis, predicted_peak
 from reproduction.papers.steady import Scheme
+from reproduction.parts import facet, legend, mark_printed
 
 CHUNKS = (128, 256, 512)
 PEAK = "peak predicted, C/(B-1) - 1"

@@ -11,11 +11,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments.plots.parts import legend, log_x, mark_printed
 from experiments.plots.style import line_style, new_figure
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import load_benchmark, select
 from reproduction.papers.machines import Machines
+from reproduction.parts import legend, log_x, mark_printed
 
 EAGER = {
     "fused, graphs": "fused, eager",

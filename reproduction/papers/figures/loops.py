@@ -12,12 +12,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments.plots.parts import grouped_bars, legend
 from experiments.plots.style import new_figure
 from experiments.settings.backends import GRAPHS
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import load_benchmark, pivot, read_benchmark, select
 from reproduction.papers.machines import Machines
+from reproduction.parts import grouped_bars, legend
 
 LOOPS = ("sync", "async")
 PANELS = {

@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cbatch import Policy
-from experiments.plots.parts import facet, legend, mark_printed
 from experiments.plots.style import line_style
 from policies.chunking import TileAligned
 from policies.orca import Orca
@@ -22,6 +21,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, select
 from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.steady import Load, load_of, seconds_per_request
+from reproduction.parts import facet, legend, mark_printed
 
 EXPERIMENT = "stagger"
 HARDWARE = ("a6000", "h200")

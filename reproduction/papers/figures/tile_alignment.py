@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.plots.parts import facet, legend, log_x, mark_printed
 from experiments.plots.style import line_style
 from reproduction.experiment_files import composed, swept_numbers
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame
 from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.steady import Scheme, load_of
+from reproduction.parts import facet, legend, log_x, mark_printed
 
 EXPERIMENT = "tile_alignment"
 SCHEMES: dict[str, Scheme] = {

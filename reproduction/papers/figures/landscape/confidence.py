@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.plots.parts import mark_printed
 from experiments.plots.style import line_style, new_figure
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs
 from reproduction.papers.machines import Machines
+from reproduction.parts import mark_printed
 
 CUSTOMERS, RUNS = 2048, 3000
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from cbatch import SLO, BatchShape, PlanBuilder, Request, View
 from cbatch.results.metrics import collect_served
 from cbatch.sim import ProfileCost, load_profile
-from experiments.plots.parts import grouped_bars, label_log, legend
+from experiments.plots.parts import label_log
 from experiments.plots.style import new_figure
 from experiments.settings.presets import load_spec
 from policies.lars import LARS
@@ -22,6 +22,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import pivot, select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
+from reproduction.parts import grouped_bars, legend
 
 LOADS, NUM_REQUESTS, SHARE, LONG, SHORT, OUTPUT = (0.5, 0.8), 1000, 0.05, 120_000, (256, 4096), 32
 CHUNK = 2048

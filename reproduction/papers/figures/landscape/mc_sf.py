@@ -12,7 +12,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cbatch import CostFunction, Request
-from experiments.plots.parts import mark_printed
 from experiments.plots.style import line_style, new_figure
 from experiments.workloads.trace import Ints
 from policies.mc_sf import McSf
@@ -21,6 +20,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
+from reproduction.parts import mark_printed
 
 MEMORY, NUM_REQUESTS, INSTANCES = 10, 4, 200
 ARRIVALS = {"together": 0, "online": 5}

@@ -13,7 +13,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cbatch import CostFunction, Engine, Plan, Request, View
-from experiments.plots.parts import grouped_bars, legend, mark_printed
 from experiments.plots.style import new_figure
 from policies.past_future import ADMISSIONS, PastFuture
 from policies.predictors import Oracle
@@ -22,6 +21,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import pivot, select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
+from reproduction.parts import grouped_bars, legend, mark_printed
 
 MEMORY, LIMIT, INTERVAL, NUM_REQUESTS = 120_000, 4096, 10, 3000
 LENGTHS = {"D1": ((32, 4096), (2048, 4096)), "D2": ((3000, 5000), (3000, 5000)), "D3": ((2048, 4096), (32, 4096))}

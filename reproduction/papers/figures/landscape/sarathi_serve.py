@@ -19,7 +19,7 @@ from cbatch import BatchShape, Plan, View
 from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost
 from cbatch.sim.profile_file import profile_text
-from experiments.plots.parts import label_log, legend
+from experiments.plots.parts import label_log
 from experiments.plots.style import line_style, new_figure
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import write_text
@@ -27,6 +27,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import FOLDER, Figures, crossing, run_jobs, summary_of
 from reproduction.papers.machines import TABLES_OPTION, Machines
+from reproduction.parts import legend
 from reproduction.profiles import convert
 
 TRACE = "sharegpt_8k_llama2_rows1-20490.csv.gz"

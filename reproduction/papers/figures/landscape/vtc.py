@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from cbatch import CostFunction, Engine, Policy, Request
 from cbatch.results.metrics import collect_served
 from cbatch.results.service import OUTPUT_WEIGHT, PROMPT_WEIGHT, WINDOW_SECONDS, Service, fairness, service_of
-from experiments.plots.parts import mark_printed
 from experiments.plots.style import line_style, new_figure
 from experiments.settings.compose import compose_run
 from policies.past_future import PastFuture
@@ -26,6 +25,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
+from reproduction.parts import mark_printed
 
 ITERATION, MEMORY = 0.045, 13_680
 """Seconds, and tokens of KV cache: of FCFS's logs (see `logged`)."""

@@ -1,0 +1,243 @@
+"""Curves: figures of the runs of a sweep against what was swept, a line for each policy and whatever else varies.
+
+The figures of serving papers are curves of certain columns: latency against rate (vLLM, Sarathi-Serve), attainment of objectives
+against rate (QoServe), and throughput, and its gain over a baseline policy, against P:D (SARATHI, Fig 9).
+"""
+
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+from cbatch import ConfigError
+from cbatch.results.metrics import PERCENTILES
+from experiments.plots.parts import draw_line, label_log
+from experiments.plots.series import coincide_text, describe_points, label_series, leave_out, points_of
+from experiments.plots.style import PLAIN, Look, add_title, new_figure, print_style
+from experiments.store.headings import Heading, heading_of
+from experiments.store.labels import is_policy
+from experiments.store.notes import tail_text
+from experiments.store.run_table import matching
+from experiments.store.runs import read_runs
+from experiments.store.selection import print_omitted, select_runs
+from experiments.store.tables import read_requests
+
+_MOST_ACROSS = 3  # panels of a page's width
+_GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
+
+
+class Axis(NamedTuple):
+    """What is swept. keys: settings, of which the first that varies counts. example: values to sweep."""
+
+    text: str
+    keys: Sequence[str]
+    example: str
+    log: bool = False
+
+
+SPEEDS = ("workload.speed", "workload.rate_scale")  # of a trace: the rate itself is that of its requests
+AXES = {
+    "rate": Axis("request rate [requests/s]", ("workload.arrivals.rate", *SPEEDS), "1,2,4,8"),
+    "pd": Axis(
+        "P:D ratio [prefill / decode tokens]", ("workload.pd_ratio", "workload.lengths.pd_ratio"), "2,5,14,28", log=True
+    ),
+}
+"""What is on the x axis, where that is no single setting."""
+
+
+def latency_vs_rate(
+    folder: Path, look: Look = PLAIN, percentiles: tuple[int, ...] = (50, 99), runs: str = ""
+) -> Figure:
+    """Draws percentiles of time to first token and between tokens against the request rate.
+
+    Args:
+        percentiles: of 50, 90, 95 and 99.
+        runs: show only runs whose folder names contain this.
+
+    Raises:
+        ConfigError: as `draw`, or another percentile.
+    """
+    for rank in percentiles:
+        if rank not in PERCENTILES:
+            raise ConfigError(f"percentiles={rank}: choose among {', '.join(map(str, PERCENTILES))}")
+    keys = tuple(f"{kind}_seconds.p{rank}" for rank in percentiles for kind in ("ttft", "tbt"))
+    return draw(folder, look, "rate", keys, runs=runs)
+
+
+def attainment(folder: Path, look: Look = PLAIN, objective: str = "joint", goal: float = 0.9, runs: str = "") -> Figure:
+    """Draws the share of requests that attain their objectives against the request rate: of all requests and of each tier.
+
+    Without objectives of the requests, `metrics.objectives` count.
+
+    Args:
+        objective: joint, all that a request has together; or one of them: ttft, tbt, total.
+        goal: the share that a thin line marks.
+        runs: show only runs whose folder names contain this.
+
+    Raises:
+        ConfigError: as `draw`, another objective, or a goal that is no share.
+    """
+    if objective not in ("joint", "ttft", "tbt", "total"):
+        raise ConfigError(f"objective={objective}: choose among joint, ttft, tbt, total")
+    if not 0 < goal <= 1:
+        raise ConfigError(f"goal={goal:g}: give a share above 0, at most 1")
+    share = "share" if objective == "joint" else f"{objective}_share"
+    keys: tuple[str, ...] = (f"attainment.{share}", f"attainment.tiers.*.{share}")
+    if objective == "joint" and not matching(keys, read_runs(folder)):
+        keys = ("goodput.attained_share",)
+    return draw(folder, look, "rate", keys, goal=100 * goal, runs=runs)
+
+
+def throughput_vs_pd(folder: Path, look: Look = PLAIN, baseline: str = "request_level", runs: str = "") -> Figure:
+    """Draws throughput, and its gain over a baseline policy, against the ratio of prefill to decode tokens.
+
+    Args:
+        baseline: the policy that gains are relative to; without a run of it, only throughput is shown.
+        runs: show only runs whose folder names contain this.
+
+    Raises:
+        ConfigError: as `draw`.
+    """
+    return draw(folder, look, "pd", ("throughput.total_tokens_per_second",), baseline, runs=runs)
+
+
+@print_style()
+def draw(
+    folder: Path,
+    look: Look = PLAIN,
+    x: str = "",
+    y: tuple[str, ...] = (),
+    baseline: str = "",
+    goal: float = 0.0,
+    runs: str = "",
+) -> Figure:
+    """Draws a panel for each figure, of each workload, with a line for each policy and whatever else varies.
+
+    Of several seeds, the line is the mean, and a band its 95% interval. A figure that a pattern names and that is equal in all
+    runs is stated below instead.
+
+    Args:
+        x: the setting on the x axis by its key; or rate, requests per second; or pd, the P:D ratio.
+        y: figures of summary.json by key or pattern, as in ttft_seconds.p99,attainment.tiers.*.share.
+        baseline: a policy; adds a panel of each figure over that of the policy.
+        goal: the share in percent that a thin line marks.
+        runs: show only runs whose folder names contain this.
+
+    Raises:
+        ConfigError: no finished runs, fewer than two values of x, too many series, or no such figure.
+    """
+    if not (x and y):
+        raise ConfigError("curves: needs x=KEY and y=KEY,..., as in x=batch y=ttft_seconds.p99; see --help")
+    axis = AXES.get(x, Axis(x, (x,), "1,2,4"))
+    frame, omitted = select_runs(folder, runs)
+    _check_swept(frame, axis, folder)
+    frame = label_series(frame, (*axis.keys, "workload"), look)
+    print_omitted(omitted)
+    if not (keys := matching(y, frame)):
+        raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
+    frame = frame.assign(of=frame["workload"].str.partition("(")[0])
+    frame = leave_out(frame.assign(**{x: _places(frame, x, axis)}), (x, keys[0]))
+    equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]
+    is_base = is_policy(frame, baseline)
+    frame = pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame
+    bases = frame.loc[is_base, "label"].head(1).tolist()
+    cells = [
+        (of, key, over) for of in frame["of"].unique() for key in keys if key not in equal for over in ("", *bases)
+    ]
+    figure, panels = _panels([of for of, _, _ in cells])
+    for panel, (of, key, over) in zip(panels, cells, strict=True):
+        points = points_of(frame[frame["of"] == of], x, key)
+        _draw_panel(panel, points, list(frame["label"].unique()), heading_of(key), over)
+        _finish_panel(panel, axis, heading_of(key).kind, goal, over)
+        panel.set_title(of if frame["of"].nunique() > 1 else "")
+    handles = panels[0].get_legend_handles_labels()[0]
+    below = _notes(frame, x, keys, equal)
+    add_title(figure, frame, handles=handles, note=describe_points(frame, x), below=below, look=look)
+    return figure
+
+
+def _check_swept(runs: pd.DataFrame, axis: Axis, folder: Path) -> None:
+    """Raises ConfigError if none of the axis's settings has several values."""
+    if not any(key in runs and runs[key].nunique() > 1 for key in axis.keys):
+        swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
+        raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
+
+
+def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
+    """Returns the x of each run: the first of the axis's settings that varies among the runs of its workload.
+
+    The rate of a trace is that of its requests, averaged over the runs at the same speed.
+    """
+    places = pd.Series(float("nan"), runs.index)
+    for _, own in runs.groupby("of"):
+        key = next((key for key in axis.keys if key in own and own[key].nunique() > 1), None)
+        if key is None:
+            continue
+        values = pd.to_numeric(own[key], errors="coerce")
+        if x == "rate" and key in SPEEDS:
+            arrivals = own["folder"].map(lambda folder: read_requests(folder)["arrival"])
+            rates = arrivals.map(lambda times: (len(times) - 1) / (times.max() - times.min()))
+            values = rates.groupby(own[key]).transform("mean")
+        places[own.index] = values
+    return places
+
+
+def _panels(workloads: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with a panel for each entry; a workload with several panels begins a row."""
+    each = workloads.count(workloads[0])
+    in_block = each if each > 1 else len(workloads)
+    across = ceil(in_block / ceil(in_block / _MOST_ACROSS))
+    down = ceil(in_block / across)
+    rows = down * (len(workloads) // in_block)
+    figure, grid = new_figure(rows, across, 1.4 + 1.8 * rows)
+    blocks = [[panel for row in grid[top : top + down] for panel in row] for top in range(0, rows, down)]
+    for spare in (panel for block in blocks for panel in block[in_block:]):
+        spare.set_axis_off()
+    return figure, [panel for block in blocks for panel in block[:in_block]]
+
+
+def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], heading: Heading, over: str) -> None:
+    """Draws a line for each label; divided by the means of the label `over` at the same x, unless it is empty."""
+    if over:
+        base = points["x"].map(points[points["label"] == over].set_index("x")["mean"])
+        points = points.assign(**points[["mean", "low", "high"]].div(base, axis=0)).dropna()
+        panel.axhline(1.0, **_GREY)
+    for index, label in enumerate(labels):
+        draw_line(panel, points[points["label"] == label], label, index)
+    panel.set_ylabel(fill(f"{heading.text} over {over}" if over else heading.text, 30))
+
+
+def _finish_panel(panel: Axes, axis: Axis, kind: str, goal: float, over: str) -> None:
+    """Scales the axes: latencies are logarithmic, shares end at 100%, others begin at 0."""
+    if kind == "log" and not over:
+        panel.set_yscale("log")
+        label_log(panel.yaxis)
+    elif kind == "share" and not over:
+        panel.set_ylim(-6, 106)
+        if goal:
+            panel.axhline(goal, label=f"goal: {goal:g}%", **_GREY)
+    elif not over:
+        panel.set_ylim(bottom=0)
+        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    panel.set_xlabel(axis.text)
+    if axis.log:
+        panel.set_xscale("log")
+        label_log(panel.xaxis)
+    elif panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:
+        panel.set_xlim(left=0)
+
+
+def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str]) -> str:
+    """Returns the figures that are equal in all runs, the lines that coincide, and whether P99s rest on enough requests."""
+    values = {heading_of(key): frame[key].iloc[0] for key in equal}
+    notes = ["; ".join(f"{heading.text}: {heading.factor * value:g} in each run" for heading, value in values.items())]
+    notes.append(coincide_text(frame, ["of", x, *keys]))
+    if any(key.endswith("p99") for key in keys):
+        notes.append(tail_text(frame.groupby(["label", x, "of"])["run.counted_requests"].agg(list)))
+    return "\n".join(filter(None, notes))

@@ -1,0 +1,102 @@
+"""Labels of runs, by one rule: the policy, and key=value of every setting that varies and is not shown otherwise."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import pandas as pd
+
+
+def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":
+    """Returns the label of each run; runs that differ only in seeds share one.
+
+    A setting is left out if the policy, `shown` and the settings before it tell the same runs apart. Settings of the
+    command line come first.
+
+    Args:
+        runs: a frame of `read_runs`.
+        shown: columns that are shown in another way, such as on an axis.
+        apart: give each run a label of its own, by its seeds, its unread settings and its folder if need be.
+    """
+    texts = settings_of(runs)
+    seeds = [key for key in map(str, texts) if is_seed(key)]
+    given = {text.lstrip("+~").partition("=")[0] for row in runs["summary"] for text in row["about"]["overrides"]}
+    keys = sorted((key for key in map(str, texts) if key not in {*shown, *seeds}), key=lambda key: key not in given)
+    if apart:
+        texts["folder"] = runs["folder"]
+        keys += [*seeds, "folder"]
+    policies = runs["policy"]
+    if any(key == "chunk" or key.startswith("policy.") for key in shown):  # is an argument of the policy
+        policies = policies.str.partition("(")[0]
+    known = [policies, *(_as_text(runs[key]) for key in shown if key in runs)]
+    parts: dict[str, pd.Series[str]] = {}
+    for key in [key for key in keys if texts[key].nunique(dropna=False) > 1]:
+        shown_so_far = [*known, *parts.values()]
+        if _num_groups([*shown_so_far, texts[key]]) > _num_groups(shown_so_far):
+            parts[key] = _shorten(key, texts[key])
+    labels = policies.copy()
+    for head, column in zip(_heads(list(parts)), parts.values(), strict=True):
+        labels += (", " + head + column).fillna("")
+    return labels
+
+
+def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns what the runs depend on as text, [runs, keys]; NaN where a run has no such key.
+
+    The workload and the objectives by their options, and `code`, a hash of the run's own modules and files, are keys as well.
+    """
+    rows = []
+    for summary in runs["summary"]:
+        about = summary["about"]
+        options = {key: about[key] for key in ("workload", "slo") if key in about}
+        code = sha256(code_text(about).encode()).hexdigest()[:6]
+        rows.append({**about["identity"], **options, "code": code})
+    return pd.DataFrame(rows, runs.index, dtype=object).apply(_as_text)
+
+
+def code_text(about: Mapping[str, Any]) -> str:
+    """Returns the hashes of a run's own modules and files by name, in a line."""
+    own = about.get("code", {}).get("own", {})
+    return " ".join(f"{name}:{own[name]}" for name in sorted(own))
+
+
+def is_policy(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
+    """Returns which runs a text names: by their label, their policy, or their policy without its arguments."""
+    return (runs["label"] == text) | (runs["policy"] == text) | (runs["policy"].str.partition("(")[0] == text)
+
+
+def is_seed(key: str) -> bool:
+    """Returns whether a setting is a seed: runs that differ in nothing else are replications."""
+    return key.rpartition(".")[2] == "seed"
+
+
+def _num_groups(columns: Sequence["pd.Series[str]"]) -> int:
+    return len(pd.concat(columns, axis=1).drop_duplicates())
+
+
+def _as_text(column: "pd.Series[Any]") -> "pd.Series[str]":
+    def text(value: object) -> str:
+        if isinstance(value, float) and float(f"{value:g}") == value:
+            return f"{value:g}"
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+
+    return column.map(text, na_action="ignore")
+
+
+def _shorten(key: str, column: "pd.Series[str]") -> "pd.Series[str]":
+    """Returns paths as their last parts, and classes as their names, if these differ as well."""
+    mark = "." if key.endswith("_target_") else "/"
+    short = column.str.rstrip(mark).str.rpartition(mark)[2]
+    return short if short.nunique() == column.nunique() else column
+
+
+def _heads(keys: Sequence[str]) -> list[str]:
+    """Returns "key=" by the last parts of each key, as many as tell it from the others; nothing for a folder."""
+    whole = [key.removesuffix("._target_").split(".") for key in keys]
+    heads = []
+    for parts in whole:
+        tails = [parts[-size:] for size in range(1, len(parts) + 1)]
+        unique = (tail for tail in tails if sum(other[-len(tail) :] == tail for other in whole) == 1)
+        heads.append("" if parts == ["folder"] else f"{'.'.join(next(unique, parts))}=")
+    return heads

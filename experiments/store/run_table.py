@@ -1,0 +1,71 @@
+"""The table of a sweep: a row for each label, with means over its runs, and the notes on them."""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import pandas as pd
+from tabulate import tabulate
+
+from experiments.store.headings import COLUMNS, heading_of
+from experiments.store.intervals import Mean, mean_of
+from experiments.store.notes import notes_of, tail_text
+from experiments.store.selection import Omitted, omitted_text
+from experiments.store.text import figures_text, format_mean
+
+ONE_REPLICATION = (
+    "the seed changes nothing here: 1 replication, no interval; draw from a trace's lengths "
+    "(workload=traces/azure_conv_lengths), or compare capacities"
+)
+
+
+def run_table(
+    runs: pd.DataFrame, omitted: Iterable[Omitted] = (), columns: Sequence[str] = COLUMNS, tablefmt: str = "simple"
+) -> str:
+    """Returns a table of runs, which runs are left out, and where the times come from.
+
+    Runs with the same label, such as those of several seeds, share a row: means and their 95% intervals.
+
+    Args:
+        runs: a frame of `experiments.store.runs.read_runs`.
+        columns: figures by key or pattern; those that no run has are left out.
+    """
+    shown = matching(columns, runs)
+    groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
+    rows = [[label, *(format_mean(mean_in_unit(group, key)) for key in shown)] for label, group in groups]
+    heads = ["run", *(heading_of(key).text for key in shown)]
+    aligned = ("left", *["right"] * len(shown))
+    table = tabulate(rows, heads, tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
+    end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
+    tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
+    origins = notes_of(summary["about"] for summary in runs["summary"])
+    replications = _replications_text([group for _, group in groups])
+    return "\n".join(filter(None, [table + end, replications, tail, omitted_text(omitted), *origins]))
+
+
+def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
+    """Returns the columns of the frame that match one of the patterns and have a value, in the order of the patterns."""
+    known = [str(column) for column in runs if runs[column].notna().any()]
+    return [key for pattern in patterns for key in known if fnmatchcase(key, pattern)]
+
+
+def mean_in_unit(runs: pd.DataFrame, key: str) -> Mean:
+    """Returns the mean of a figure over runs, in the unit of its heading."""
+    return mean_of([heading_of(key).factor * value for value in runs[key].astype(float)])
+
+
+def all_equal(runs: pd.DataFrame) -> bool:
+    """Returns whether several runs have all figures in common: they are one replication."""
+    return len(runs) > 1 and runs["summary"].map(figures_text).nunique() == 1
+
+
+def _replications_text(groups: Sequence[pd.DataFrame]) -> str:
+    """Explains rows that average several runs; empty if there are none."""
+    several = [group for group in groups if len(group) > 1]
+    sizes = [len(group) for group in several if not all_equal(group)]
+    equal = len(several) - len(sizes)
+    note = f"{ONE_REPLICATION}; so in {equal} of {len(several)} rows" if equal and sizes else ONE_REPLICATION
+    if not sizes:
+        return note if equal else ""
+    number = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    text = f"mean ± half of the 95% interval over {number} runs; percentiles are those of each run, averaged"
+    return f"{text}\n{note}" if equal else text

@@ -1,0 +1,136 @@
+"""The table of a sweep: each figure under its name, means with intervals, and notes that plots and comparisons share."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hand_made import ABOUT, make_record, make_summary, write_run
+
+from cbatch import SLO
+from cbatch.results.metrics import Objectives
+from experiments import plot
+from experiments.compare import read_replications, report
+from experiments.plots import curves, latency_cdf, table
+from experiments.store.run_table import ONE_REPLICATION, run_table
+from experiments.store.runs import frame_of
+from experiments.store.selection import Omitted
+
+SHOWN = {
+    "tokens/s": "1.91",
+    "requests/s": "0.273",
+    "goodput [requests/s]": "0.182",
+    "attained [%]": "50",
+    "gold attained [%]": "0",
+    "TTFT p50 [s]": "2.75",
+    "TTFT p99 [s]": "9.37",
+    "TBT p50 [ms]": "2,000",
+    "TBT p99 [ms]": "2,980",
+    "preemptions": "1",
+    "recomputed [%]": "18.2",
+}
+"""What the tables of a sweep and of a plot print of the run made by hand."""
+
+
+def runs(*summaries: dict[str, Any]) -> pd.DataFrame:
+    """Makes a frame; runs of one policy differ in the seed."""
+    for seed, each in enumerate(summaries):
+        each["about"]["identity"] = {"policy": each["about"]["policy"], "seed": seed}
+    return frame_of((Path(f"{seed}"), each) for seed, each in enumerate(summaries))
+
+
+def summary(policy: str = "a", slo: SLO | None = None, **figures: dict[str, Any]) -> dict[str, Any]:
+    """Makes a summary. figures: by group, in place of the run's own."""
+    record = make_record() if slo is None else make_record(slo=slo)
+    made = make_summary(record, {"policy": policy}, objectives=Objectives(ttft=2.75) if slo is None else Objectives())
+    return {**made, **{group: {**made.get(group, {}), **values} for group, values in figures.items()}}
+
+
+def cells(text: str) -> list[list[str]]:
+    """Returns the lines of a table, rules left out, as cells."""
+    lines = [line for line in text.splitlines() if set(line) - set("|-: ")]
+    return [[cell for cell in map(str.strip, line.replace("|", "  ").split("  ")) if cell] for line in lines]
+
+
+def test_each_figure_stands_under_its_name() -> None:
+    head, first, second, *notes = cells(run_table(runs(summary(), summary("b")), [Omitted("x", "a reason")]))
+    assert [first[0], second[0]] == ["a", "b"] and dict(zip(head[1:], first[1:], strict=True)) == SHOWN
+    assert notes == [["1 run not shown: a reason"], ["x"], ["measured on a computer"]]
+    regret = {"latency": 1.5, "makespan": 1.25, "violations": 3}
+    head, row, _ = cells(run_table(runs(summary(regret=regret))))
+    columns = ("latency / bound", "makespan / bound", "violations over bound")
+    assert [dict(zip(head, row, strict=True))[name] for name in columns] == ["1.5", "1.25", "3"]
+
+
+def test_a_figure_that_only_some_runs_have_is_a_dash_for_others() -> None:
+    head, first, second, _ = cells(run_table(runs(summary("a", SLO()), summary("b"))))
+    assert [(name, *pair) for name, *pair in zip(head, first, second, strict=True)][3:6] == [
+        ("goodput [requests/s]", "-", "0.182"),
+        ("attained [%]", "-", "50"),
+        ("gold attained [%]", "-", "0"),
+    ]
+    assert not {"goodput [requests/s]", "attained [%]"} & set(cells(run_table(runs(summary("a", SLO()))))[0])
+
+
+def test_runs_of_one_label_are_a_mean_with_its_interval() -> None:
+    """Two runs of 1 and 3 requests/s: 2 ± 12.7 * 1; the others of equal figures. Three requests count, 3% of one beyond a P99."""
+    rates = [
+        summary(policy, throughput={"requests_per_second": rate})
+        for policy, rate in (("a", 1.0), ("b", 7.0), ("a", 3.0))
+    ]
+    lines = run_table(runs(*rates)).splitlines()
+    assert [row[:3] for row in cells("\n".join(lines[2:4]))] == [["a", "1.91", "2 ± 13"], ["b", "1.91", "7"]]
+    assert lines[4].startswith("mean ± half of the 95% interval over 2 runs")
+    assert lines[5].startswith(
+        "beyond a run's P99 lie 0.03 of its requests, fewer than 10: the P99s of TTFT are unreliable"
+    )
+    enough = [summary("a", run={"counted_requests": 1000}) for _ in range(2)]
+    assert "beyond a run's P99 lie 10 of its requests\n" in run_table(runs(*enough))
+
+
+def test_runs_that_the_seed_does_not_change_have_no_interval() -> None:
+    """One row of equal runs; then beside one whose runs differ."""
+    equal = [summary("a"), summary("a")]
+    text = run_table(runs(*equal))
+    assert ONE_REPLICATION in text and "95% interval" not in text and "±" not in text
+    both = run_table(runs(*equal, summary("b"), summary("b", run={"preemptions": 3})))
+    assert "mean ± half of the 95% interval over 2 runs" in both and f"{ONE_REPLICATION}; so in 1 of 2 rows" in both
+
+
+def test_the_table_of_a_plot_has_more_columns_and_its_file_an_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for policy, commit in (("orca", "aaa"), ("vtc", "bbb")):
+        write_run(tmp_path / policy, {"policy": policy, "commit": commit, "date": "2026-01-02T03:04:05+0000"})
+    head, row, *_ = cells(table.text(tmp_path))
+    more = ["4", "2,000", "2,980", "7.75", "10.4", "1.4", "30", "75"]
+    assert dict(zip(head, row, strict=True)).items() >= SHOWN.items() and row[-len(more) :] == more
+    monkeypatch.setattr("sys.argv", ["plot", "table", "multirun/x"])
+    assert plot.main(["table", str(tmp_path)]) == 0
+    *_, line = (tmp_path / "plots" / "table.md").read_text().splitlines()
+    assert line == "`python -m experiments.plot table multirun/x`; runs of 2026-01-02, commit aaa, bbb; numpy 2"
+
+
+def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> None:
+    """Two policies at two rates with two seeds: those of one policy with 3 iterations outside the measured range."""
+    for (policy, outside), rate, seed in product((("a", 3), ("b", 0)), (1, 2), (0, 1)):
+        execution = {"profile": "h200", "error": "error: 5%", "iterations_outside_measured_range": outside}
+        code = {"framework": "c", "own": {"mine": policy}}
+        about = {**ABOUT, "policy": policy, "simulated": True, "execution": execution, "code": code}
+        settings = {"workload": {"arrivals": {"rate": rate}, "seed": seed}, "seed": seed}
+        write_run(tmp_path / f"{policy},{rate},{seed}", about, settings, speed=float(seed))
+    notes = [
+        "SIMULATED with profile h200 (error: 5%)",
+        "iterations outside the measured range: 12, in 4 of 8 runs",
+        "made by different versions of mine; see about.code in summary.json",
+    ]
+    tail = "beyond a run's P99 lie 0.03 of its requests"
+    *_, last, first, second, third = table.text(tmp_path).splitlines()
+    assert [first, second, third] == notes and last.startswith(tail)
+    comparison = report(read_replications([tmp_path])).splitlines()
+    assert comparison[-3:] == notes and comparison[-4].startswith(tail)
+    for figure in (curves.latency_vs_rate(tmp_path), curves.attainment(tmp_path), latency_cdf.draw(tmp_path)):
+        assert figure.get_supxlabel().splitlines()[:3] == notes
+    assert tail in curves.latency_vs_rate(tmp_path).get_supxlabel()
+    assert tail not in curves.latency_vs_rate(tmp_path, percentiles=(50,)).get_supxlabel()
