@@ -57,11 +57,11 @@ def serve(
     with open_run_folder(folder, settings.composed, identity(settings), lambda: _facts(run), replace=replace):
         try:
             record = _run(run, folder, say, bar)
-        except UnmeasuredError:
+        except UnmeasuredError as error:
             from experiments.profile.command import measure_cpu  # loads torch
 
-            say(f"view.cost: measuring this CPU with model={run.spec.name}, once, into {cpu_profile(run.spec)}")
-            measure_cpu(run.spec)
+            say(f"view.cost: measuring this CPU with model={error.spec.name}, once, into {cpu_profile(error.spec)}")
+            measure_cpu(error.spec)
             began, run = time.perf_counter(), assemble(resolved)
             record = _run(run, folder, say, bar)
         requests = run.streamed.run.served() if run.streamed else collect_served(record)

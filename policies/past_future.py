@@ -43,7 +43,7 @@ class PastFuture(Described):
             known = ", ".join(ADMISSIONS)
             raise ConfigError(f"policy: need {admission=} in {known}, {window=} and {draws=} >= 1, 0 <= {reserve=} < 1")
         self.admission, self.window, self.reserve, self.draws = admission, window, reserve, draws
-        self.seed, self.history = seed, history
+        self.seed, self.history = seed, tuple(history)
         self._random, self._oracle, self._ended = Random(seed), Oracle(), EndedLengths(window, history)
 
     def plan(self, view: View) -> Plan:

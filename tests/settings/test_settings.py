@@ -1,0 +1,71 @@
+"""Settings from keys: what objects say of themselves, and what a run's identity holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.settings.compose import compose_run, policy_names
+from experiments.settings.identity import identity
+
+OWN = """
+class Mine:
+    def __init__(self, budget, chunking):
+        pass
+
+    def plan(self, view):
+        return view.plan().build()
+"""
+
+
+def test_a_built_in_policy_prints_its_name_and_what_differs_from_its_defaults() -> None:
+    texts = {name: repr(compose_run(f"policy={name}", "chunk=128").policy) for name in policy_names()}
+    assert [name for name, text in texts.items() if text.partition("(")[0] != name] == []
+    assert (texts["orca"], texts["past_future"], texts["vllm_v1"]) == ("orca", "past_future", "vllm_v1(budget=128)")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("policy=sarathi", "sarathi(chunk=256)"),
+        ("policy=sarathi chunking=fixed", "sarathi(chunking=fixed(chunk=256))"),
+        ("policy=sarathi chunk=auto", "sarathi(chunking=pd_aware)"),
+        ("policy=srpt predictor=noisy predictor.seed=7", "srpt(chunk=256, predictor=noisy(share=0.5))"),
+        ("policy=trail policy.c=0.5", "trail(chunk=256, c=0.5)"),
+        ("policy=vtc metrics.client_weights={gold:2.0}", "vtc(weights={gold: 2})"),
+        ("policy=mine.Mine(budget=3,chunking=${chunking})", "Mine(budget=3, chunk=256)"),
+    ],
+)
+def test_a_policy_prints_itself(words: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert repr(compose_run(*words.split()).policy) == text
+
+
+def test_a_workload_prints_itself() -> None:
+    assert repr(compose_run("workload=open_loop", "workload.arrivals.rate=20").workload) == "open_loop(rate=20)"
+
+
+def test_an_identity_holds_what_a_run_depends_on() -> None:
+    """A chunk is part of the policies that read it; a seed is told although a policy's text leaves it out."""
+    one = identity(compose_run("policy=orca", "backend=sim"))
+    assert one == json.loads(json.dumps(one))
+    same = ("chunk=128", "chunking=fixed", "predictor=oracle", "progress=on", "output=x", "timeline=off")
+    assert [word for word in same if identity(compose_run("policy=orca", "backend=sim", word)) != one] == []
+    others = (
+        "policy=sarathi",
+        "seed=1",
+        "batch=4",
+        "workload.length=80",
+        "model.num_layers=3",
+        "runtime=sync",
+        "bounds=true",
+    )
+    assert [
+        word
+        for word in others
+        if identity(compose_run(word, *(["policy=orca"] if not word.startswith("policy") else []), "backend=sim"))
+        == one
+    ] == []
+    noisy = [identity(compose_run("policy=trail", "predictor=noisy", f"predictor.seed={seed}")) for seed in (1, 2)]
+    assert noisy[0]["policy"] == noisy[1]["policy"] and noisy[0] != noisy[1]
