@@ -29,13 +29,22 @@ class FittedLaboratory(Laboratory):
 
 def features(batch: Batch) -> NDArray[np.float64]:
     """Returns 1, tokens, requests, context that decodes read, and pairs of tokens in the attention of prompts."""
-    pairs = sum(tokens * (context + (tokens + 1) / 2) for tokens, context in batch.chunks)
+    pairs = sum(count_pairs(*chunk) for chunk in batch.chunks)
     return np.array([1.0, sum(batch.num_tokens), len(batch.ends), sum(batch.decodes), pairs])
 
 
 def fit(measured: Mapping[Batch, float]) -> NDArray[np.float64]:
     """Returns the prices of `features` with the least squares of relative errors, none negative."""
-    rows = np.array([features(batch) / seconds for batch, seconds in measured.items()])
+    return fit_prices(np.array([features(batch) / seconds for batch, seconds in measured.items()]))
+
+
+def count_pairs(tokens: int, context: int) -> float:
+    """Returns how many pairs of tokens the attention of a chunk has, with this context before it."""
+    return tokens * (context + (tokens + 1) / 2)
+
+
+def fit_prices(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the prices, none negative, at which every row of features costs 1, by least squares."""
     scale = np.maximum(rows.max(axis=0), 1e-30)  # tokens and pairs of tokens differ by orders of magnitude
     prices: NDArray[np.float64] = nnls(rows / scale, np.ones(len(rows)))[0] / scale
     return prices

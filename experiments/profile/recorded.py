@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.replay.decisions import Decision
@@ -22,6 +21,7 @@ from cbatch.sim import PROFILES, HostTime, Profile, ProfileCost, load_profile
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.measured import DecodeOnly, HostTimes, Measured, MeasuredModel
 from cbatch.sim.profile_file import profile_text
+from experiments.profile.fitted import count_pairs, fit_prices
 from experiments.profile.tables import UNCOMPARED, round_all
 from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import read_decisions
@@ -128,7 +128,7 @@ def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[Batc
             head=head,
             embedding=PiecewiseLinear((1.0, float(prompts.sizes[-1])), (0.0, 0.0)),
             decode_only=DecodeOnly(*_base(_steps(decodes))),
-            chunks=_grid(sizes, before, lambda size, context: prompts.per_pair * pairs(size, context)),
+            chunks=_grid(sizes, before, lambda size, context: prompts.per_pair * count_pairs(size, context)),
             decodes=_grid(numbers, contexts, lambda number, context: decodes.per_context * number * context),
             mixed_decodes=_grid(numbers, contexts, lambda number, context: prompts.per_context * number * context),
         )
@@ -150,21 +150,13 @@ def fit(measured: Sequence[tuple[BatchShape, float]], captured: Sequence[int] = 
     shapes, seconds = [shape for shape, _ in measured], np.array([seconds for _, seconds in measured])
     tokens = np.array([_padded(shape.num_tokens, captured) for shape in shapes])
     knots = _knots(tokens, captured or KNOTS)
-    attention = [[sum(pairs(*chunk) for chunk in shape.chunks), shape.decode_context] for shape in shapes]
+    attention = [[sum(count_pairs(*chunk) for chunk in shape.chunks), shape.decode_context] for shape in shapes]
     rows = np.hstack([np.array([np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]).T, attention])
     rows /= seconds[:, None]
-    scale = np.maximum(rows.max(axis=0), 1e-30)  # tokens and pairs of tokens differ by orders of magnitude
-    prices, _ = nnls(rows / scale, np.ones(len(rows)))
-    errors = np.abs(rows @ (prices / scale) - 1)
-    kept = rows[errors <= max(OUTLIER * np.median(errors), LEAST_OUTLIER)]
-    prices = nnls(kept / scale, np.ones(len(kept)))[0] / scale
+    errors = np.abs(rows @ fit_prices(rows) - 1)
+    prices = fit_prices(rows[errors <= max(OUTLIER * np.median(errors), LEAST_OUTLIER)])
     base = np.maximum(prices[:-2], 1e-6)
     return Prices(knots, base.tolist(), float(prices[-2]), float(prices[-1]))
-
-
-def pairs(tokens: int, context: int) -> float:
-    """Returns how many pairs the attention of a chunk has, with this context before it."""
-    return tokens * (context + (tokens + 1) / 2)
 
 
 def _knots(tokens: NDArray[Any], candidates: Sequence[int]) -> list[int]:

@@ -5,7 +5,7 @@ which the device computes iterations, and in which it runs kernels, from a profi
 whose contexts are those in the middle of the long one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import torch
 
 from cbatch import ConfigError, Engine, Limits, Request, RunRecord, Server
 from experiments.bench.serving import gpu_server, repeat
-from experiments.profile.kernel_trace import KernelTrace, covered_share
+from experiments.profile.kernels import KernelTrace
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, release_memory
@@ -90,6 +90,21 @@ def _window(trace: KernelTrace, edges: tuple[int, int]) -> Callable[[Engine], No
             trace.stop()
 
     return on_step
+
+
+def covered_share(events: Iterable[tuple[float, float, str]]) -> float:
+    """Returns the share of the time from the first kernel to the last end that kernels and copies cover.
+
+    events: (start, end, name). A profiler records only what is launched after its start. The iteration in flight then
+    leaves a hole after the copy of the next one's inputs, so copies before the first kernel do not count.
+    """
+    spans = sorted(events)
+    first = next(begin for begin, _, name in spans if not name.startswith("Memcpy"))
+    busy, reached = 0.0, first
+    for begin, end, _ in spans:
+        busy += max(end - max(begin, reached), 0.0)
+        reached = max(reached, end)
+    return busy / (reached - first)
 
 
 def show(name: str, figures: dict[str, Any]) -> None:

@@ -38,8 +38,7 @@ from experiments.profile.batches import (
     uneven,
 )
 from experiments.profile.fitted import FittedLaboratory, features, fit
-from experiments.profile.kernel_trace import Kernel
-from experiments.profile.kernels import Shares, shares
+from experiments.profile.kernels import Kernel, Shares, shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.measure import measure, mixed_bases
 from experiments.profile.tables import UNCOMPARED, captured_graphs, captured_rows, model_tables, put_links, put_model

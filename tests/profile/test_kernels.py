@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.profile.kernel_trace import detach_cupti_at_exit, loaded_library
+from experiments.profile.kernels import detach_cupti_at_exit, loaded_library
 
 
 def test_a_loaded_library_is_found_by_the_start_of_its_name() -> None:
