@@ -33,7 +33,7 @@ test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/bounds/test_bounds.py --instances=1000
 	$(BIN)/python tests/support/mutate.py --planted
 	$(BIN)/python -m pip install --quiet msgspec cachetools
-	for version in 0.18.1 0.22.1 0.33.0; do \
+	for version in 0.22.1 0.33.0; do \
 	  $(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest .vllm/$$version vllm==$$version && \
 	  $(BIN)/python -m pytest tests/vllm reproduction/tests/test_vllm_turns.py --vllm=.vllm/$$version --runs=1000 $(if $(DRAW),--draw=$(DRAW)) || exit 1; \
 	done

@@ -1,7 +1,7 @@
 """Replays a recorded run and compares another policy's plans with the recorded ones, view by view.
 
 The engine carries out the recorded plans; the recorded clock and step ends replace the executor. So nothing is
-computed, and the same views appear in the same order on any machine. The other policy's plans are not carried out: one
+computed, and the same views appear in the same order on any machine. The other policy's plans are not carried out: a policy
 that remembers its own plans, rather than reading the view, may go wrong here.
 """
 

@@ -126,7 +126,7 @@ class _Column:
 
 
 class _EndedRequests(Collection[Ended]):
-    """Rows that are made as they are asked for, from columns: objects would take three times the memory."""
+    """Makes rows from columns when the rows are read: objects would take three times the memory."""
 
     def __init__(self) -> None:
         self._columns = {name: _Column(np.dtype(_KINDS.get(name, object))) for name in Ended._fields}
@@ -153,7 +153,7 @@ def _add(columns: dict[str, _Column], more: Columns) -> None:
 
 
 def counted_statistics(values: Floats, counts: NDArray[Any]) -> dict[str, float]:
-    """`statistics` of each value so many times: the same percentiles to the bit; the mean may differ in its last digits."""
+    """Returns `statistics` of values that occur `counts` times: equal percentiles; the mean may differ in its last digits."""
     if not len(values):
         return statistics(values)
     order = np.argsort(values)

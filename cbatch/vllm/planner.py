@@ -1,4 +1,4 @@
-"""Asks the policy for plans over vLLM's state, tells it what has happened, and counts where vLLM deviated from them."""
+"""Asks the policy for plans over vLLM's state, reports to the policy what has happened, and counts where vLLM deviated from plans."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -65,19 +65,22 @@ class Planner:
             self._recording.arrived(request)
 
     def show(self, request: ServedRequest) -> None:
-        """The request can be planned from now on."""
+        """Shows the request to the policy, which can plan it from now on."""
         if request.status is Status.PENDING:
             self.population.wait(request)
             self._arriving.append(request)
 
     def hide(self, request: ServedRequest) -> None:
-        """vLLM waits for something before it can be computed: a grammar, or KV blocks from another machine."""
+        """Hides a request that vLLM cannot compute yet: its grammar, or its KV blocks from another machine, are missing."""
         if request.status is Status.WAITING:
             self.population.waiting.remove(request)
             request.status = Status.PENDING
 
     def preempted(self, request: ServedRequest, planned: bool) -> None:
-        """vLLM is about to preempt a request. One that the plan did not name arrives again, for policies with queues of their own."""
+        """Notes that vLLM is about to preempt a request.
+
+        A request that the plan did not preempt arrives again: policies may have queues of their own.
+        """
         self.population.preempt(request)
         self._num_preempted += 1
         if not planned:
@@ -207,7 +210,7 @@ class Planner:
             self._failed(error)
 
     def end(self, source: Any, rejected: str | None) -> None:
-        """vLLM has ended a request, of which the policy is told after its tokens."""
+        """Notes that vLLM has ended a request. The policy hears of the end after it has heard of the request's tokens."""
         ended = self.population.end(source, rejected, self.clock())
         self._ended.append(ended)
         if self._recording is not None:
@@ -241,7 +244,7 @@ class Planner:
                 self._call(self._on_arrival, request)
 
     def _failed(self, error: CbatchError) -> None:
-        """A method of the policy failed that decides nothing."""
+        """Raises or logs the failure of a method that decides nothing."""
         if self.mode == "strict":
             raise error
         _log.warning("the policy failed, and vLLM goes on: %s", error)

@@ -77,12 +77,12 @@ class ServedRequest(Request):
 
 
 def served(requests: Iterable[Request]) -> list[ServedRequest]:
-    """The same: every request that a policy sees here is one."""
+    """Returns the same requests: every request that a policy sees here is a `ServedRequest`."""
     return cast(list[ServedRequest], requests)
 
 
 def spec_from(source: Any, id_: int, now: float, max_model_len: int) -> RequestSpec:
-    """Returns what a client of vLLM asked for. It arrives when the scheduler receives it.
+    """Returns what a client of vLLM asks for. The request arrives when the scheduler receives the client's request.
 
     Client, session, tier, predicted_new_tokens, slo_ttft, slo_tbt and slo_total (seconds) come from the API's `vllm_xargs`
     (`SamplingParams.extra_args`). In vLLM a lower priority is more urgent, here a higher one.
@@ -114,7 +114,7 @@ def _text(extra: Mapping[str, Any], name: str) -> str | None:
 
 
 def _number(extra: Mapping[str, Any], name: str, source: Any) -> float | None:
-    """A number above 0; what a client sends never ends the engine: anything else is logged and left out."""
+    """Returns a number above 0. Anything else is logged and left out: what a client sends never ends the engine."""
     value = extra.get(name)
     try:
         if value is None or float(value) > 0:

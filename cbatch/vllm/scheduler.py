@@ -126,9 +126,9 @@ class _Policed:
     # -- seams of vLLM's scheduler -------------------------------------------------------------------------------------
 
     def _mamba_block_aligned_split(self: Any, request: Any, num_new_tokens: int, *computed: int) -> int:
-        """Called for each request that vLLM is about to schedule: limits its tokens to those planned.
+        """Limits the tokens of a request to those planned; vLLM calls this for each request that it is about to schedule.
 
-        None of a newcomer: its blocks are to be fetched from elsewhere, and at 0 vLLM would not begin to. It takes room for one more.
+        A newcomer with 0 tokens fetches its blocks from elsewhere. At 0 vLLM would not begin to, so 1 is returned.
         """
         counts = self._steering.counts
         if computed and not num_new_tokens:
@@ -164,7 +164,7 @@ class _Policed:
             output.preempted_req_ids = (output.preempted_req_ids or set()) | self._steering.preempted
 
     def _look_at_blocked(self: Any) -> None:
-        """vLLM looks at requests that wait for something else only on the way to schedule them; policies must see them before."""
+        """Shows or hides requests that wait for something else; vLLM looks at these only on the way to schedule them."""
         for source in blocked_requests(self):
             request = self._planner.population.by_id[source.request_id]
             if self._is_blocked_waiting_status(source.status) and not promote(self, source):
@@ -173,12 +173,12 @@ class _Policed:
                 self._planner.show(request)
 
     def _refuse(self: Any, request: ServedRequest, why: str) -> None:
-        """Ends a request unserved; its client hears of it with the next output."""
+        """Ends a request unserved; the next output says so to its client."""
         self._refused.append((request.source.client_index, request.vllm_id, why))
         self.finish_requests(request.vllm_id, RequestStatus.FINISHED_ABORTED)
 
     def _num_cached(self: Any, request: ServedRequest) -> int:
-        """Tokens of a waiting request that need not be computed: vLLM finds them in its prefix cache, or has fetched them."""
+        """Returns the tokens of a waiting request that are in vLLM's prefix cache, or were fetched from elsewhere."""
         source, manager = request.source, self.kv_cache_manager
         if source.num_computed_tokens or not manager.enable_caching or source.skip_reading_prefix_cache:
             return int(source.num_computed_tokens)

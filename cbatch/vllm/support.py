@@ -5,7 +5,7 @@ from typing import Any
 
 from cbatch.errors import ConfigError
 
-TESTED = ("0.18.1", "0.22.1", "0.33.0")
+TESTED = ("0.22.1", "0.33.0")
 
 _SEAMS = {
     "_mamba_block_aligned_split": ("request", "num_new_tokens"),
