@@ -109,18 +109,18 @@ def _cells(replications: pd.DataFrame) -> pd.DataFrame:
     """Returns means over replications. Policies are compared in pairs of replications, which have the same requests."""
     cells = []
     for place, group in replications.groupby(CELL) if len(replications) else ():
-        attained = {policy: own.set_index("seed")[ATTAINED].to_dict() for policy, own in group.groupby("policy")}
+        attained = {policy: rows.set_index("seed")[ATTAINED].to_dict() for policy, rows in group.groupby("policy")}
         best = max(attained.values(), key=lambda shares: fmean(shares.values()))
-        for policy, own in group.groupby("policy"):
+        for policy, rows in group.groupby("policy"):
             as_good = attained[policy] == best or not compare(best, attained[policy], paired=True).apart
             cell = {
                 "policy": policy,
                 **dict(zip(CELL, place, strict=True)),
-                "rate": own["rate"].iloc[0],
+                "rate": rows["rate"].iloc[0],
                 "best": as_good,
             }
             for name in FIGURES:
-                cell[name], cell[f"{name} ±"], _ = mean_of(own[name].tolist())
+                cell[name], cell[f"{name} ±"], _ = mean_of(rows[name].tolist())
             cells.append(cell)
     return _sort(pd.DataFrame(cells), [*CELL, ATTAINED])
 

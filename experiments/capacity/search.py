@@ -255,8 +255,8 @@ def shares_of(outcomes: Sequence[Outcome], criteria: Sequence[Criterion]) -> lis
     for outcome in outcomes:
         counts[:, outcome.replication, int(np.searchsorted(rates, outcome.rate))] = outcome.counts
     return [
-        Shares(rates, own[..., 0], own[..., 1], criterion.level)
-        for criterion, own in zip(criteria, counts, strict=True)
+        Shares(rates, count[..., 0], count[..., 1], criterion.level)
+        for criterion, count in zip(criteria, counts, strict=True)
     ]
 
 

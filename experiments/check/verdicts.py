@@ -71,7 +71,7 @@ def write_table(path: Path, chunk: int, num_random: int, tick: Callable[[History
 def tabulate_verdicts(verdicts: Mapping[str, Verdicts]) -> str:
     """Returns rows of policies and columns of properties: no where a schedule violates the property."""
     names = [prop.name for prop in PROPERTIES]
-    rows = [[f"`{policy}`", *("no" if own[name] else "yes" for name in names)] for policy, own in verdicts.items()]
+    rows = [[f"`{policy}`", *("no" if held[name] else "yes" for name in names)] for policy, held in verdicts.items()]
     return tabulate(rows, ["", *(f"`{name}`" for name in names)], tablefmt="github")
 
 
