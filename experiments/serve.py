@@ -54,7 +54,8 @@ def serve(
     bounds = bounds_of(run) if run.settings.bounds else None
     sources = sources_of(settings.composed)
     _say_chosen(run, say)
-    with open_run_folder(folder, settings.composed, identity(settings), lambda: _facts(run), replace=replace):
+    depends_on = identity(settings)
+    with open_run_folder(folder, settings.composed, depends_on, lambda: _facts(run), replace=replace):
         try:
             record = _run(run, folder, say, bar)
         except UnmeasuredError as error:
@@ -69,8 +70,8 @@ def serve(
         if bounds is not None:
             figures["regret"] = regret(run.requests, requests, bounds)
         about = {
+            "identity": depends_on,
             **about_run(run),
-            "identity": identity(settings),
             "load": _load(settings, resolved),
             "mean_waiting": requests.mean_waiting,
             "code": sources,
@@ -188,7 +189,6 @@ def about_run(run: Run) -> dict[str, Any]:
     """Returns the origin of the figures: what was chosen, the hardware, the versions."""
     settings, workload = run.settings, run.settings.choices.get("workload", "").partition("(")[0]
     return {
-        "identity": identity(settings),
         "policy": repr(settings.policy),
         "chunk": settings.chunk,
         "workload": workload if workload not in ("", "external") else name_of_class(type(settings.workload)),
