@@ -8,14 +8,14 @@ from itertools import islice
 import pytest
 from places import ROOT
 
-from cbatch import BatchShape, ConfigError, Limits, Plan, Policy, Request, View
+from cbatch import ConfigError, Limits, Plan, Policy, Request, View
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from experiments.check.__main__ import _policy, main
 from experiments.check.properties import NAMES, PROPERTIES
-from experiments.check.scenario import EVEN_COST, Arrival, Ending, Scenario, play
-from experiments.check.search import Verdicts, describe_sizes, search, tight_scenarios, tiny_scenarios
-from experiments.check.verdicts import BEGIN, END, describe, tabulate_verdicts
+from experiments.check.scenario import Arrival, Ending, Scenario, play
+from experiments.check.search import Verdicts, search, tight_scenarios, tiny_scenarios
+from experiments.check.verdicts import BEGIN, END, tabulate_verdicts
 from experiments.settings.compose import policy_names
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.length_order import LengthOrder
@@ -190,25 +190,6 @@ def test_shortest_job_first_starves_a_longer_output() -> None:
     assert verdicts["fair"].history.scenario.arrivals[1].output == 3
 
 
-def test_prefill_first_stalls_as_its_paper_says() -> None:
-    """The smallest schedule: a second prompt arrives while the first request decodes."""
-    properties = [BY_NAME["stall_free"]]
-    assert describe(search(PrefillFirst(), properties, CHUNK, num_random=0), properties).splitlines()[2:] == [
-        "    batch=2 max_tokens=4 kv_tokens=4 block_size=2 runtime=sync",
-        "    request 0: 1 prompt and 2 new tokens, from iteration 0 on",
-        "    request 1: 1 prompt and 1 new tokens, from iteration 1 on",
-        "    iteration 0: 0:1",
-        "    iteration 1: 1:1  <- request 0 has a token to compute and is left out",
-    ]
-
-
-def test_a_scenario_is_served_by_a_fresh_copy() -> None:
-    policy = RequestLevel()
-    scenario = Scenario((Arrival(3, 2, 0), Arrival(3, 2, 0)), 2, 10, 10, 1, asynchronous=False)
-    assert play(policy, scenario).decisions == play(policy, scenario).decisions
-    assert policy._prompts_left == []
-
-
 def test_a_policy_that_cannot_be_copied_is_refused() -> None:
     class Ranked(Orca):
         def __init__(self, over_self: bool) -> None:
@@ -314,32 +295,12 @@ def test_the_command_judges_a_policy_from_outside(
     assert f"{kind.__name__} with chunk=4, {len(scenarios) - refused:,} workloads: " in printed or status == 2
 
 
-@pytest.mark.parametrize("chunk", [1, CHUNK])
-def test_no_workload_is_larger_than_the_verdict_says(chunk: int) -> None:
-    arrivals = [arrival for scenario in islice(tiny_scenarios(chunk), 0, None, 3) for arrival in scenario.arrivals]
-    assert describe_sizes(chunk).startswith(f"prompts of 1 to {max(arrival.prompt for arrival in arrivals)} tokens, ")
-    assert max(arrival.output for arrival in arrivals) <= 12
-    assert 1e-3 < EVEN_COST.predict(BatchShape(num_decodes=8 * chunk)) < 2e-3
-
-
 @pytest.mark.parametrize(("require", "status"), [("fair,stall_free", 0), ("bounded_tbt", 1)])
 def test_the_status_tells_whether_what_is_required_holds(
     require: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.check.search.tiny_scenarios", lambda chunk: few_scenarios(chunk)[::5])
     assert main(["policy=orca", f"require={require}", "random=0"]) == status
-
-
-MISTAKES = """policy=orka; policy=orca require=stalfree; policy=orca random=many; policy=orca policy=sarathi; chunk=0;
-policy=external; policy.chunk=3; policy=orca batch=8; table=none.md; table=none.md policy=orca"""
-
-
-@pytest.mark.parametrize("arguments", MISTAKES.split(";"))
-def test_a_mistake_is_one_line_that_names_the_key(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments.split()) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ") and printed.count("\n") == 1
-    assert arguments.split()[-1].partition("=")[0] in printed
 
 
 def test_the_table_has_a_row_for_each_policy_and_says_no_where_a_schedule_violates() -> None:

@@ -25,7 +25,6 @@ from cbatch import (
     Request,
     RunRecord,
     Server,
-    Step,
     View,
     is_steady,
 )
@@ -210,95 +209,6 @@ def test_a_plan_is_asked_for_where_a_decode_follows_a_prompt_and_for_the_last_to
         (number, number + 1.0, 4)
         for number in range(10)  # reserved for 13 tokens
     ]
-
-
-def test_mlfq_charges_for_the_iterations_of_a_leap() -> None:
-    """Of a second each; quanta of 1, 2, 4 and 8 s, left with the iteration that exceeds them: 1, 4 and 9. A leap covers 2 to 8."""
-    places: dict[int, int] = {}
-
-    class Seen(MLFQ):
-        steady = MLFQ.steady
-
-        def plan(self, view: View) -> Plan:
-            plan = super().plan(view)
-            places[view.iteration] = self._quanta.place(plan.requests[0])[0]
-            return plan
-
-    engine = make_engine(Seen(quantum=1.0, skip_join=False, promote_after=1000.0), Limits(2, 10, 100))
-    engine.submit([Request(0, 3, 10)])
-    engine.run()
-    assert places == {0: 0, 1: 1, 9: 3}
-
-
-@pytest.mark.parametrize("promote_after", [0.05, 1e-5])
-def test_after_a_leap_mlfq_knows_what_it_would_have_known(promote_after: float) -> None:
-    """The seconds that each request has used, and when it was last served: some pause. With the shorter time nothing is leapt over."""
-
-    class Told(MLFQ):
-        steady = False
-
-        def __init__(self) -> None:
-            super().__init__(quantum=1e-3, promote_after=promote_after)
-            self.told: dict[int, Any] = {}
-
-        def plan(self, view: View) -> Plan:
-            plan = super().plan(view)
-            used, served_at = self._quanta._used, self._served_at
-            self.told[view.iteration] = [{r.id: value for r, value in kept.items()} for kept in (used, served_at)]
-            return plan
-
-    class Asked(Told):
-        steady = False
-
-        def on_tokens(self, requests: list[Request]) -> None:
-            """With this method it is asked for each plan."""
-
-    def told(kind: type[Told], seed: int) -> list[dict[int, Any]]:
-        made: list[Told] = []
-
-        def make(chunk: int) -> Told:
-            made.append(kind())
-            return made[-1]
-
-        serve(make, seed, lambda: None, lambda batch: batch + 8)
-        assert not any(policy._quanta._used or policy._served_at for policy in made)
-        return [policy.told for policy in made]
-
-    num_leapt = 0
-    for seed in range(100):
-        for leaping, asked in zip(told(Told, seed), told(Asked, seed), strict=True):
-            num_leapt += len(asked) - len(leaping)
-            assert leaping == {iteration: asked[iteration] for iteration in leaping}, f"workload {seed}"
-    assert (num_leapt > 0) == (promote_after > 1e-3)
-
-
-@pytest.mark.parametrize("second", [4.5, 5.0])
-def test_a_request_arrives_in_the_midst_of_a_leap(second: float) -> None:
-    """As iteration 4 is computed, or ends: it is planned for iteration 5."""
-    engine = make_engine(Orca(), Limits(2, 10, 100))
-    engine.submit([Request(0, 3, 20), Request(1, 3, 2, arrival_time=second)])
-    assert [step.num_prefill_tokens for step in engine.run().steps[:7]] == [3, 0, 0, 0, 0, 3, 0]
-
-
-def test_a_plan_that_rejects_is_not_repeated() -> None:
-    """Two requests that are rejected one after the other arrive beside one that decodes."""
-    engine = make_engine(Choosy(), Limits(2, 10, 100))
-    engine.submit([Request(0, 3, 10), *(Request(index, 3, 9, arrival_time=4.5) for index in (1, 2))])
-    assert [(request.id, request.finished_at) for request in engine.run().requests] == [(1, 5.0), (2, 6.0), (0, 10.0)]
-
-
-def test_an_executor_of_its_own_is_handed_each_step() -> None:
-    class Seen(SimExecutor):
-        def launch(self, step: Step) -> Any:
-            steps.append((step.index, step.start.tolist(), step.num_tokens.tolist(), step.shape(), step.pad_to))
-            return super().launch(step)
-
-    seen = []
-    for policy in (Orca(), Logged(Orca())):
-        seen.append(steps := list[Any]())
-        requests = [Request(index, 3 + index, 10 + index) for index in range(3)]
-        Server(Seen(UnitCost()), Limits(2, 10, 100), UnitCost(), KVSize(50, 2)).serve(policy, requests)
-    assert seen[0] == seen[1] and [index for index, *_ in steps] == list(range(len(steps)))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

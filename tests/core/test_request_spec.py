@@ -2,19 +2,16 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 from contended import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, simulated
-from schedules import make_engine
-from tiny_models import LLAMA, greedy_references, make_executor
 
-from cbatch import SLO, Engine, FinishReason, Limits, Plan, Policy, Request, RequestSpec, Sampling, View
+from cbatch import SLO, Engine, Plan, Policy, Request, RequestSpec, Sampling, View
 from cbatch.replay.counterfactual import replay
 from cbatch.request import spec_of
-from experiments.store.csv_tables import REQUEST_COLUMNS
 from experiments.store.decisions_file import read_decisions, write_decisions
 from experiments.workloads.drawn import totals_of
 from policies.orca import Orca
@@ -71,34 +68,6 @@ def test_a_record_that_makes_no_sense_is_refused(fields: dict[str, object], mess
         SLO(ttft=0.0)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("true_new_tokens", [1, 3])
-def test_a_hidden_length_ends_a_request_in_simulation_as_a_stop_token_would(
-    true_new_tokens: int, asynchronous: bool
-) -> None:
-    """Asynchronously one iteration too many is computed: the one launched before the last token was on the host."""
-    engine = make_engine(Orca(), Limits(2, 10, 100), asynchronous=asynchronous)
-    request = Request(0, 3, 20, true_new_tokens=true_new_tokens)
-    engine.submit([request])
-    record = engine.run()
-    assert request.finish_reason is FinishReason.STOP
-    assert request.num_output_tokens == true_new_tokens == len(record.tokens()[0])
-    assert engine.state.num_overshoot_tokens == int(asynchronous)
-    assert len(record.steps) == true_new_tokens + asynchronous
-
-
-@pytest.mark.parametrize("true_new_tokens", [None, 4, 5, 9])
-def test_a_length_that_reaches_the_limit_changes_nothing(true_new_tokens: int | None) -> None:
-    engine = make_engine(Orca(), Limits(2, 10, 100), asynchronous=True)
-    request = Request(0, 3, 4, true_new_tokens=true_new_tokens)
-    engine.submit([request])
-    assert len(engine.run().steps) == 4
-    assert (request.finish_reason, request.num_output_tokens) == (FinishReason.LENGTH, 4)
-    assert engine.state.num_overshoot_tokens == 0
-    assert totals_of([request]).lengths_known
-    assert not totals_of([request, Request(1, 3, 4, true_new_tokens=2)]).lengths_known
-
-
 def test_totals_by_hand() -> None:
     hidden, late = Request(0, 3, 4, true_new_tokens=2), Request(1, 5, 1, client="ann", arrival_iteration=3)
     last = Request(2, 2, 2, extra={"tier": 1})
@@ -112,25 +81,6 @@ def test_totals_by_hand() -> None:
     )
     alone = totals_of([last])
     assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_real_tokens_end_at_the_hidden_length(asynchronous: bool) -> None:
-    references = greedy_references(LLAMA)[:8]
-    requests = [
-        Request(id_, len(reference.prompt), 16, prompt=reference.prompt, true_new_tokens=1 + 2 * id_)
-        for id_, reference in enumerate(references)
-    ]
-    with closing(make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)) as executor:
-        engine = Engine(
-            Orca(), executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK, asynchronous=asynchronous
-        )
-        engine.submit(requests)
-        engine.run()
-    for id_, (request, reference) in enumerate(zip(requests, references, strict=True)):
-        assert request.output == reference.output[: 1 + 2 * id_]
-        assert request.finish_reason is FinishReason.STOP
-    assert engine.state.num_overshoot_tokens == 8 * asynchronous
 
 
 @contextmanager
@@ -188,8 +138,3 @@ def test_a_decision_file_keeps_the_record_and_replays_hidden_lengths(tmp_path: P
         assert getattr(spec_of(file.requests[0]), name) == getattr(FULL, name), name
     replay(file.recorded, file.requests, Orca(), LinearCost(), lambda followed: None)
     assert [request.num_output_tokens for request in file.requests] == [5, 2, 2, 2]
-
-
-def test_the_table_of_requests_has_the_fields_of_the_record() -> None:
-    assert {"id", "client", "session", "tier", "priority", "max_new_tokens", "true_new_tokens"} <= set(REQUEST_COLUMNS)
-    assert {"predicted_new_tokens", "slo_ttft_seconds", "slo_tbt_seconds", "slo_total_seconds"} <= set(REQUEST_COLUMNS)

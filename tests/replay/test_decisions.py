@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import QUICK, Ended, command, new_process
+from commands import QUICK, Ended, command
 from contended import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests, simulated
 from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import Engine, Executor, FinishReason, Plan, Policy, PolicyError, Request, View
 from cbatch.errors import ReplayError, ResultsError
-from cbatch.replay.counterfactual import STOP_TOKEN, Answer, Comparison, Recorded, replay
-from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, record_decisions
-from experiments.replay import Differences
+from cbatch.replay.counterfactual import STOP_TOKEN, Comparison, Recorded, replay
+from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from experiments.settings import backends
 from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.store.decisions_file import read_decisions, write_decisions
@@ -188,52 +187,6 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
         assert str(path) in refused()
 
 
-def test_plans_that_differ_in_reserves_alone_are_counted_apart() -> None:
-    seen = Seen(0.0, 0, (0,), (), 9, 0)
-    differences = Differences("Mine")
-    for decided in (Decided(((0, 4),)), Decided(((0, 4),), reserve=((0, 8),)), Decided(((0, 3),), reserve=((0, 8),))):
-        differences.add(Comparison(Decision(0, seen, Decided(((0, 4),)), ()), Answer(decided, "")))
-    said = differences.text(Path("run")).partition("\n")[0]
-    assert said == "run: Mine decides otherwise at 2 of 3 views, at 1 of them only in the KV cache that it reserves"
-
-
-def test_the_command_compares_as_diff_does(tmp_path: Path) -> None:
-    made = command(
-        "run", "policy=sarathi_serve", "workload.num_requests=30", "decisions=true", "output=run", cwd=tmp_path
-    )
-    assert made.returncode == 0, made.stderr
-    same = new_process("replay", "run", cwd=tmp_path)
-    assert same.returncode == 0, same.stderr
-    assert same.stdout.startswith("run: SarathiServe makes the same ")
-    other = command("replay", "run", "policy=orca", cwd=tmp_path)
-    assert other.returncode == 1
-    assert "Orca decides otherwise at " in other.stdout and "first at iteration 0" in other.stdout
-    smaller = command("replay", "run", "chunk=512", "chunk=128", cwd=tmp_path)
-    assert smaller.stdout.startswith("chunk is given 2 times; the last one counts: chunk=128\n")
-    assert "recorded plans      0:256\n  SarathiServe plans  0:128" in smaller.stdout
-    for arguments, message in (
-        (["run", "policy=orka"], "error: policy=orka: no such policy; did you mean orca?"),
-        (["run", "policy=orca", "policy=lars"], "error: policy: is given twice, as orca and as lars; give it once\n"),
-        (["run", "policy.size=3"], "error: policy.size: no such key"),
-        (["run", "workload.seed=3"], "error: workload.seed: has no effect on a replay, which takes policy, chunking, "),
-        (["nowhere"], "error: nowhere/decisions.jsonl.gz: no such file"),
-    ):
-        refused = command("replay", *arguments, cwd=tmp_path)
-        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-        assert refused.stderr.startswith(message)
-
-
-def test_decisions_are_part_of_the_folder_only_if_asked_for(tmp_path: Path) -> None:
-    command("run", "workload.num_requests=20", "output=run", cwd=tmp_path)
-    assert not (tmp_path / "run" / "decisions.jsonl.gz").exists()
-    lines = command("run", "workload.num_requests=20", "output=other", "decisions=on", cwd=tmp_path)
-    assert lines.returncode == 0
-    with gzip.open(tmp_path / "other" / "decisions.jsonl.gz", "rt") as file:
-        kinds = [next(iter(json.loads(line))) for line in file]
-    assert kinds[:21] == ["run", *["request"] * 20] and kinds[-1] == "end"
-    assert set(kinds[21:-1]) == {"plan", "step"}
-
-
 SENSITIVE = """
 from cbatch import BatchShape
 from policies.orca import Orca
@@ -294,13 +247,6 @@ def test_a_replay_predicts_as_the_run_did(folder: Path, settings: tuple[str, ...
     assert replayed.returncode == 1 and "Sensitive decides otherwise at " in replayed.stdout, (
         "it notices other predictions"
     )
-
-
-@pytest.mark.parametrize("policy", [path.stem for path in (CONFIG_FOLDER / "policy").glob("[!e]*.yaml")])
-def test_every_policy_plans_the_same_in_a_replay(policy: str, folder: Path) -> None:
-    settings = (f"policy={policy}", "chunking=pd_aware", "batch=18", "backend=sim", *TOPOLOGIES["both"])
-    replayed = replay_of(folder, *settings)
-    assert replayed.returncode == 0, replayed
 
 
 def test_a_replay_finds_the_settings_of_the_runs_config_dir(folder: Path) -> None:
