@@ -1,4 +1,4 @@
-"""Prints verdicts: of one policy, with the smallest schedule that violates each property; of all, as the table in docs/policies.md."""
+"""Prints verdicts: of one policy, with the smallest schedule that violates each property; of all, as the table in docs/policies/properties.md."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -19,12 +19,11 @@ PARTS = ["Decides", "Needs", "Optimises", "Differs from the paper", "Differs fro
 
 def test_the_readme_counts_the_policies() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    counts = re.findall(r"\[(\d+) policies\]\(docs/policies\.md\)|\(docs/policies\.md\): all (\d+),", text)
-    assert [int(first or second) for first, second in counts] == [len(policy_names())] * 2
+    assert re.findall(r"\[(\d+) policies\]\(docs/policies\.md\)", text) == [str(len(policy_names()))]
 
 
 def test_each_policy_has_a_page_and_each_page_a_policy() -> None:
-    assert sorted(path.stem for path in PAGES.glob("*.md")) == policy_names()
+    assert sorted(path.stem for path in PAGES.glob("*.md")) == sorted([*policy_names(), "properties"])
     overview = (ROOT / "docs" / "policies.md").read_text()
     assert {f"policies/{name}.md" for name in policy_names()} <= set(re.findall(r"\]\((.*?)\)", overview))
 

@@ -310,7 +310,7 @@ def test_the_table_has_a_row_for_each_policy_and_says_no_where_a_schedule_violat
         for line in tabulate_verdicts({"prefill_first": verdicts}).splitlines()
     )
     assert {name for name, verdict in zip(head, row, strict=True) if verdict == "no"} == {"stall_free", "bounded_tbt"}
-    page = ROOT / "docs" / "policies.md"
+    page = ROOT / "docs" / "policies" / "properties.md"
     written = page.read_text().partition(BEGIN)[2].partition(END)[0]
     assert [line.split("`")[1] for line in written.strip().splitlines()[2:]] == policy_names()
     assert all(f"`{name}`" in written for name in NAMES)
