@@ -10,6 +10,9 @@ from reproduction.stored import BENCH
 HERE = "reproduction.bench"
 SERVE = "experiments.bench.serve"
 OURS = {"folder": RESULTS, "command": BENCH}
+ZIPF = "model=llama-13b batch=16 max_tokens=32768 workload=zipf workload.num_requests=192"
+"""Requests of SARATHI's Zipf distribution (arXiv 2308.16369, 5.3)."""
+WHOLE_OR_CHUNKS = "policy=orca;policy=sarathi chunk=256;policy=sarathi_serve chunk=512"
 
 BENCHMARKS = {
     "pd": Benchmark(
@@ -32,6 +35,40 @@ BENCHMARKS = {
             "settings": "batch=128 max_tokens=16384 workload=azure_conv workload.queued=true workload.num_requests=512",
             "policies": "policy=sarathi_serve chunk=1024;policy=longest_first chunk=1024;"
             "policy=longest_first policy.per_prompt_token=true chunk=1024;policy=prefill_first;policy=orca",
+        },
+    ),
+    "pipeline": Benchmark(
+        "throughput and bubbles of two pipeline stages, by policy; simulated, settings='backend=sim ...'",
+        SERVE,
+        needs_gpu=False,
+        presets={
+            **OURS,
+            "name": "pipeline",
+            "settings": f"backend.pipeline_stages=2 {ZIPF}",
+            "policies": WHOLE_OR_CHUNKS,
+        },
+    ),
+    "tensor": Benchmark(
+        "throughput of two ranks of tensor parallelism, by policy; simulated, settings='backend=sim ...'",
+        SERVE,
+        needs_gpu=False,
+        presets={
+            **OURS,
+            "name": "tensor",
+            "settings": f"backend.tensor_parallel=2 {ZIPF.replace('batch=16', 'batch=32')}",
+            "policies": "policy=sarathi_serve chunk=384",
+        },
+    ),
+    "tensor_decode": Benchmark(
+        "decode iterations of two ranks of tensor parallelism, of one batch of equal requests",
+        SERVE,
+        needs_gpu=False,
+        presets={
+            **OURS,
+            "name": "tensor-decode",
+            "settings": "backend.tensor_parallel=2 runtime.graphs=decode batch=32 workload.num_requests=32 "
+            "workload.length=2304 workload.pd_ratio=0.125",
+            "policies": "policy=prefill_first",
         },
     ),
     "coverage": Benchmark(
@@ -58,16 +95,6 @@ BENCHMARKS = {
         "both loops with no graphs, graphs of decodes, and graphs of all iterations, on mixed traffic", f"{HERE}.loops"
     ),
     "graph_memory": Benchmark("device memory of captured graphs: one shared pool, or one each", f"{HERE}.graph_memory"),
-    "pipeline": Benchmark(
-        "throughput and bubbles of pipeline stages, a GPU each, by policy, and of one GPU; simulated, hardware=h200",
-        f"{HERE}.pipeline",
-        needs_gpu=False,
-    ),
-    "tensor": Benchmark(
-        "throughput and decode iterations of tensor parallelism, a GPU for each rank; simulated, hardware=h200",
-        f"{HERE}.tensor",
-        needs_gpu=False,
-    ),
     "vllm": Benchmark(
         "vLLM by its own rule and under policies, alternating on one engine: throughput and host time",
         f"{HERE}.in_vllm.offline",

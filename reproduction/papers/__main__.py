@@ -5,8 +5,8 @@ table .md), .csv and .json. Times are simulated; with hardware=gpu requests are 
 machine's GPU, and results go to folder/<gpu>/paper.
 
 tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: NCCL timings, .../vidur/network/a100_dgx.
-Without one of them, what needs it is left out. `landscape` names all figures about the published policies; it takes minutes, and
-an interrupted command goes on. traces: published traces, for some of them.
+Without one of them, what needs it is left out. `landscape` names all figures about the published policies; it takes minutes.
+traces: published traces, for some of them.
 """
 
 import sys

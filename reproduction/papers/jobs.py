@@ -1,65 +1,37 @@
-"""Many simulated runs for one figure, on all cores; each result is kept, so that an interrupted command can resume."""
+"""Many simulated runs for one figure, on all cores."""
 
-import hashlib
-import inspect
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from math import ceil, inf, nan
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
+from math import inf, nan
 from typing import Any
 
 import pandas as pd
+from tqdm import tqdm
 
 from cbatch import CostModel, Engine, KVSize, Limits, Policy, Request, RunRecord, Server
 from cbatch.sim import SimExecutor
 from experiments.serve import figures_of
 from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
-from experiments.store.sources import hash_of
-
-FOLDER = Path("runs", "paper")
-"""Where the figures of single runs are kept, a file of JSON lines for each figure."""
-
-LINES = 50
-"""The most lines of progress of a figure."""
-
-_CODE = ("cbatch", "policies", "experiments/settings", "experiments/workloads", "reproduction/papers/jobs.py")
 
 Figures = dict[str, float]
 
 
-def run_jobs(
-    run: Callable[..., Figures], jobs: Sequence[Mapping[str, Any]], say: Callable[[str], None], folder: Path = FOLDER
-) -> pd.DataFrame:
-    """A row for each job, in order: its arguments, and what `run` returns for them.
+def run_jobs(run: Callable[..., Figures], jobs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Returns a row for each job, in order: its arguments, and what `run` returns for them.
 
-    run: a function of a module, which other processes import. Rows that the same code has made before are read.
+    run: a function of a module, which other processes import.
     """
-    own = Path(inspect.getfile(run))
-    path, code = folder / f"{own.stem}.jsonl", f"{hash_of(_CODE)} {hashlib.sha256(own.read_bytes()).hexdigest()[:16]}"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    known = {entry["job"]: entry["figures"] for entry in map(json.loads, lines) if entry["code"] == code}
-    keys = [json.dumps(job, sort_keys=True) for job in jobs]
-    missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in known}
-    if len(missing) < len(jobs):
-        say(f"{len(jobs) - len(missing)} of {len(jobs)} runs finished before: {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool, path.open("a", encoding="utf-8") as file:
-        futures = {pool.submit(run, **job): key for key, job in missing.items()}
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        futures = [pool.submit(run, **job) for job in jobs]
         try:
-            for number, future in enumerate(as_completed(futures), 1):
-                key = futures[future]
-                known[key] = future.result()
-                file.write(json.dumps({"job": key, "code": code, "figures": known[key]}) + "\n")
-                file.flush()
-                if number % ceil(len(missing) / LINES) == 0 or number == len(missing):
-                    say(f"{number} of {len(missing)} runs, the last one: {' '.join(map(str, missing[key].values()))}")
+            return pd.DataFrame(
+                [{**job, **future.result()} for job, future in zip(jobs, tqdm(futures, leave=False), strict=True)]
+            )
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return pd.DataFrame([{**job, **known[key]} for key, job in zip(keys, jobs, strict=True)])
 
 
 def serve_on(

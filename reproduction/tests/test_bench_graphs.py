@@ -8,7 +8,7 @@ import torch
 from cpu_server import cpu_server
 from tiny_models import LLAMA
 
-from cbatch import ConfigError, Limits
+from cbatch import Limits
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.graphs import GraphedIteration
 from experiments.settings.backends import GRAPHS
@@ -18,7 +18,6 @@ from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
 from reproduction.bench import graph_memory, graphs, loops
-from reproduction.bench.__main__ import BENCHMARKS
 from reproduction.bench.graphs import Asked
 
 
@@ -33,12 +32,6 @@ def test_a_way_is_measured_batch_by_batch() -> None:
     assert found["graphs"] == 8 and found["capture_seconds"] == 0.5
 
 
-def test_the_window_lies_in_the_middle_of_the_output() -> None:
-    asked = Asked((1, 64), prompt=32, new=512, window=64)
-    assert asked.context + asked.window / 2 == 32 + 512 / 2
-    assert asked.limits == Limits(64, 64 * 256, 32 + 512)
-
-
 def test_rates_of_a_window_are_those_of_its_iterations() -> None:
     server = cpu_server(LLAMA, Limits(2, 16, 32))
     record = server.serve(Orca(), equal_requests(2, 4, 17, LLAMA.vocab_size))
@@ -49,19 +42,14 @@ def test_rates_of_a_window_are_those_of_its_iterations() -> None:
     server.close()
 
 
-def test_ways_are_chosen_by_name() -> None:
-    assert list(graphs.choose("")) == list(graphs.WAYS)
-    assert list(graphs.choose("fused, eager;torch.compile")) == ["fused, eager", "torch.compile"]
-    with pytest.raises(ConfigError, match="way 'fused' is unknown; did you mean"):
-        graphs.choose("fused")
-
-
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_both_loops_are_measured_on_the_same_traffic(kind: str) -> None:
     lengths = UniformLengths(min_length=12, max_length=40, pd_ratio=3)
     workload = OpenLoop(num_requests=9, arrivals=AllAtOnce(), lengths=lengths)
     policy = partial(SarathiServe, TileAligned(16))
-    found = loops.measure(LLAMA, Limits(3, 64, 40, tile=16), workload, policy, kind, 2, cpu_server)
+    server = cpu_server(LLAMA, Limits(3, 64, 40, tile=16))
+    found = loops.measure(server, policy, workload, kind, 2)
+    server.close()
     assert list(found) == [f"sync, graphs {kind}", f"async, graphs {kind}"]
     for figures in found.values():
         assert figures["tokens_per_second"]["repeats"] == 2
@@ -104,7 +92,3 @@ def test_graphs_are_captured_again_in_the_order_and_pools_asked_for(
     found = Recorded(of, [Shape(size, size, 4) for size in (1, 2, 8)], graph_memory.WAYS[way])
     assert (found.tokens, found.used) == (tokens, used)
     assert found.report.num_graphs == 6 and found.report.bytes == used[-1]
-
-
-def test_they_are_commands() -> None:
-    assert {"graphs", "loops", "graph_memory"} <= set(BENCHMARKS)

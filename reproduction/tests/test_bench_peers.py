@@ -190,18 +190,6 @@ def test_the_script_drives_vllm_and_writes_what_it_measured(
     assert file["row"] in capsys.readouterr().out
 
 
-def test_rows_name_the_loop_and_the_variant_that_ran(
-    fake: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings: list[dict[str, Any]] = [{"async_scheduling": True}, {"async_scheduling": False, "variant": ", SDPA"}]
-    rows = []
-    for found in settings:
-        monkeypatch.setattr(measure, "run", lambda *_, found=found: (1.0, [2.0], found))
-        path = measure.measure("decode-2048", command.PEERS["vllm"], path="", repeats=1, folder=tmp_path)
-        rows.append(json.loads(path.read_text())["row"])
-    assert rows == ["vLLM 0.22.1, async", "vLLM 0.22.1, SDPA, sync"]
-
-
 def test_an_engine_that_did_less_work_is_an_error(fake: FakeVllm, tmp_path: Path, capsys: Any) -> None:
     fake.short = 1
     assert command.main(["vllm", "cases=one", f"folder={tmp_path}"]) == 2

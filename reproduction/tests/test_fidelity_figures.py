@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +10,12 @@ import numpy as np
 import pytest
 from hand_made import make_record
 from places import ROOT
-from schedules import UnitCost
 from test_figures import FIGURES
 
 from cbatch import SLO, BatchShape, ConfigError, Request
 from cbatch.sim import PROFILES
 from cbatch.sim.cost import StageTimes
-from cbatch.sim.measured import HostTime
-from reproduction.validation import compare, report, stored
+from reproduction.validation import compare, stored
 from reproduction.validation.compare import TARGETS, Pair
 from reproduction.validation.fidelity import statement
 from reproduction.validation.runs import ServedRun, figures, percentile_ranks, run_of
@@ -146,49 +143,6 @@ def test_iterations_with_and_without_prompts_are_predicted_one_by_one(
     }
 
 
-def test_a_clock_that_gets_faster_saves_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a pause the GPU has power to spare: it saves a hundredth of a second for each second of rest."""
-
-    class Clock:
-        def __init__(self, power: object) -> None:
-            self.rested = 0.0
-
-        def rest(self, seconds: float) -> None:
-            self.rested = seconds
-
-        def run(self, pace: object) -> float:
-            assert pace in (2.5, 0.4)
-            return 0.01 * self.rested
-
-    monkeypatch.setattr(compare, "GpuClock", Clock)
-    cost: Any = Cost()
-    cost.power = "some"
-    assert compare.device_seconds(cost, SHAPES[3:], [0.0, 2.0]).tolist() == pytest.approx([2.5, 0.4 - 0.02])
-    cost.power = None
-    assert compare.device_seconds(cost, SHAPES[3:], [0.0, 2.0]).tolist() == pytest.approx([2.5, 0.4])
-
-
-def test_a_simulation_takes_the_host_time_of_the_model(served: ServedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[object, ...]] = []
-
-    class Profile:
-        def host_time(self, *what: object) -> HostTime:
-            asked.append(what)
-            return HostTime(0.001)
-
-    class Second(Cost):
-        predict = UnitCost.predict
-
-        def execute(self, shape: BatchShape) -> StageTimes:
-            return StageTimes(**{**dict.fromkeys(StageTimes._fields, 0.0), "compute": 1.0})
-
-    monkeypatch.setattr(compare, "Nudged", Second)
-    sizes = {"max_tokens": 16, "longest": 10, "tile": 4, "num_blocks": 20, "block_size": 4}
-    profile: Any = Profile()
-    compare.simulate(replace(served, settings={**SETTINGS, **sizes}), profile)
-    assert asked == [(True, "llama-3.1-8b")]
-
-
 # -- several runs -----------------------------------------------------------------------------------------------------
 
 
@@ -240,11 +194,6 @@ def test_only_high_percentiles_may_be_right_by_their_place(name: str, place: flo
     assert compare.is_within(name, 0.2, {"error": {name: 0.2}, "percentile_rank": {name: 0.0}})
 
 
-def test_the_error_of_a_share_is_a_difference() -> None:
-    assert compare._error("attainment", 0.5, 0.75) == -0.25
-    assert compare._error("total time", 0.5, 0.75) == pytest.approx(-1 / 3)
-
-
 def test_the_largest_and_the_median_error_are_of_sizes(result: dict[str, Any]) -> None:
     sizes = {"total time": (0.05, 0.02), "throughput": (0.02, 0.01), "TTFT P50": (0.2, 0.02)}
     sizes |= {"TTFT P99": (0.12, 0.04), "TBT P99": (0.09, 0.06)}
@@ -266,12 +215,6 @@ def test_the_total_time_of_an_open_loop_says_nothing(monkeypatch: pytest.MonkeyP
     assert "total time" not in compare.compare([open_loop], profile)["median_error"]
 
 
-def test_policies_rank_by_throughput(result: dict[str, Any]) -> None:
-    """Both measured 200; simulated 196 and 202."""
-    both = {"measured": ["orca", "sarathi"], "simulated": ["sarathi", "orca"], "swapped": {"orca; sarathi": 0.0}}
-    assert result["ranking"] == {"trace": both, "pd": {"measured": ["orca"], "simulated": ["orca"], "swapped": {}}}
-
-
 def test_iterations_of_several_cards_are_added_up_card_by_card() -> None:
     """Card 1: 1 s + 10% and 3 s - 2% are 4.04 s predicted, 1% more than measured."""
 
@@ -282,87 +225,6 @@ def test_iterations_of_several_cards_are_added_up_card_by_card() -> None:
     assert compare.cards(cases) == {"1": {"decodes alone": pytest.approx(0.01)}, "2": {"decodes alone": -0.5}}
     assert (compare.card_of(compare.on_card("pd", 2)), compare.card_of("pd")) == (("pd", "2"), ("pd", "1"))
     assert compare.cards({"pd": run(1, 0.1)}) == {"1": {"decodes alone": pytest.approx(0.1)}}
-
-
-WITHIN = "within target (3% of means and medians, 8% of P90 and P99, or 0.3 percentiles): 51 of 54 figures, all of them in 1 of 3 runs"
-
-
-def test_the_printed_table_shows_each_figure_under_its_name(
-    result: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    report.show(result)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert lines[0] == "trace: a; measured, and the error of simulation"
-    cells = [line.replace("  ", "\t").split("\t") for line in lines]
-    table = [[cell.strip() for cell in row if cell.strip()] for row in cells]
-    assert table[1] == ["policy", "mean", "P50", "P90", "P99"]
-    assert table[3] == ["orca", "TTFT", "300 +0.0%", "400 +2.0%", "500 +0.0%", "600 -4.0%"]
-    assert table[4] == ["TBT", "700 +0.0%", "800 +0.0%", "900 +0.0%", "1,000 -6.0%"]
-    assert [row[0] for row in table[5:7]] == ["TPOT", "end to end"]
-    assert lines[11].strip() == "orca: total time 100 +1.0%; throughput 200 -2.0%"
-    iterations = "iterations of orca, predicted one by one: with prompts: 3, 1.50 s, in all -1.4%, each 2.1%"
-    assert lines[12].strip() == iterations
-    assert lines[15].strip() == "ranking: differs: orca; sarathi (apart by 0.0%)"
-    assert lines[25].strip() == "ranking: the same"
-    shown = [line.removeprefix("  ") for line in lines[26:]]
-    assert shown[:3] == [
-        "total time      error  2.00% (median)  5.00% (largest), target 3%, MISSED by 1 of 3, most by:",
-        "    trace, sarathi: -5.0% (-5.0% to -4.0% as iteration times move by 1%)",
-        "throughput      error  1.00% (median)  2.00% (largest), target 3%",
-    ]
-    missed = [index for index, line in enumerate(shown) if "MISSED" in line]
-    assert [shown[index].split(" error")[0].strip() for index in missed] == ["total time", "TTFT P50", "TBT P99"]
-    assert shown[-2] == "card 1: all iterations, predicted one by one: with prompts -1.4%"
-    assert shown[-1] == WITHIN  # the three figures, two of them of one run
-
-
-def test_a_percentile_is_right_if_it_lies_next_to_that_of_the_simulation(
-    result: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The measured P99 of TTFT, 12% off, is the simulation's P99.2; the P50, 20% off, its P47."""
-    report.show(result)
-    lines = capsys.readouterr().out.splitlines()
-    assert "  TTFT P99        error  4.00% (median) 12.00% (largest), target 8%" in lines
-    assert "  TTFT P50        error  2.00% (median) 20.00% (largest), target 3%, MISSED by 1 of 3, most by:" in lines
-    says = "trace, sarathi: +20.0% (+20.0% to +21.0% as iteration times move by 1%); the measured one is P47.00 of the"
-    assert f"      {says} simulated run" in lines
-
-
-def test_every_pair_of_policies_in_another_order_is_named(
-    result: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    result["ranking"]["pd"]["swapped"] = {"a; b": 0.012, "a; c": 0.1}
-    report.show(result)
-    assert "  ranking: differs: a; b (apart by 1.2%), a; c (apart by 10.0%)" in capsys.readouterr().out.splitlines()
-
-
-def test_the_error_of_a_profile_in_brief(result: dict[str, Any]) -> None:
-    """No figure of any run is farther off; it says for which batches and loads that holds."""
-    assert report.brief_error(result) == "largest error: mean/P50 20%, P90 0%, P99 12%; batch 48, queued"
-    runs = [run for policies in result["cases"].values() for run in policies.values()]
-    runs[0]["load"], runs[1]["load"], runs[2]["batch"] = 0.45, 0.9, 16
-    result["largest_error"] = {"throughput": 0.5, "TTFT mean": 0.038, "TTFT P99": 0.0498, "TBT P99": 0.131}
-    assert report.brief_error(result) == "largest error: mean/P50 4%, P99 13%; batch 16-48, load 45-90%"
-
-
-def test_the_line_of_a_profile(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "today", lambda: "2026-01-02")
-    result["cards"] = {"1": {"with prompts": -0.014, "decodes alone": 0.01}, "2": {"with prompts": 0.02}}
-    result["measured"] = [
-        {"commit": "1a", "trace": "azure.csv.gz"},
-        {"commit": "2b", "trace": "azure.csv.gz"},
-        {"commit": "1a"},
-    ]
-    for name in list(result["median_error"]):
-        if name not in ("total time", "TTFT P99", "TBT P99"):
-            del result["median_error"][name]
-    assert report.error_line(result, "bench") == (
-        "against 3 real runs of a and b on 2 cards (batch 48, queued; 3 of 3 queued; lengths of azure) by the runtime of "
-        "1a and 2b, median error: total time 2.0% (at most 5.0%), TTFT P99 4.0% (at most 12.0%), "
-        "TBT P99 6.0% (at most 9.0%); "
-        + WITHIN
-        + "; iterations, by card: with prompts -1.4% to +2.0%, decodes alone +1.0% to +1.0%; bench, 2026-01-02"
-    )
 
 
 def test_written_comparisons_are_pooled_card_by_card(
@@ -389,21 +251,6 @@ def test_written_comparisons_are_pooled_card_by_card(
         stored.pool(files[1:], "h100")
 
 
-def test_an_older_comparison_says_in_its_cases_how_it_was_served(result: dict[str, Any], tmp_path: Path) -> None:
-    runs = {
-        "orca": {key: value for key, value in result["cases"]["pd"]["orca"].items() if key not in ("batch", "loop")}
-    }
-    for case, batch in (("pd", 18), ("unknown", None)):
-        path = tmp_path / f"{case}.json"
-        path.write_text(json.dumps({"profile": "h200", "measured": [{}], "cases": {case: runs}}))
-        if batch:
-            run = stored.pool([path], "h200")["async"]["cases"]["pd, card 1"]["orca"]
-            assert (run["batch"], run["loop"]) == (batch, "async")
-        else:
-            with pytest.raises(ConfigError, match=r"unknown\.json: no comparison"):
-                stored.pool([path], "h200")
-
-
 @pytest.mark.parametrize("name", ["h200", "h100"])
 def test_a_profile_states_the_errors_of_the_comparisons_that_it_names(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -419,23 +266,3 @@ def test_a_profile_states_the_errors_of_the_comparisons_that_it_names(
 
 def _undated(found: dict[str, Any]) -> str:
     return re.sub(r"stamp=on, \d{4}-\d\d-\d\d", "", json.dumps(found))
-
-
-def test_each_loop_has_its_own_error(result: dict[str, Any], tmp_path: Path) -> None:
-    """Two of the runs are of the synchronous loop; of the other, on another card, all figures are off by less."""
-    for run in result["cases"]["trace"].values():
-        run["loop"] = "sync"
-    cases = {"trace, card 1": result["cases"]["trace"], "pd, card 2": result["cases"]["pd"]}
-    measured = [{"commit": "1a"}, {"commit": "2b"}]
-    (path := tmp_path / "a.json").write_text(json.dumps({**result, "cases": cases, "measured": measured}))
-    found = statement([path], "h200")
-    assert found["error"].startswith("against 1 real runs of a on 1 card ") and "runtime of 2b," in found["error"]
-    sync = found["compared"]["sync"]
-    assert sync["error"].startswith("against 2 real runs of a and b on 1 card ") and "runtime of 1a," in sync["error"]
-    assert sync["brief"] == "largest error: mean/P50 20%, P90 0%, P99 6%; batch 48, queued"
-    assert found["compared"]["async"] == {
-        "models": ["a"],
-        "gpus": 1,
-        "batches": [48, 48],
-        "brief": "largest error: mean/P50 0%, P90 0%, P99 12%; batch 48, queued",
-    }

@@ -34,7 +34,7 @@ def test_measured_stands_beside_simulated(tmp_path: Path) -> None:
     """Shares are means over both stages; policies and numbers of stages that were not simulated are left out."""
     real = [stage(pb1=0.1, pb2=0.2, no_work=0.1), stage(pb2=0.1, pb3=0.1, host=0.05, communication=0.15)]
     one = {"orca": {"stages": []}}
-    write(tmp_path, "pipeline", {"2": {"orca": {"stages": real}, "sarathi, 256 tokens": {"stages": real}}, "1": one})
+    write(tmp_path, "pipeline", {"orca": {"stages": real}, "sarathi, 256 tokens": {"stages": real}, "1": one})
     write(tmp_path, "pipeline-simulated", {"2": {"orca": {"stages": [stage(pb2=0.3), stage(pb2=0.1)]}}, "1": one})
     write(tmp_path, "pipeline-split", {"2": {"orca": {"stages": real}}})
     figure = bubbles.draw(tmp_path)

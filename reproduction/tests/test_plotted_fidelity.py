@@ -63,42 +63,6 @@ def test_simulated_values_stand_over_measured_ones(compared: dict[str, Any]) -> 
     assert fidelity.draw(compared).get_supxlabel().startswith("measured on 2 x NVIDIA H200, 2026-01-02; ")
 
 
-def test_axes_reach_over_all_points(compared: dict[str, Any]) -> None:
-    """The same in both directions, a third beyond the smallest and the largest value of a panel."""
-    total, first, _, *below = fidelity.draw(compared).axes
-    for axes, ends in ((total, (10 / 1.3, 30 * 1.3)), (first, (1 / 1.3, 6 * 1.3))):
-        assert axes.get_xlim() == axes.get_ylim() == pytest.approx(ends)
-        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-        assert axes.xaxis.get_major_formatter()(2.5) == axes.yaxis.get_major_formatter()(2.5) == "2.5"
-    assert [axes.get_xlim() for axes in below] == [(-0.5, 0.5), (-0.5, 1.5), (-0.5, 1.5)]
-    assert {axes.get_yscale() for axes in below} == {"linear"}
-
-
-@pytest.mark.parametrize(("error", "scale"), [(0.5, "linear"), (0.51, "symlog"), (-0.8, "symlog")])
-def test_errors_far_beyond_the_target_do_not_squeeze_the_others(
-    compared: dict[str, Any], error: float, scale: str
-) -> None:
-    """Of targets 5% and 10%, from more than five times the larger one on."""
-    compared["cases"]["pd"]["orca"]["error"]["TTFT P99"] = error
-    axes = fidelity.draw(compared).axes[4]
-    assert axes.get_yscale() == scale
-    if scale == "symlog":
-        assert axes.get_yticks().tolist() == [-1, -0.2, -0.1, 0, 0.1, 0.2, 1]
-        assert axes.get_ylim()[0] < min(error, -0.2)  # below every point
-        assert axes.get_ylim()[1] == pytest.approx(2 * abs(error))
-        assert axes.yaxis.get_transform().linthresh == 0.2
-
-
-def test_two_runs_close_to_each_other(compared: dict[str, Any]) -> None:
-    """An axis of less than a factor of 4 has plain ticks; errors stand at both ends of their place."""
-    compared["cases"] = {"trace": {"orca": made(10, 11), "sarathi": made(12, 12)}}
-    total, _, _, errors, *_ = fidelity.draw(compared).axes
-    low, high = total.get_xlim()
-    assert [tick for tick in total.get_xticks() if low < tick < high] == [8, 10, 12, 14]
-    where = [line.get_xdata()[0] for line in errors.get_lines() if len(line.get_xdata()) == 1]
-    assert where == pytest.approx([-0.38, 0.38])
-
-
 def test_errors_keep_their_signs_and_ranges(compared: dict[str, Any]) -> None:
     below = fidelity.draw(compared).axes[3:]
     total = below[0].get_lines()
@@ -113,16 +77,3 @@ def test_errors_keep_their_signs_and_ranges(compared: dict[str, Any]) -> None:
     assert [(band.x0, band.x1, band.y0, band.y1) for band in bands] == [
         *(pytest.approx((-0.45, 0.45, -0.05, 0.05)), pytest.approx((0.55, 1.45, -0.1, 0.1)))
     ]
-
-
-def test_a_case_has_one_shape_on_all_cards(compared: dict[str, Any]) -> None:
-    """Runs at a share of their own capacity are one case, whatever the policy."""
-    late = [made(10, 11) | {"load": 0.9} for _ in range(3)]
-    names = ("held out, poisson at 90%, card 1", "capacity, orca at 90%, card 2", "capacity, sarathi at 90%, card 2")
-    compared["cases"] = {name: {"orca": run} for name, run in zip(names, late, strict=True)}
-    figure = fidelity.draw(compared)
-    shown = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert shown == ["orca", "Poisson at 90%", "Poisson at 90% of own capacity"]
-    first, *others = [line.get_marker() for line in figure.axes[1].get_lines()[:-1:2]]
-    assert others == [others[0]] * 2 and first != others[0]
-    assert not figure.axes[0].lines  # the total time of an open loop says nothing

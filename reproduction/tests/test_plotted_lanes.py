@@ -7,8 +7,7 @@ from hand_made import write_run
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from cbatch import ConfigError
-from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL
+from experiments.plots.style import COPY, HOST, IDLE, PREFILL
 from reproduction.validation import lanes
 
 
@@ -45,15 +44,6 @@ def test_lanes_show_what_host_and_device_do(folder: Path) -> None:
     assert axes.get_xlabel() == says
 
 
-def test_lanes_tell_decodes_alone_from_prompts(folder: Path) -> None:
-    figure = lanes.draw(folder, first=3, iterations=2)
-    found = spans(figure.axes[0])
-    assert found["device", PREFILL] == [(0, 2500)]
-    assert found["device", DECODE] == [(3000, 500)]
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["compute, with prompts", "compute, decodes alone", "plan, launch, absorb", "wait"]
-
-
 def test_lanes_of_timed_copies(tmp_path: Path) -> None:
     figure = lanes.draw(write_run(tmp_path / "run", copies=True), first=1, iterations=1)
     [axes] = figure.axes
@@ -63,30 +53,3 @@ def test_lanes_of_timed_copies(tmp_path: Path) -> None:
     assert found["copy out", COPY] == [(1375, 125)]
     assert "copy" in [text.get_text() for text in figure.legends[0].get_texts()]
     assert {text.get_text(): text.get_position()[1] for text in axes.texts} == {"25.0%": 3, "75.0%": 1, "1": 1}
-
-
-def test_only_runs_that_timed_copies_have_lanes_for_them(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", {"policy": "orca"})
-    write_run(tmp_path / "b", copies=True)
-    figure = lanes.draw(tmp_path, first=1, iterations=1)
-    assert [len(axes.get_yticks()) for axes in figure.axes] == [2, 4]
-    assert "copy" in [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_a_loop_that_was_swept_is_named_once(tmp_path: Path) -> None:
-    for loop in ("sync", "async"):
-        write_run(tmp_path / loop, {"runtime": loop, "overrides": [f"runtime={loop}"]}, {"runtime": loop})
-    titles = [axes.get_title(loc="left") for axes in lanes.draw(tmp_path, first=1, iterations=1).axes]
-    assert titles == ["prefill_first, runtime=async", "prefill_first, runtime=sync"]
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.5, "50.0%"), (0.9994, "99.9%"), (0.9996, "99.96%"), (1.0, "100.0%")])
-def test_a_share_is_100_percent_only_if_it_is(share: float, text: str) -> None:
-    assert lanes._percent(share) == text
-
-
-def test_an_iteration_that_the_run_does_not_have(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"first=5 iterations=2: .* has iterations 0 to 4; choose among them"):
-        lanes.draw(folder, first=5, iterations=2)
-    with pytest.raises(ConfigError, match=r"first=20 iterations=8: "):  # unless told otherwise
-        lanes.draw(folder)

@@ -71,17 +71,26 @@ def draw(folder: Path, runs: str = "") -> Figure:
 
 
 def _benchmarks(folder: Path) -> Iterator[Panel]:
-    """A panel for each measured result that was simulated too, of its largest number of stages."""
+    """A panel for each measured result that was simulated too, of its policies on several stages."""
     for real, simulated in _pairs(folder):
-        number, measured = max(real["figures"].items(), key=lambda item: int(item[0]))
-        predicted = simulated["figures"].get(number, {})
+        measured, predicted = dict(_staged(real["figures"])), dict(_staged(simulated["figures"]))
         bars = {
-            policy: {"measured": _idle(found["stages"]), "simulated": _idle(predicted[policy]["stages"])}
-            for policy, found in measured.items()
-            if policy in predicted and found["stages"]
+            policy: {"measured": _idle(measured[policy]), "simulated": _idle(predicted[policy])}
+            for policy in measured
+            if policy in predicted
         }
         if bars:
+            number = len(next(iter(measured.values())))
             yield Panel(f"{real['model']}, {number} stages, batches of {real['batch']}", bars)
+
+
+def _staged(figures: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields policies and their stages; some files have a level above them, the number of stages."""
+    for name, found in figures.items():
+        if "stages" not in found:
+            yield from _staged(found)
+        elif found["stages"]:
+            yield name, found["stages"]
 
 
 def _pairs(folder: Path) -> Iterator[tuple[Any, Any]]:

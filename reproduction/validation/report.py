@@ -11,62 +11,35 @@ from reproduction.validation.compare import CLOSED, KINDS, RANK, RANKS, TARGETS,
 BRIEF = {"mean/P50": (" mean", " P50"), "P90": (" P90",), "P99": (" P99",)}
 """Groups of figures, by the ends of their names, whose largest error is printed with each simulated result."""
 
-_AT_SPEED = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
-
 
 def show(result: dict[str, Any]) -> None:
-    """Prints the figures of each run, and a summary of the errors.
-
-    In brackets: the range of a figure's error while all iteration times are scaled by up to 1%. A percentile next to a jump
-    in the distribution may be far off although nearly all values are right; its rank in the simulated run shows that.
-    """
+    """Prints the figures of each run with their errors, and a summary of the errors."""
     for case, policies in result["cases"].items():
-        rows = [
-            [name if kind == KINDS[0] else "", kind, *(_cell(found, f"{kind} {rank}") for rank in RANKS)]
-            for name, found in policies.items()
-            for kind in KINDS
-        ]
-        print(f"\n{case}: {next(iter(policies.values()))['model']}; measured, and the error of simulation")
-        print(tabulate(rows, ["policy", "", *RANKS], disable_numparse=True))
-        for name, found in policies.items():
-            kinds = [
-                f"{kind}: {part['number']}, {part['seconds']:.2f} s, in all {part['total']:+.1%}, each {part['median']:.1%}"
-                for kind, part in found["iterations"].items()
-            ]
-            print(f"  {name}: {'; '.join(f'{what} {_cell(found, what)}' for what in CLOSED)}")
-            print(f"  iterations of {name}, predicted one by one: {'; '.join(kinds)}")
+        model = next(iter(policies.values()))["model"]
+        print(f"\n{case}: {model}; measured, and the error of simulation")
+        columns = [*CLOSED, *(f"{kind} {rank}" for kind in KINDS for rank in RANKS)]
+        cells = {name: [_cell(found, column) for column in columns] for name, found in policies.items()}
+        print(tabulate([*zip(columns, *cells.values(), strict=True)], ["", *cells], disable_numparse=True))
         swapped = ", ".join(f"{pair} (apart by {gap:.1%})" for pair, gap in result["ranking"][case]["swapped"].items())
         print(f"  ranking: {f'differs: {swapped}' if swapped else 'the same'}")
-    print()
+    rows = []
     for name, target in TARGETS.items():
         if name in result["median_error"]:
-            _show_errors(name, target, result)
+            runs = judged(result["cases"], name)
+            missed = sum(not is_within(name, target, found) for _, found in runs)
+            errors = (result["median_error"][name], result["largest_error"][name], target)
+            rows.append((name, *(f"{error:.1%}" for error in errors), f"{missed} of {len(runs)}"))
+    print(f"\n{tabulate(rows, ['error', 'median', 'largest', 'target', 'missed by'], disable_numparse=True)}")
     for card, kinds in result["cards"].items():
-        errors = ", ".join(f"{kind} {error:+.1%}" for kind, error in kinds.items())
-        print(f"  card {card}: all iterations, predicted one by one: {errors}")
+        errors_of_card = ", ".join(f"{kind} {error:+.1%}" for kind, error in kinds.items())
+        print(f"  card {card}: all iterations, predicted one by one: {errors_of_card}")
     print(f"  {_within_line(result)}")
-    if at_speed := _at_card_speed(result):
-        print(f"  runs whose requests arrive over time, at the speed of their card, median error: {at_speed}")
+    for name, found in result.get("at_card_speed", {}).items():
+        print(f"  {name} at the speed of the card: {found['median']:.1%} (at most {found['largest']:.1%})")
 
 
 def _cell(found: Mapping[str, Any], name: str) -> str:
     return f"{found['measured'][name]:,.4g} {found['error'][name]:+.1%}"
-
-
-def _show_errors(name: str, target: float, result: Mapping[str, Any]) -> None:
-    """Prints the errors of a figure, and of the run that it misses by most."""
-    runs = judged(result["cases"], name)
-    missed = [(abs(found["error"][name]), which, found) for which, found in runs if not is_within(name, target, found)]
-    errors = f"{result['median_error'][name]:6.2%} (median) {result['largest_error'][name]:6.2%} (largest)"
-    says = f", MISSED by {len(missed)} of {len(runs)}, most by:" if missed else ""
-    print(f"  {name:15} error {errors}, target {target:.0%}{says}")
-    if missed:
-        _, which, found = max(missed, key=lambda miss: miss[:2])
-        low, high = found["error_range"][name]
-        place = found["percentile_rank"].get(name)
-        moved = f"{low:+.1%} to {high:+.1%} as iteration times move by 1%"
-        rank = "" if place is None else f"; the measured one is P{place:.2f} of the simulated run"
-        print(f"      {which}: {found['error'][name]:+.1%} ({moved}){rank}")
 
 
 def error_line(result: Mapping[str, Any], command: str) -> str:
@@ -106,12 +79,6 @@ def _within_line(result: Mapping[str, Any]) -> str:
     targets = f"{RANKS['mean']:.0%} of means and medians, {RANKS['P99']:.0%} of P90 and P99, or {RANK} percentiles"
     found = f"{figures[0]} of {figures[1]} figures, all of them in {runs[0]} of {runs[1]} runs"
     return f"within target ({targets}): {found}"
-
-
-def _at_card_speed(result: Mapping[str, Any]) -> str:
-    errors = result.get("at_card_speed", {}).items()
-    known = {name: f"{name} {found['median']:.1%} (at most {found['largest']:.1%})" for name, found in errors}
-    return ", ".join(known[name] for name in _AT_SPEED if name in known)
 
 
 def brief_error(result: Mapping[str, Any]) -> str:

@@ -27,12 +27,13 @@ from cbatch.runtime.gpu.exchange import Exchange
 from cbatch.runtime.gpu.ranks import Steps, finish, lockstep
 from cbatch.runtime.options import LastLayer, Options
 from reproduction.bench.async_loop import kernel_shares
-from reproduction.bench.tensor import TRACED
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, this machine has {torch.cuda.device_count()}"
 )
 RANKS = 2
+TRACED = (16, 46)
+"""Iterations whose kernels are traced."""
 SLICE = replace(LARGE, name="slice", num_layers=6, vocab_size=32000)
 TWO = Options(tensor_parallel=RANKS)
 

@@ -23,7 +23,7 @@ LOADS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: load, covered (share of the intervals that hold the mean), true and naive (half-widths over the mean)."""
-    return run_jobs(run, [{"load": load} for load in LOADS], say)
+    return run_jobs(run, [{"load": load} for load in LOADS])
 
 
 def run(load: float) -> Figures:

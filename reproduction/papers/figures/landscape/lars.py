@@ -61,7 +61,7 @@ ORDERS: Mapping[str, Callable[[], LARS]] = {
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: load, order, normalised (mean TTFT over the seconds of the prompt alone), of all, short and long requests."""
-    data = run_jobs(run, [{"load": load, "order": order} for load, order in product(LOADS, ORDERS)], say)
+    data = run_jobs(run, [{"load": load, "order": order} for load, order in product(LOADS, ORDERS)])
     cost = _cost()
     machines.note("h200", {"model": cost.spec.name, **cost.provenance()})
     return data

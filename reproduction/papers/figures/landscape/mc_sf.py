@@ -35,7 +35,7 @@ Asked = Sequence[tuple[int, int, int]]
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: arrivals, instance, optimum (rounds of latency in all), and those of each order over the optimum."""
-    return run_jobs(run, [{"arrivals": name, "seed": seed} for name in ARRIVALS for seed in range(INSTANCES)], say)
+    return run_jobs(run, [{"arrivals": name, "seed": seed} for name in ARRIVALS for seed in range(INSTANCES)])
 
 
 def run(arrivals: str, seed: int) -> Figures:

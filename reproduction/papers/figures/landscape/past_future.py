@@ -55,7 +55,7 @@ class Tenth(PastFuture):
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: lengths, admission, steps, and in percent use and peak (of the KV cache) and evicted (of those ended)."""
-    return run_jobs(run, [{"lengths": name, "admission": rule} for name in LENGTHS for rule in ADMISSIONS], say)
+    return run_jobs(run, [{"lengths": name, "admission": rule} for name in LENGTHS for rule in ADMISSIONS])
 
 
 def run(lengths: str, admission: str, num_requests: int = NUM_REQUESTS) -> Figures:

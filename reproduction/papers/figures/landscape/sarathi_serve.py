@@ -25,11 +25,13 @@ from experiments.settings.presets import load_spec
 from experiments.store.provenance import write_text
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
-from reproduction.papers.jobs import FOLDER, Figures, crossing, run_jobs, summary_of
+from reproduction.papers.jobs import Figures, crossing, run_jobs, summary_of
 from reproduction.papers.machines import TABLES_OPTION, Machines
 from reproduction.parts import legend
 from reproduction.profiles import convert
 
+FOLDER = Path("runs", "paper")
+"""Where the profile that the runs share is written."""
 TRACE = "sharegpt_8k_llama2_rows1-20490.csv.gz"
 REQUESTS, STEPS, STEP = 512, 12, 1.25
 _DELAY = 2.0  # seconds
@@ -97,7 +99,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     profile = convert(Path(machines.tables), [load_spec(model) for model in SERVERS])
     write_text(path := FOLDER / f"{profile.name}.json", profile_text(profile))
     places = {"profile": str(path), "traces": machines.traces}
-    served = run_jobs(run, [{**job, **places} for job in jobs], say).drop(columns=[*places])
+    served = run_jobs(run, [{**job, **places} for job in jobs]).drop(columns=[*places])
     costs = {model: _cost(machines, profile, model, server) for model, server in SERVERS.items()}
     return pd.concat([served, pd.DataFrame(list(chain.from_iterable(_alone(*each) for each in costs.items())))])
 

@@ -138,7 +138,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         for name, study in STUDIES.items()
         for load, series in product(study.loads, study.runs)
     ]
-    data = run_jobs(run, jobs, say).drop(columns="traces")
+    data = run_jobs(run, jobs).drop(columns="traces")
     cost = ProfileCost(load_profile("h200"), load_spec("llama-3.1-8b"))  # the defaults of `experiments.run`
     machines.note("h200", {"model": cost.spec.name, **cost.provenance()})
     return data

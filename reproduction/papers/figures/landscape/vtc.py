@@ -51,7 +51,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     else:
         path = str(Path(machines.traces) / FILE)
         jobs += [{"suite": REAL, "policy": policy, "path": path} for policy in POLICIES]
-    data = run_jobs(run, jobs, say)
+    data = run_jobs(run, jobs)
     data = data.assign(path=[Path(each).name for each in data["path"].fillna("")])
     return data if machines.traces is None else pd.concat([data, logged(path)], ignore_index=True)
 

@@ -1,47 +1,49 @@
-"""The ablations and the two posts' figures: what they measure, what they make of benchmarks' files, and that they draw."""
+"""What figures measure, by hand: steady states, operations, tiles, pipelines, chunks that follow a drift, and the posts' loops."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
 import pytest
-from matplotlib import pyplot as plt
+from places import SHARED
+from small_cluster import make_cost, make_engine
 
-from cbatch.errors import ConfigError
+from cbatch import BatchShape, Request
+from cbatch.model.topology import Topology
 from cbatch.sim import Profile
 from cbatch.sim.cost import ProfileCost
 from policies.chunking import PDAware, TileAligned
 from policies.chunking.steady_state import steady_state_seconds
 from policies.orca import Orca
 from policies.sarathi import Sarathi
-from reproduction.experiment_files import FOLDER, composed, swept, swept_numbers, workload
+from reproduction.experiment_files import composed, swept
 from reproduction.papers import frames
 from reproduction.papers.claims import check, read_claims
 from reproduction.papers.figures import (
     async_lanes,
     chunk_drift,
     chunk_regret,
+    fig4,
+    fig5,
+    fig7,
+    fig12,
     graph_gain,
-    graph_pool,
-    loops,
     stagger,
+    table2,
     tile_alignment,
     tile_curve,
 )
+from reproduction.papers.figures.fig5 import Calendar
 from reproduction.papers.machines import LARGEST_BATCH, Machines
+from reproduction.papers.operations import ORDER, intensity_by_operation, seconds_by_operation
 from reproduction.papers.steady import Load, seconds_per_request
 
 GPU = "NVIDIA H200"
-
-
-@pytest.fixture(autouse=True)
-def _close_figures() -> Iterator[None]:
-    yield
-    plt.close("all")
+PROFILES = SHARED / "profiles"
 
 
 @cache
@@ -53,7 +55,16 @@ def quiet(_: str) -> None:
     """Progress is not shown."""
 
 
-# -- The steady state that chunks are chosen by ------------------------------------------------------------------------
+@cache
+def data_of(figure: ModuleType) -> pd.DataFrame:
+    data: pd.DataFrame = figure.measure(machines(), quiet)
+    return data
+
+
+def cost() -> ProfileCost:
+    at = machines().get("a6000")
+    assert at is not None
+    return at.cost
 
 
 def without_power(profile: Profile) -> Profile:
@@ -90,9 +101,6 @@ def test_the_steady_state_by_hand_is_that_of_a_run(name: str, pd_ratio: float, t
     run = seconds_per_request(cost, Sarathi(TileAligned(total)), load)
     prompt = load.length - load.output
     assert steady_state_seconds(cost, total, load.batch, prompt, load.output) == pytest.approx(run, rel=0.01)
-
-
-# -- Simulated ablations -----------------------------------------------------------------------------------------------
 
 
 def test_a_chosen_chunk_is_within_2_percent_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,42 +163,13 @@ def test_alignment_is_most_of_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(tile_alignment.draw(data, []).axes) == 4
 
 
-def test_sweeps_are_those_of_the_configuration() -> None:
-    assert swept_numbers("chunk_regret", "workload.pd_ratio") == [2, 5, 14, 28, 50]
-    assert swept("chunk_regret", "chunk")[-1] == "auto"
-    with pytest.raises(ConfigError, match="does not sweep policy"):
-        swept("chunk_regret", "policy")
-    with pytest.raises(ConfigError, match="no such experiment; did you mean chunk_drift"):
-        composed("chunk_drif")
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
-def test_every_experiment_is_composed_with_all_that_it_sweeps(name: str) -> None:
-    """Nothing is read but the configuration: an experiment on a GPU or of a trace is composed here as well."""
-    config = composed(name)
-    assert {"policy", "workload", "backend"} <= set(config)
-    if name not in ("chat_replay", "landscape", "arena"):
-        assert workload(name).requests(None)
-
-
-def test_a_closed_batch_serves_any_policy() -> None:
-    at, load = machines().get("a6000"), Load(1024, 18, 14)
-    assert at is not None
-    together = seconds_per_request(at.cost, Orca(), load)
-    assert together == pytest.approx(at.seconds("orca_worst", load), rel=0.005)
-    assert seconds_per_request(at.cost, Orca(), load, stagger="even") < together
-
-
-# -- The asynchronous loop ---------------------------------------------------------------------------------------------
-
-
 def test_the_posts_asynchronous_run_follows_from_its_synchronous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_lanes, "FOLDER", tmp_path)
     said: list[str] = []
     data = async_lanes.measure(machines(), said.append)
-    assert any(line.startswith("left out: results/h200/async.json is ") for line in said)
+    assert any(line.startswith("left out: reproduction/results/h200/async.json is ") for line in said)
     assert async_lanes.of(data, "simulated", "async", "seconds") == pytest.approx(234.5, rel=0.03)
     assert async_lanes.gain(data, "simulated") == pytest.approx(1.28, abs=0.04)
     claims = read_claims("async_lanes")
@@ -199,32 +178,9 @@ def test_the_posts_asynchronous_run_follows_from_its_synchronous_one(
     assert len(async_lanes.draw(data, claims).axes) == 3
 
 
-# -- What benchmarks measure on a GPU ----------------------------------------------------------------------------------
-
-
 def given(monkeypatch: pytest.MonkeyPatch, module: Any, found: dict[str, Any] | None) -> None:
     for reader in (frames, module):
         monkeypatch.setattr(reader, "read_benchmark", lambda name: found, raising=False)
-
-
-@pytest.mark.parametrize(
-    ("module", "name"), [(tile_curve, "tiles"), (loops, "loops"), (graph_gain, "graphs"), (graph_pool, "graph_memory")]
-)
-def test_a_benchmark_that_was_not_run_is_named(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given(monkeypatch, module, None)
-    said: list[str] = []
-    assert module.measure(machines(), said.append).empty
-    (line,) = said
-    assert line.startswith(
-        f"left out: results/h200/{name}.json is neither in this folder nor in a checkout of cbatch; "
-    )
-    assert line.endswith(f"python -m reproduction.bench {name}")
-
-
-def test_a_file_is_read_where_there_is_one(tmp_path: Path) -> None:
-    assert frames.read_benchmark("tiles", tmp_path) is None
-    (tmp_path / "tiles.json").write_text('{"model": "small"}')
-    assert frames.read_benchmark("tiles", tmp_path) == {"model": "small"}
 
 
 def test_sizes_to_avoid_are_slower_than_a_larger_one_or_far_below_a_smaller_one(
@@ -247,31 +203,6 @@ def test_sizes_to_avoid_are_slower_than_a_larger_one_or_far_below_a_smaller_one(
     assert "avoid: 256 takes less time" in tile_curve.text(data)
 
 
-def test_loops_and_graphs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {
-        f"{loop}, graphs {graphs}": {
-            "tokens_per_second": {"median": rate},
-            "active_share": {"median": 0.9},
-            "eager_iterations": 5,
-            "iterations": 10,
-        }
-        for loop, graphs, rate in (
-            ("sync", "off", 100.0),
-            ("async", "off", 110.0),
-            ("sync", "all", 150.0),
-            ("async", "all", 180.0),
-        )
-    }
-    traffic = {"model": "small", "batch": 4, "chunk": 16, "requests": 9, "lengths": [12, 40], "ratio": 3.0}
-    given(monkeypatch, loops, {"hardware": GPU, **traffic, "figures": figures})
-    data = loops.measure(machines(), quiet)
-    assert loops.gain(data, "async", "all") == pytest.approx(1.8)
-    assert loops.gain(data, "async", "all", "sync", "all") == pytest.approx(1.2)
-    assert len(loops.draw(data, []).axes) == 3
-    assert "50.0%" in loops.text(data)
-    assert "9 requests of 12 to 40 tokens, P:D 3, C = 16, B = 4" in data.attrs["traffic"]
-
-
 def test_the_gain_of_graphs_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def way(*rates: float, capture: float) -> dict[str, Any]:
         by_batch = {str(batch): {"median": rate} for batch, rate in zip((1, 64), rates, strict=True)}
@@ -292,27 +223,92 @@ def test_the_gain_of_graphs_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "transformers, eager" in graph_gain.text(data)
 
 
-def test_the_memory_of_graphs_by_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {
-        graph_pool.SHARED: {"tokens": [8, 8, 1], "bytes": [80, 82, 84]},
-        graph_pool.OWN: {"tokens": [8, 8, 1], "bytes": [80, 160, 170]},
-    }
-    given(monkeypatch, graph_pool, {"hardware": GPU, "figures": figures})
-    data = graph_pool.measure(machines(), quiet)
-    assert graph_pool.over_largest(data) == pytest.approx(1.05)
-    assert graph_pool.over_largest(data, graph_pool.OWN) == pytest.approx(2.125)
-    assert len(graph_pool.draw(data, []).axes) == 1
+def test_intensity_of_a_prompt_by_hand() -> None:
+    """A product of H by n H: 2 T n H^2 operations; 2 bytes for each of n H^2 weights and T (1 + n) H activations."""
+    hidden, tokens = 5120, 1024
+    found = intensity_by_operation(cost(), BatchShape(((tokens, 0),)))
+    assert found["preproj"] == pytest.approx(3 * hidden * tokens / (3 * hidden + 4 * tokens))
+    assert found["ffn"] == pytest.approx(4 * hidden * tokens / (4 * hidden + 5 * tokens))
 
 
-# -- Claims ------------------------------------------------------------------------------------------------------------
+def test_operations_add_up_to_the_iteration_and_products_split_by_weight() -> None:
+    shape = BatchShape(((255, 512),), 17, 17 * 1000)
+    seconds = seconds_by_operation(cost(), shape)
+    assert tuple(seconds) == ORDER
+    assert sum(seconds.values()) == pytest.approx(cost().predict(shape))
+    assert seconds["preproj"] / seconds["postproj"] == pytest.approx(3)
+    assert seconds["ffn"] / seconds["postproj"] == pytest.approx(8)
 
 
-@pytest.mark.parametrize(
-    "module", [chunk_regret, chunk_drift, stagger, tile_curve, loops, async_lanes, graph_gain, graph_pool]
-)
-def test_every_figure_has_claims_and_those_that_cannot_be_met_say_why(module: Any) -> None:
-    claims = read_claims(module.__name__.rpartition(".")[2])
-    assert claims
-    for claim in claims:
-        assert callable(getattr(module, claim.quantity)), claim.id
-        assert claim.expected == "held" or claim.note
+def test_fig4_leaves_out_what_was_not_measured() -> None:
+    """The H200 was measured with up to 128 decodes: none beyond is drawn, and no claim about more of them is judged."""
+    data, notes = data_of(fig4), list[str]()
+    decodes = data[(data["panel"] == "decode") & (data["hardware"] == "h200")]
+    assert decodes.groupby("series")["x"].max().to_dict() == dict.fromkeys(decodes["series"], 128)
+    (claim,) = (claim for claim in read_claims("fig4") if claim.id == "h200-fig4-decode")
+    assert not list(check([claim], machines(), fig4, data, notes.append))
+    assert notes == ["left out: claim h200-fig4-decode, decodes near B = 256: the measurements do not cover it"]
+
+
+def test_fig7_jumps_at_the_tiles_alone() -> None:
+    """Within a tile an iteration grows by attention and small operations; from 128 to 129, 256 to 257 ... by products."""
+    times = data_of(fig7)[lambda data: data["hardware"] == "a6000"].set_index("tokens")["value"]
+    jumps = times.diff()[lambda steps: steps > 1.0]
+    assert list(jumps.index) == [tile * 128 + 1 for tile in range(1, 8)]
+
+
+def test_table2_adds_up_as_the_paper_does() -> None:
+    def ms(series: str, column: str) -> float:
+        return table2.milliseconds(data_of(table2), "a6000", series, column)
+
+    for series in table2.SHAPES:
+        assert ms(series, "total") == pytest.approx(ms(series, "linear") + ms(series, "attention"))
+    assert ms("decode-only", "decode/token") == pytest.approx(ms("decode-only", "total") / 4)
+    marginal = (ms("decode-maximal", "total") - ms("prefill-only", "total")) / 3
+    assert ms("decode-maximal", "decode/token") == pytest.approx(marginal)
+    lines = table2.draw(data_of(table2), read_claims("table2")).splitlines()
+    cells = [cell.strip() for cell in lines[3].split("|")]
+    assert cells[2:4] == ["decode-only: 4 decodes at 1,024", "44.28 (44.28)"] and cells[-2] == "12.49 (12.49)"
+    assert "(" not in table2.draw(data_of(table2), [])
+
+
+def test_a_calendar_has_every_second_of_every_stage() -> None:
+    executor = Calendar(make_cost(Topology(pipeline_stages=2)))
+    engine = make_engine(Orca(), executor)
+    engine.submit([Request(index, 5 + 7 * index, 3 + index) for index in range(7)])
+    engine.run()
+    accounts = executor.accounts()
+    for stage in (0, 1):
+        intervals = [interval for interval in executor.intervals if interval.stage == stage]
+        ends = [interval.begin + interval.milliseconds for interval in intervals]
+        assert intervals[0].begin == 0
+        assert [interval.begin for interval in intervals[1:]] == pytest.approx(ends[:-1])
+        for kind in ("compute", "pb1", "pb2", "pb3"):
+            total = sum(interval.milliseconds for interval in intervals if interval.doing == kind)
+            assert total == pytest.approx(1e3 * getattr(accounts[stage], kind)), kind
+
+
+def test_fig5_names_each_bubble_by_what_differs() -> None:
+    """Stage 0 waits in PB1 after the 256-token prompt, for the 768-token one is still on stage 1."""
+    orca = data_of(fig5)[lambda data: data["series"] == fig5.ORCA]
+    first = orca[orca["stage"] == 0].reset_index(drop=True)
+    place = int(first.index[first["doing"] == "pb1"][0])
+    assert list(first.loc[place - 2 : place - 1, "prompt"]) == [768, 256]
+    waited = orca[(orca["stage"] == 1) & (orca["prompt"] == 768) & (orca["doing"] == "compute")].iloc[0]
+    assert first.loc[place, "begin"] + first.loc[place, "value"] == pytest.approx(waited["begin"] + waited["value"])
+
+
+def test_fig12_draws_what_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, links = PROFILES / "aiconfigurator" / "a100_sxm", PROFILES / "vidur" / "network" / "a100_dgx"
+    if not (tables.exists() and links.exists()):
+        pytest.skip(f"the published timings are not in {PROFILES}")
+    monkeypatch.setattr(fig12, "NUM_REQUESTS", 300)
+    data = fig12.measure(Machines(str(tables), str(links)), print)
+    assert set(data.loc[data["panel"] == "bubbles", "series"]) == {"TP8-PP8, Orca", "TP8-PP8, Sarathi"}
+    assert data.groupby(["series", "panel"])["value"].apply(lambda values: values.is_monotonic_increasing).all()
+    bubbles, ends = fig12.draw(data, read_claims("fig12")).axes
+    ends_of = data[data["panel"] == "ends"].groupby("series")["value"].max()
+    assert fig12.time_over(data, "tp", "sarathi") == ends_of["8 x TP8, Orca"] / ends_of["TP8-PP8, Sarathi"]
+    assert [axes.get_xlabel() for axes in (bubbles, ends)] == ["bubble time of a request [s]", "requests served"]
+    rows = [[float(cell) for cell in line.split()[-7:]] for line in fig12.text(data).splitlines()[2:]]
+    assert [sum(shares) for _, *shares in rows] == pytest.approx([100.0] * 3, abs=0.4)

@@ -1,6 +1,5 @@
 """Figures about the published policies: small cases computed by hand, and runs that are kept as they end."""
 
-import json
 import shutil
 from itertools import product
 from pathlib import Path
@@ -20,36 +19,19 @@ from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from experiments.settings.compose import compose_run
 from policies.chunking import Fixed, Slack
-from policies.past_future import PastFuture
-from policies.shared.future_memory import draw_left
 from reproduction.papers import gallery
 from reproduction.papers.__main__ import main as paper
-from reproduction.papers.claims import read_claims
 from reproduction.papers.figures.landscape import confidence, lars, mc_sf, past_future, sarathi_serve, served, vtc
 from reproduction.papers.jobs import crossing, run_jobs
-from reproduction.papers.machines import Machines
 
 
-def doubled(number: int, broken: bool = False) -> dict[str, float]:
-    if broken:
-        raise ValueError(f"job {number}")
+def doubled(number: int) -> dict[str, float]:
     return {"value": 2.0 * number}
 
 
-def test_jobs_that_ended_before_an_interruption_are_not_run_again(tmp_path: Path) -> None:
-    said: list[str] = []
-    with pytest.raises(ValueError, match="job 9"):
-        run_jobs(doubled, [{"number": 1}, {"number": 9, "broken": True}], said.append, tmp_path)
-    [path] = tmp_path.glob("*.jsonl")
-    kept = [json.loads(line) for line in path.read_text().splitlines()]
-    assert all(entry["figures"] == {"value": 2.0} for entry in kept)
-    path.write_text(json.dumps({**kept[0], "figures": {"value": 7.0}}) + "\n" if kept else "")
-    data = run_jobs(doubled, [{"number": 2}, {"number": 1}], said.append, tmp_path)
-    assert data["number"].tolist() == [2, 1]
-    assert data["value"].tolist() == [4.0, 7.0 if kept else 2.0], "in order, the kept one as it stands in the file"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({**line, "code": "other"}) + "\n" for line in lines))
-    assert run_jobs(doubled, [{"number": 1}], said.append, tmp_path)["value"].tolist() == [2.0], "made by other code"
+def test_jobs_have_a_row_each_in_order() -> None:
+    data = run_jobs(doubled, [{"number": 2}, {"number": 1}])
+    assert data.to_dict("list") == {"number": [2, 1], "value": [4.0, 2.0]}
 
 
 def test_a_crossing_lies_between_two_rates() -> None:
@@ -73,12 +55,6 @@ def test_the_optimum_is_the_least_of_all_start_times() -> None:
             )
         )
         assert mc_sf.optimum(asked) == best <= mc_sf.latency(asked, "shortest")
-
-
-def test_a_history_stands_for_ended_requests() -> None:
-    policy = PastFuture(history=[5, 3, 9], window=2)
-    drawn = draw_left(Random(1), [0] * 60, [100] * 60, policy._ended.ascending)
-    assert set(drawn) == {3, 9}, "the last two"
 
 
 def test_a_row_of_past_futures_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,27 +131,6 @@ def test_the_settings_of_every_run_are_composed_and_make_its_policy(study: str) 
         assert type(policies["EDF"].chunking) is Fixed and type(policies["+ hybrid"].chunking) is Slack
 
 
-def rows(**columns: list[object]) -> pd.DataFrame:
-    """A row for each combination of values; figures that a run would measure are 1, 2, 3, ..."""
-    frame = pd.DataFrame(product(*columns.values()), columns=[*columns])
-    measured = [
-        "steps",
-        "use",
-        "peak",
-        "evicted",
-        "most",
-        "mean",
-        "tokens",
-        "spread",
-        "pair",
-        "any",
-        "optimum",
-        "shortest",
-    ]
-    measured += ["arrival", "covered", "true", "naive", "all", "short", "long", "delay_p50", "tbt_p99", *served.KEYS]
-    return frame.assign(**{name: np.arange(1.0, len(frame) + 1) for name in measured if name not in columns})
-
-
 def test_sarathi_serves_figures_by_hand() -> None:
     """The median delay passes 2 s at rate 3 for both; gaps pass 0.1 s at 2.5 and 1.25, 0.5 s at 1.5 for vLLM alone."""
     rates = [1.0, 2.0, 4.0]
@@ -220,50 +175,6 @@ def test_chunks_and_decodes_take_turns() -> None:
     assert held == [(4, 0), (4, 0), (0, 1), (1, 0), (0, 2)]
 
 
-@pytest.mark.parametrize(
-    ("module", "data"),
-    [
-        (
-            past_future,
-            rows(lengths=["D1", "D2", "D3"], admission=["aggressive", "conservative", "optimum", "past_future"]),
-        ),
-        (vtc, rows(suite=["real", "overload"], policy=[*vtc.POLICIES])),
-        (vtc, rows(suite=["overload"], policy=["VTC", "FCFS"])),  # without traces
-        (mc_sf, rows(arrivals=[*mc_sf.ARRIVALS], seed=[0, 1, 2])),
-        (served, rows(study=[*served.STUDIES], load=[0.7, 0.9], series=["a", "b"])),
-        (lars, rows(load=[*lars.LOADS], order=[*lars.ORDERS])),
-        (confidence, rows(load=[*confidence.LOADS])),
-        (sarathi_serve, rows(model=[*sarathi_serve.SERVERS], series=[*sarathi_serve.SERIES], rate=[0.5, 1.0, 2.0])),
-    ],
-)
-def test_a_figure_is_drawn_of_any_numbers(module: Any, data: pd.DataFrame) -> None:
-    name = f"landscape/{module.__name__.rpartition('.')[2]}"
-    figure = module.draw(data, read_claims(name))
-    assert figure.get_axes() and all(panel.lines or panel.patches for panel in figure.get_axes())
-    plt.close(figure)
-
-
-def test_latencies_of_trail_and_fastserve_are_drawn_over_those_of_first_come_first_served() -> None:
-    latency = {
-        ("FCFS", 0.7): 2.0,
-        ("FCFS", 0.9): 4.0,
-        ("SJF, exact", 0.7): 1.0,
-        ("SJF, exact", 0.9): 1.0,
-        ("SRPT", 0.9): 8.0,
-    }
-    runs = [
-        {"study": "TRAIL", "series": name, "load": load, "latency": value} for (name, load), value in latency.items()
-    ]
-    others = rows(study=[name for name in served.STUDIES if name != "TRAIL"], load=[0.7], series=["FCFS", "a"])
-    figure = served.draw(pd.concat([others, pd.DataFrame(runs)]), [])
-    drawn = {axes.get_title(): axes.get_legend_handles_labels() for axes in figure.get_axes()}
-    plt.close(figure)
-    [sjf], names = drawn["TRAIL: predictions"]
-    assert (names, sjf.get_ydata().tolist()) == (["SJF, exact"], [0.5, 0.25])
-    [srpt], names = drawn["TRAIL: limit of preemption"]
-    assert (names, srpt.get_ydata().tolist()) == (["SRPT"], [2.0])
-
-
 def test_a_figure_is_redrawn_from_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The stored picture is the one that the stored numbers make, and they stay; without them there is nothing to draw."""
     stored = RESULTS / "paper" / "landscape"
@@ -276,18 +187,6 @@ def test_a_figure_is_redrawn_from_its_numbers(tmp_path: Path, capsys: pytest.Cap
     assert paper(["redraw", "figure=landscape/lars", f"folder={tmp_path}"]) == 2
     [missing] = capsys.readouterr().err.splitlines()
     assert missing.startswith(f"error: {tmp_path}/paper/landscape/lars.csv: no such file; give")
-
-
-def test_a_redrawn_figure_says_where_its_numbers_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-    monkeypatch.setattr(gallery.style, "save", lambda figure, *_: drawn.append(figure))
-    gallery.redraw("landscape/lars", RESULTS)
-    gallery.redraw("fig9", RESULTS / "h200")
-    error = "largest error: mean/P50 10%, P90 23%, P99 16%; batch 16-128, load 45-90%; 1 part unmeasured"
-    assert [figure.get_supxlabel() for figure in drawn] == [
-        f"llama-3.1-8b: SIMULATED with profile h200 ({error})",
-        "served with real tokens on NVIDIA H200; single iterations are predicted by profile h200",
-    ]
 
 
 def test_nothing_that_is_drawn_lies_outside_the_axes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,18 +211,3 @@ def test_nothing_that_is_drawn_lies_outside_the_axes(monkeypatch: pytest.MonkeyP
             if name not in ("table4", "tile_alignment"):
                 gallery.redraw(name, folder.parent)
     assert len(checked) > 8
-
-
-def test_without_traces_what_needs_them_is_left_out() -> None:
-    said: list[str] = []
-    assert served.measure(Machines(), said.append).empty
-    assert said == ["left out: give traces=FOLDER, the published traces"]
-    assert sarathi_serve.measure(Machines(traces="some"), said.append).empty
-    assert "tables=" in said[1]
-
-
-def test_every_claim_of_the_landscape_is_of_one_of_its_figures() -> None:
-    claims = [claim for claim in read_claims() if claim.figure.startswith("landscape/")]
-    assert {claim.figure for claim in claims} == set(gallery.landscape())
-    named = {claim.setting.get(key) for claim in claims for key in ("over", "under") if claim.figure.endswith("served")}
-    assert named <= {name for study in served.STUDIES.values() for name in study.runs} | {None}
