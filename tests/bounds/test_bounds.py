@@ -5,7 +5,6 @@
 compares that many.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -14,7 +13,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from commands import summary
 from in_process import outcome
 from optimum import Ask, Machine
 
@@ -33,8 +31,6 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
 from experiments.run import main as run
 from experiments.settings.presets import load_spec
-from experiments.store.run_table import run_table
-from experiments.store.runs import read_runs
 from policies.chunking.fixed import Fixed
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
@@ -81,15 +77,6 @@ def test_a_recomputation_may_be_cheaper_than_the_decode_it_replaces() -> None:
     steep = Minorant(1.0, per_score=0.01, per_context=1.0)
     [service] = bounds([Ask(2, 2)], Machine(1, 100, 100), [steep]).service
     assert service == pytest.approx((1 + 0.01 * 3) + (1 + 0.01 * 6))
-
-
-def test_requests_whose_arrival_depends_on_the_schedule_have_no_bounds() -> None:
-    with pytest.raises(
-        ConfigError, match="lower bounds: a request arrives by iteration; give requests with arrival times"
-    ):
-        Bounds([Request(0, 1, 1, arrival_iteration=1)], UNIT, Limits(1, 1, 10), 10)
-    with pytest.raises(ConfigError, match="no requests"):
-        Bounds([], UNIT, Limits(1, 1, 10), 10)
 
 
 def test_of_requests_that_may_miss_their_objectives_the_heaviest_are_left_out() -> None:
@@ -348,22 +335,6 @@ RUN = [
     "workload.num_requests=4",
     "workload.length=40",
 ]
-
-
-def test_a_run_states_its_regret_and_a_sweep_its_columns(tmp_path: Path) -> None:
-    [line] = [
-        line
-        for line in outcome(run, [*RUN, "backend=sim", f"output={tmp_path}"]).printed.splitlines()
-        if line.startswith("regret")
-    ]
-    figures = summary(tmp_path)["regret"]
-    assert line.startswith(
-        f"regret      mean latency {figures['latency']:.3g} x its lower bound of {figures['latency_bound']:.3g} s"
-    )
-    assert figures["latency"] >= 1 and figures["makespan"] >= 1
-    assert {"latency / bound", "makespan / bound"} <= set(
-        re.split(r"\s{2,}", run_table(read_runs(tmp_path)).splitlines()[0])
-    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cbatch import SLO, ConfigError, FinishReason, Request, StepRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Objectives, collect_served
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_lines, write_csv
-from experiments.store.notes import beyond_text, lengths_text, mixed_text, notes_of, origin_of, outside_text
+from experiments.store.notes import beyond_text, lengths_text, notes_of, origin_of
 from experiments.store.runs import read_runs
 from experiments.store.tables import (
     read_copies,
@@ -23,7 +23,7 @@ from experiments.store.tables import (
     read_tokens,
     time_between_tokens,
 )
-from experiments.store.text import format_number, format_share, run_line, run_text, title_of
+from experiments.store.text import format_number, format_share, run_text
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +65,6 @@ def test_a_row_of_requests_csv_says_what_was_asked_and_what_came_of_it(folder: P
     }
 
 
-def test_the_columns_of_requests_csv(folder: Path) -> None:
-    """Not the prompt's tokens, sampling, hashes and own attributes: the decisions' file has them."""
-    asked = ["id", "max_new_tokens", "true_new_tokens", "client", "session", "tier", "priority", "predicted_new_tokens"]
-    limits = ["slo_ttft_seconds", "slo_tbt_seconds", "slo_total_seconds"]
-    times = ["arrival", "admitted", "first_token", "last_token"]
-    outcome = ["prompt_tokens", "output_tokens", "finish_reason", "reject_reason", "preemptions", "recomputed_tokens"]
-    latencies = ["scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_to_end_seconds"]
-    head, *_ = (folder / "requests.csv").read_text().splitlines()
-    assert head.split(",") == asked + limits + times + outcome + latencies
-
-
 def test_a_request_rejected_after_its_admission_has_both_times() -> None:
     """It came with iteration 2, which was planned at 5.5 s."""
     record = make_record()
@@ -94,12 +83,6 @@ def test_a_table_has_its_rows_or_was_cut_off(tmp_path: Path) -> None:
         assert [has_rows(table, number) for number in range(3)] == [number == rows for number in range(3)]
         table.write_bytes(text[:-1])
         assert not has_rows(table, rows)
-
-
-def test_times_of_a_step_stand_in_its_row_as_they_are() -> None:
-    step = StepRecord(3, *(0.1 * place for place in range(1, 8)), *range(1, 10), note="x")
-    [line] = step_lines([step])
-    assert line == ",".join(value if isinstance(value, str) else repr(value) for value in step) + "\r\n"
 
 
 @pytest.mark.parametrize("note", ["", "a,b", 'x "q"', "two\nlines", "x\r", "ä", " lead", "''"])
@@ -174,22 +157,10 @@ end to end [s]                   6.92   7.75   9.95   10.2   10.4
 normalized latency [ms/token]   3,444  2,583  4,717  4,983  5,197"""
 
 
-def cells(text: str) -> list[list[str]]:
-    """The lines of a table, rules left out, as cells."""
-    lines = [line for line in text.splitlines() if set(line) - set("|-: ")]
-    return [[cell for cell in map(str.strip, line.replace("|", "  ").split("  ")) if cell] for line in lines]
-
-
 def test_the_printed_report_shows_each_figure_under_its_name() -> None:
     assert run_text(make_summary(make_record(), objectives=Objectives(ttft=2.75))) == REPORT
     without = [line for line in REPORT.splitlines() if not line.startswith(("goodput", "SLOs"))]
     assert run_text(make_summary(make_record(slo=SLO()))).splitlines() == without
-
-
-def test_the_line_of_a_run_in_a_sweep() -> None:
-    simulated = {"simulated": True, "execution": {}}
-    assert run_line("a", make_summary(make_record())) == "a: 1.91 tokens/s, TTFT p50 2.75 s (measured)"
-    assert run_line("a", make_summary(make_record(), simulated)).endswith(" (simulated)")
 
 
 def test_the_service_of_clients_in_a_report() -> None:
@@ -198,16 +169,6 @@ def test_the_service_of_clients_in_a_report() -> None:
     text = run_text(make_summary(make_record()) | {"service": service})
     [line] = (line for line in text.splitlines() if line.startswith("service"))
     assert line.split(maxsplit=1)[1] == "2 clients; difference 1.5 per s, at most 4; Jain's index 0.75"
-
-
-REGRET = {"latency": 1.5, "latency_bound": 4.0, "makespan": 1.25, "violations": 3, "violations_bound": 1}
-
-
-def test_the_code_of_a_run_is_one_line_in_the_frame(tmp_path: Path) -> None:
-    code = {"framework": "ab", "own": {"mine.Policy": "cd", "trace.csv": "ef"}}
-    write_run(tmp_path / "run", {"code": code})
-    [row] = read_runs(tmp_path).to_dict("records")
-    assert (row["code.framework"], row["code.own"]) == ("ab", "mine.Policy:cd trace.csv:ef")
 
 
 def test_copies_of_a_run_if_it_timed_them(folder: Path, tmp_path: Path) -> None:
@@ -293,13 +254,6 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     ]
 
 
-def test_a_title_names_the_file_that_a_workload_reads() -> None:
-    about = {"policy": "orca", "workload": "sharegpt", "model": "m", "runtime": "sync"}
-    for key in ("workload.lengths.path", "workload.path"):
-        assert title_of(about | {"identity": {key: "my/azure.csv.gz"}}) == "orca on sharegpt (azure.csv.gz), m, sync"
-    assert title_of(about | {"identity": {"workload.path": None}}) == "orca on sharegpt, m, sync"
-
-
 def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
     """For other batches than the compared ones, and where more requests wait than may run."""
 
@@ -321,15 +275,6 @@ def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> N
     assert notes_of(several)[1] == beyond_text(several)  # directly below the line that states the error
 
 
-def test_iterations_outside_the_measured_range_are_summed_over_simulated_runs() -> None:
-    measured = {"simulated": False}
-    assert outside_text([simulated(0), measured]) == ""
-    assert outside_text([simulated(3), measured]) == "iterations outside the measured range: 3"
-    assert outside_text([simulated(12_345)]) == "iterations outside the measured range: 12,345"
-    several = [simulated(3), simulated(0), simulated(4)]
-    assert outside_text(several) == "iterations outside the measured range: 7, in 2 of 3 runs"
-
-
 def test_results_say_whether_policies_could_see_true_output_lengths() -> None:
     """Only where the run says so: those of older versions do not."""
     known, hidden, unsaid = {"output_lengths_known": True}, {"output_lengths_known": False}, dict[str, Any]()
@@ -337,11 +282,3 @@ def test_results_say_whether_policies_could_see_true_output_lengths() -> None:
     note = "true output lengths known to the policy, as max_new_tokens"
     assert run_text(make_summary(make_record(), known)).splitlines()[1:3] == ["measured on a computer", note]
     assert lengths_text([known, hidden, unsaid, known]) == f"{note}, in 2 of 4 runs"
-
-
-def test_runs_made_by_different_code_are_not_compared_without_a_word() -> None:
-    codes = [{"framework": framework, "own": {"mine.Policy": own}} for framework, own in ("ac", "ac", "bd")]
-    assert mixed_text([{"code": code} for code in codes]) == (
-        "made by different versions of cbatch, mine.Policy; see about.code in summary.json"
-    )
-    assert mixed_text([{"code": code} for code in codes[:2]]) == ""

@@ -11,16 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import make_engine
 
-from cbatch import BatchShape, Engine, Limits, Plan, Request, RunRecord, View
-from cbatch.results.metrics import (
-    Objectives,
-    Window,
-    busy_seconds,
-    collect_served,
-    find_window,
-    statistics,
-    step_columns,
-)
+from cbatch import BatchShape, Engine, Limits, Request, RunRecord
+from cbatch.results.metrics import Window, busy_seconds, collect_served, find_window, step_columns
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
@@ -37,10 +29,6 @@ def run(requests: list[Request], policy: Any = None, num_blocks: int = 100, **op
     return engine.run()
 
 
-def figures(record: RunRecord, **options: Any) -> dict[str, Any]:
-    return summarize(record, num_blocks=100, max_batch=4, **options)
-
-
 @pytest.fixture(scope="module")
 def two() -> RunRecord:
     """Prompts of 3 and 2 tokens, 2 and 3 tokens of output, the second request half a second late.
@@ -51,19 +39,6 @@ def two() -> RunRecord:
     return run([Request(0, 3, 2), Request(1, 2, 3, arrival_time=0.5)])
 
 
-def test_latencies_of_a_schedule_reckoned_by_hand(two: RunRecord) -> None:
-    requests = collect_served(two)
-    assert requests.id.tolist() == [0, 1]
-    assert requests.scheduling_delay.tolist() == [0.0, 0.5]
-    assert requests.ttft.tolist() == [1.0, 1.5]
-    assert requests.tpot.tolist() == [1.0, 1.0]
-    assert requests.end_to_end.tolist() == [2.0, 3.5]
-    assert requests.normalized_latency.tolist() == pytest.approx([2 / 2, 3.5 / 3])
-    gaps, times = requests.gaps()
-    assert gaps.tolist() == [1.0, 1.0, 1.0]
-    assert times.tolist() == [2.0, 3.0, 4.0]
-
-
 def test_waiting_requests_are_averaged_from_the_first_arrival_to_the_last(two: RunRecord) -> None:
     """One waits until 0.5 s, the second from 1 to 3 s, of 4; the third from the last arrival on, which does not count."""
     served = replace(collect_served(two), arrival=np.array([0.0, 1.0, 4.0]), admitted=np.array([0.5, 3.0, 9.0]))
@@ -72,136 +47,6 @@ def test_waiting_requests_are_averaged_from_the_first_arrival_to_the_last(two: R
         replace(served, arrival=np.array([1.0, 1.0, 1.0])).mean_waiting == 0.0
     )  # a queue that is there from the start
     assert replace(served, arrival=np.zeros(0), admitted=np.zeros(0)).mean_waiting == 0.0
-
-
-def test_throughput_and_batches_of_a_schedule_reckoned_by_hand(two: RunRecord) -> None:
-    summary = figures(two)
-    assert summary["run"]["counted_seconds"] == 4.0
-    assert summary["throughput"] == {
-        "total_tokens_per_second": (5 + 5) / 4,
-        "prefill_tokens_per_second": 5 / 4,
-        "decode_tokens_per_second": 5 / 4,
-        "requests_per_second": 2 / 4,
-    }
-    iterations = summary["iterations"]
-    assert iterations["batch_requests"] == (1 + 2 + 1 + 1) / 4
-    assert iterations["batch_occupancy"] == (1 + 2 + 1 + 1) / 4 / 4
-    assert iterations["batch_tokens"] == (3 + 3 + 1 + 1) / 4
-    assert iterations["device_active_share"] == 1.0
-    assert iterations["host_active_share"] == 0.0
-
-
-def test_warm_up_and_drain_leave_out_what_lies_outside(two: RunRecord) -> None:
-    without_first = figures(two, warmup_requests=1)  # from the end of request 0, at 2 s
-    assert without_first["run"]["counted_seconds"] == 2.0
-    assert without_first["run"]["counted_requests"] == 1
-    assert without_first["end_to_end_seconds"]["mean"] == 3.5
-    assert without_first["throughput"]["prefill_tokens_per_second"] == 0.0  # both first tokens came by then
-    assert without_first["throughput"]["decode_tokens_per_second"] == 2 / 2
-    without_last = figures(two, drain_requests=1)  # until the end of request 0
-    assert without_last["run"]["counted_seconds"] == 2.0
-    assert without_last["throughput"]["total_tokens_per_second"] == (3 + 2 + 2 + 1) / 2
-    assert without_last["iterations"]["batch_requests"] == (1 + 2) / 2
-
-
-def test_nothing_left_to_count_is_nan_and_no_error(two: RunRecord) -> None:
-    summary = figures(two, warmup_requests=2, drain_requests=2)
-    assert summary["run"]["counted_requests"] == 0
-    assert math.isnan(summary["throughput"]["total_tokens_per_second"])
-    assert math.isnan(summary["ttft_seconds"]["p99"])
-    assert figures(RunRecord())["run"]["requests"] == 0
-
-
-def test_a_single_token_has_no_time_between_tokens() -> None:
-    summary = figures(run([Request(0, 3, 1)]))
-    assert math.isnan(summary["tbt_seconds"]["mean"])
-    assert math.isnan(summary["tpot_seconds"]["mean"])
-    assert summary["ttft_seconds"]["mean"] == summary["end_to_end_seconds"]["mean"] == 1.0
-
-
-def test_a_request_that_arrives_by_iteration_arrives_when_that_is_planned() -> None:
-    record = run([Request(0, 3, 5), Request(1, 3, 1, arrival_iteration=2)])
-    requests = collect_served(record)
-    assert requests.arrival[requests.id == 1].tolist() == [2.0]
-    assert requests.ttft[requests.id == 1].tolist() == [1.0]
-
-
-@pytest.mark.parametrize("iteration", [2, 5])
-def test_a_request_whose_iteration_never_comes_arrives_when_nothing_else_is_left(iteration: int) -> None:
-    """Request 0 ends with the first iteration, number 0, and the run with the second."""
-    requests = collect_served(run([Request(0, 3, 1), Request(1, 3, 1, arrival_iteration=iteration)]))
-    assert requests.arrival.tolist() == requests.admitted.tolist() == [0.0, 1.0]
-    assert requests.ttft.tolist() == [1.0, 1.0]
-
-
-class RejectsOdd(Orca):
-    """Serves requests of even number only."""
-
-    def plan(self, view: View) -> Plan:
-        odd = [request for request in view.waiting if request.id % 2]
-        plan = super().plan(view)
-        plan = Plan((request, count) for request, count in plan if not request.id % 2)
-        plan.reject = [(request, "odd") for request in odd]
-        return plan
-
-
-def test_rejected_requests_are_counted_and_have_no_latency() -> None:
-    record = run([Request(index, 3, 2) for index in range(4)], RejectsOdd())
-    summary = figures(record, objectives=Objectives(ttft=10.0))
-    assert summary["run"]["requests"] == 4
-    assert summary["run"]["rejected_requests"] == 2
-    assert summary["run"]["counted_requests"] == 2
-    assert summary["throughput"]["requests_per_second"] == 2 / 2
-    assert summary["goodput"]["attained_share"] == 0.5
-
-
-def test_goodput_counts_those_that_meet_every_objective(two: RunRecord) -> None:
-    assert figures(two)["goodput"] == {}
-    assert figures(two, objectives=Objectives(ttft=1.0))["goodput"] == {
-        "requests_per_second": 0.25,
-        "attained_share": 0.5,
-    }
-    assert figures(two, objectives=Objectives(ttft=1.5, end_to_end=3.0))["goodput"]["attained_share"] == 0.5
-    assert figures(two, objectives=Objectives(tpot=0.9))["goodput"]["attained_share"] == 0.0
-
-
-def test_recomputed_tokens_are_no_throughput() -> None:
-    ample, scarce = (
-        run([Request(index, 8, 12) for index in range(3)], PrefillFirst(0.0), num_blocks=number) for number in (100, 11)
-    )
-    first, second = figures(ample), figures(scarce)
-    assert first["run"]["preemptions"] == 0 < second["run"]["preemptions"]
-    assert second["run"]["recomputed_tokens"] > 0
-    for summary in (first, second):
-        seconds = summary["run"]["counted_seconds"]
-        assert summary["throughput"]["total_tokens_per_second"] * seconds == pytest.approx(3 * (8 + 12))
-
-
-def test_host_and_device_shares_add_up_in_a_synchronous_loop() -> None:
-    executor = SimExecutor(Second(), HostTime(0.25))
-    engine = Engine(Orca(), executor, LIMITS, Second(), num_blocks=100, block_size=4, asynchronous=False)
-    engine.submit([Request(0, 3, 4)])
-    iterations = figures(engine.run())["iterations"]
-    assert iterations["device_active_share"] == pytest.approx(1 / 1.25)
-    assert iterations["host_active_share"] == pytest.approx(0.25 / 1.25)
-
-
-class Second:
-    """Every iteration takes one second."""
-
-    def predict(self, shape: BatchShape) -> float:
-        return 1.0
-
-
-def test_percentiles_interpolate_between_the_nearest_values() -> None:
-    values = statistics(np.array([1.0, 2.0, 3.0, 4.0, np.nan]))
-    assert values == {
-        "mean": 2.5,
-        "p50": 2.5,
-        "p90": pytest.approx(3.7),
-        "p95": pytest.approx(3.85),
-        "p99": pytest.approx(3.97),
-    }
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=20), st.integers(0, 60), st.integers(0, 30))

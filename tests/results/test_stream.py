@@ -207,16 +207,3 @@ def test_a_stream_is_in_the_order_of_arrival_times(second: dict[str, float]) -> 
     requests = [Request(0, 5, 5, arrival_time=2.0), Request(1, 5, 5, **second)]
     with pytest.raises(WorkloadError, match="request 1 arrives by iteration, or before an earlier one; order a stream"):
         make_server().serve_stream(PrefillFirst(), requests, lambda record: None)
-
-
-def test_a_record_is_taken_piece_by_piece() -> None:
-    """The latest iteration stays, for views, and is not taken twice."""
-    engine = make_server().engine(PrefillFirst(), [Request(0, 5, 6)])
-    pieces: list[RunRecord] = []
-    while engine.num_unfinished:
-        engine.step()
-        pieces.append(engine.record.take())
-        assert len(engine.record.steps) == min(1, sum(len(piece.steps) for piece in pieces))
-    assert [step.iteration for piece in pieces for step in piece.steps] == list(range(6))
-    assert [receivers.tolist() for piece in pieces for receivers in piece.receivers] == [[0]] * 6
-    assert [request.id for piece in pieces for request in piece.requests] == [0]

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from hand_made import make_record
 from schedules import UnitCost
 
 from cbatch import Engine, Limits, Request, RunRecord
-from cbatch.executor import CopyTimes
 from cbatch.results.timeline import write_timeline
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
@@ -51,48 +49,12 @@ def lane(events: list[Event], name: str) -> int:
     return next(event["pid"] for event in events if event["name"] == "process_name" and event["args"]["name"] == name)
 
 
-def test_every_iteration_has_its_four_parts(record: RunRecord, events: list[Event]) -> None:
-    slices = Counter(event["name"] for event in events if event["ph"] == "X")
-    assert slices == Counter(
-        f"{part} {step.iteration}" for step in record.steps for part in ("plan", "wait", "absorb", "compute")
-    )
-
-
 def test_slices_of_a_lane_do_not_overlap(events: list[Event]) -> None:
     for name in ("host", "device"):
         slices = [event for event in events if event["ph"] == "X" and event["pid"] == lane(events, name)]
         ordered = sorted(slices, key=lambda event: (event["ts"], event["ts"] + event["dur"]))
         assert all(first["ts"] + first["dur"] <= second["ts"] + 1e-3 for first, second in pairwise(ordered))
         assert all(event["dur"] >= 0 for event in slices)
-
-
-def test_copies_have_lanes_where_they_were_timed(record: RunRecord, events: list[Event], tmp_path: Path) -> None:
-    lanes = ["host", "device", "requests", "counters"]
-    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == lanes
-    record.copies = [
-        CopyTimes(step.planned_at, step.launched_at, step.ended, step.received_at) for step in record.steps
-    ]
-    write_timeline(tmp_path / "with.json.gz", record, "")
-    events = json.loads(gzip.decompress((tmp_path / "with.json.gz").read_bytes()))["traceEvents"]
-    lanes = ["host", "copies in", "device", "copies out", "requests", "counters"]
-    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == lanes
-    for name, part, first in (("copies in", "upload", "planned_at"), ("copies out", "download", "ended")):
-        slices = [event for event in events if event["ph"] == "X" and event["pid"] == lane(events, name)]
-        assert [event["name"] for event in slices] == [f"{part} {step.iteration}" for step in record.steps]
-        assert [event["ts"] for event in slices] == pytest.approx([getattr(step, first) * 1e6 for step in record.steps])
-
-
-def test_compute_slices_say_what_was_computed(record: RunRecord, events: list[Event]) -> None:
-    computed = {event["name"]: event["args"] for event in events if event["name"].startswith("compute")}
-    for step in record.steps:
-        details = computed[f"compute {step.iteration}"]
-        assert (details["prefill"], details["decode"]) == (step.num_prefill_tokens, step.num_decode_tokens)
-
-
-def test_counters_follow_the_record(record: RunRecord, events: list[Event]) -> None:
-    held = [event["args"] for event in events if event["ph"] == "C" and event["name"] == "held"]
-    assert [values["KV blocks"] for values in held] == [step.kv_blocks_used for step in record.steps]
-    assert [values["queued"] for values in held] == [step.num_waiting for step in record.steps]
 
 
 def test_every_request_is_shown_from_arrival_to_last_token(record: RunRecord, events: list[Event]) -> None:

@@ -35,11 +35,6 @@ def test_the_commit_is_that_of_the_source_tree(monkeypatch: pytest.MonkeyPatch) 
     assert commit() == str(ROOT)
 
 
-def test_where_there_is_no_git_nothing_is_said_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert store._commit_of(tmp_path) is None
-    assert capfd.readouterr() == ("", "")
-
-
 def test_a_stored_command_holds_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a path the last two parts stay, also where they hold an equals sign."""
     options = ["folder=/home/me/out", "--record=/home/me/out", "path=/home/me/traces/azure.csv.gz", "batch=2"]
@@ -121,7 +116,3 @@ def test_a_benchmarks_figures_are_kept_by_hardware_with_their_origin(
 )
 def test_each_kind_of_card_has_a_folder_and_all_cpus_one(hardware: str, folder: str) -> None:
     assert benchmark_file.slug(hardware) == folder
-
-
-def test_the_spread_of_repeated_measurements() -> None:
-    assert benchmark_file.spread([4.0, 1.0, 2.0]) == {"median": 2, "min": 1, "max": 4, "repeats": 3}

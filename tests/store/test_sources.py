@@ -9,7 +9,7 @@ import pytest
 from commands import QUICK, ROOT, command, summary
 
 from experiments.store.runs import read_runs
-from experiments.store.sources import differences, mixed, sources_of
+from experiments.store.sources import differences, sources_of
 
 POLICY = """
 from policies.orca import Orca
@@ -48,10 +48,6 @@ def test_a_result_names_its_policy_with_what_it_imports_and_no_other(folder: Pat
         "policies.orca",
         "profile.json",
     }
-
-
-def test_a_result_of_a_built_in_policy_names_that_policy(folder: Path) -> None:
-    assert names("policy=orca", cwd=folder) == {"policies", "policies.orca", "profile h200"}
 
 
 def test_modules_of_packages_without_a_file_of_their_own_are_found(
@@ -100,30 +96,6 @@ def test_whatever_is_edited_is_named(folder: Path, monkeypatch: pytest.MonkeyPat
     assert differences(before, sources_of(settings)) == name
 
 
-SWEEP = ("-m", "sweep=grid", "batch=18")
-
-
-def test_a_resumed_sweep_runs_again_what_other_code_made_unless_it_is_to_be_kept(folder: Path) -> None:
-    sweep = ("run", *SWEEP, *MINE, *QUICK)
-    first = command(*sweep, cwd=folder)
-    assert (first.returncode, first.stderr) == (0, "")
-    assert command(*sweep, cwd=folder).stdout.count(": finished before\n") == 1
-    (folder / "limits.py").write_text("MOST = 2\n")
-    kept = command(*sweep, "other_code=keep", cwd=folder)
-    assert kept.stdout.count(": finished before, by other code (limits)\n") == 1
-    again = command(*sweep, cwd=folder)
-    assert again.stdout.count(": runs again, was made by other code (limits)\n") == 1
-    (row,) = read_runs(folder / "multirun" / "grid").to_dict("records")
-    assert row["iterations.batch_requests"] <= 2
-
-
-def test_a_sweep_of_different_code_says_so(folder: Path) -> None:
-    assert command("run", "-m", "sweep=grid", "batch=2", *MINE, *QUICK, cwd=folder).returncode == 0
-    (folder / "limits.py").write_text("MOST = 2\n")
-    done = command("run", *SWEEP, *MINE, *QUICK, cwd=folder)
-    assert "\nmade by different versions of limits; see about.code in summary.json\n" in done.stdout
-
-
 def test_a_single_run_of_other_code_is_not_taken_for_the_same(folder: Path) -> None:
     once = ("run", "output=out", *MINE, *QUICK)
     report = command(*once, cwd=folder).stdout.partition("\n\n")[2].removesuffix("\n\nresults: out\n")
@@ -140,17 +112,6 @@ def test_a_single_run_of_other_code_is_not_taken_for_the_same(folder: Path) -> N
         f"{report}\n\nout holds this run already, by other code (limits); remove it to run again\n"
     )
     assert (folder / "out" / "summary.json").read_text() == before
-
-
-def test_a_replay_names_what_has_changed_since_the_recording(folder: Path) -> None:
-    made = command("run", "output=out", "decisions=true", "batch=20", *MINE, *QUICK, cwd=folder)
-    assert made.returncode == 0, made.stderr
-    same = command("replay", "out", cwd=folder)
-    assert (same.returncode, same.stdout.count("\n")) == (0, 1)
-    (folder / "limits.py").write_text("MOST = 2\n")
-    other = command("replay", "out", cwd=folder)
-    assert other.returncode == 1
-    assert other.stdout.endswith("\n\nchanged since the recording: limits\n")
 
 
 def test_a_result_from_before_code_was_recorded_is_run_again(folder: Path) -> None:
@@ -180,14 +141,6 @@ def test_a_file_that_is_edited_after_its_import_counts_as_it_was(
     finally:
         del sys.modules["loaded_policy"]
     assert differences(before, sources_of(settings)) == "loaded_policy"
-
-
-def test_a_framework_that_differs_is_named() -> None:
-    before: dict[str, Any] = {"framework": "1", "own": {"mine": "1", "gone": "1"}}
-    now: dict[str, Any] = {"framework": "2", "own": {"mine": "1", "new": "1"}}
-    assert differences(before, now) == "cbatch, gone, new"
-    assert mixed([before, now]) == ["cbatch"]
-    assert differences(before, before) == ""
 
 
 def test_the_files_of_a_checkpoint_count(tmp_path: Path) -> None:

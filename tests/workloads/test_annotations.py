@@ -1,6 +1,5 @@
 """What workloads add to requests: the visible limit, tiers, objectives and predictions, each seeded on its own."""
 
-import csv
 import json
 import math
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_workloads import Letters, closed, facts, open_loop, prompt_file
@@ -162,30 +160,6 @@ def test_mooncake_hashes_become_prefix_hashes(tmp_path: Path) -> None:
     assert clipped.fields["prefix_hashes"].tolist() == [(3, 9), (3, 9, 4), ()]
     clipped = Fit(max_length=513, too_long="clip").fit(read_trace(str(path)))
     assert clipped.fields["prefix_hashes"].tolist() == [(3,), (3, 9), ()]
-
-
-def test_what_was_asked_for_arrives_in_requests_csv(tmp_path: Path) -> None:
-    done = command(
-        "run",
-        "backend=sim",
-        "batch=4",
-        "workload.num_requests=8",
-        "workload.max_new_tokens=100",
-        "workload.tiers={gold:{share:0.5,priority:3,slo:{ttft:0.5}},rest:{share:0.5}}",
-        "workload.prediction={error:0.2}",
-        "output=run",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    with (tmp_path / "run" / "requests.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["max_new_tokens"] for row in rows} == {"100"}
-    assert {row["true_new_tokens"] for row in rows} == {"68"}
-    assert {(row["tier"], row["priority"], row["slo_ttft_seconds"]) for row in rows} == {
-        ("gold", "3", "0.5"),
-        ("rest", "0", ""),
-    }
-    assert len({row["predicted_new_tokens"] for row in rows}) > 4
 
 
 # -- bad settings -----------------------------------------------------------------------------------------------------

@@ -104,15 +104,6 @@ def test_published_suites(name: str) -> None:
     assert {(request.num_prompt_tokens, request.max_new_tokens) for request in requests} == {(256, 256)}
 
 
-def test_published_short_and_long_requests() -> None:
-    """Poisson: about 4,800 short requests and 900 long ones, within four standard deviations."""
-    requests = composed("+workload=vtc_poisson").requests(None)
-    kinds = [(request.client, request.num_prompt_tokens, request.max_new_tokens) for request in requests]
-    assert set(kinds) == {("short", 64, 64), ("long", 256, 256)}
-    assert kinds.count(("short", 64, 64)) == pytest.approx(4800, abs=280)
-    assert kinds.count(("long", 256, 256)) == pytest.approx(900, abs=120)
-
-
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"rate": -1.0}, "workload.clients.ann.rate=-1.0: give a finite number, at least 0 (requests per second)"),
     ({"prompt_tokens": 0}, "workload.clients.ann.prompt_tokens=0: give a whole number of tokens, at least 1"),

@@ -85,17 +85,6 @@ def test_column_order_byte_order_mark_and_time_zone_do_not_matter_and_times_are_
     assert rows(read_trace(str(path))) == [(0.0, 2, 1), (0.749999, 4, 3)]
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**5), st.integers(1, 10**4)), min_size=1))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, content: list[tuple[int, int, int]]) -> None:
-    content.sort()
-    path = tmp_path_factory.getbasetemp() / "roundtrip.jsonl"
-    keys = ("timestamp", "input_length", "output_length")
-    path.write_text("".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in content))
-    expected = [((time - content[0][0]) / 1000, prompt, output) for time, prompt, output in content]
-    assert rows(read_trace(str(path))) == expected
-
-
 # -- replay -----------------------------------------------------------------------------------------------------------
 
 
@@ -108,10 +97,6 @@ def azure(tmp_path: Path) -> TraceReplay:
 
 def replayed(workload: TraceReplay) -> list[tuple[float, int, int]]:
     return [(r.arrival_time, r.num_prompt_tokens, r.max_new_tokens) for r in workload.requests(None)]
-
-
-def test_replay_keeps_times_and_lengths(azure: TraceReplay) -> None:
-    assert replayed(azure) == [(2.0 * i, 100 + i, 10 + i) for i in range(6)]
 
 
 def test_replay_faster_from_later_on_fewer_and_shorter(azure: TraceReplay) -> None:
@@ -137,12 +122,6 @@ def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
             f"{table}: has no column of arrival times such as arrived_at; "
             "set workload.queued=true without start and speed, or draw them with workload=sharegpt"
         )
-
-
-def test_requests_of_vtc_carry_their_client(tmp_path: Path) -> None:
-    path = tmp_path / "vtc.csv"
-    path.write_text(SAMPLES["vtc"][0])
-    assert [request.client for request in TraceReplay(path=str(path)).requests(None)] == ["client13", "client2"]
 
 
 # -- broken files -----------------------------------------------------------------------------------------------------
@@ -348,12 +327,6 @@ def part_of(whole: Trace, part: Trace, first: int) -> bool:
         rows.output_tokens, part.output_tokens
     )
     return same_lengths and np.allclose(rows.arrival_time, part.arrival_time, atol=1e-6)
-
-
-def test_requests_carry_their_client(two_clients: ServeGen) -> None:
-    requests = replace(two_clients, num_requests=20, queued=True).requests(None)
-    assert {request.client for request in requests} <= {"1", "7"}
-    assert {request.arrival_time for request in requests} == {0.0}
 
 
 OK = "7,0,2,3,Weibull,0.4,0.1\n"

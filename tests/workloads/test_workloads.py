@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import message
 from places import ROOT
-from schedules import make_engine
 
-from cbatch import ConfigError, Limits, Request
+from cbatch import ConfigError, Request
 from experiments.workloads import (
     AllAtOnce,
     ClosedBatch,
@@ -42,7 +41,6 @@ from experiments.workloads.lengths import Lengths, split
 from experiments.workloads.prompts import PromptLine
 from experiments.workloads.seeds import Stream, generator, request_seeds
 from experiments.workloads.trace import Fit, Trace
-from policies.orca import Orca
 
 
 @dataclass(frozen=True)
@@ -199,12 +197,6 @@ def test_rows_of_a_trace_at_random_depend_on_the_seed(tmp_path: Path) -> None:
     assert first == again and sum(one == two for one, two in zip(first, second, strict=True)) <= 5
 
 
-def test_request_seeds_fit_a_signed_integer_and_differ_by_stream() -> None:
-    seeds = request_seeds(7, Stream.PROMPTS, 1000)
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert not set(seeds) & set(request_seeds(7, Stream.SAMPLING, 1000))
-
-
 def test_seeds_are_pinned() -> None:
     """Results on disk name a seed: it must mean the same requests in later versions."""
     assert request_seeds(0, Stream.PROMPTS, 2).tolist() == [8226343694796210948, 5029765256218323565]
@@ -280,21 +272,6 @@ def test_an_even_stagger_stays_even_for_ever(batch: int, num_output: int) -> Non
     assert starts == [math.floor(i * num_output / batch + 0.5) for i in range(6 * batch)]
 
 
-@pytest.mark.parametrize(("length", "pd_ratio", "batch"), [(8, 1, 4), (12, 1, 3), (40, 1, 6), (1024, 14, 18)])
-def test_an_even_stagger_is_orcas_best_case_on_the_engine(length: int, pd_ratio: float, batch: int) -> None:
-    workload = ClosedBatch(length=length, pd_ratio=pd_ratio, batch=batch, stagger="even", num_requests=5 * batch)
-    requests = workload.requests(None)
-    limits = Limits(batch, max_tokens=batch * length, max_request_tokens=length, tile=1)
-    engine = make_engine(Orca(), limits, num_blocks=batch * length, block_size=1)  # an iteration takes 1 s
-    engine.submit(requests)
-    engine.run()
-    life = requests[0].max_new_tokens
-    assert [request.admitted_at for request in requests] == [
-        math.floor(i * life / batch + 0.5) for i in range(5 * batch)
-    ]
-    assert {round((request.finished_at or 0) - (request.admitted_at or 0)) for request in requests} == {life}
-
-
 # -- open loop --------------------------------------------------------------------------------------------------------
 
 
@@ -306,14 +283,6 @@ def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
     assert intervals.min() >= 0
     assert intervals.mean() == pytest.approx(0.2, rel=0.02 * max(1, cv))
     assert intervals.std() / intervals.mean() == pytest.approx(cv, rel=0.03)
-
-
-def test_with_cv_1_arrivals_are_poisson() -> None:
-    """Exponential intervals, and counts per second whose variance is their mean."""
-    times = GammaArrivals(rate=5.0).times(generator(4, Stream.ARRIVALS), 100_000)
-    counts = np.bincount(times.astype(int))[:-1]
-    assert counts.var() / counts.mean() == pytest.approx(1, abs=0.05)
-    assert np.mean(np.diff(times) > 0.2) == pytest.approx(math.exp(-1), abs=0.01)
 
 
 @settings(deadline=None)
@@ -349,12 +318,6 @@ def test_zipf_lengths_follow_the_law() -> None:
     for length in (1100, 1500, 2048, 3000):
         assert np.mean(total <= length) == pytest.approx(cumulative[length - 1024], abs=0.005)
     assert (prompt / output).mean() == pytest.approx(10, rel=0.01)
-
-
-def test_zipf_with_theta_0_is_uniform() -> None:
-    lengths = ZipfLengths(theta=0, min_length=2, max_length=5, pd_ratio=1)
-    prompt, output = lengths.draw(generator(0, Stream.LENGTHS), 40_000)
-    assert np.bincount(prompt + output)[2:] / 40_000 == pytest.approx(0.25, abs=0.01)
 
 
 def test_trace_lengths_in_order_and_at_random(tmp_path: Path) -> None:
@@ -417,11 +380,6 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
         "t.csv: every request exceeds max_length=20; raise it, lower length_scale, or set too_long=clip"
     )
-
-
-def test_a_request_that_is_not_asked_for_may_be_too_long() -> None:
-    long_last = replace(a_trace(), prompt_tokens=np.array([1, 5, 400]))
-    assert columns(Fit(max_length=70).fit(long_last, 2)) == [(1, 10), (5, 60)]
 
 
 def test_asking_for_more_requests_than_there_are() -> None:
