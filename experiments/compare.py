@@ -35,13 +35,12 @@ from experiments.objective import known_figures, may_exist, no_such_figure
 from experiments.settings.choices import option_names
 from experiments.settings.command_line import run
 from experiments.store import headings
-from experiments.store.differences import difference_text, disagree, not_apart, ratio_text, signed, times
 from experiments.store.intervals import compare
 from experiments.store.labels import is_policy, is_seed, label_runs, settings_of
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.run_table import ONE_REPLICATION, matching
 from experiments.store.selection import choose_runs, print_omitted, select_runs
-from experiments.store.text import figures_text, flat
+from experiments.store.text import difference_text, disagree, figures_text, flat, not_apart, ratio_text, signed, times
 from experiments.sweep import sweep_folder
 
 _OPTIONS = ("metric", "baseline", "runs")

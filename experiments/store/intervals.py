@@ -19,10 +19,6 @@ class Mean(NamedTuple):
     half: float
     number: int
 
-    def times(self, factor: float) -> "Mean":
-        """In another unit."""
-        return Mean(factor * self.mean, factor * self.half, self.number)
-
 
 def linear_ends(found: Mean) -> tuple[float, float]:
     """The ends of a mean's interval."""

@@ -65,9 +65,6 @@ ERRORS = "errors.log"
 PLOTS = "plots"
 """Subfolder of a run or sweep for the output of `experiments.plot`."""
 
-WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions", "stream", "tables", "other_code")
-"""Root keys that do not affect what a run measures."""
-
 
 def read_finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the figures of a complete run with this identity and whole tables; None if the folder holds none."""
@@ -84,6 +81,12 @@ def damage(folder: Path, summary: Mapping[str, Any]) -> str:
         if key in run and path.is_file() and not has_rows(path, run[key]):
             return f"{path}: is cut off or changed, the run wrote {run[key]} rows; remove {folder} and run it again"
     return ""
+
+
+def check_whole(folder: Path, summary: Mapping[str, Any] | None) -> None:
+    """Raises ConfigError if a table of a complete run was changed since."""
+    if summary is not None and (problem := damage(folder, summary)):
+        raise ConfigError(problem)
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -233,8 +236,7 @@ def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> Non
     if not all(name.startswith(_PARTIAL) for name in names):
         raise ConfigError(f"{folder} contains files that do not belong to a run; {_OTHER_FOLDER}")
     if not replace and (summary := read_summary(folder)) is not None:
-        if problem := damage(folder, summary):
-            raise ConfigError(problem)
+        check_whole(folder, summary)
         what = "this run already" if read_finished(folder, identity) else "a complete run with other settings"
         raise ConfigError(f"{folder} contains {what}; {_OTHER_FOLDER}")
 

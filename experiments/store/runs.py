@@ -11,7 +11,7 @@ import pandas as pd
 
 from cbatch import ConfigError
 from experiments.store.labels import code_text, label_runs
-from experiments.store.run_folder import SUMMARY, damage, read_summary, run_folders
+from experiments.store.run_folder import SUMMARY, check_whole, read_summary, run_folders
 from experiments.store.text import Summary, flat
 
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error)
@@ -67,12 +67,6 @@ def _read(folder: Path) -> Summary:
             raise ConfigError(f"{folder}: was written by an earlier version, without the run's identity; run it again")
     check_whole(folder, summary)
     return summary
-
-
-def check_whole(folder: Path, summary: Mapping[str, Any] | None) -> None:
-    """Raises ConfigError if a table of a complete run was cut off since."""
-    if summary is not None and (problem := damage(folder, summary)):
-        raise ConfigError(problem)
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from cbatch import ConfigError, StepRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.service import NO_CLIENT, Service
 from experiments.store.csv_tables import EXTRA, LATENCY_COLUMNS, REQUESTS, STEPS, read_extra
-from experiments.store.run_folder import COPIES, TOKENS, read_summary
-from experiments.store.runs import check_whole, read_runs, reading
+from experiments.store.run_folder import COPIES, TOKENS, check_whole, read_summary
+from experiments.store.runs import read_runs, reading
 
 _NAMES = {"client", "session", "tier"}
 """Columns of text, even if it is digits."""

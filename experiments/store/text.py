@@ -1,6 +1,7 @@
-"""Text that commands print about one run: in full, and in a line."""
+"""Text that commands print: one run in full or in a line, a comparison, a figure."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from tabulate import tabulate
 
 from cbatch.results.metrics import PERCENTILES
 from experiments.store.headings import LATENCIES
-from experiments.store.intervals import Mean
+from experiments.store.intervals import Compared, Mean
 from experiments.store.notes import notes_of
 
 Summary = Mapping[str, Any]
+
+_MOST = 1_000_000  # replications
 
 
 def title_of(about: Summary) -> str:
@@ -84,6 +87,37 @@ def format_mean(mean: Mean) -> str:
     """Returns a mean with half of its interval's width, if it has one."""
     half = f"{mean.half:,.0f}" if mean.half >= 99.5 else f"{mean.half:.2g}"
     return format_number(mean.mean) + (f" ± {half}" if mean.half > 0 else "")
+
+
+def disagree(compared: Compared) -> bool:
+    """Whether 1 is in the ratio's interval and 0 not in that of the difference, or the other way round."""
+    return not math.isnan(compared.ratio[0]) and compared.apart == (compared.ratio[1] <= 1 <= compared.ratio[2])
+
+
+def ratio_text(compared: Compared) -> str:
+    value, low, high = compared.ratio
+    return "-" if math.isnan(value) else f"{times(value)} [{low:.4g}, {high:.4g}]"
+
+
+def times(ratio: float) -> str:
+    return "-" if math.isnan(ratio) else f"{ratio:.4g}x"
+
+
+def difference_text(compared: Compared) -> str:
+    value, low, high = compared.difference
+    return f"{signed(value)} [{format_number(low)}, {format_number(high)}]"
+
+
+def signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{format_number(value)}"
+
+
+def not_apart(compared: Compared) -> str:
+    """Says that the two cannot be told apart, and how many replications would tell them apart if the difference is this large."""
+    if compared.difference == (0, 0, 0):
+        return "equal in every replication"
+    number = f"about {math.ceil(compared.needed):,}" if compared.needed < _MOST else f"more than {_MOST:,}"
+    return f"cannot be told apart; {number} replications would (80% power at this difference)"
 
 
 def figures_text(summary: Summary) -> str:

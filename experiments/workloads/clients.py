@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from zlib import crc32
 
 import numpy as np
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive, read
@@ -21,14 +21,15 @@ from experiments.workloads.trace import MOST_TOKENS, Floats, Ints, Trace
 _Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
 
 
-def _ascending(length: int | tuple[int, int]) -> int | tuple[int, int]:
-    if isinstance(length, tuple) and length[0] > length[1]:
+def _ascending(length: tuple[int, int]) -> tuple[int, int]:
+    if length[0] > length[1]:
         raise ValueError
     return length
 
 
 Length = Annotated[
-    _Tokens | tuple[_Tokens, _Tokens],
+    tuple[_Tokens, _Tokens],
+    BeforeValidator(lambda length: (length, length) if isinstance(length, int) else length),
     AfterValidator(_ascending),
     Give("a whole number of tokens, at least 1, or the least and the most: [16, 512]"),
 ]
@@ -145,11 +146,7 @@ class Clients(Workload):
         stream = partial(generator, self.seed, Stream.CLIENTS, crc32(key.encode()))
         times = entry.times(stream(0), self.duration)
         prompts, outputs = (
-            stream(1 + part).integers(*_range(length), len(times), endpoint=True)
+            stream(1 + part).integers(*length, len(times), endpoint=True)
             for part, length in enumerate((entry.prompt_tokens, entry.output_tokens))
         )
         return np.full(len(times), entry.client or key, dtype=object), times, prompts, outputs
-
-
-def _range(length: int | tuple[int, int]) -> tuple[int, int]:
-    return (length, length) if isinstance(length, int) else length

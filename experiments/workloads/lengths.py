@@ -41,15 +41,22 @@ def split(length: Ints, pd_ratio: float | Floats) -> tuple[Ints, Ints]:
     return length - output_tokens, output_tokens
 
 
+class _Checked(Described):
+    """Base of distributions whose fields are checked by their types. Raises WorkloadError when built."""
+
+    def __post_init__(self) -> None:
+        check(self, "workload.lengths.", WorkloadError)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
-class FixedLengths(Described):
+class FixedLengths(_Checked):
     """Every request has `length` tokens in all, split at P:D = `pd_ratio`."""
 
     length: Annotated[int, whole(2)]
     pd_ratio: PDRatio
 
     def __post_init__(self) -> None:
-        check(self, "workload.lengths.", WorkloadError)
+        super().__post_init__()
         check_pd_ratio("lengths.pd_ratio", self.pd_ratio, self.length)
 
     def draw(self, _: np.random.Generator, num: int) -> tuple[Ints, Ints]:
@@ -57,14 +64,14 @@ class FixedLengths(Described):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class DriftingLengths(Described):
+class DriftingLengths(_Checked):
     """Every request has `length` tokens in all; P:D takes each of `pd_ratios` in turn, for equal shares of the requests."""
 
     length: Annotated[int, whole(2)]
     pd_ratios: Sequence[PDRatio]
 
     def __post_init__(self) -> None:
-        check(self, "workload.lengths.", WorkloadError)
+        super().__post_init__()
         if not self.pd_ratios:
             raise WorkloadError("workload.lengths.pd_ratios=[]: give a list of ratios, as in [50,5,14]")
         for ratio in self.pd_ratios:
@@ -76,7 +83,7 @@ class DriftingLengths(Described):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class _Range(Described):
+class _Range(_Checked):
     """Total lengths from `min_length` to `max_length` tokens, both included, split at P:D = `pd_ratio`."""
 
     min_length: Annotated[int, whole(2)]
@@ -84,7 +91,7 @@ class _Range(Described):
     pd_ratio: PDRatio
 
     def __post_init__(self) -> None:
-        check(self, "workload.lengths.", WorkloadError)
+        super().__post_init__()
         if self.max_length < self.min_length:
             given = f"workload.lengths.max_length={self.max_length}"
             raise WorkloadError(f"{given}: give at least lengths.min_length={self.min_length}")
@@ -116,7 +123,7 @@ class ZipfLengths(_Range):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TraceLengths(Described, Fit):
+class TraceLengths(_Checked, Fit):
     """The lengths of a trace or length table, prompt and output of one row together; its arrival times are not used.
 
     path, format: as of `experiments.workloads.readers.traces.read_trace`. order: "file" takes rows from the first on, "random" draws them with replacement.
@@ -125,9 +132,6 @@ class TraceLengths(Described, Fit):
     path: str
     format: Format = "auto"
     order: Literal["file", "random"] = "file"
-
-    def __post_init__(self) -> None:
-        check(self, "workload.lengths.", WorkloadError)
 
     def draw(self, generator: np.random.Generator, num: int) -> tuple[Ints, Ints]:
         in_order = self.order == "file"
