@@ -17,11 +17,12 @@ The exit status is 1 if the policy lacks a property that it must have, among the
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Never, get_type_hints
+from typing import Annotated, get_type_hints
 
 from tqdm import tqdm
 
@@ -31,7 +32,7 @@ from cbatch.stall import Patience
 from cbatch.validation import nearest, parse, whole
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, Ending, History
-from experiments.check.search import describe_sizes, search
+from experiments.check.search import Verdicts, describe_sizes, search
 from experiments.check.verdicts import describe, write_table
 from experiments.settings.command_line import listed, run
 from experiments.settings.compose import compose_run
@@ -55,25 +56,6 @@ class Options:
                 raise ConfigError(f"require={name}: no such property; {nearest(name, NAMES)}")
 
 
-@dataclass
-class _Tally:
-    """Counts scenarios by how their runs end. refusal: why the policy's `check` refuses the first one that it refuses."""
-
-    bar: "tqdm[Never]"
-    tried: int = 0
-    refused: int = 0
-    complete: int = 0
-    refusal: str = ""
-
-    def add(self, history: History) -> None:
-        self.tried += 1
-        self.complete += history.ending is Ending.COMPLETE
-        if history.ending is Ending.REFUSED:
-            self.refused += 1
-            self.refusal = self.refusal or history.why
-        self.bar.update()
-
-
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit status: 0 or 1 as above, 2 for a user error, 130 after Ctrl-C."""
     properties = listed({prop.name: prop.text for prop in PROPERTIES})
@@ -86,28 +68,42 @@ def _check(*arguments: str) -> int:
         raise ConfigError(f"table={options.table}: checks all built-in policies; leave out {overrides[0]}")
     build, chunk, patience = _policy(overrides)
     policy = build()
+    source: Policy | Callable[[], Policy] = build
+    with suppress(ConfigError):
+        source = copy_policy(policy)  # copies take much less time than building from settings
+    endings, refusals = Counter[Ending](), list[str]()
     interval = 0.1 if sys.stderr.isatty() else 10.0  # seconds
     with tqdm(unit=" workloads", leave=False, delay=interval, mininterval=interval) as bar:
-        tally = _Tally(bar)
+
+        def count(history: History) -> None:
+            endings[history.ending] += 1
+            if history.ending is Ending.REFUSED:
+                refusals.append(history.why)
+            bar.update()
+
         if options.table:
-            table = write_table(Path(options.table), chunk, options.random, tally.add)
+            table = write_table(Path(options.table), chunk, options.random, count)
         else:
-            source = policy if _can_be_copied(policy) else build
-            verdicts = search(source, PROPERTIES, chunk, num_random=options.random, patience=patience, tick=tally.add)
+            verdicts = search(source, PROPERTIES, chunk, num_random=options.random, patience=patience, tick=count)
     if options.table:
         print(table)
         return 0
-    name = type(policy).__name__
-    refused = f'its check refuses {tally.refused:,} of {tally.tried:,} workloads, the first one with "{tally.refusal}"'
-    if 0 < tally.refused == tally.tried:
-        remedy = f"give it settings for small limits, or a larger chunk than {chunk}"
-        raise ConfigError(f"policy {name}: {refused}; {remedy}")
-    print(f"{name} with chunk={chunk}, {tally.tried - tally.refused:,} workloads: {describe_sizes(chunk)}")
-    if tally.refused:
-        print(refused)
-    print(f"\n{describe(verdicts, PROPERTIES, complete=tally.complete > 0)}")
+    _report(type(policy).__name__, chunk, verdicts, endings, refusals)
     required = {*options.require, *(["steady"] if is_steady(policy) else [])}
     return int(any(verdicts[prop.name] for prop in PROPERTIES if prop.needed or prop.name in required))
+
+
+def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending], refusals: Sequence[str]) -> None:
+    """Prints the verdicts. refusals: why the policy's `check` refused workloads. Raises ConfigError if it refused all."""
+    tried = endings.total()
+    refused = f"its check refuses {len(refusals):,} of {tried:,} workloads, the first one with"
+    if 0 < len(refusals) == tried:
+        remedy = f"give it settings for small limits, or a larger chunk than {chunk}"
+        raise ConfigError(f'policy {name}: {refused} "{refusals[0]}"; {remedy}')
+    print(f"{name} with chunk={chunk}, {tried - len(refusals):,} workloads: {describe_sizes(chunk)}")
+    if refusals:
+        print(f'{refused} "{refusals[0]}"')
+    print(f"\n{describe(verdicts, PROPERTIES, complete=Ending.COMPLETE in endings)}")
 
 
 def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
@@ -120,14 +116,6 @@ def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         else:
             overrides.append(argument)
     return Options(**values), overrides
-
-
-def _can_be_copied(policy: Policy) -> bool:
-    """Returns whether a policy can be copied, which takes much less time than building it from settings."""
-    with suppress(ConfigError):
-        copy_policy(policy)
-        return True
-    return False
 
 
 def _policy(overrides: Sequence[str]) -> tuple[Callable[[], Policy], int, Patience]:

@@ -89,16 +89,14 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def partial_path(path: Path) -> Path:
-    """Returns a new hidden path beside a file, with its suffix, to be renamed to it; left behind if the process is killed."""
-    return path.with_name(f".{path.name}.{uuid4().hex}{path.suffix}")
-
-
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yields a temporary path with the same suffix to write to; the file replaces `path` unless an error occurs."""
+    """Yields a new hidden path beside `path`, with its suffix, to write to; the file replaces `path` unless an error occurs.
+
+    A killed process leaves the hidden file behind.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_path(path)
+    partial = path.with_name(f".{path.name}.{uuid4().hex}{path.suffix}")
     try:
         yield partial
         partial.replace(path)

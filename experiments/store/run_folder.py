@@ -54,7 +54,7 @@ CONFIG, SUMMARY, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, 
 )
 
 _OTHER_FOLDER = "choose another folder with output="
-_PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # beginnings of `partial_path`, left by a killed run
+_PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # beginnings of the hidden files that a killed run leaves
 
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""

@@ -1,6 +1,5 @@
 """Selects the runs of a folder to show, repeated ones once, and says which are left out, and why."""
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from cbatch import ConfigError
-from experiments.store.claim import UNFINISHED
+from experiments.store.claim import read_state
 from experiments.store.labels import label_runs, settings_of
 from experiments.store.run_folder import CONFIG, ERRORS, read_summary
 from experiments.store.runs import read_runs
@@ -80,11 +79,8 @@ def find_unfinished(root: Path) -> list[Omitted]:
 
 
 def _why_unfinished(folder: Path) -> str:
-    try:
-        report = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
-        return str(report.get("error", "is running, or was killed"))
-    except (OSError, ValueError, KeyError):
-        return "did not finish"
+    state = read_state(folder)
+    return str(state.get("error", "is running, or was killed")) if state else "did not finish"
 
 
 def print_omitted(omitted: Iterable[Omitted]) -> None:

@@ -32,7 +32,7 @@ def run_text(summary: Summary) -> str:
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
     ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
     rows = [
-        [f"{name} [{unit}]", *(format_number(scale(summary[key][rank], factor)) for rank in ranks)]
+        [f"{name} [{unit}]", *(format_number(summary[key][rank], factor) for rank in ranks)]
         for key, (_, name, factor, unit) in LATENCIES.items()
     ]
     aligned = ("left", *["right"] * len(ranks))
@@ -135,16 +135,13 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def format_number(value: float | None) -> str:
-    """Three significant digits, or all before the decimal point: 30,960 or 4.76 or 0.0384."""
-    if value is None or value != value:
+def format_number(value: float | None, factor: float = 1.0) -> str:
+    """Returns value x factor in three significant digits, or all before the decimal point: 30,960 or 4.76 or 0.0384."""
+    if value is None or math.isnan(value):
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+    scaled = factor * value
+    return f"{scaled:,.0f}" if abs(scaled) >= 999.5 else f"{scaled:.3g}"
 
 
 def format_share(value: float | None) -> str:
     return "-" if value is None or value != value else f"{100 * value:.1f}%"
-
-
-def scale(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

@@ -12,7 +12,7 @@ from places import ROOT
 from cbatch import ConfigError
 from experiments.store import benchmark_file
 from experiments.store import provenance as store
-from experiments.store.provenance import around_marks, atomic_write, commit, partial_path, provenance, write_json
+from experiments.store.provenance import around_marks, atomic_write, commit, provenance, write_json
 
 
 def test_a_result_says_what_wrote_it_when_at_which_commit_and_with_which_versions(
@@ -68,7 +68,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError):
             break_off(path, text)
     assert path.read_text() == '{\n "a": 2\n}\n' and list(path.parent.iterdir()) == [path]
-    assert partial_path(path) != partial_path(path)
 
 
 def test_what_stands_around_two_marks(tmp_path: Path) -> None:

@@ -179,7 +179,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         )
     assert "no such file" in message(lambda: read_trace(str(tmp_path / "none"), section="workload.lengths"))
     assert message(lambda: read_trace("")) == "workload.path='': give the path of a file"
-    assert "workload.format=csv: give one of auto, azure" in message(lambda: read_trace("t", "csv"))  # type: ignore[arg-type]
 
 
 # -- columns by attribute ---------------------------------------------------------------------------------------------

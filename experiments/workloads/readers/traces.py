@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,8 +75,6 @@ def read_trace(
         WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known format,
             a malformed line, a missing column, a length below 1, a time that goes backwards.
     """
-    if format not in get_args(Format):
-        raise WorkloadError(f"{section}.format={format}: give one of {', '.join(get_args(Format))}")
     text = read_text(path, f"{section}.path")
     if format == "decisions" or (format == "auto" and text.startswith('{"run":')):
         table, known = _recorded(path, text), _DECISIONS
