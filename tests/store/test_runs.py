@@ -126,14 +126,6 @@ def test_labels_pool_seeds_and_repeated_runs_are_shown_once(tmp_path: Path) -> N
     assert "1 run not shown: each repeats another run: its policy does not read what differs" in lines
 
 
-def test_a_run_with_a_table_that_was_cut_off_is_not_read(tmp_path: Path) -> None:
-    file = write_run(tmp_path / "run") / "steps.csv"
-    file.write_text(file.read_text()[:-9])
-    with pytest.raises(ConfigError, match=r"steps\.csv: is cut off or changed"):
-        read_runs(tmp_path)
-    assert "steps.csv" in table_of_sweep(tmp_path)
-
-
 def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(ConfigError, match=f"^{folder}: "):

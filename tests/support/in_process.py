@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pytest
 from commands import PATIENCE
 
-from cbatch.errors import Interruption, WorkloadError
+from cbatch.errors import ConfigError, Interruption, WorkloadError
 
 
 def message(action: Callable[[], object]) -> str:
-    """The one line of the `WorkloadError` that the action must raise."""
-    with pytest.raises(WorkloadError) as error:
+    """Returns the one line of the error of settings or workloads that the action must raise."""
+    with pytest.raises((ConfigError, WorkloadError)) as error:
         action()
     assert "\n" not in str(error.value)
     return str(error.value)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import message
 from test_workloads import Letters, closed, facts, open_loop, prompt_file
 
 from cbatch import SLO
-from cbatch.errors import CbatchError
 from cbatch.request import Request, spec_of
 from experiments.workloads import TraceReplay
 from experiments.workloads.annotate import Annotations
@@ -164,34 +163,17 @@ def test_mooncake_hashes_become_prefix_hashes(tmp_path: Path) -> None:
 
 # -- bad settings -----------------------------------------------------------------------------------------------------
 
-BAD: list[tuple[Callable[[], object], str]] = [
-    (lambda: closed(max_new_tokens=0), "max_new_tokens=0: give exact, or a whole number of tokens, at least 1"),
-    (lambda: closed(max_new_tokens="all"), "max_new_tokens=all: give exact, or a whole number of tokens, at least 1"),
-    (lambda: closed(tiers=3), "tiers=3: give its keys and values, {key: value}"),
-    (lambda: closed(tiers={"a": {"share": 0.5}}), "tiers: the shares sum to 0.5; give shares that sum to 1"),
-    (lambda: closed(tiers={"a": {"share": 0}}), "tiers.a.share=0: give a number above 0, at most 1"),
-    (lambda: closed(tiers={"a": {}}), "tiers.a.share: is missing; give workload.tiers.a.share=..."),
-    (
-        lambda: closed(tiers={"a": {"share": 1, "prio": 1}}),
-        "tiers.a.prio: no such key; did you mean priority? known: priority, share, slo",
-    ),
-    (lambda: closed(slo={"ttft": -1}), "slo: objectives must be above 0 seconds: SLO(ttft=-1.0, tbt=None, total=None)"),
-    (lambda: closed(slo={"tpot": 1}), "slo.tpot: no such key; did you mean total? known: tbt, total, ttft"),
-    (lambda: closed(prediction={"error": -1}), "prediction.error=-1: give a finite number, at least 0 (0 is exact)"),
-    (lambda: closed(prediction=0.3), "prediction=0.3: give its keys and values, {key: value}"),
-    (lambda: closed(pad_outputs=0), "pad_outputs=0: give the batch size, a whole number of requests, at least 1"),
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"tiers": {"a": {"share": 0.5}}}, "tiers: the shares sum to 0.5"),
+    ({"tiers": {"a": {"share": 0}}}, "tiers.a.share=0: "),
+    ({"tiers": {"a": {}}}, "tiers.a.share: is missing"),
+    ({"tiers": {"a": {"share": 1, "prio": 1}}}, "tiers.a.prio: no such key; did you mean priority?"),
+    ({"slo": {"ttft": -1}}, "slo: objectives must be above 0 seconds"),
+    ({"slo": {"tpot": 1}}, "slo.tpot: no such key"),
+    ({"prediction": {"error": -1}}, "prediction.error=-1: "),
 ]
 
 
-@pytest.mark.parametrize(("action", "problem"), BAD)
-def test_bad_settings(action: Callable[[], object], problem: str) -> None:
-    with pytest.raises(CbatchError) as error:
-        action()
-    assert str(error.value) == f"workload.{problem}"
-
-
-def test_a_prompt_file_has_no_lengths_to_predict(tmp_path: Path) -> None:
-    with pytest.raises(CbatchError, match="the output lengths of prompts are unknown"):
-        replace(prompt_file(tmp_path, {"token_ids": [1]}), prediction={"error": 0})
-    with pytest.raises(CbatchError, match="the output lengths of prompts are unknown"):
-        replace(prompt_file(tmp_path, {"token_ids": [1]}), pad_outputs=2)
+@pytest.mark.parametrize(("setting", "problem"), BAD)
+def test_bad_settings(setting: dict[str, Any], problem: str) -> None:
+    assert message(lambda: closed(**setting)).startswith(f"workload.{problem}")

@@ -108,20 +108,13 @@ def test_replay_faster_from_later_on_fewer_and_shorter(azure: TraceReplay) -> No
 
 
 def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
-    assert message(lambda: replayed(replace(azure, start=11))) == (
-        f"{azure.path}: workload.start=11 lies after the last arrival; give at most 10 (seconds)"
-    )
-    assert message(lambda: replayed(replace(azure, num_requests=7))) == (
-        f"{azure.path}: workload.num_requests=7, but 6 requests are usable; ask for at most 6"
-    )
-    table = tmp_path / "table.csv"
-    table.write_text("num_prefill_tokens,num_decode_tokens\n3,4\n")
-    assert replayed(TraceReplay(path=str(table), queued=True)) == [(0.0, 3, 4)]
-    for workload in (TraceReplay(path=str(table)), TraceReplay(path=str(table), queued=True, start=1)):
-        assert message(lambda workload=workload: replayed(workload)) == (  # type: ignore[misc]
-            f"{table}: has no column of arrival times such as arrived_at; "
-            "set workload.queued=true without start and speed, or draw them with workload=sharegpt"
-        )
+    assert "workload.start=11 lies after the last arrival" in message(lambda: replayed(replace(azure, start=11)))
+    assert "6 requests are usable" in message(lambda: replayed(replace(azure, num_requests=7)))
+    table = TraceReplay(path=str(tmp_path / "table.csv"))
+    Path(table.path).write_text("num_prefill_tokens,num_decode_tokens\n3,4\n")
+    assert replayed(replace(table, queued=True)) == [(0.0, 3, 4)]
+    for timed in (table, replace(table, queued=True, start=1)):
+        assert "no column of arrival times" in message(lambda timed=timed: replayed(timed))  # type: ignore[misc]
 
 
 # -- broken files -----------------------------------------------------------------------------------------------------
@@ -329,42 +322,33 @@ def part_of(whole: Trace, part: Trace, first: int) -> bool:
 
 
 OK = "7,0,2,3,Weibull,0.4,0.1\n"
-BAD_WINDOWS = [
-    ("x,0,2,3,Weibull,0.4,0.1\n", "client='x': must be a whole number"),
-    ("7,6e-1,2,3,Weibull,0.4,0.1\n", "window_start_s='6e-1': must be a whole number"),
-    ("7,600,-1,3,Weibull,0.4,0.1\n", "rate_req_per_s='-1': must not be negative"),
-    ("7,600,nan,3,Weibull,0.4,0.1\n", "rate_req_per_s='nan': must be a finite number"),
-    ("-7,600,2,3,Weibull,0.4,0.1\n", "client='-7': must be a whole number, at least 0"),
-    ("7,650,2,3,Weibull,0.4,0.1\n", "window_start_s='650': must be a multiple of 600"),
-    ("7,600,2,3,Pareto,0.4,0.1\n", "arrival_family='Pareto': must be Gamma or Weibull"),
-    ("7,600,2,3,,0.4,0.1\n", "arrival_family='': must be Gamma or Weibull"),
-    ("7,600,2,3,Gamma,0,0.1\n", "arg1='0': must be at least 0.01"),
-    (OK, "window_start_s='0': this client's window is there already"),
+BAD_WINDOWS = [  # the second line of the windows, and what is said of it
+    ("x,0,2,3,Weibull,0.4,0.1", "client='x': "),
+    ("7,6e-1,2,3,Weibull,0.4,0.1", "window_start_s='6e-1': "),
+    ("7,600,-1,3,Weibull,0.4,0.1", "rate_req_per_s='-1': "),
+    ("7,600,nan,3,Weibull,0.4,0.1", "rate_req_per_s='nan': "),
+    ("-7,600,2,3,Weibull,0.4,0.1", "client='-7': "),
+    ("7,650,2,3,Weibull,0.4,0.1", "window_start_s='650': must be a multiple of 600"),
+    ("7,600,2,3,Pareto,0.4,0.1", "arrival_family='Pareto': "),
+    ("7,600,2,3,,0.4,0.1", "arrival_family='': "),
+    ("7,600,2,3,Gamma,0,0.1", "arg1='0': "),
+    (OK.strip(), "window_start_s='0': this client's window is there already"),
 ]
 
 
 @pytest.mark.parametrize(("line", "problem"), BAD_WINDOWS)
 def test_bad_windows(tmp_path: Path, line: str, problem: str) -> None:
-    assert message(servegen(tmp_path, OK + line).trace).startswith(f"{tmp_path}/t.csv, line 3: {problem}")
+    assert message(servegen(tmp_path, f"{OK}{line}\n").trace).startswith(f"{tmp_path}/t.csv, line 3: {problem}")
 
 
 BAD_DATASETS: list[tuple[object, str]] = [
-    ({"client": 7}, "dataset=None: must be an object of windows"),
-    ({"dataset": {}}, "client=None: must be a whole number"),
+    ({"client": 7}, "dataset=None: "),
+    ({"dataset": {}}, "client=None: "),
     ({"client": 1, "dataset": {}}, "client=1: this client has a line already"),
-    ({"client": 7, "dataset": {}}, "window 0 has no input_tokens"),
-    ({"client": 7, "dataset": {"0": 3}}, "window 0 has no input_tokens"),
-    ({"client": 7, "dataset": {"0": {"input_tokens": "{}", "output_tokens": "{}"}}}, "window 0 has no input_tokens"),
+    *(({"client": 7, "dataset": windows}, "window 0 has no input_tokens") for windows in ({}, {"0": 3})),
     *(
-        ({"client": 7, "dataset": {"0": {**LENGTHS, name: text}}}, f"window 0, {name}: must map whole numbers")
-        for name, text in (
-            ("output_tokens", "{5: 0.5}"),
-            ("output_tokens", "{5: 1, 6}"),
-            ("input_tokens", "{-5: 1}"),
-            ("input_tokens", "{1.5: 1}"),
-            ("input_tokens", "{a: 1}"),
-            ("input_tokens", "{5: nan}"),
-        )
+        ({"client": 7, "dataset": {"0": {**LENGTHS, "output_tokens": text}}}, "window 0, output_tokens: must map")
+        for text in ("{5: 0.5}", "{5: 1, 6}", "{-5: 1}", "{1.5: 1}", "{a: 1}", "{5: nan}")
     ),
 ]
 
@@ -376,22 +360,10 @@ def test_bad_datasets(tmp_path: Path, line: object, problem: str) -> None:
 
 
 def test_ranges_and_clients_that_are_not_there(two_clients: ServeGen, tmp_path: Path) -> None:
-    assert message(replace(two_clients, start=1200).trace) == (
-        f"{two_clients.path}: no requests from 1200 s to 1800 s; "
-        "choose another workload.start, or raise duration or rate_scale"
-    )
-    assert message(replace(two_clients, clients=[1, 2]).trace) == (
-        f"workload.clients=[1, 2]: {two_clients.path} has no client 2; choose from 1, 7"
-    )
-    assert message(lambda: replace(two_clients, clients="7")) == (  # type: ignore[arg-type]
-        "workload.clients=7: give a list of client numbers, or null for all"
-    )
-    assert message(lambda: replace(two_clients, duration=0)) == (
-        "workload.duration=0: give a finite number above 0 (seconds)"
-    )
-    assert message(servegen(tmp_path, OK, [{"client": 1, "dataset": {}}]).trace) == (
-        f"{tmp_path}/d.jsonl: no line for client 7 of {tmp_path}/t.csv; give the two files of one data set"
-    )
+    assert "no requests from 1200 s to 1800 s" in message(replace(two_clients, start=1200).trace)
+    assert "has no client 2; choose from 1, 7" in message(replace(two_clients, clients=[1, 2]).trace)
+    lacking = servegen(tmp_path, OK, [{"client": 1, "dataset": {}}])
+    assert message(lacking.trace).startswith(f"{tmp_path}/d.jsonl: no line for client 7")
 
 
 # -- the published files ----------------------------------------------------------------------------------------------
