@@ -18,10 +18,10 @@ from cbatch import BatchShape, Policy, Request
 from cbatch.executor import StepResult
 from cbatch.model.topology import Topology
 from cbatch.record import RunRecord, StepRecord
-from cbatch.results.stages import MeasuredStages, _HostTrail, account_stages
+from cbatch.results.stages import MeasuredStages, account_stages
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
-from cbatch.sim.stages import Cause, Stages
+from cbatch.sim.stages import Stages
 from experiments.run import main
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -99,15 +99,6 @@ def test_a_bubble_by_hand() -> None:
     assert (first.compute, first.host, first.pb2, first.communication) == (6.0, 0.25, 3.5, 0.5)
     assert (second.compute, second.pb3, second.host) == (6.0, 0.5, 0.25)
     assert first.span == second.span == 11.75
-
-
-def test_between_two_launches_the_host_works_if_an_iteration_is_in_flight() -> None:
-    record = RunRecord()
-    record.steps += [step(0, 0, 1, 5, 6, 9), step(1, 3, 4, 7, 8, 0), step(2, 10, 11, 12, 13, 0)]
-    trail = _HostTrail(record, 2, 0.0)
-    activities = [[activity[:3] for activity in trail.until(number)] for number in range(3)]
-    assert activities[:2] == [[(0, 1, Cause.HOST)], [(1, 3, Cause.HOST), (3, 4, Cause.HOST)]]
-    assert activities[2][-2:] == [(8, 10, Cause.NO_WORK), (10, 11, Cause.HOST)]
 
 
 def test_real_tokens_report_the_times_of_their_stages() -> None:

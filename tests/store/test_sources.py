@@ -96,6 +96,23 @@ def test_whatever_is_edited_is_named(folder: Path, monkeypatch: pytest.MonkeyPat
     assert differences(before, sources_of(settings)) == name
 
 
+SWEEP = ("-m", "sweep=grid", "batch=18")
+
+
+def test_a_resumed_sweep_runs_again_what_other_code_made_unless_it_is_to_be_kept(folder: Path) -> None:
+    sweep = ("run", *SWEEP, *MINE, *QUICK)
+    first = command(*sweep, cwd=folder)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert command(*sweep, cwd=folder).stdout.count(": finished before\n") == 1
+    (folder / "limits.py").write_text("MOST = 2\n")
+    kept = command(*sweep, "other_code=keep", cwd=folder)
+    assert kept.stdout.count(": finished before, by other code (limits)\n") == 1
+    again = command(*sweep, cwd=folder)
+    assert again.stdout.count(": runs again, was made by other code (limits)\n") == 1
+    (row,) = read_runs(folder / "multirun" / "grid").to_dict("records")
+    assert row["iterations.batch_requests"] <= 2
+
+
 def test_a_single_run_of_other_code_is_not_taken_for_the_same(folder: Path) -> None:
     once = ("run", "output=out", *MINE, *QUICK)
     report = command(*once, cwd=folder).stdout.partition("\n\n")[2].removesuffix("\n\nresults: out\n")
