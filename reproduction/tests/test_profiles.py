@@ -278,6 +278,7 @@ def test_a_damaged_table_names_file_and_line(tmp_path: Path, text: str, says: st
         ("dense.csv.gz", b"layer,tokens,time_us\n", "dense.csv.gz: cannot read the table"),
         ("dense.csv.gz", gzip.compress(b"layer,tokens,time\nqkv_proj,1,1"), "column time_us is missing"),
     ],
+    ids=["not compressed", "another column"],
 )
 def test_another_kind_of_file_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     folder = llmservingsim(tmp_path)
