@@ -36,6 +36,9 @@ def values_by_key(overrides: Iterable[str]) -> dict[str, list[str]]:
     return values
 
 
+_SEARCH_PATH = "hydra.searchpath=['file://"
+
+
 def with_search_path(arguments: Sequence[str]) -> list[str]:
     """Replaces --config-dir FOLDER by the override that says the same, behind the other arguments.
 
@@ -47,9 +50,21 @@ def with_search_path(arguments: Sequence[str]) -> list[str]:
     options, others = parser.parse_known_args(arguments)
     if options.config_dir is None:
         return others
-    if not Path(options.config_dir).is_dir():
-        raise ConfigError(f"--config-dir={options.config_dir}: no such folder; give the one that holds your groups")
-    return [*others, f"hydra.searchpath=['file://{Path(options.config_dir).resolve()}']"]
+    check_config_dir(options.config_dir)
+    return [*others, f"{_SEARCH_PATH}{Path(options.config_dir).resolve()}']"]
+
+
+def check_recorded(overrides: Sequence[str]) -> None:
+    """Raises ConfigError if the --config-dir of a recorded command is gone."""
+    for override in overrides:
+        if override.startswith(_SEARCH_PATH):
+            check_config_dir(override.removeprefix(_SEARCH_PATH).removesuffix("']"))
+
+
+def check_config_dir(folder: str) -> None:
+    """Raises ConfigError if there is no such folder."""
+    if not Path(folder).is_dir():
+        raise ConfigError(f"--config-dir={folder}: no such folder; give the one that holds your groups")
 
 
 def with_seeds(arguments: Sequence[str], *, replications: bool = False) -> list[str]:

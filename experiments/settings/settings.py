@@ -4,6 +4,7 @@ Each error names the key, the value and what to give instead.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -121,7 +122,8 @@ class Recipe:
     def __repr__(self) -> str:
         kind, arguments = locate("policy", self.section["_target_"]), build_arguments("policy", self.section)
         if kind.__module__.startswith("policies.") or "__repr__" in vars(kind):
-            return repr(call("policy", self.section, arguments))
+            with suppress(Exception):  # a text that fails says nothing
+                return repr(call("policy", self.section, arguments))
         return describe(kind.__name__, arguments)
 
 

@@ -35,6 +35,8 @@ def read_columns(
         text = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
     except (OSError, EOFError, ValueError, zlib.error) as error:  # pandas' own errors are ValueErrors
         raise ProfileError(f"{path}: cannot read the table: {' '.join(str(error).split())}; fetch it again") from None
+    if not isinstance(text.index, pd.RangeIndex):
+        raise ProfileError(f"{path}: line 2: has more cells than columns; fetch the file again")
     if missing := [name for name in (*labels, *columns) if name not in text]:
         raise ProfileError(f"{path}: column {missing[0]} is missing; fetch the file again")
     if text.empty:
