@@ -6,7 +6,7 @@ SARATHI (arXiv 2308.16369): prefill-only iterations, then decode-only ones.
 
 Differs from FasterTransformer, which computes every request as long as the longest of its batch and returns the batch
 as a whole: here a request that has ended is returned at once and costs nothing more. With equal lengths, as in SARATHI,
-both are the same. `workload.pad_outputs=B` computes FasterTransformer's way; see "The baselines" in docs/papers.md for
+both are the same. `workload.pad_outputs=B` computes FasterTransformer's way; see "The baselines" in reproduction/papers/README.md for
 what it costs.
 """
 
