@@ -9,7 +9,6 @@ Requests have no tier, client, priority, SLO or prediction. Workloads whose limi
   --config-dir=FOLDER the policy's settings are there, as for experiments.run
   random=200          random workloads for each property that no tiny one violates
   require=a,b         properties that the policy must have, besides legal, kv and ends
-  table=FILE          check all built-in policies instead, and write their table into this file, between its marks
   patience.empty_plans=50, patience.seconds=3600
                       after which a run without progress counts as one that does not end
 
@@ -20,21 +19,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, get_type_hints
 
 from tqdm import tqdm
 
 from cbatch import ConfigError, Policy, is_steady
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
-from cbatch.validation import nearest, parse, whole
+from cbatch.validation import nearest
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, Ending, History
 from experiments.check.search import Verdicts, describe_sizes, search
-from experiments.check.verdicts import describe, write_table
-from experiments.settings.command_line import listed, run
+from experiments.check.verdicts import describe
+from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
 from experiments.settings.overrides import check_effects
 from experiments.settings.settings import PLANS_BY
@@ -42,18 +38,12 @@ from experiments.settings.settings import PLANS_BY
 CHUNK = 4
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command's own keys; the rest of the command line describes the policy."""
-
-    random: Annotated[int, whole(0)] = 200
-    require: tuple[str, ...] = ()
-    table: str = ""
-
-    def __post_init__(self) -> None:
-        for name in self.require:
-            if name not in NAMES:
-                raise ConfigError(f"require={name}: no such property; {nearest(name, NAMES)}")
+def _options(random: Index = 200, require: tuple[str, ...] = ()) -> tuple[int, tuple[str, ...]]:
+    """Returns the command's own keys; the rest of the command line describes the policy."""
+    for name in require:
+        if name not in NAMES:
+            raise ConfigError(f"require={name}: no such property; {nearest(name, NAMES)}")
+    return random, require
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,10 +53,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check(*arguments: str) -> int:
-    options, overrides = _split(arguments)
-    if options.table and overrides:
-        raise ConfigError(f"table={options.table}: checks all built-in policies; leave out {overrides[0]}")
-    build, chunk, patience = _policy(overrides)
+    own = [argument for argument in arguments if argument.startswith(("random=", "require="))]
+    num_random, require = _options(**keyword_arguments(_options, own, "check"))
+    build, chunk, patience = _policy([argument for argument in arguments if argument not in own])
     policy = build()
     source: Policy | Callable[[], Policy] = build
     with suppress(ConfigError):
@@ -81,15 +70,9 @@ def _check(*arguments: str) -> int:
                 refusals.append(history.why)
             bar.update()
 
-        if options.table:
-            table = write_table(Path(options.table), chunk, options.random, count)
-        else:
-            verdicts = search(source, PROPERTIES, chunk, num_random=options.random, patience=patience, tick=count)
-    if options.table:
-        print(table)
-        return 0
+        verdicts = search(source, PROPERTIES, chunk, num_random=num_random, patience=patience, tick=count)
     _report(type(policy).__name__, chunk, verdicts, endings, refusals)
-    required = {*options.require, *(["steady"] if is_steady(policy) else [])}
+    required = {*require, *(["steady"] if is_steady(policy) else [])}
     return int(any(verdicts[prop.name] for prop in PROPERTIES if prop.needed or prop.name in required))
 
 
@@ -104,18 +87,6 @@ def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending],
     if refusals:
         print(f'{refused} "{refusals[0]}"')
     print(f"\n{describe(verdicts, PROPERTIES, complete=Ending.COMPLETE in endings)}")
-
-
-def _split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
-    """Splits the command line into this command's own keys and the others."""
-    kinds, values, overrides = get_type_hints(Options, include_extras=True), {}, []
-    for argument in arguments:
-        key, _, text = argument.partition("=")
-        if key in kinds:
-            values[key] = parse(kinds[key], text, key)
-        else:
-            overrides.append(argument)
-    return Options(**values), overrides
 
 
 def _policy(overrides: Sequence[str]) -> tuple[Callable[[], Policy], int, Patience]:

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cbatch import ConfigError
-
 PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-core")
 
 
@@ -102,12 +100,3 @@ def atomic_write(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def around_marks(key: str, path: Path, begin: str, end: str) -> tuple[str, str]:
-    """Returns the text of a file up to one mark and from another on, both included. Raises ConfigError if one is missing."""
-    before, found, rest = (path.read_text(encoding="utf-8") if path.is_file() else "").partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (found and ended):
-        raise ConfigError(f"{key}={path}: needs the lines {begin!r} and {end!r}; the table goes between them")
-    return before + begin, end + after

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 
 from cbatch import ConfigError
-from experiments.store.provenance import around_marks, write_text
+from experiments.store.provenance import write_text
 from reproduction import RESULTS
 
 Json = dict[str, Any]
@@ -119,8 +119,13 @@ def main(results: str = f"{RESULTS}/h200", readme: str = "") -> None:
         raise ConfigError(f"results={results}: no results there; run a benchmark first: python -m reproduction.bench")
     print(write_text(folder / "README.md", text(folder)))
     if readme:
-        before, after = around_marks("readme", Path(readme), BEGIN, END)
-        print(write_text(Path(readme), f"{before}\n{comparison(folder)}\n{after}"))
+        before, begun, rest = (Path(readme).read_text(encoding="utf-8") if Path(readme).is_file() else "").partition(
+            BEGIN
+        )
+        _, ended, after = rest.partition(END)
+        if not (begun and ended):
+            raise ConfigError(f"readme={readme}: needs the lines {BEGIN!r} and {END!r}; the table goes between them")
+        print(write_text(Path(readme), f"{before}{BEGIN}\n{comparison(folder)}\n{END}{after}"))
 
 
 def text(folder: Path) -> str:

@@ -29,6 +29,7 @@ COMMANDS = {
     "a6000": "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers",
     "closure": "check SARATHI's claims that are measured on simulated machines, as one table",
     "fig12_sensitivity": "show how Fig 12's ratios depend on what the paper leaves open",
+    "properties": "print the table of docs/policies/properties.md, which takes minutes",
     "redraw": "draw figure=NAME from its .csv, as after a change of its drawing",
     "schedules": "draw each policy's schedule of five requests beside first come, first served: docs/figures/policies",
     "served": "compare a published run, served on a real GPU, with its simulation",
