@@ -1,7 +1,6 @@
 """Predictors of output lengths: what each may know, how large its errors are, and on what they depend."""
 
 from collections.abc import Callable
-from inspect import signature
 from math import log
 from typing import Any
 
@@ -141,12 +140,3 @@ def test_settings_are_taken_up_to_their_limits(make: Callable[[], Predictor], ta
     else:
         with pytest.raises(ConfigError, match="predictor="):
             make()
-
-
-def test_defaults() -> None:
-    """TRAIL's ten classes of up to 512 tokens; the others are the documentation's."""
-    found = {
-        kind: [parameter.default for parameter in signature(kind).parameters.values()]
-        for kind in (Noisy, Bins, Ranks, History)
-    }
-    assert found == {Noisy: [None, None, 0], Bins: [10, 512, 8, 0.0, 0], Ranks: [0.5, 0], History: [200]}

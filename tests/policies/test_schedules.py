@@ -30,3 +30,5 @@ def test_a_policy_makes_its_golden_schedule(case: dict[str, str]) -> None:
     made = golden(eval(case["policy"], NAMES), case["requests"], **machine)
     ends = ", ".join(f"{name} {seconds:g}" for name, seconds in made.ends.items())
     assert (made.schedule, ends) == (case["schedule"], case["ends"]), case.get("why", "")
+    if "counters" in case:
+        assert made.policy.counters == pytest.approx(eval(case["counters"]))
