@@ -84,15 +84,12 @@ def test_figures_of_the_summary(group: str) -> None:
     assert make_summary(make_record())[group] == pytest.approx(FIGURES[group])
 
 
-def test_nothing_is_left_out_unless_it_is_asked_for() -> None:
-    summary = summarize(make_record(), num_blocks=20, max_batch=4)
-    assert (summary["run"]["overshoot_tokens"], summary["run"]["counted_requests"]) == (0, 3)
-
-
 def test_every_figure_of_the_summary_is_held_against_one_made_by_hand() -> None:
     assert set(make_summary(make_record())) == {"about", *FIGURES, "attainment", "service"}, (
         "those two: test_service.py"
     )
+    summary = summarize(make_record(), num_blocks=20, max_batch=4)
+    assert (summary["run"]["overshoot_tokens"], summary["run"]["counted_requests"]) == (0, 3)
 
 
 def test_tokens_of_a_request_that_is_rejected_later_count_nowhere() -> None:
@@ -135,15 +132,6 @@ def test_tokens_belong_to_their_requests_whatever_the_ids(first: int, second: in
     served = collect_served(record)
     assert list(zip(served.first_token, served.last_token, strict=True)) == [(3, 5), (5, 8)]
     assert served.output_tokens.tolist() == [2, 2]
-
-
-def test_tokens_of_a_request_stay_in_the_order_of_their_times() -> None:
-    """Of two requests that receive one in each of a hundred iterations, a second apart."""
-    record = RunRecord()
-    record.requests = [end(Request(id_, 1, 100), 0.0, 100.0) for id_ in (0, 1)]
-    for second in range(100):
-        record.add_step(make_record().steps[0]._replace(received_at=second), np.array([1, 0]))
-    assert set(collect_served(record).gaps()[0].tolist()) == {1.0}
 
 
 def test_columns_of_iterations_are_all_but_the_note() -> None:

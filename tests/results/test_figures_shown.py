@@ -147,9 +147,6 @@ def test_the_printed_report_shows_each_figure_under_its_name() -> None:
     assert run_text(make_summary(make_record(), objectives=Objectives(ttft=2.75))) == REPORT
     without = [line for line in REPORT.splitlines() if not line.startswith(("goodput", "SLOs"))]
     assert run_text(make_summary(make_record(slo=SLO()))).splitlines() == without
-
-
-def test_the_service_of_clients_in_a_report() -> None:
     difference, jain = {"mean": 1.5, "max": 4.0}, {"mean": 0.75}
     service = {"clients": {"ann": 5, "bob": 6}, "service_difference": difference, "jain_index": jain}
     text = run_text(make_summary(make_record()) | {"service": service})
@@ -198,36 +195,40 @@ def test_numbers_have_three_digits_or_all_before_the_point() -> None:
     assert [format_share(value) for value in (None, math.nan, 0.0384, 1.0)] == ["-", "-", "3.8%", "100.0%"]
 
 
-def simulated(outside: int, others: tuple[str, ...] = (), error: str = "error: 5%", brief: str = "") -> dict[str, Any]:
-    errors = {"error": error, "error_in_brief": brief}
-    counts = {"not_measured": others, "iterations_outside_measured_range": outside}
-    return {"simulated": True, "hardware": "NVIDIA H200", "execution": {"profile": "h200", **errors, **counts}}
+def simulated(outside: int = 0, **execution: object) -> dict[str, Any]:
+    execution = {"profile": "h200", "error": "error: 5%", "not_measured": (), **execution}
+    counts = {"iterations_outside_measured_range": outside}
+    return {"simulated": True, "hardware": "NVIDIA H200", "execution": {"error_in_brief": "", **execution, **counts}}
 
 
 def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() -> None:
     """On a line of a terminal: a long text stays in summary.json."""
     parts = ("power (derived)", "host (fallback)")
-    assert origin_of(simulated(0, parts)) == "SIMULATED with profile h200 (error: 5%; 2 parts unmeasured)"
-    assert "(error: TTFT 5%)" in origin_of(simulated(0, error=100 * "x", brief="error: TTFT 5%"))
-    assert "(error: see summary.json)" in origin_of(simulated(0, error=40 * "x"))
-    assert 39 * "x" in origin_of(simulated(0, error=39 * "x"))
-    assert run_text(make_summary(make_record(), simulated(3))).splitlines()[1:3] == [
-        *("SIMULATED with profile h200 (error: 5%)", "iterations outside the measured range: 3")
-    ]
+    assert origin_of(simulated(not_measured=parts)) == "SIMULATED with profile h200 (error: 5%; 2 parts unmeasured)"
+    assert "(error: TTFT 5%)" in origin_of(simulated(error=100 * "x", error_in_brief="error: TTFT 5%"))
+    assert "(error: see summary.json)" in origin_of(simulated(error=40 * "x"))
+    assert 39 * "x" in origin_of(simulated(error=39 * "x"))
+    lines = run_text(make_summary(make_record(), simulated(3))).splitlines()[1:3]
+    assert lines == ["SIMULATED with profile h200 (error: 5%)", "iterations outside the measured range: 3"]
 
 
-def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
-    """For other batches than the compared ones, and where more requests wait than may run."""
-
-    def of(batch: int, waiting: float = 0.0, compared: tuple[int, ...] = (16, 128)) -> dict[str, Any]:
-        about = simulated(0)
-        about["execution"]["batches_compared"] = list(compared)
-        return {**about, "limits": {"batch": batch}, "mean_waiting": waiting}
-
-    assert beyond_text([of(16), of(128, waiting=128.0), {"simulated": False}, simulated(0)]) == ""
-    assert beyond_text([of(129, waiting=130.4)]).endswith("batch 129; overload, 130 requests waiting on average")
-    assert beyond_text([of(8, compared=())]) == ""  # nothing was compared, as the line above it says
-    assert beyond_text([of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]) == (
-        "outside the conditions of that error: batch 8, 256 in 3 of 5 runs; "
-        "overload in 2 of 5 runs, at most 1,000 requests waiting on average"
-    )
+@pytest.mark.parametrize(
+    ("runs", "says"),  # runs: batch, requests waiting on average, batches that were compared
+    [
+        ([(16, 0.0), (128, 128.0)], ""),
+        ([(129, 130.4)], "batch 129; overload, 130 requests waiting on average"),
+        ([(8, 0.0, ())], ""),  # nothing was compared, as the line above it says
+        (
+            [(8, 0.0), (8, 0.0), (256, 0.0), (64, 65.0), (64, 1000.0)],
+            "batch 8, 256 in 3 of 5 runs; overload in 2 of 5 runs, at most 1,000 requests waiting on average",
+        ),
+    ],
+)
+def test_a_result_says_where_the_error_of_its_profile_was_not_established(runs: list[Any], says: str) -> None:
+    abouts: list[dict[str, Any]] = []
+    for batch, waiting, *compared in runs:
+        about = simulated(batches_compared=list(*compared) if compared else [16, 128])
+        abouts.append({**about, "limits": {"batch": batch}, "mean_waiting": waiting})
+    assert beyond_text(abouts) == (f"outside the conditions of that error: {says}" if says else "")
+    if not says:
+        assert beyond_text([*abouts, {"simulated": False}, simulated()]) == ""

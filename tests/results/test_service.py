@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,12 @@ from places import published
 
 from cbatch import SLO, FinishReason, Request, RunRecord
 from cbatch.results.attainment import attainment, goodput
-from cbatch.results.metrics import Objectives, Served, Window, collect_served
+from cbatch.results.metrics import Objectives, Window, collect_served
 from cbatch.results.service import Service, fairness, max_min_shares, measure_windows, service_of
 from experiments.store.text import run_text
 from experiments.workloads.readers.source import read_text
 from experiments.workloads.readers.table import parse_table
 
-NO_OBJECTIVES = Objectives()
 ALWAYS = Window(-math.inf, math.inf)
 Row = tuple[str, float, float, float, int, int]
 
@@ -63,23 +61,22 @@ def test_nineteen_windows_of_a_minute_lie_around_the_twentieths_of_the_time_afte
     assert found["service_difference"] == {"max": pytest.approx(1.0), "mean": pytest.approx(2 / 19)}
 
 
-def test_the_index_of_a_window_in_which_one_client_gets_all() -> None:
-    """Ann and bob wait for 60 from the start; ann receives all of hers in the first window, 30 to 90 s, bob his in the second.
+@pytest.mark.parametrize(
+    ("bob", "mean", "least"),
+    [
+        # both in windows that begin before 50 s, at 3 to 48: index 1; bob alone from 51, 54 and 57: 1, as ann waits for nothing
+        (("bob", 0.0, 59.0, 59.0, 60, 0), 1.0, 1.0),
+        # ann alone in the windows 3 to 63, 6 to 66 and 9 to 69: her share is 30 of 60, x = (2, 0), index 1/2
+        (("bob", 0.0, 70.0, 70.0, 60, 0), (3 * 0.5 + 16) / 19, 0.5),
+    ],
+)
+def test_the_index_of_a_window_in_which_one_client_gets_all(bob: Row, mean: float, least: float) -> None:
+    """Ann and bob wait for 60 from the start, and receive all at 50 s, and at 59 or 70 s.
 
     The last arrival, at 90 s, makes the middles 33, 36, ... 87 s: windows from 3 to 63 s, 6 to 66 s, ... 57 to 117 s.
     """
-    rows: list[Row] = [
-        ("ann", 0.0, 50.0, 50.0, 60, 0),
-        ("bob", 0.0, 59.0, 59.0, 60, 0),
-        ("bob", 90.0, 200.0, 200.0, 0, 0),
-    ]
-    found = fairness(service(*rows))
-    # both in windows that begin before 50 s, at 3 to 48: index 1; bob alone from 51, 54 and 57: 1, as ann waits for nothing
-    assert found["jain_index"] == {"mean": pytest.approx(1.0), "min": pytest.approx(1.0)}
-    later: list[Row] = [("ann", 0.0, 50.0, 50.0, 60, 0), ("bob", 0.0, 70.0, 70.0, 60, 0), rows[2]]
-    found = fairness(service(*later))
-    # ann alone in the windows 3 to 63, 6 to 66 and 9 to 69: her share is 30 of 60, x = (2, 0), index 1/2
-    assert found["jain_index"] == {"mean": pytest.approx((3 * 0.5 + 16) / 19), "min": pytest.approx(0.5)}
+    found = fairness(service(("ann", 0.0, 50.0, 50.0, 60, 0), bob, ("bob", 90.0, 200.0, 200.0, 0, 0)))
+    assert found["jain_index"] == {"mean": pytest.approx(mean), "min": pytest.approx(least)}
 
 
 def test_windows_in_which_nothing_is_received_have_no_index() -> None:
@@ -128,20 +125,17 @@ def test_windows_of_another_length() -> None:
     assert measure_windows(TWO, 8.1).middle.tolist() == []
 
 
-def test_without_a_served_request_no_client_has_a_service() -> None:
-    rejected = end(Request(0, 1, 1, client="ann"), None, 5.0, FinishReason.REJECTED)
-    found = service_of([rejected], collect_served(RunRecord()))
-    assert found is not None and fairness(found)["clients"] == {}
-
-
-def test_a_run_shorter_than_a_window_has_totals_alone() -> None:
+def test_without_windows_or_served_requests_there_are_totals_alone() -> None:
     found = fairness(TWO)
     assert found["clients"] == {"ann": 30.0, "bob": 8.0}
     for name, figures in {"service_difference": ["max", "mean"], "jain_index": ["mean", "min"]}.items():
         assert list(found[name]) == figures and all(math.isnan(value) for value in found[name].values())
+    rejected = end(Request(0, 1, 1, client="ann"), None, 5.0, FinishReason.REJECTED)
+    none = service_of([rejected], collect_served(RunRecord()))
+    assert none is not None and fairness(none)["clients"] == {}
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from([1, 2, 3])), min_size=1, max_size=6), st.integers(0, 300))
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([1, 2, 3])), min_size=1, max_size=6), st.integers(0, 60))
 def test_max_min_shares_are_those_of_giving_one_at_a_time(clients: list[tuple[int, int]], total: int) -> None:
     """Units of 1/60, one after the other to whoever has least per weight and wants more."""
     wanted, weight = [wanted for wanted, _ in clients], [weight for _, weight in clients]
@@ -154,22 +148,6 @@ def test_max_min_shares_are_those_of_giving_one_at_a_time(clients: list[tuple[in
     found = max_min_shares(float(total), np.array(wanted, np.float64), np.array(weight, np.float64))
     assert found.tolist() == pytest.approx([given / 60 for given in given_out], abs=units / 60)
     assert found.sum() == pytest.approx(total)
-
-
-# -- the longest gap --------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.integers(0, 4), max_size=30), st.randoms())
-def test_longest_gaps_equal_plain_loops(ids: list[int], random: Any) -> None:
-    times = np.cumsum([random.choice([0.25, 0.5, 4.0]) for _ in ids])
-    order = np.argsort(ids, kind="stable")
-    requests = sorted(set(ids), key=lambda _: random.random())
-    own = {id_: [time for other, time in zip(ids, times, strict=True) if other == id_] for id_ in requests}
-    empty = np.zeros(0)
-    columns = (np.array(requests, np.int64), *[empty] * 4, *[np.zeros(0, np.int64)] * 2)
-    served = Served(*columns, np.array(ids, np.int64)[order], times[order])
-    expected = [max((b - a for a, b in pairwise(own[id_])), default=math.nan) for id_ in requests]
-    assert served.longest_gap.tolist() == pytest.approx(expected, nan_ok=True)
 
 
 # -- attainment -------------------------------------------------------------------------------------------------------
@@ -192,13 +170,6 @@ def shares(window: Window = ALWAYS, **objectives: tuple[str | None, SLO]) -> dic
     return attainment(asked_of(record, **objectives), collect_served(record), window)
 
 
-def goodput_of(objectives: Objectives = NO_OBJECTIVES, **own: SLO) -> dict[str, float]:
-    """Over 4 seconds. own: objectives of requests, by r and id."""
-    record = make_record()
-    asked = asked_of(record, **{name: (None, slo) for name, slo in own.items()})
-    return goodput(asked, collect_served(record), ALWAYS, objectives, 4.0)
-
-
 # request   first token   longest gap   last token   after its arrival, in seconds
 #    0          2.75           3            7.75
 #    1          9.5            1           10.5
@@ -206,68 +177,64 @@ def goodput_of(objectives: Objectives = NO_OBJECTIVES, **own: SLO) -> dict[str, 
 # request 2 is rejected
 
 
-def test_a_request_attains_its_objectives_together() -> None:
-    assert shares() == {}
-    whole = SLO(ttft=2.75, tbt=3.0, total=7.75)
-    met = {"requests": 1, "share": 1.0, "ttft_share": 1.0, "tbt_share": 1.0, "total_share": 1.0, "tiers": {}}
-    assert shares(r0=(None, whole)) == met
-    for missed in ("ttft", "tbt", "total"):
-        limits = {"ttft": 2.75, "tbt": 3.0, "total": 7.75}
-        limits[missed] -= 0.01
-        assert shares(r0=(None, SLO(**limits))) == {**met, "share": 0.0, f"{missed}_share": 0.0}
+WHOLE, LAX = SLO(ttft=2.75, tbt=3.0, total=7.75), SLO(ttft=100.0)
 
 
-def test_each_of_two_objectives_can_be_met_by_most_and_both_by_none() -> None:
-    slo = SLO(ttft=9.0, tbt=2.0)
-    found = shares(r0=(None, slo), r1=(None, slo))
-    assert (found["share"], found["ttft_share"], found["tbt_share"]) == (0.0, 0.5, 0.5)
-    assert "total_share" not in found
-    different = shares(r0=(None, SLO(ttft=2.0)), r1=(None, SLO(tbt=2.0)))  # each has one of the two
-    assert (different["share"], different["ttft_share"], different["tbt_share"]) == (0.5, 0.0, 1.0)
-
-
-def test_goodput_counts_the_objectives_of_the_requests_as_attainment_does() -> None:
-    assert goodput_of() == {}
-    own = {"r0": SLO(ttft=2.7), "r1": SLO(ttft=9.5, total=11.0), "r2": SLO(ttft=100.0), "r9": SLO(total=100.0)}
-    assert goodput_of(**own) == {"requests_per_second": 1 / 4, "attained_share": 1 / 4}
-    assert shares(**{name: (None, slo) for name, slo in own.items()})["share"] == 1 / 4
-
-
-def test_objectives_of_the_run_hold_for_requests_without_any_of_their_own() -> None:
-    run = Objectives(ttft=2.6)  # request 3 attains it, 0 and 1 are late, 2 is rejected, 9 has not ended
-    assert goodput_of(run) == {"requests_per_second": 1 / 4, "attained_share": 1 / 5}
-    assert goodput_of(run, r1=SLO(total=10.5))["attained_share"] == 2 / 5
-    assert goodput_of(run, r3=SLO(ttft=2.4))["attained_share"] == 0.0
-
-
-def test_every_gap_counts_of_a_request_and_the_mean_of_the_run() -> None:
-    assert goodput_of(r0=SLO(tbt=2.9))["attained_share"] == 0.0  # its longest gap takes 3 s
-    mean = 5.0 / 2  # request 0: from 2.75 to 7.75 after its arrival, 3 tokens
-    late = SLO(ttft=0.1)
-    for limit, share in ((mean, 1 / 5), (mean - 0.01, 0.0)):
-        assert goodput_of(Objectives(tpot=limit), r1=late, r2=late, r3=late)["attained_share"] == share
-
-
-def test_a_request_with_one_token_has_no_gap_to_miss() -> None:
-    assert shares(r3=(None, SLO(tbt=0.001)))["share"] == 1.0
+@pytest.mark.parametrize(
+    ("objectives", "expected"),  # requests, share, and the shares by time to first token, longest gap and latency
+    [
+        ({"r0": WHOLE}, (1, 1, 1, 1, 1)),
+        ({"r0": replace(WHOLE, ttft=2.74)}, (1, 0, 0, 1, 1)),
+        ({"r0": replace(WHOLE, tbt=2.99)}, (1, 0, 1, 0, 1)),
+        ({"r0": replace(WHOLE, total=7.74)}, (1, 0, 1, 1, 0)),
+        ({"r0": SLO(ttft=9.0, tbt=2.0), "r1": SLO(ttft=9.0, tbt=2.0)}, (2, 0, 0.5, 0.5, None)),  # met by halves
+        ({"r0": SLO(ttft=2.0), "r1": SLO(tbt=2.0)}, (2, 0.5, 0, 1, None)),  # each has one of the two
+        ({"r3": SLO(tbt=0.001)}, (1, 1, None, 1, None)),  # a single token has no gap to miss
+        (dict.fromkeys(("r0", "r1", "r2", "r3", "r9"), LAX), (5, 3 / 5, 3 / 5, None, None)),
+    ],
+)
+def test_a_request_attains_its_objectives_together(objectives: dict[str, SLO], expected: tuple[float, ...]) -> None:
+    found = shares(**{name: (None, slo) for name, slo in objectives.items()})
+    names = ("requests", "share", "ttft_share", "tbt_share", "total_share")
+    assert tuple(found.get(name) for name in names) == expected and found["tiers"] == {}
 
 
 def test_a_tier_has_shares_of_its_own_objectives_alone() -> None:
-    tiers = shares(r0=("gold", SLO(ttft=9.0)), r1=("rest", SLO(tbt=2.0)))["tiers"]
+    assert shares() == {}
+    tiers = shares(r0=("gold", LAX), r2=("gold", LAX), r9=("rest", LAX), r1=("rest", SLO(tbt=2.0)))["tiers"]
     assert tiers == {
-        "gold": {"requests": 1, "share": 1.0, "ttft_share": 1.0},
-        "rest": {"requests": 1, "share": 1.0, "tbt_share": 1.0},
+        "gold": {"requests": 2, "share": 0.5, "ttft_share": 0.5},
+        "rest": {"requests": 2, "share": 0.5, "ttft_share": 0.0, "tbt_share": 1.0},
     }
 
 
-def test_rejected_and_unfinished_requests_attain_nothing_and_count() -> None:
-    lax = SLO(ttft=100.0)
-    found = shares(r0=("gold", lax), r2=("gold", lax), r9=("rest", lax), r1=("rest", lax), r3=(None, lax))
-    assert (found["requests"], found["share"], found["ttft_share"]) == (5, 3 / 5, 3 / 5)
-    assert {tier: (of["requests"], of["share"]) for tier, of in found["tiers"].items()} == {
-        "gold": (2, 0.5),
-        "rest": (2, 0.5),
-    }
+NEVER = dict.fromkeys(("r1", "r2", "r3"), SLO(ttft=0.1))
+
+
+@pytest.mark.parametrize(
+    ("run", "own", "share"),
+    [
+        # only the requests' own objectives: of 0, which misses its own, 1, 2 (rejected) and 9 (has not ended)
+        ({}, {"r0": SLO(ttft=2.7), "r1": SLO(ttft=9.5, total=11.0), "r2": LAX, "r9": SLO(total=100.0)}, 1 / 4),
+        ({}, {"r0": SLO(tbt=2.9)}, 0),  # its longest gap takes 3 s
+        # those of the run hold for requests without any of their own: 3 attains them, 0 and 1 are late
+        ({"ttft": 2.6}, {}, 1 / 5),
+        ({"ttft": 2.6}, {"r1": SLO(total=10.5)}, 2 / 5),
+        ({"ttft": 2.6}, {"r3": SLO(ttft=2.4)}, 0),
+        ({"tpot": 5.0 / 2}, NEVER, 1 / 5),  # request 0: from 2.75 to 7.75 after its arrival, 3 tokens
+        ({"tpot": 5.0 / 2 - 0.01}, NEVER, 0),
+    ],
+)
+def test_goodput_counts_objectives_as_attainment_does(run: dict[str, float], own: dict[str, SLO], share: float) -> None:
+    """Over 4 seconds."""
+    record = make_record()
+    asked = asked_of(record, **{name: (None, slo) for name, slo in own.items()})
+    found = goodput(asked, collect_served(record), ALWAYS, Objectives(**run), 4.0)
+    assert found["attained_share"] == share
+    if not run:
+        assert found["requests_per_second"] == share * len(own) / 4
+        assert shares(**{name: (None, slo) for name, slo in own.items()})["share"] == share
+    assert goodput(asked_of(record), collect_served(record), ALWAYS, Objectives(), 4.0) == {}
 
 
 def test_requests_count_by_when_they_ended() -> None:

@@ -5,13 +5,10 @@ import gzip
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import pytest
-from any_order import any_order
-from rig import stress
 from small_cluster import make_cost, make_engine
 
 from cbatch import BatchShape, Policy, Request
@@ -59,8 +56,7 @@ class Reporting(SimExecutor):
 
 @pytest.mark.parametrize("host_seconds", [0.0, 2e-4])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("num_stages", [2, 4])
-@pytest.mark.parametrize("policy", [Orca, PrefillFirst])
+@pytest.mark.parametrize(("policy", "num_stages"), [(Orca, 2), (PrefillFirst, 4)])
 def test_a_simulated_run_measured_from_outside_has_the_simulators_accounts(
     policy: Callable[[], Policy], num_stages: int, asynchronous: bool, host_seconds: float
 ) -> None:
@@ -101,21 +97,6 @@ def test_a_bubble_by_hand() -> None:
     assert first.span == second.span == 11.75
 
 
-def test_real_tokens_report_the_times_of_their_stages() -> None:
-    for num_stages in (1, 2):
-        rig = stress(lambda numbers: any_order(numbers, num_stages=num_stages), 1, num_stages=num_stages)  # noqa: B023
-        rig.run()
-        record = rig.engine.record
-        assert len(record.stages) == (0 if num_stages == 1 else len(record.steps))
-        accounts = account_stages(record)
-        assert len(accounts) == len(record.stages[:1]) * 2
-        for account in accounts:
-            assert min(astuple(account)) >= 0
-            assert account.span == pytest.approx(record.steps[-1].ended - record.steps[0].planned_at, rel=0.01)
-        for spans, measured in zip(record.stages, record.steps, strict=False):
-            assert (measured.started, measured.ended) == (spans[0][0], spans[-1][1])
-
-
 def test_a_run_writes_times_accounts_and_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     work = ("backend=cpu", "policy=orca", "workload.num_requests=3", "workload.length=16", "batch=2", "output=out")
@@ -129,6 +110,7 @@ def test_a_run_writes_times_accounts_and_lanes(tmp_path: Path, monkeypatch: pyte
         times = [float(row[name]) for name in ("started_0", "ended_0", "started_1", "ended_1")]
         assert times == sorted(times)
     stages = summary["about"]["execution"]["stages"]
+    assert min(value for stage in stages for value in stage.values()) >= 0
     computed = [sum(float(row[f"ended_{stage}"]) - float(row[f"started_{stage}"]) for row in rows) for stage in (0, 1)]
     assert [stage["compute"] for stage in stages] == pytest.approx(computed, rel=1e-3)
     events = json.loads(gzip.decompress((tmp_path / "out" / "timeline.json.gz").read_bytes()))["traceEvents"]
