@@ -78,48 +78,29 @@ def test_every_table_of_a_model_is_read(tmp_path: Path) -> None:
         ("ceilings/bandwidth_bytes_per_second", MISSING, "ceilings.bandwidth_bytes_per_second: is missing"),
         ("ceilings/flops_per_second", -1.0, "ceilings.flops_per_second=-1.0: give a number above 0"),
         ("ceilings/tile", 0.5, "ceilings.tile=0.5: give a whole number"),
-        ("memory_bytes", math.inf, "memory_bytes=inf: give a number above 0"),
         ("memory_bytes", 1e-40, "memory_bytes=1e-40: give a number above 0"),
         ("memory_bytes", True, "memory_bytes=True: give a number above 0"),
         ("name", 3, "name=3: give a valid string"),
         ("host/sync/seconds", "fast", "host.sync.seconds=fast: give a number of at least 0"),
-        ("host/sync/seconds", -1e-3, "host.sync.seconds=-0.001: give a number of at least 0"),
-        ("host/sync/seconds", MISSING, "host.sync.seconds: is missing"),
         ("host/sync", MISSING, "host="),
-        ("attention", {}, "attention.bandwidth_bytes_per_second: is missing"),
         ("atention", {}, "atention: no such key; did you mean attention?"),
         ("attention/base_second", 1.0, "attention.base_second: no such key; did you mean base_seconds?"),
         ("compared/async/models", "llama-13b", "compared.async.models=llama-13b: give a valid tuple"),
         ("compared/asinc", {}, "compared.asinc"),
         ("links/all_reduce/two", {}, "links.all_reduce.two=two: give a number of GPUs"),
-        ("links/within_node/bytes", [1, 2], "links.within_node: seconds has 8 values for 2 bytes"),
         (f"{TABLE}/linear", {"tokens": [1, 1], "seconds": [1, 2]}, "linear: tokens must be ascending"),
         (f"{TABLE}/linear", {"tokens": [1, 2], "seconds": [1]}, "linear: seconds has 1 values for 2"),
         (f"{TABLE}/linear", {"tokens": [1], "seconds": [math.nan]}, "linear.seconds[0]=nan: give a number above 0"),
-        (f"{TABLE}/linear", {"tokens": [1]}, "linear.seconds: is missing"),
-        (f"{TABLE}/linear", {"tokens": [1], "seconds": [1], "qkv": [1]}, "linear.qkv="),
-        (f"{TABLE}/head", [], "head="),
         (f"{TABLE}/chunks", MISSING, "chunks and decodes belong together"),
         (f"{TABLE}/power/reserve_seconds", -1, "power.reserve_seconds=-1: give a number of at least 0"),
         (f"{TABLE}/power/idle_rise_seconds", 0, "power.idle_rise_seconds=0: give a number above 0"),
-        (f"{TABLE}/power/loss/share", [0.1], "power.loss: share has 1 values for"),
-        (f"{TABLE}/captured_rows/tokens", MISSING, "captured_rows.tokens: is missing"),
         (f"{TABLE}/captured_graphs/fewest", [], "captured_graphs: fewest has 0 values for"),
-        (f"{TABLE}/captured_graphs/tokens", [2, 1], "captured_graphs: tokens must be ascending"),
         (f"{TABLE}/decode_only/head", MISSING, "decode_only.head: is missing"),
-        (
-            f"{TABLE}/chunks",
-            {"sizes": [1], "contexts": [1], "seconds": [[None]]},
-            "chunks: seconds: give at least one number",
-        ),
+        (f"{TABLE}/chunks", {"sizes": [1], "contexts": [1], "seconds": [[None]]}, "seconds: give at least one number"),
         (f"{TABLE}/chunks", {"sizes": [1], "contexts": [1], "seconds": []}, "chunks: seconds has 0 values for 1 sizes"),
         (f"{TABLE}/chunks", {"sizes": [1], "contexts": [1], "seconds": [[1, 2]]}, "2 values for 1 contexts"),
         (f"{TABLE}/chunks", {"sizes": [1], "contexts": [1, 0], "seconds": [[1, 2]]}, "contexts must be ascending"),
-        (
-            "models/llama-3.1-8b/num_layers",
-            0,
-            "models.llama-3.1-8b.num_layers=0: give a whole number of layers, at least 1",
-        ),
+        ("models/llama-3.1-8b/num_layers", 0, "llama-3.1-8b.num_layers=0: give a whole number of layers, at least 1"),
     ],
 )
 def test_a_damaged_profile_names_file_and_key(tmp_path: Path, where: str, value: object, says: str) -> None:
@@ -130,9 +111,12 @@ def test_a_damaged_profile_names_file_and_key(tmp_path: Path, where: str, value:
     assert message.startswith(f"{path}: ") and says in message and "\n" not in message
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "cannot read the profile"), ("[]", "give its keys, such as name")])
-def test_a_file_that_is_no_profile_is_named(text: str, says: str, tmp_path: Path) -> None:
-    (path := tmp_path / "broken.json").write_text(text)
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"{", "cannot read the profile"), (b"[]", "give its keys, such as name"), (b"\xff", "cannot read")],
+)
+def test_a_file_that_is_no_profile_is_named(content: bytes, says: str, tmp_path: Path) -> None:
+    (path := tmp_path / "broken.json").write_bytes(content)
     with pytest.raises(ProfileError, match=rf"broken.json: .*{says}"):
         load_profile(str(path))
 
@@ -147,9 +131,6 @@ def test_a_profile_states_the_smallest_and_the_largest_batch_that_was_compared(
 
 
 def test_simulation_never_imports_torch_or_pandas() -> None:
-    program = "import sys, cbatch.sim, cbatch.cluster; cbatch.sim.load_profile('h200'); sys.exit(not {'torch', 'pandas'}.isdisjoint(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
-    program = (
-        "import sys, reproduction.papers.closure, reproduction.papers.fig12_systems; sys.exit('torch' in sys.modules)"
-    )
+    loads = "import sys, cbatch.sim, cbatch.cluster; cbatch.sim.load_profile('h200'); unused = {'torch', 'pandas'}"
+    program = f"{loads}; sys.exit(not unused.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
