@@ -91,10 +91,10 @@ BENCHMARKS = {
     ),
     "tiles": Benchmark("time of an iteration against its tokens", f"{HERE}.tiles"),
     "async": Benchmark("the asynchronous loop against the synchronous one", f"{HERE}.async_loop"),
-    "loops": Benchmark(
-        "both loops with no graphs, graphs of decodes, and graphs of all iterations, on mixed traffic", f"{HERE}.loops"
+    "peers": Benchmark(
+        "another engine, engine=vllm or transformers, on the work of async, graphs, pd and trace",
+        f"{HERE}.peers.measure",
     ),
-    "graph_memory": Benchmark("device memory of captured graphs: one shared pool, or one each", f"{HERE}.graph_memory"),
     "vllm": Benchmark(
         "vLLM by its own rule and under policies, alternating on one engine: throughput and host time",
         f"{HERE}.in_vllm.offline",
@@ -106,9 +106,6 @@ BENCHMARKS = {
         "the runs of vllm_serving beside simulations with a profile of vLLM",
         f"{HERE}.in_vllm.simulated",
         needs_gpu=False,
-    ),
-    "stale": Benchmark(
-        "commits since each stored result was measured that changed the code", f"{HERE}.stale", needs_gpu=False
     ),
     "page": Benchmark(
         "the page of measured speed of one card, and the comparison in the README", f"{HERE}.page", needs_gpu=False

@@ -11,18 +11,17 @@ figure is written as soon as it is known.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
-from cbatch import ConfigError, Limits, ModelSpec, RunRecord, Server
+from cbatch import Limits, ModelSpec, RunRecord
 from cbatch.runtime.options import Options
-from cbatch.validation import nearest
 from experiments.bench.serving import MakeServer, gpu_server, summarize
-from experiments.settings.command_line import Count
+from experiments.settings.command_line import Count, beginning_with
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, release_memory
 from experiments.store.benchmark_file import spread
@@ -33,11 +32,8 @@ from reproduction.stored import write
 WARM_UP_TOKENS = 16
 SETTLE_TOKENS = 8
 """Generated before the window: the prompts' iteration, and what a new batch size compiles."""
-STRETCHES = 4
-"""Parts of the window that are timed one by one."""
-RUNS = 3
-"""Whole runs of the smallest batch."""
-
+STRETCHES, RUNS = 4, 3
+"""Parts of the window that are timed one by one, and whole runs of the smallest batch."""
 
 WAYS = {
     "fused, graphs": Options(),
@@ -64,9 +60,8 @@ class Asked(NamedTuple):
 
     @property
     def limits(self) -> Limits:
-        most = max(self.batches)
         longest = max(self.prompt + self.new, self.context + SETTLE_TOKENS + self.window)
-        return Limits(most, most * self.context, longest)
+        return Limits(max(self.batches), max(self.batches) * self.context, longest)
 
 
 def main(
@@ -78,31 +73,20 @@ def main(
     ways: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Measures, prints and writes graphs.json. `ways` are names separated by ";"; empty: all."""
-    spec = load_spec(model)
-    asked = Asked(tuple(sorted(batches)), prompt, new, window)
-    chosen = choose(ways)
+    """Measures, prints and writes graphs.json. ways: beginnings of names, separated by ";"; empty: all."""
+    spec, asked = load_spec(model), Asked(tuple(sorted(batches)), prompt, new, window)
     figures: dict[str, Any] = {}
     stamped = {"model": spec.name, **asked._asdict(), "figures": figures}
-    keep = partial(write, "graphs", torch.cuda.get_device_name(), stamped, folder)
-    print(f"{spec.name}, {asked.prompt} prompt and {asked.new} new tokens: tokens/s in the middle of the output")
-    for name, way in chosen.items():
+    print(f"{spec.name}, {prompt} prompt and {new} new tokens: tokens/s in the middle of the output")
+    for name in beginning_with("ways", ways, WAYS):
         found = figures[name] = {}
-        for batch in measure(spec, way, asked, found):
+        for batch in measure(spec, WAYS[name], asked, found):
             print(f"  {name:22} batch {batch:3}  {found['by_batch'][str(batch)]['median']:8.1f} tokens/s", flush=True)
-            keep()
+            path = write("graphs", torch.cuda.get_device_name(), stamped, folder)
         release_memory()
-        show_price(name, found)
-    print(f"written: {keep()}")
-
-
-def choose(ways: str) -> dict[str, Options]:
-    """Returns the named ways, or all."""
-    names = ways.split(";") if ways else list(WAYS)
-    for name in names:
-        if name not in WAYS:
-            raise ConfigError(f"graphs: way {name!r} is unknown; {nearest(name, WAYS)}")
-    return {name: WAYS[name] for name in names}
+        shown = {key: value for key, value in found.items() if key.endswith("seconds")}
+        print(f"  {name:22} {', '.join(f'{key} {value:.1f}' for key, value in shown.items())}", flush=True)
+    print(f"written: {path}")
 
 
 def measure(
@@ -116,41 +100,28 @@ def measure(
     begin = time.perf_counter()
     server = make_server(spec, asked.limits, way)
     built = time.perf_counter()
-    server.serve(Orca(), equal_requests(1, asked.prompt, WARM_UP_TOKENS, spec.vocab_size))
-    report = server.executor.iteration.report
+    serve = partial(server.serve, Orca())
+    serve(equal_requests(1, asked.prompt, WARM_UP_TOKENS, spec.vocab_size))
+    report, least = server.executor.iteration.report, asked.batches[0]
     found |= {
         "build_seconds": built - begin,
         "capture_seconds": report.seconds,
         "warm_up_seconds": time.perf_counter() - built,
         "graphs": report.num_graphs,
         "graph_bytes": report.bytes,
-        "output_tokens_per_second": spread([rate_of_run(server, spec, asked) for _ in range(RUNS)]),
-        "by_batch": {},
     }
+    whole = [serve(equal_requests(least, asked.prompt, asked.new, spec.vocab_size)) for _ in range(RUNS)]
+    found["output_tokens_per_second"] = spread([least * asked.new / summarize(run).seconds for run in whole])
+    found["by_batch"] = {}
     for batch in asked.batches:
-        requests = equal_requests(batch, asked.context, SETTLE_TOKENS + asked.window, spec.vocab_size)
-        record = server.serve(Orca(), requests)
+        record = serve(equal_requests(batch, asked.context, SETTLE_TOKENS + asked.window, spec.vocab_size))
         found["by_batch"][str(batch)] = spread(rates_of_window(record, batch, asked.window))
         yield batch
     server.close()
 
 
-def rate_of_run(server: Server[Any], spec: ModelSpec, asked: Asked) -> float:
-    """Returns output tokens per second of the smallest batch, from the first plan to the last token."""
-    batch = asked.batches[0]
-    record = server.serve(Orca(), equal_requests(batch, asked.prompt, asked.new, spec.vocab_size))
-    return batch * asked.new / summarize(record).seconds
-
-
 def rates_of_window(record: RunRecord, batch: int, window: int) -> list[float]:
     """Returns tokens per second in each stretch of the last `window` iterations."""
-    ends: Sequence[float] = [step.received_at for step in record.steps[-window - 1 :]]
     stretch = window // STRETCHES
-    edges = ends[::stretch]
+    edges = [step.received_at for step in record.steps[-window - 1 :]][::stretch]
     return [batch * stretch / (end - begin) for begin, end in pairwise(edges)]
-
-
-def show_price(name: str, found: dict[str, Any]) -> None:
-    speed = f"whole run {found['output_tokens_per_second']['median']:.1f} tokens/s"
-    built = f"built in {found['build_seconds']:.1f} s, {found['capture_seconds']:.1f} for {found['graphs']} graphs"
-    print(f"  {name:22} {speed}; {built}; first request {found['warm_up_seconds']:.1f} s", flush=True)

@@ -6,7 +6,7 @@ Writes results/README.md, a row for every stored figure; with `readme`, the shor
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ captures no graphs and does not run ahead.
 Of copy speed: the time in which a copy on the device reads the weights and the KV cache at {copy_bandwidth}, over the measured time. The copy is a
 yardstick, not a bound. Device active: the share of the run in which an iteration computes."""
 
-FORMS = {
+FURTHER = {
     "active_share": ("device active", "{:.2%}"),
     "kernel_share": ("kernels run", "{:.1%}"),
     "build_seconds": ("built in [s]", "{:.1f}"),
@@ -45,62 +45,32 @@ FORMS = {
 
 
 class Section(NamedTuple):
-    """A table. files: pattern of the results files. key: the figure's name in them. peers: the section of peers.json.
-
-    less: a smaller figure is faster. columns: further figures, see `FORMS`.
-    """
+    """A table. files: pattern of the results files. key: the figure's name in them. peers: the section of peers.json."""
 
     title: str
     files: str
     key: str
     unit: str
     peers: str = ""
-    less: bool = False
-    columns: tuple[str, ...] = ("active_share",)
+
+
+class Entry(NamedTuple):
+    """A row of a table. figure: median, and extremes of repeats. further: other figures, by their names in `FURTHER`."""
+
+    name: str
+    figure: Json
+    measured: str
+    further: Json
 
 
 TOKENS = "prompt and output tokens/s"
-BUILT = ("build_seconds", "capture_seconds", "warm_up_seconds")
 SECTIONS = (
-    Section(
-        "Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens",
-        "async*.json",
-        "ms_per_iteration",
-        "ms per iteration",
-        "decode",
-        less=True,
-        columns=("active_share", "kernel_share"),
-    ),
-    Section(
-        "One request: llama-2-7b, 32 prompt and 512 new tokens",
-        "graphs*.json",
-        "output_tokens_per_second",
-        "output tokens/s",
-        "one_request",
-        columns=BUILT,
-    ),
-    Section(
-        "Prompts and decodes: llama-13b, 144 requests of 1,024 tokens, batch 18",
-        "pd*.json",
-        "tokens_per_second",
-        TOKENS,
-        "pd",
-    ),
-    Section(
-        "A trace, queued at once: llama-3.1-8b, 512 requests of the Azure conversation trace",
-        "trace*.json",
-        "tokens_per_second",
-        TOKENS,
-        "trace",
-    ),
-    Section(
-        "Attention of decodes, one layer",
-        "attention-*.json",
-        "time",
-        "us per layer",
-        columns=("bytes_bound", "chunks_alone"),
-    ),
-)
+    Section("Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens", "async*.json", "ms_per_iteration", "ms per iteration", "decode"),
+    Section("One request: llama-2-7b, 32 prompt and 512 new tokens", "graphs*.json", "output_tokens_per_second", "output tokens/s", "one_request"),
+    Section("Prompts and decodes: llama-13b, 144 requests of 1,024 tokens, batch 18", "pd*.json", "tokens_per_second", TOKENS, "pd"),
+    Section("A trace, queued at once: llama-3.1-8b, 512 requests of the Azure conversation trace", "trace*.json", "tokens_per_second", TOKENS, "trace"),
+    Section("Attention of decodes, one layer", "attention-*.json", "time", "us per layer"),
+)  # fmt: skip
 
 COMPARED = (
     ("Llama-3.1-8B, 32 requests, 2,048 new tokens", "ms per iteration", "async-2048/2048 new/async/ms_per_iteration", "decode-2048"),
@@ -129,17 +99,20 @@ def main(results: str = f"{RESULTS}/h200", readme: str = "") -> None:
 
 
 def text(folder: Path) -> str:
+    """Returns the page: a section for each kind of work of which results are stored."""
     peers = _load(folder / "peers.json")
     parts = [INTRODUCTION.format_map({"hardware": "unknown card", "setting": "", "copy_bandwidth": "?", **peers})]
     for section in SECTIONS:
-        files = [_load(path) for path in sorted(folder.glob(section.files))]
         theirs = [_load(path) for path in sorted(folder.glob("peers/*.json"))]
         theirs = [file for file in theirs if section.peers and file["section"][0] == section.peers]
-        bounds = peers.get(section.peers, {})
-        rows = [*_by_hand(bounds, peers), *map(_peer, theirs), *(row for file in files for row in _ours(file, section))]
-        if rows:
-            sources = [f"* {source(file)}" for file in (*theirs, *files)]
-            parts += [f"## {section.title}", _table(rows, section, bounds), "\n".join(dict.fromkeys(sources))]
+        ours = [_load(path) for path in sorted(folder.glob(section.files))]
+        by_hand = peers.get(section.peers, {})
+        entries = [*_by_hand(by_hand, peers), *map(_of_peer, theirs)]
+        entries += [entry for file in ours for entry in _of_file(section, file)]
+        if entries:
+            bounds = {work: found["bytes_bound"] for work, found in _leaves(by_hand, "bytes_bound")}
+            table = _markdown([_row(entry, section.unit, bounds) for entry in entries])
+            parts += [f"## {section.title}", table, "\n".join(dict.fromkeys(map(source, (*theirs, *ours))))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -148,70 +121,56 @@ def comparison(folder: Path) -> str:
     rows = []
     for work, unit, ours, name in COMPARED:
         file, *keys = ours.split("/")
-        mine, theirs = _load(folder / f"{file}.json")["figures"], _load(folder / "peers" / f"vllm-{name}.json")
+        figure, theirs = _load(folder / f"{file}.json")["figures"], _load(folder / "peers" / f"vllm-{name}.json")
         for key in keys:
-            mine = mine[key]
-        value, other = mine["median"], theirs["figures"]["value"]["median"]
+            figure = figure[key]
+        value, other = figure["median"], theirs["figures"]["value"]["median"]
         faster = other / value if unit.startswith("ms") else value / other
-        rows.append((f"{work} [{unit}]", number(value), number(other), f"{faster:.2f}x"))
-    return _markdown(rows, ("", "cbatch", f"vLLM {theirs['engine']['version']}", "faster"))
+        numbers = {"cbatch": number(value), f"vLLM {theirs['engine']['version']}": number(other)}
+        rows.append({"": f"{work} [{unit}]", **numbers, "faster": f"{faster:.2f}x"})
+    return _markdown(rows)
 
 
-def _ours(file: Json, section: Section) -> Iterator[tuple[str, Json, Json, str]]:
-    """Yields (name, figure, further figures, when it was measured) of every way in a results file."""
-    before = (
-        [file["model"]] if section.key == "time" else [f"batch {file['batch']}"] if section.peers == "trace" else []
-    )
-    for names, found in _leaves(file["figures"], section.key):
-        further = {name: _median(found[name]) for name in section.columns if found.get(name) is not None}
-        yield "**cbatch, " + ", ".join([*before, *names]) + "**", found[section.key], further, stamp(file)
+def _of_file(section: Section, file: Json) -> Iterator[Entry]:
+    """Yields every way in a results file."""
+    names = [file["model"]] if section.key == "time" else [f"batch {file['batch']}"] if section.peers == "trace" else []
+    for key, found in _leaves(file["figures"], section.key):
+        further = {name: _median(found[name]) for name in FURTHER if found.get(name) is not None}
+        yield Entry(f"**cbatch, {', '.join([*names, key])}**", found[section.key], stamp(file), further)
 
 
-def _leaves(figures: Json, key: str, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Json]]:
-    """Yields the dictionaries that have the key, with the names on the way to each."""
-    for name, found in figures.items():
-        if isinstance(found, dict):
-            if key in found:
-                yield (*names, name), found
-            else:
-                yield from _leaves(found, key, (*names, name))
+def _of_peer(file: Json) -> Entry:
+    return Entry(", ".join([*file["section"][1:], file["row"]]), file["figures"]["value"], stamp(file), {})
 
 
-def _peer(file: Json) -> tuple[str, Json, Json, str]:
-    return ", ".join([*file["section"][1:], file["row"]]), file["figures"]["value"], {}, stamp(file)
+def _by_hand(figures: Json, peers: Json) -> Iterator[Entry]:
+    for key, found in _leaves(figures, "engines"):
+        for engine, value in found["engines"].items():
+            shares = found.get("active_share", {})
+            further = {"active_share": shares[engine]} if engine in shares else {}
+            yield Entry(", ".join(filter(None, (key, engine))), {"median": value}, f"{peers['date']}, by hand", further)
 
 
-def _by_hand(section: Json, peers: Json) -> Iterator[tuple[str, Json, Json, str]]:
-    for names, found in _leaves({"": section}, "engines"):
-        shares = found.get("active_share", {})
-        for row, value in found["engines"].items():
-            further = {"active_share": shares[row]} if row in shares else {}
-            yield ", ".join(filter(None, [*names, row])), {"median": value}, further, f"{peers['date']}, by hand"
+def _leaves(figures: Json, wanted: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Json]]:
+    """Yields the dictionaries that have the wanted key, with the joined keys on the way to each."""
+    if wanted in figures:
+        yield ", ".join(above), figures
+    else:
+        for key, found in figures.items():
+            if isinstance(found, dict):
+                yield from _leaves(found, wanted, (*above, key))
 
 
-def _table(rows: list[tuple[str, Json, Json, str]], section: Section, bounds: Json) -> str:
-    columns = [name for name in section.columns if any(name in further for _, _, further, _ in rows)]
-    copy = _leaves({"": bounds}, "bytes_bound")
-    at_copy_speed = {", ".join(filter(None, names)): found["bytes_bound"] for names, found in copy}
-    shown = []
-    for name, figure, further, measured in sorted(rows, key=lambda row: _work(row[0], at_copy_speed)):
-        value, cells = (
-            figure["median"],
-            [FORMS[key][1].format(further[key]) if key in further else "" for key in columns],
-        )
-        spread = f"{number(figure['min'])} to {number(figure['max'])}" if figure.get("repeats", 1) > 1 else ""
-        bound = at_copy_speed.get(_work(name, at_copy_speed))
-        share = [f"{bound / value if section.less else value / bound:.1%}" if bound else ""] if at_copy_speed else []
-        shown.append((name, number(value), spread, *share, *cells, measured))
-    heads = ("of copy speed",) if at_copy_speed else ()
-    return _markdown(
-        shown, ("", section.unit, "least to greatest", *heads, *(FORMS[key][0] for key in columns), "measured")
-    )
-
-
-def _work(name: str, works: Mapping[str, float]) -> str:
-    """Returns which of these pieces of work a row is about; "" if all rows are about one."""
-    return next((work for work in works if work and work in name), "")
+def _row(entry: Entry, unit: str, bounds: Json) -> dict[str, str]:
+    """Returns the cells by heading. bounds: the figure at the speed of a copy, by work; a row's name holds its work."""
+    value, figure = entry.figure["median"], entry.figure
+    spread = f"{number(figure['min'])} to {number(figure['max'])}" if figure.get("repeats", 1) > 1 else ""
+    row = {"": entry.name, "measured": entry.measured, unit: number(value), "least to greatest": spread}
+    if bound := next((bound for work, bound in bounds.items() if work in entry.name), None):
+        row["of copy speed"] = f"{bound / value if unit.startswith('ms') else value / bound:.1%}"
+    return row | {
+        head: form.format(entry.further[key]) for key, (head, form) in FURTHER.items() if key in entry.further
+    }
 
 
 def stamp(file: Json) -> str:
@@ -223,7 +182,7 @@ def source(file: Json) -> str:
     """Returns how a results file was measured: command, card, date, commit and versions."""
     card = file["hardware"] + (f", driver {file['driver']}" if "driver" in file else "")
     packages = ", ".join(f"{name} {version}" for name, version in file["versions"].items())
-    return f"`{file['command']}`; {card}; {stamp(file)}; {packages}"
+    return f"* `{file['command']}`; {card}; {stamp(file)}; {packages}"
 
 
 def number(value: float) -> str:
@@ -234,9 +193,11 @@ def _median(figure: Any) -> float:
     return float(figure["median"] if isinstance(figure, dict) else figure)
 
 
-def _markdown(rows: list[Any], heads: tuple[str, ...]) -> str:
+def _markdown(rows: list[dict[str, str]]) -> str:
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    cells = [[row.get(head, "") for head in heads] for row in rows]
     aligned = ("left", *["right"] * (len(heads) - 1))
-    return tabulate(rows, heads, tablefmt="github", colalign=aligned, disable_numparse=True)
+    return tabulate(cells, heads, tablefmt="github", colalign=aligned, disable_numparse=True)
 
 
 def _load(path: Path) -> Json:

@@ -1,91 +1,66 @@
-"""Measuring other engines: the same work as ours, what is written, A fake engine stands in."""
+"""Measuring other engines: the same work as ours, and what is written. A fake vLLM stands in; transformers serves itself."""
 
 import csv
+import gc
 import json
 import os
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from places import ROOT
+import transformers
 from transformers import AutoConfig
 
-from cbatch import CbatchError
+from cbatch import CbatchError, Request
 from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.compose import compose_run
 from experiments.settings.presets import load_spec
 from reproduction.bench.__main__ import BENCHMARKS
-from reproduction.bench.peers import __main__ as command
 from reproduction.bench.peers import measure, vllm_engine
-from reproduction.bench.peers.cases import CASES, requests_of
-
-
-@pytest.fixture
-def trace_file(tmp_path: Path) -> Path:
-    """A trace of 600 rows in Azure's format."""
-    generator = np.random.default_rng(7)
-    path = tmp_path / "trace.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
-        for row in range(600):
-            writer.writerow(
-                [f"2023-11-16 18:{row // 60:02}:{row % 60:02}.0000000", *generator.integers(1, 60, 2).tolist()]
-            )
-    return path
+from reproduction.bench.peers.cases import CASES, Case, requests_of
+from reproduction.bench.peers.transformers_engine import TransformersEngine
 
 
 @pytest.mark.parametrize(("name", "benchmark"), [("trace-128-2048", "trace"), ("pd-256", "pd")])
-def test_peers_serve_the_requests_that_our_benchmark_serves(name: str, benchmark: str, trace_file: Path) -> None:
+def test_peers_serve_the_requests_that_our_benchmark_serves(name: str, benchmark: str, tmp_path: Path) -> None:
+    generator, path = np.random.default_rng(7), tmp_path / "trace.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
+        times = [f"2023-11-16 18:{row // 60:02}:{row % 60:02}.0000000" for row in range(600)]
+        writer.writerows([time, *generator.integers(1, 60, 2).tolist()] for time in times)
     case, preset = CASES[name], BENCHMARKS[benchmark].presets["settings"].split()
-    settings = compose_run(*preset, *([f"workload.path={trace_file}"] if benchmark == "trace" else []))
+    settings = compose_run(*preset, *([f"workload.path={path}"] if benchmark == "trace" else []))
     spec = load_spec(case.model)
-    ours = settings.workload.requests(Vocabulary(spec))
-    theirs = requests_of(case, spec, str(trace_file))
+    ours, theirs = settings.workload.requests(Vocabulary(spec)), requests_of(case, spec, str(path))
     assert [(each.prompt, each.max_new_tokens) for each in theirs] == [
-        (each.prompt, each.max_new_tokens) for each in ours
+        *((each.prompt, each.max_new_tokens) for each in ours)
     ]
     assert (settings.model.name, settings.batch) == (case.model, case.batch)
 
 
-def test_lengths_are_those_that_the_works_name(trace_file: Path) -> None:
-    spec = load_spec("llama-3.1-8b")
-    with trace_file.open() as file:
-        recorded = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
-    replayed = requests_of(CASES["trace-128-8192"], spec, str(trace_file))
-    assert [(len(request.prompt or ()), request.max_new_tokens) for request in replayed] == recorded[:512]
+def test_lengths_are_those_that_the_works_name() -> None:
     lengths = {
-        name: {
-            (len(request.prompt or ()), request.max_new_tokens) for request in requests_of(case, load_spec(case.model))
-        }
+        name: {(len(each.prompt or ()), each.max_new_tokens) for each in requests_of(case, load_spec(case.model))}
         for name, case in CASES.items()
         if case.work != "trace"
     }
-    assert lengths == {
-        "decode-2048": {(256, 2048)},
-        "decode-8192": {(256, 8192)},
-        "one": {(32, 512)},
-        "pd-256": {(956, 68)},  # 1024 / (1 + 14) = 68.3
-        "pd-512": {(956, 68)},
-    }
-    assert len(requests_of(CASES["pd-512"], load_spec("llama-13b"))) == 144
-    decodes = requests_of(CASES["decode-2048"], spec)
-    assert [request.prompt for request in decodes] == np.random.default_rng(0).integers(0, 128256, (32, 256)).tolist()
+    pd = {(956, 68)}  # 1024 / (1 + 14) = 68.3
+    decodes = {"decode-2048": {(256, 2048)}, "decode-8192": {(256, 8192)}}
+    assert lengths == {**decodes, "one": {(32, 512)}, "pd-256": pd, "pd-512": pd}
     with pytest.raises(CbatchError, match="give the trace's file"):
-        requests_of(CASES["trace-128-8192"], spec)
+        requests_of(CASES["trace-128-8192"], load_spec("llama-3.1-8b"))
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-2-7b", "llama-13b"])
 def test_the_checkpoint_without_weights_has_the_models_shape(model: str, tmp_path: Path) -> None:
     spec = load_spec(model)
     measure.write_checkpoint(spec, tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert written["architectures"] == ["LlamaForCausalLM"]
-    assert (written["model_type"], written["dtype"]) == ("llama", "bfloat16")
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     config = AutoConfig.from_pretrained(tmp_path)
     shape = {
         "num_hidden_layers": spec.num_layers,
@@ -105,21 +80,12 @@ def test_the_checkpoint_without_weights_has_the_models_shape(model: str, tmp_pat
 class FakeVllm(ModuleType):
     """`vllm` as far as the script uses it; each request gets `short` tokens fewer than it asks for."""
 
-    def __init__(self, short: int = 0) -> None:
-        super().__init__("vllm")
-        self.short = short
-        self.arguments: dict[str, Any] = {}
-        self.generated: list[list[tuple[int, int]]] = []
-        self.closed = 0
+    short = closed = 0
 
     def LLM(self, model: str, **arguments: Any) -> Any:  # noqa: N802
-        assert json.loads((Path(model) / "config.json").read_text())["model_type"] == "llama"
-        self.arguments = arguments
-        scheduler = SimpleNamespace(async_scheduling=True)
-        engine = SimpleNamespace(
-            engine_core=SimpleNamespace(shutdown=self._shut_down),
-            vllm_config=SimpleNamespace(scheduler_config=scheduler),
-        )
+        self.arguments, self.generated = arguments, list[list[tuple[int, int]]]()
+        config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=True))
+        engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=self._shut_down), vllm_config=config)
         return SimpleNamespace(generate=self._generate, llm_engine=engine)
 
     def SamplingParams(self, *, max_tokens: int, **settings: Any) -> Any:  # noqa: N802
@@ -127,11 +93,10 @@ class FakeVllm(ModuleType):
         return SimpleNamespace(max_tokens=max_tokens)
 
     def _generate(self, prompts: list[Any], sampling: list[Any], use_tqdm: bool) -> list[Any]:
-        asked = [parameters.max_tokens for parameters in sampling]
-        self.generated.append(
-            [(len(prompt["prompt_token_ids"]), new) for prompt, new in zip(prompts, asked, strict=True)]
-        )
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * (new - self.short))]) for new in asked]
+        pairs = zip(prompts, sampling, strict=True)
+        self.generated.append([(len(prompt["prompt_token_ids"]), each.max_tokens) for prompt, each in pairs])
+        tokens = [[0] * (each.max_tokens - self.short) for each in sampling]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)]) for ids in tokens]
 
     def _shut_down(self) -> None:
         self.closed += 1
@@ -140,8 +105,7 @@ class FakeVllm(ModuleType):
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
     """Its warm-up takes 1 second, its runs 4, 2 and 3."""
-    module = FakeVllm()
-    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setitem(sys.modules, "vllm", module := FakeVllm("vllm"))
     monkeypatch.setattr(measure, "graphics_card", lambda: ("NVIDIA H200", "580.159"))
     monkeypatch.setattr(measure.metadata, "version", lambda package: "0.22.1")
     clock = iter([0, 1, 10, 14, 20, 22, 30, 33])
@@ -150,71 +114,55 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
     return module
 
 
-VALUES = {"decode-2048": 3 / 2048 * 1e3, "one": 512 / 3, "pd-256": 144 * 1024 / 3}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_the_script_drives_vllm_and_writes_what_it_measured(
-    name: str, fake: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("name", "value"), [("decode-2048", 3e3 / 2048), ("one", 512 / 3), ("pd-256", 144 * 1024 / 3)])
+def test_vllm_serves_the_case_and_what_it_took_is_written(
+    name: str, value: float, fake: FakeVllm, tmp_path: Path
 ) -> None:
-    options = ["vllm", f"cases={name}", f"folder={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", ["peers", *options])
-    monkeypatch.setenv("CBATCH_COMMIT", "abc")
-    assert command.main(options) == 0
+    measure.main("vllm", name, folder=str(tmp_path))
     file = json.loads((tmp_path / f"h200/peers/vllm-{name}.json").read_text())
-    assert file["figures"]["value"] == pytest.approx(
-        {
-            "median": VALUES[name],
-            "min": file["figures"]["value"]["min"],
-            "max": file["figures"]["value"]["max"],
-            "repeats": 3,
-        }
-    )
+    assert file["figures"]["value"]["median"] == pytest.approx(value)
     assert file["figures"]["seconds"] == {"median": 3, "min": 2, "max": 4, "repeats": 3}
-    assert file["command"] == f"python -m reproduction.bench.peers vllm cases={name}"
-    assert (file["commit"], file["driver"], file["hardware"]) == ("abc", "580.159", "NVIDIA H200")
-    assert {"python", "torch"} <= file["versions"].keys()
-    assert file["engine"]["async_scheduling"] is True
+    assert (file["driver"], file["hardware"], file["engine"]["async_scheduling"]) == ("580.159", "NVIDIA H200", True)
     case = CASES[name]
-    sizes = [
-        (request.num_prompt_tokens, request.max_new_tokens) for request in requests_of(case, load_spec(case.model))
-    ]
+    sizes = [(each.num_prompt_tokens, each.max_new_tokens) for each in requests_of(case, load_spec(case.model))]
     warm_up, *runs = fake.generated
-    assert runs == [sizes] * 3
-    assert warm_up == [(prompt, 16) for prompt, _ in sizes[: case.batch]]
-    assert fake.arguments["max_num_seqs"] == case.batch
-    assert fake.arguments["max_num_batched_tokens"] == case.budget
-    assert fake.arguments["max_model_len"] == sum(sizes[0])
-    assert fake.arguments["enable_prefix_caching"] is False
-    assert fake.closed == 1
-    assert file["row"] in capsys.readouterr().out
+    assert runs == [sizes] * 3 and warm_up == [(prompt, 16) for prompt, _ in sizes[: case.batch]]
+    limits = {"max_num_seqs": case.batch, "max_num_batched_tokens": case.budget, "max_model_len": sum(sizes[0])}
+    assert fake.arguments.items() >= (limits | {"enable_prefix_caching": False}).items() and fake.closed == 1
 
 
-def test_an_engine_that_did_less_work_is_an_error(fake: FakeVllm, tmp_path: Path, capsys: Any) -> None:
+def test_an_engine_that_did_less_work_is_an_error(fake: FakeVllm, tmp_path: Path) -> None:
     fake.short = 1
-    assert command.main(["vllm", "cases=one", f"folder={tmp_path}"]) == 2
-    assert "1 of 1 requests" in capsys.readouterr().err
-    assert fake.closed == 1
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(CbatchError, match="1 of 1 requests"):
+        measure.main("vllm", "one", folder=str(tmp_path))
+    assert fake.closed == 1 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["other"], "engine other is unknown; known: vllm, transformers"),
-        (["vllm", "cases=five"], "cases=five: no case begins with it"),
-        (["vllm", "case=one"], "case=one: give key=value with one of cases"),
-        (["vllm", "repeats=0"], "give a whole number, at least 1"),
-    ],
-)
-def test_mistakes_on_the_command_line_are_one_line(options: list[str], message: str, capsys: Any) -> None:
-    assert command.main(options) == 2
-    assert message in capsys.readouterr().err
-    assert command.chosen("trace-128,one") == ["trace-128-2048", "trace-128-8192", "one"]
-    assert command.chosen("") == list(CASES)
+def test_transformers_serves_each_request_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three at a time, on a CPU. By default the cache would take most of the memory. A stopped engine is an error."""
+    outputs, started = (4, 1, 9, 2, 6), list[TransformersEngine]()
+    requests = [Request(id_, 5 + id_, new, prompt=[7] * (5 + id_)) for id_, new in enumerate(outputs)]
 
+    def start(*arguments: Any) -> TransformersEngine:
+        started.append(TransformersEngine(*arguments))
+        return started[0]
 
-def test_the_package_needs_no_hydra_and_leaves_transformers_for_later() -> None:
-    code = "import sys, reproduction.bench.peers.__main__; print({'hydra', 'omegaconf', 'triton', 'transformers'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "set()"
+    small = partial(transformers.ContinuousBatchingConfig, num_blocks=16, block_size=16)
+    monkeypatch.setattr("transformers.ContinuousBatchingConfig", small)  # of the module that is imported then
+    monkeypatch.setitem(measure.PEERS, "transformers", measure.PEERS["transformers"]._replace(start=start))
+    monkeypatch.setitem(CASES, "tiny", Case("decode", "tiny", batch=3, budget=32, new=4))
+    monkeypatch.setattr(measure, "requests_of", lambda *_: requests)
+    monkeypatch.setattr(measure, "graphics_card", lambda: ("NVIDIA H200", "580.159"))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # at each end of a manager, of all that the tests before have left
+    measure.main("transformers", "tiny", repeats=2, folder=str(tmp_path))  # or says which request got too few
+    file = json.loads((tmp_path / "h200/peers/transformers-tiny.json").read_text())
+    assert file["row"] == f"transformers {transformers.__version__}, SDPA, sync"
+    assert (file["prompt_tokens"], file["output_tokens"]) == (5 + 6 + 7 + 8 + 9, sum(outputs))
+    assert file["engine"]["arguments"] == {
+        "max_batch_tokens": 32,
+        "max_requests_per_batch": 3,
+        "allow_block_sharing": False,
+    }
+    with pytest.raises(CbatchError, match="the manager of transformers has stopped"):
+        started[0].serve(requests)

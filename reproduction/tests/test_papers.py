@@ -29,7 +29,7 @@ from reproduction.papers.steady import Load, Scheme
 from reproduction.papers.verdicts import conclusion
 
 CLAIMS = read_claims()
-QUICK = ("fig5", "fig7", "fig8", "fig10", "table2", "table4", "graph_gain", "graph_pool", "loops", "tile_curve")
+QUICK = ("fig5", "fig7", "fig8", "fig10", "table2", "table4", "graph_gain", "tile_curve")
 """Figures that are made within seconds, simulated or of stored measurements."""
 
 
@@ -151,9 +151,9 @@ def test_what_is_absent_is_left_out_and_said(
     missing = "a100 is left out: give tables=.../aiconfigurator/a100_sxm"
     assert json.loads((made / "table4.json").read_text())["left_out"] == [missing]
     monkeypatch.setattr("reproduction.papers.frames.read_benchmark", lambda name: None)
-    assert command.main(["graph_pool", f"folder={tmp_path}"]) == 2
+    assert command.main(["graph_gain", f"folder={tmp_path}"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: graph_pool: left out: reproduction/results/h200/graph_memory.json ")
+    assert told.startswith("error: graph_gain: left out: reproduction/results/h200/graphs.json ")
     assert told.count("\n") == 1 and not list(tmp_path.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
@@ -34,6 +35,33 @@ def test_the_commit_is_that_of_the_source_tree(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("CBATCH_COMMIT", raising=False)
     monkeypatch.setattr(store, "_commit_of", str)
     assert commit() == str(ROOT)
+
+
+def test_changes_of_the_code_count_and_results_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the second figure of a command would be of other code than the first. Another repository around gives no commit."""
+    monkeypatch.delenv("GIT_DIR", raising=False)
+    monkeypatch.delenv("GIT_INDEX_FILE", raising=False)
+
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        return subprocess.check_output(["git", *who, *arguments], cwd=tmp_path, text=True).strip()
+
+    def commit_of(folder: Path) -> str | None:
+        store._commit_of.cache_clear()
+        return store._commit_of(folder)
+
+    code, result = tmp_path / "site/x.py", tmp_path / "reproduction/results/sim.json"
+    for file in (code, result):
+        file.parent.mkdir(parents=True)
+        file.write_text("1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "all")
+    result.write_text("2")
+    assert (commit_of(tmp_path), commit_of(tmp_path / "site")) == (head := git("rev-parse", "HEAD"), None)
+    code.write_text("2")
+    assert commit_of(tmp_path) == f"{head} + changes"
+    store._commit_of.cache_clear()
 
 
 def test_a_stored_command_holds_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

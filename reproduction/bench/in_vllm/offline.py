@@ -40,7 +40,7 @@ def main(
     serve the same three pieces of work: 32 and 256 equal requests of 256 prompt tokens, and mixed requests, all queued at once. `record` is a folder for
     recordings of iterations of every size, for `experiments.profile engine=vllm`.
     """
-    os.environ |= ENVIRONMENT | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}  # counting GPUs has loaded the driver
+    os.environ |= ENVIRONMENT
     spec, sides = load_spec(model), [VLLM, *policies.split(";")]
     hardware, driver = graphics_card()
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

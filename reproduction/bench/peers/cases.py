@@ -8,13 +8,19 @@ from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.servers import equal_requests
 from experiments.workloads import ClosedBatch, TraceReplay
 
-PROMPT_AND_OUTPUT = "prompt and output tokens/s"
+UNITS = {
+    "trace": "prompt and output tokens/s",
+    "decode": "ms per iteration",
+    "one_request": "output tokens/s",
+    "pd": "prompt and output tokens/s",
+}
+"""How the speed of each kind of work is stated. The keys are the sections of peers.json and of the page (`bench.page`)."""
 
 
 class Case(NamedTuple):
     """One piece of work under one setting of the engine.
 
-    work: a key of `WORKS`.
+    work: a key of `UNITS`.
     batch: requests that may run at once.
     budget: tokens of an iteration, at most.
     new: output tokens of a request, where the work leaves them open.
@@ -26,25 +32,12 @@ class Case(NamedTuple):
     budget: int
     new: int = 0
 
+    def row(self, loop: str) -> str:
+        """Returns what follows the engine's name in the page's table. loop: sync or async."""
+        budget = f", {self.budget} tokens an iteration"
+        ends = {"trace": f", batch {self.batch}{budget}", "decode": f", {loop}", "pd": budget}
+        return ends.get(self.work, "")
 
-class Work(NamedTuple):
-    """How the speed of a piece of work is stated.
-
-    section: its table of the page (`bench.page`), as keys of peers.json. row: its row there, after the engine's name.
-    Both are formatted with a case's fields, and `loop`: sync or async.
-    """
-
-    unit: str
-    section: tuple[str, ...]
-    row: str = ""
-
-
-WORKS = {
-    "trace": Work(PROMPT_AND_OUTPUT, ("trace",), ", batch {batch}, {budget} tokens an iteration"),
-    "decode": Work("ms per iteration", ("decode", "{new} new"), ", {loop}"),
-    "one": Work("output tokens/s", ("one_request",)),
-    "pd": Work(PROMPT_AND_OUTPUT, ("pd",), ", {budget} tokens an iteration"),
-}
 
 CASES = {
     "trace-256-2048": Case("trace", "llama-3.1-8b", batch=256, budget=2048),
@@ -52,7 +45,7 @@ CASES = {
     "trace-128-8192": Case("trace", "llama-3.1-8b", batch=128, budget=8192),
     "decode-2048": Case("decode", "llama-3.1-8b", batch=32, budget=8192, new=2048),
     "decode-8192": Case("decode", "llama-3.1-8b", batch=32, budget=8192, new=8192),
-    "one": Case("one", "llama-2-7b", batch=1, budget=2048, new=512),
+    "one": Case("one_request", "llama-2-7b", batch=1, budget=2048, new=512),
     "pd-256": Case("pd", "llama-13b", batch=18, budget=256),
     "pd-512": Case("pd", "llama-13b", batch=18, budget=512),
 }
@@ -60,8 +53,8 @@ CASES = {
 
 
 def requests_of(case: Case, spec: ModelSpec, path: str = "") -> Sequence[Request]:
-    """All requests of a case, queued at once. path: of the trace; only cases that replay it need one."""
-    if case.work in ("decode", "one"):
+    """Returns all requests of a case, queued at once. path: of the trace, for cases that replay it."""
+    if case.work in ("decode", "one_request"):
         return equal_requests(case.batch, 256 if case.work == "decode" else 32, case.new, spec.vocab_size)
     if case.work == "pd":
         return ClosedBatch(length=1024, pd_ratio=14, batch=case.batch, num_requests=144).requests(Vocabulary(spec))
@@ -71,9 +64,8 @@ def requests_of(case: Case, spec: ModelSpec, path: str = "") -> Sequence[Request
 
 
 def speed(case: Case, requests: Sequence[Request], seconds: float) -> float:
-    """The speed of a case, in the unit of its work, from the seconds that its requests took."""
-    unit = WORKS[case.work].unit
-    if unit == "ms per iteration":
+    """Returns the speed of a case in its unit, from the seconds that its requests took."""
+    if case.work == "decode":
         return seconds / case.new * 1e3
-    both = unit == PROMPT_AND_OUTPUT
+    both = case.work != "one_request"
     return sum(request.max_tokens if both else request.max_new_tokens for request in requests) / seconds

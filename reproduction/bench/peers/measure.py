@@ -1,4 +1,10 @@
-"""Serves a case on another engine, several times, and writes what it took."""
+"""Serves the work of our benchmarks on another engine, several times, and writes what it took.
+
+    python -m reproduction.bench peers engine=vllm cases='trace-256;decode' path=TRACE
+
+Runs in the engine's own environment, which needs this project's requirements beside it, on a machine with a GPU. nano-vllm has no
+script: its package could not be installed beside the others on the machine of the measurements.
+"""
 
 import os
 import shutil
@@ -8,16 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from cbatch import CbatchError, ModelSpec, Request
+from experiments.bench.serve import shortened
+from experiments.settings.command_line import Count, beginning_with
 from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import spread
-from reproduction.bench.peers.cases import CASES, WORKS, Case, requests_of, speed
+from reproduction import RESULTS
+from reproduction.bench.peers import transformers_engine, vllm_engine
+from reproduction.bench.peers.cases import CASES, UNITS, Case, requests_of, speed
+from reproduction.bench.peers.transformers_engine import TransformersEngine
+from reproduction.bench.peers.vllm_engine import VllmEngine
 from reproduction.stored import write
 
 WARM_UP_REQUESTS = 32
-WARM_UP_TOKENS = 16
 
 
 class Engine(Protocol):
@@ -28,82 +39,99 @@ class Engine(Protocol):
         """What it was built with, for the results file; of `async_scheduling` and `variant` its name in tables depends."""
 
     def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
-        """Submit all requests at once, greedy and without end-of-sequence token.
+        """Submits all requests at once, greedy and without end-of-sequence token.
 
         Returns:
             Seconds from the first submission to the last token, and the output tokens of each request.
         """
 
     def close(self) -> None:
-        """Free the GPU's memory."""
+        """Frees the GPU's memory."""
 
 
 class Peer(NamedTuple):
     """An engine to measure.
 
-    package: installed under this name.
     label: its name in tables, before its version.
     start: builds it from a checkpoint folder (config.json alone), a case, and the longest request's tokens.
     environment: variables to set before it and `transformers` are imported.
     """
 
-    package: str
     label: str
     start: Callable[[Path, Case, int], Engine]
     environment: Mapping[str, str]
 
 
-def measure(name: str, peer: Peer, *, path: str, repeats: int, folder: Path) -> Path:
-    """Measure the case `name`, print its figures and write them to `folder`/<card>/peers; returns the file's path.
+PEERS = {
+    "vllm": Peer("vLLM", VllmEngine, vllm_engine.ENVIRONMENT),
+    "transformers": Peer("transformers", TransformersEngine, transformers_engine.ENVIRONMENT),
+}
+"""By the names of their packages."""
 
-    path: of the trace.
+
+def main(
+    engine: Literal["vllm", "transformers"], cases: str = "", path: str = "", repeats: Count = 3, folder: str = RESULTS
+) -> None:
+    """Measures and prints; writes peers/ENGINE-CASE.json after each case.
+
+    cases: beginnings of names, separated by ";". path: of the trace.
     """
+    for name in beginning_with("cases", cases, CASES):
+        print(f"written: {measure(engine, name, path, repeats, folder)}", flush=True)
+
+
+def measure(package: str, name: str, path: str, repeats: int, folder: str) -> Path:
+    """Measures one case, prints its figures and writes them; returns the file's path."""
+    peer, case = PEERS[package], CASES[name]
     os.environ.update(peer.environment)
-    case = CASES[name]
-    spec, work, fields = load_spec(case.model), WORKS[case.work], case._asdict()
+    spec = load_spec(case.model)
     requests = requests_of(case, spec, path)
     hardware, driver = graphics_card()
     start_seconds, seconds, settings = run(peer, case, spec, requests, repeats)
     values = spread([speed(case, requests, taken) for taken in seconds])
-    version = metadata.version(peer.package)
+    version = metadata.version(package)
     loop = "async" if settings["async_scheduling"] else "sync"
-    row = f"{peer.label} {version}{settings.get('variant', '')}{work.row.format(**fields, loop=loop)}"
-    print(f"{row}: {work.unit} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
+    row = f"{peer.label} {version}{settings.get('variant', '')}{case.row(loop)}"
+    print(f"{row}: {UNITS[case.work]} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
     found = {
         "case": name,
-        "section": [key.format(**fields) for key in work.section],
+        "section": [case.work, *([f"{case.new} new"] if case.work == "decode" else [])],
         "row": row,
-        "unit": work.unit,
+        "unit": UNITS[case.work],
         "driver": driver,
         "engine": {"name": peer.label, "version": version, "environment": peer.environment, **settings},
-        **fields,
+        **case._asdict(),
         "requests": len(requests),
         "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
         "output_tokens": sum(request.max_new_tokens for request in requests),
         "start_seconds": start_seconds,
         "figures": {"value": values, "seconds": spread(seconds)},
     }
-    return write(f"peers/{peer.package}-{name}", hardware, found, folder, "python -m reproduction.bench.peers")
+    return write(f"peers/{package}-{name}", hardware, found, folder)
 
 
 def run(
     peer: Peer, case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int
 ) -> tuple[float, list[float], dict[str, Any]]:
-    """Start the engine, warm it up, serve the requests; the seconds of the start and of each run, and its settings."""
+    """Starts the engine, warms it up, serves the requests; returns seconds of the start and of each run, and its settings."""
     with TemporaryDirectory() as checkpoint:
         write_checkpoint(spec, Path(checkpoint))
         began = time.perf_counter()
         engine = peer.start(Path(checkpoint), case, max(request.max_tokens for request in requests))
         start_seconds = time.perf_counter() - began
         try:
-            serve(engine, [shortened(request) for request in requests[: min(case.batch, WARM_UP_REQUESTS)]])
+            serve(engine, shortened(requests, min(case.batch, WARM_UP_REQUESTS)))
             return start_seconds, [serve(engine, requests) for _ in range(repeats)], engine.settings
         finally:
             engine.close()
 
 
 def serve(engine: Engine, requests: Sequence[Request]) -> float:
-    """Seconds for all requests; a CbatchError if one did not get its tokens, as the engine did other work than ours."""
+    """Returns the seconds for all requests.
+
+    Raises:
+        CbatchError: a request did not get its tokens, so that the engine did other work than ours.
+    """
     seconds, generated = engine.serve(requests)
     asked = [request.max_new_tokens for request in requests]
     if generated != asked:
@@ -113,14 +141,8 @@ def serve(engine: Engine, requests: Sequence[Request]) -> float:
     return seconds
 
 
-def shortened(request: Request) -> Request:
-    """The same prompt with few tokens to generate."""
-    new = min(WARM_UP_TOKENS, request.max_new_tokens)
-    return Request(request.id, request.num_prompt_tokens, new, prompt=request.prompt)
-
-
 def write_checkpoint(spec: ModelSpec, folder: Path) -> None:
-    """A checkpoint without weights: config.json with the shape that our random weights have."""
+    """Writes a checkpoint without weights: config.json with the shape that our random weights have."""
     from cbatch.runtime.weights import transformers_config  # imports transformers, which reads its environment then
 
     config = transformers_config(spec)
@@ -130,7 +152,7 @@ def write_checkpoint(spec: ModelSpec, folder: Path) -> None:
 
 
 def graphics_card() -> tuple[str, str]:
-    """Name and driver version of the first GPU, from another process: this one must not start CUDA before it forks."""
+    """Returns name and driver version of the first GPU, as another process reads them: this one must not start CUDA before it forks."""
     if shutil.which("nvidia-smi") is None:
         raise CbatchError("peers: nvidia-smi is not there; measure on a machine with an NVIDIA GPU")
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
