@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from cbatch import Limits
 from experiments.profile.laboratory import Batch
 
 CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -114,8 +115,9 @@ def fit_in(sizes: Iterable[int], most: int) -> list[int]:
     return kept if len(kept) == len(sizes) else sorted({*kept, most})
 
 
-def held_out(captured: Sequence[int], max_batch: int, longest: int) -> list[Batch]:
+def held_out(captured: Sequence[int], limits: Limits) -> list[Batch]:
     """Returns batches between the measured ones, to compare interpolated times with measured ones."""
+    max_batch, longest = limits.max_batch, limits.max_request_tokens
     between = [round(math.sqrt(low * high)) for low, high in pairwise(captured)]
     half, context = max(max_batch // 2 - 3, 1), longest // 6
     batches = [Batch((), (context,) * number) for number in between]

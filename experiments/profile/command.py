@@ -1,29 +1,26 @@
 """The steps of `experiments.profile`: build, measure, divide, compare, write."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from cbatch import ConfigError, ModelSpec
 from cbatch.model.topology import Degree, Topology, split_ranks
-from cbatch.sim import PROFILES, HostTime, Profile, ProfileCost
+from cbatch.sim import PROFILES, Profile, ProfileCost
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
-from cbatch.sim.measured import HostTimes
 from cbatch.sim.profile_file import profile_text, read_profile
-from cbatch.sim.provenance import Loop
 from cbatch.validation import whole
 from experiments.profile.batches import captured_edges, held_out, prompts
-from experiments.profile.host import eager_seconds, host_time
-from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
+from experiments.profile.host import host_times
+from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, device_memory, hardware_name
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
@@ -64,7 +61,7 @@ def profile(
     limits = {"max_tokens": max_tokens, "longest": longest}
     if tensor_parallel > 1:
         limits["tensor_parallel"] = tensor_parallel
-    return [_one(spec, batches, limits, backend, output, report) for spec in specs][-1]
+    return [_measure_model(spec, batches, limits, backend, output, report) for spec in specs][-1]
 
 
 def measure_cpu(spec: ModelSpec) -> None:
@@ -72,10 +69,10 @@ def measure_cpu(spec: ModelSpec) -> None:
     path = cpu_profile(spec)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent) as folder:  # other processes may measure as well
-        _one(spec, [16], QUICK, "cpu", str(Path(folder) / path.name), lambda what: None).replace(path)
+        _measure_model(spec, [16], QUICK, "cpu", str(Path(folder) / path.name), lambda what: None).replace(path)
 
 
-def _one(
+def _measure_model(
     spec: ModelSpec, batches: list[int], limits: dict[str, int], backend: str, output: str, report: Report
 ) -> Path:
     """Measures one model into the existing file."""
@@ -89,41 +86,34 @@ def _one(
     machine = make(batch=batches[-1])
     with closing(machine.server):
         report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
-        laboratory = machine.laboratory(spec)
-        found = measure(laboratory, machine.decode_sizes, machine.mixed_ranges, report, power_limited=backend == "cuda")
+        laboratory, decode_sizes, ranges = machine.laboratory(spec), machine.decode_sizes, machine.mixed_ranges
+        iterations = measure(laboratory, decode_sizes, ranges, report, power_limited=backend == "cuda")
         report("batches between the measured ones")
-        between = _between(laboratory, machine)
+        between = [batch for batch in held_out(decode_sizes, laboratory.limits) if laboratory.holds(batch)]
+        for batch in between:
+            laboratory.time(batch)
         host = None
         if degree == 1:
             report("host time")
-            host = _host(machine, laboratory, spec)
+            host = host_times(machine.server, laboratory, spec.vocab_size, ranges[-1][1] if ranges else 0)
         report("shares of kernels")
-        alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
-        decode_sizes, ranges, measured = machine.decode_sizes, machine.mixed_ranges, laboratory.measured
+        known = backend == "cuda"
+        alone, mixed = _shares(laboratory, machine, iterations) if known else (unknown, unknown)
+        measured = laboratory.measured
     del laboratory, machine  # their memory is the next machine's
-    smaller = [_captured_by(make(batch=number), spec, found, report) for number in batches[:-1] if ranges]
-    bases = dict(zip(batches, (*(base for _, base in smaller), found.mixed), strict=False)) if ranges else {}
+    smaller = [_captured_by(make(batch=number), spec, iterations, report) for number in batches[:-1] if ranges]
+    bases = dict(zip(batches, (*(base for _, base in smaller), iterations.mixed), strict=False)) if ranges else {}
     graphs = captured_graphs(decode_sizes, *(shorter for shorter, _ in smaller), ranges)
-    tables = model_tables(found, alone, mixed, batches[-1], captured_rows(bases), graphs)
-    origin = f"{origin}; {_limits_text(spec, limits, batches)}"
+    tables = model_tables(iterations, alone, mixed, batches[-1], captured_rows(bases), graphs)
     write_text(path, profile_text(put_model(profile, spec, origin, tables, host, degree)))
     _compare(ProfileCost(read_profile(path), spec, Topology(degree)), measured, between, report)
     report(f"written: {path}")
     return path
 
 
-def _between(laboratory: Laboratory, machine: Machine) -> list[Batch]:
-    """Measures batches between those of the tables; returns them."""
-    batches = held_out(machine.decode_sizes, machine.server.limits.max_batch, machine.server.limits.max_request_tokens)
-    held = [batch for batch in batches if laboratory.holds(batch)]
-    for batch in held:
-        laboratory.time(batch)
-    return held
-
-
 def _blank(hardware: str, backend: str, name: str, origin: str) -> Profile:
     """Returns a new profile; called before a model takes the memory."""
-    device = torch.device("cuda" if backend == "cuda" else "cpu")
+    device = torch.device(backend)
     return Profile(
         name=name,
         hardware=hardware,
@@ -133,35 +123,6 @@ def _blank(hardware: str, backend: str, name: str, origin: str) -> Profile:
         ceilings=ceilings(device, TILES[backend]),
         origins={("ceilings",): origin},
     )
-
-
-def _host(machine: Machine, laboratory: Laboratory, spec: ModelSpec) -> HostTimes:
-    """Measures the host times of both loops, and what launching without a graph adds."""
-    eager = eager_seconds(laboratory, machine.mixed_ranges[-1][1]) if machine.mixed_ranges else 0.0
-    times = {loop: host_time(machine.server, spec.vocab_size, asynchronous=loop == "async") for loop in get_args(Loop)}
-    return {
-        loop: HostTime(round(time.seconds, 7), round(time.seconds_per_request, 10), round(eager, 5))
-        for loop, time in times.items()
-    }
-
-
-def _shares(laboratory: Laboratory, machine: Machine, found: Iterations, *, on_gpu: bool) -> tuple[Any, Any]:
-    """Returns functions from tokens to shares, of iterations without and with prompts; each takes the next measured size."""
-    if not on_gpu:
-        return lambda size: UNKNOWN, lambda size: UNKNOWN
-
-    def shares_of(batch: Batch) -> Shares:
-        return shares(kernel_times(partial(laboratory.compute, batch)))
-
-    alone = {size: shares_of(Batch((), (1,) * size)) for size in machine.decode_sizes}
-    totals = [*(size for _, size in machine.mixed_ranges), int(found.mixed.sizes[-1])]
-    mixed = {size: shares_of(Batch(prompts(size))) for size in totals}
-    return partial(_next_of, alone), partial(_next_of, mixed)
-
-
-def _next_of(known: dict[int, Shares], size: float) -> Shares:
-    sizes = sorted(known)
-    return known[sizes[min(bisect_left(sizes, size), len(sizes) - 1)]]
 
 
 def _transfers(backend: str, spec: ModelSpec, report: Report) -> Links:
@@ -182,32 +143,38 @@ def _transfers(backend: str, spec: ModelSpec, report: Report) -> Links:
     return replace(links, to_device=copies.to_device, to_host=copies.to_host)
 
 
+def _shares(laboratory: Laboratory, machine: Machine, iterations: Iterations) -> tuple[ShareOf, ShareOf]:
+    """Returns the shares of iterations without and with prompts."""
+    alone = {size: Batch((), (1,) * size) for size in machine.decode_sizes}
+    totals = [*(size for _, size in machine.mixed_ranges), int(iterations.mixed.sizes[-1])]
+    mixed = {size: Batch(prompts(size)) for size in totals}
+    return _shares_of(laboratory, alone), _shares_of(laboratory, mixed)
+
+
+def _shares_of(laboratory: Laboratory, batches: dict[int, Batch]) -> ShareOf:
+    """Returns shares by tokens, those of the next larger batch; the batches are given by their tokens."""
+    known = {size: shares(kernel_times(partial(laboratory.compute, batch))) for size, batch in batches.items()}
+    return lambda tokens: known[min((size for size in known if size >= tokens), default=max(known))]
+
+
 def _captured_by(
-    machine: Machine, spec: ModelSpec, found: Iterations, report: Report
+    machine: Machine, spec: ModelSpec, iterations: Iterations, report: Report
 ) -> tuple[Sequence[tuple[int, int]], PiecewiseLinear]:
     """Returns the ranges and the bases of captured iterations on a machine with graphs for another batch."""
     report(f"captured rows: graphs for batch {machine.server.limits.max_batch}")
     with closing(machine.server):
-        return machine.mixed_ranges, mixed_bases(
-            machine.laboratory(spec), captured_edges(machine.mixed_ranges), found.chunks
-        )
+        edges = captured_edges(machine.mixed_ranges)
+        return machine.mixed_ranges, mixed_bases(machine.laboratory(spec), edges, iterations.chunks)
 
 
 def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:
     """Prints the errors of predictions from the written file."""
     errors = {batch: cost.predict(batch.shape()) / seconds - 1 for batch, seconds in measured.items()}
     for batch in between:
-        report(f"between: {_words(batch)}: measured {measured[batch] * 1e3:.3f} ms, predicted {errors[batch]:+.1%}")
+        report(f"between: {batch.shape()}: measured {measured[batch] * 1e3:.3f} ms, predicted {errors[batch]:+.1%}")
     inside = np.abs([error for batch, error in errors.items() if batch not in between])
     within = f"{np.median(inside):.2%} (median), {inside.max():.1%} at most"
     report(f"{len(inside)} measured batches are predicted within {within}")
-
-
-def _words(batch: Batch) -> str:
-    chunks = " + ".join(f"{tokens} at {context}" for tokens, context in batch.chunks)
-    mean = sum(batch.decodes) / max(len(batch.decodes), 1)
-    decodes = f"{len(batch.decodes)} decodes of {mean:.0f}, at most {max(batch.decodes, default=0)}"
-    return f"{decodes}, chunks {chunks}" if chunks else decodes
 
 
 def _origin(spec: ModelSpec, limits: dict[str, int], backend: str, batches: list[int], hardware: str) -> str:
@@ -218,11 +185,4 @@ def _origin(spec: ModelSpec, limits: dict[str, int], backend: str, batches: list
     return (
         f"measured by python -m experiments.profile {options}; {today()}; {hardware}; commit {commit() or 'unknown'}; {packages}; "
         f"{torch.get_num_threads()} threads"
-    )
-
-
-def _limits_text(spec: ModelSpec, limits: dict[str, int], batches: list[int]) -> str:
-    return (
-        f"iterations as executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} "
-        f"tokens, requests up to {min(limits['longest'], spec.max_positions)}"
     )

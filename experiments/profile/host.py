@@ -8,12 +8,14 @@ launching operation by operation adds is measured apart.
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from cbatch import RunRecord, Server
 from cbatch.sim import HostTime
+from cbatch.sim.measured import HostTimes
+from cbatch.sim.provenance import Loop
 from experiments.profile.batches import prompts
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.settings.servers import equal_requests
@@ -23,7 +25,17 @@ PROMPT, NEW = 16, 48
 _ATTEMPTS = 5
 
 
-def host_time(server: Server[Any], vocabulary_size: int, *, asynchronous: bool) -> HostTime:
+def host_times(server: Server[Any], laboratory: Laboratory, vocabulary_size: int, captured: int) -> HostTimes:
+    """Returns the host times of both loops. captured: most tokens of an iteration that a graph takes; 0 without graphs."""
+    eager = eager_seconds(laboratory, captured) if captured else 0.0
+    times = {loop: _host_time(server, vocabulary_size, loop == "async") for loop in get_args(Loop)}
+    return {
+        loop: HostTime(round(time.seconds, 7), round(time.seconds_per_request, 10), round(eager, 5))
+        for loop, time in times.items()
+    }
+
+
+def _host_time(server: Server[Any], vocabulary_size: int, asynchronous: bool) -> HostTime:
     """Fits a line through the host times of decodes of one request, a quarter of the batch and the whole batch.
 
     Measures again where other work on the machine hides the line. If it always does, returns the shortest of the times last

@@ -3,7 +3,7 @@
 import atexit
 import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,10 +25,7 @@ class Kernel(NamedTuple):
 
 
 class KernelTrace:
-    """Records from `start` to `stop`, or inside a `with` block.
-
-    on_gpu: what each GPU ran, in order of start, by its number; filled by `stop`.
-    """
+    """Records from `start` to `stop`. on_gpu: what each GPU ran, in order of start, by its number; filled by `stop`."""
 
     def __init__(self) -> None:
         self.on_gpu: dict[int, list[Kernel]] = {}
@@ -38,28 +35,14 @@ class KernelTrace:
         self._profiler.start()
 
     def stop(self) -> None:
-        """Wait for the device, then stop recording."""
+        """Waits for the device, then stops recording."""
         torch.cuda.synchronize()
         self._profiler.stop()
-        detach_cupti_at_exit()
-        events = [
-            event for event in self._profiler.events() or [] if event.device_type == torch.profiler.DeviceType.CUDA
-        ]
-        for event in sorted(events, key=lambda event: event.time_range.start):
-            kernel = Kernel(event.time_range.start, event.time_range.end, event.name)
-            self.on_gpu.setdefault(event.device_index, []).append(kernel)
-
-    @property
-    def kernels(self) -> list[Kernel]:
-        """What the current GPU ran."""
-        return self.on_gpu.get(torch.cuda.current_device(), [])
-
-    def __enter__(self) -> "KernelTrace":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        _detach_cupti_at_exit()
+        for event in sorted(self._profiler.events() or [], key=lambda event: event.time_range.start):
+            if event.device_type == torch.profiler.DeviceType.CUDA:
+                kernel = Kernel(event.time_range.start, event.time_range.end, event.name)
+                self.on_gpu.setdefault(event.device_index, []).append(kernel)
 
 
 class Shares(NamedTuple):
@@ -70,20 +53,32 @@ class Shares(NamedTuple):
     other: float
 
 
-UNKNOWN = Shares(1.0, 0.0, 0.0)
-"""If kernels cannot be distinguished, all time counts as matrix products."""
+ShareOf = Callable[[float], Shares]
+"""Returns the shares of an iteration's kernels by its tokens."""
+
+
+def unknown(tokens: float) -> Shares:
+    """Where kernels cannot be distinguished, all time counts as matrix products."""
+    return Shares(1.0, 0.0, 0.0)
 
 
 def kernel_times(compute: Callable[[], object]) -> list[tuple[str, float]]:
-    """Returns (name, microseconds) of the kernels that the GPU runs during a call, in order.
+    """Returns `times_in_turn` of the kernels that the current GPU runs during a call."""
+    trace = KernelTrace()
+    trace.start()
+    compute()
+    trace.stop()
+    return times_in_turn(trace.on_gpu.get(torch.cuda.current_device(), []))
 
-    A kernel may start before the one that it waits for has ended. Its time counts from that end, so that the times add up
-    to the iteration.
+
+def times_in_turn(kernels: Iterable[Kernel]) -> list[tuple[str, float]]:
+    """Returns (name, microseconds) of kernels in order of start, without copies.
+
+    A kernel may start before the kernel that it waits for has ended. Its time counts from that end, so that the times add
+    up to the iteration.
     """
-    with KernelTrace() as trace:
-        compute()
     times, reached = [], 0.0
-    for start, end, name in trace.kernels:
+    for start, end, name in kernels:
         if not name.startswith(COPIES):
             times.append((name, max(end - max(start, reached), 0.0)))
             reached = max(reached, end)
@@ -98,21 +93,15 @@ def shares(kernels: list[tuple[str, float]]) -> Shares:
     linear = sum(time for name, time in body if PRODUCT.search(name))
     head = sum(time for _, time in after)
     whole = sum(time for _, time in body) + head
-    return Shares(linear / whole, head / whole, 1 - (linear + head) / whole) if whole else UNKNOWN
+    return Shares(linear / whole, head / whole, 1 - (linear + head) / whole) if whole else unknown(0)
 
 
 @cache
-def detach_cupti_at_exit() -> None:
-    """Detaches CUPTI from the process before it exits; does nothing where CUPTI is not loaded."""
-    # Otherwise the release of the CUDA context at the end of the process may make CUPTI ask Kineto for another activity
-    # buffer after Kineto's own state is destroyed, which crashes the process ("free(): invalid pointer").
-    if path := loaded_library("libcupti.so"):
-        atexit.register(ctypes.CDLL(path).cuptiFinalize)
+def _detach_cupti_at_exit() -> None:
+    """Detaches CUPTI, which the profiler has loaded, before the process exits.
 
-
-def loaded_library(name: str) -> str | None:
-    """Returns the path of a library that this process has loaded, by the start of its file's name; None if there is none."""
-    maps = Path("/proc/self/maps")
-    lines = maps.read_text().splitlines() if maps.exists() else []
-    paths = (line.split(maxsplit=5)[-1] for line in lines)
-    return next((path for path in paths if path.rpartition("/")[2].startswith(name)), None)
+    Otherwise the release of the CUDA context at the end of the process may make CUPTI ask Kineto for another activity buffer
+    after Kineto's own state is destroyed, which crashes the process ("free(): invalid pointer").
+    """
+    if library := re.search(r"/.*/libcupti\.so.*", Path("/proc/self/maps").read_text()):
+        atexit.register(ctypes.CDLL(library[0]).cuptiFinalize)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cbatch import ConfigError, Limits, ModelSpec, Server
+from cbatch.runtime.fast.graph_shapes import decode_sizes
 from experiments.profile.fitted import FittedLaboratory
 from experiments.profile.laboratory import Laboratory
 from experiments.settings.backends import Cpu, Cuda
@@ -59,11 +60,9 @@ def build(
     """
     name = hardware_name(backend)
     limits = Limits(batch, max_tokens, min(longest, spec.max_positions), tile=TILES[backend])
-    return _gpu(name, spec, limits, tensor_parallel) if backend == "cuda" else _cpu(name, spec, limits)
-
-
-def _gpu(name: str, spec: ModelSpec, limits: Limits, tensor_parallel: int) -> Machine:
-    from cbatch.runtime.fast.graph_shapes import decode_sizes
+    if backend == "cpu":
+        sizes = [2**power for power in range(batch.bit_length()) if 2**power < batch]
+        return Machine(name, real_server(Cpu(), spec, limits), [*sizes, batch], (), "reference")
 
     release_memory()
     server = real_server(Cuda(tensor_parallel=tensor_parallel), spec, limits)
@@ -72,12 +71,7 @@ def _gpu(name: str, spec: ModelSpec, limits: Limits, tensor_parallel: int) -> Ma
         for pages in (cache.keys, cache.values):
             pages.normal_()  # about as large as a model's own keys and values; zeros compute faster
         torch.cuda.synchronize(cache.keys.device)
-    return Machine(name, server, decode_sizes(limits.max_batch), iteration.ranges, server.executor.attention)
-
-
-def _cpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
-    sizes = [2**power for power in range(limits.max_batch.bit_length()) if 2**power < limits.max_batch]
-    return Machine(name, real_server(Cpu(), spec, limits), [*sizes, limits.max_batch], (), "reference")
+    return Machine(name, server, decode_sizes(batch), iteration.ranges, server.executor.attention)
 
 
 def device_memory(backend: str) -> float:

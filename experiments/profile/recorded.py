@@ -19,10 +19,12 @@ from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.replay.decisions import Decision
 from cbatch.sim import PROFILES, HostTime, Profile, ProfileCost, load_profile
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
-from cbatch.sim.measured import DecodeOnly, HostTimes, Measured, MeasuredModel
+from cbatch.sim.measured import HostTimes, Measured, MeasuredModel
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.fitted import count_pairs, fit_prices
-from experiments.profile.tables import UNCOMPARED, round_all
+from experiments.profile.kernels import unknown
+from experiments.profile.measure import Iterations
+from experiments.profile.tables import UNCOMPARED, model_tables
 from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import read_decisions
 from experiments.store.provenance import commit, today, write_text
@@ -114,33 +116,31 @@ def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[Batc
     """Returns the tables of a profile. alone, mixed: iterations without prompts and with, and their seconds."""
     decodes, prompts = fit(alone, CAPTURED), fit(mixed)
     shapes = [shape for shape, _ in (*alone, *mixed)]
-    most = max(*decodes.sizes, *(shape.num_decodes for shape in shapes))
-    context = max(shape.decode_context / shape.num_decodes for shape in shapes if shape.num_decodes)
-    chunks = [chunk for shape in shapes for chunk in shape.chunks]
-    sizes = [*(size for size in KNOTS if size < max(count for count, _ in chunks)), max(count for count, _ in chunks)]
-    before = [0, max(1, *(context for _, context in chunks))]
-    numbers, contexts = [1, most], [1, int(context)]
-    linear, other, head = _base(prompts)
-    measured: Measured = round_all(
-        Measured(
-            linear=linear,
-            other=other,
-            head=head,
-            embedding=PiecewiseLinear((1.0, float(prompts.sizes[-1])), (0.0, 0.0)),
-            decode_only=DecodeOnly(*_base(_steps(decodes))),
-            chunks=_grid(sizes, before, lambda size, context: prompts.per_pair * count_pairs(size, context)),
-            decodes=_grid(numbers, contexts, lambda number, context: decodes.per_context * number * context),
-            mixed_decodes=_grid(numbers, contexts, lambda number, context: prompts.per_context * number * context),
-        )
+    most = int(max(*decodes.base.sizes, *(shape.num_decodes for shape in shapes)))
+    context = int(max(shape.decode_context / shape.num_decodes for shape in shapes if shape.num_decodes))
+    tokens, before = (max(sizes) for sizes in zip(*(chunk for shape in shapes for chunk in shape.chunks), strict=True))
+
+    def pairs(tokens: int, context: int) -> float:
+        return prompts.per_pair * count_pairs(tokens, context)
+
+    def decodes_at(per_context: float) -> BilinearGrid:
+        return _grid((1, most), (1, context), lambda number, mean: per_context * number * mean)
+
+    iterations = Iterations(
+        mixed=prompts.base,
+        chunks=_grid((*(size for size in KNOTS if size < tokens), tokens), (0, max(1, before)), pairs),
+        mixed_decodes=decodes_at(prompts.per_context),
+        alone=_steps(decodes.base),
+        decodes=decodes_at(decodes.per_context),
+        power=None,
     )
-    return measured
+    return model_tables(iterations, unknown, unknown, most)
 
 
 class Prices(NamedTuple):
-    """Seconds of the base at each size, per pair of tokens, and per token of context."""
+    """Seconds of the base against tokens, per pair of tokens, and per token of context."""
 
-    sizes: list[int]
-    base: list[float]
+    base: PiecewiseLinear
     per_pair: float
     per_context: float
 
@@ -154,13 +154,13 @@ def fit(measured: Sequence[tuple[BatchShape, float]], captured: Sequence[int] = 
     rows = np.hstack([np.array([np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]).T, attention])
     rows /= seconds[:, None]
     errors = np.abs(rows @ fit_prices(rows) - 1)
-    prices = fit_prices(rows[errors <= max(OUTLIER * np.median(errors), LEAST_OUTLIER)])
-    base = np.maximum(prices[:-2], 1e-6)
-    return Prices(knots, base.tolist(), float(prices[-2]), float(prices[-1]))
+    *base, per_pair, per_context = fit_prices(rows[errors <= max(OUTLIER * np.median(errors), LEAST_OUTLIER)]).tolist()
+    seconds_at = tuple(max(price, 1e-6) for price in base)
+    return Prices(PiecewiseLinear(tuple(map(float, knots)), seconds_at), per_pair, per_context)
 
 
 def _knots(tokens: NDArray[Any], candidates: Sequence[int]) -> list[int]:
-    """Returns sizes between which there are enough iterations; at the first or below, and at the last or above, there are, too."""
+    """Returns sizes with enough iterations between them, up to the first one, and from the last one on."""
     ordered = np.sort(tokens)
     least, most = int(ordered[FEWEST - 1]), int(ordered[-FEWEST])
     knots = [least]
@@ -174,21 +174,13 @@ def _padded(tokens: int, captured: Sequence[int]) -> int:
     return next((size for size in captured if size >= tokens), tokens)
 
 
-def _steps(prices: Prices) -> Prices:
-    """The same with both ends of each range of decodes that one captured size serves."""
-    sizes = [size for size in CAPTURED if size <= prices.sizes[-1]]
-    ends = {end: size for under, size in pairwise([0, *sizes]) for end in (under + 1, size)} | {
-        prices.sizes[-1]: prices.sizes[-1]
-    }
-    base = np.interp(list(ends.values()), prices.sizes, prices.base)
-    return prices._replace(sizes=list(ends), base=base.tolist())
-
-
-def _base(prices: Prices) -> tuple[PiecewiseLinear, PiecewiseLinear, PiecewiseLinear]:
-    """Returns `linear`, which holds the whole base, `other` and `head`."""
-    sizes = tuple(map(float, prices.sizes))
-    nothing = PiecewiseLinear((sizes[0], sizes[-1]), (0.0, 0.0))
-    return PiecewiseLinear(sizes, tuple(prices.base)), nothing, nothing
+def _steps(base: PiecewiseLinear) -> PiecewiseLinear:
+    """Returns the base at both ends of each range of decodes that one captured size serves."""
+    last = int(base.sizes[-1])
+    sizes = [size for size in CAPTURED if size <= last]
+    ends = {end: size for under, size in pairwise([0, *sizes]) for end in (under + 1, size)} | {last: last}
+    seconds = np.interp(list(ends.values()), base.sizes, base.seconds)
+    return PiecewiseLinear(tuple(map(float, ends)), tuple(seconds.tolist()))
 
 
 def _grid(sizes: Sequence[int], contexts: Sequence[int], seconds: Callable[[int, int], float]) -> BilinearGrid:

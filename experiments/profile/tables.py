@@ -3,18 +3,19 @@
 Only the measured model, the host times and the links are replaced in an existing profile.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pydantic import TypeAdapter
 
 from cbatch import ModelSpec
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import CapturedGraphs, DecodeOnly, HostTimes, Measured, MeasuredModel
-from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.provenance import Place
-from experiments.profile.kernels import Shares
+from experiments.profile.kernels import ShareOf
 from experiments.profile.measure import Iterations
 
 DIGITS = 5
@@ -29,9 +30,6 @@ ORIGINS = {
     "negative",
 }
 """Of tables that were not measured as the others were."""
-
-ShareOf = Callable[[float], Shares]
-"""Returns the shares of an iteration's kernels by its tokens."""
 
 
 def model_tables(
@@ -67,8 +65,7 @@ def model_tables(
         captured_rows=rows,
         captured_graphs=graphs,
     )
-    rounded: Measured = round_all(tables)
-    return rounded
+    return _round(tables)
 
 
 def put_links(profile: Profile, origin: str, links: Links) -> Profile:
@@ -76,12 +73,8 @@ def put_links(profile: Profile, origin: str, links: Links) -> Profile:
     measured = {name: curve for name in ("within_node", "to_device", "to_host") if (curve := getattr(links, name))}
     places: list[Place] = [("links", name) for name in measured]
     places += [("links", "all_reduce", str(count)) for count in links.all_reduce]
-    reduces = {**profile.links.all_reduce, **links.all_reduce}
-    return replace(
-        profile,
-        links=replace(profile.links, **measured, all_reduce=reduces),
-        origins={**profile.origins, **dict.fromkeys(places, origin)},
-    )
+    links = replace(profile.links, **measured, all_reduce={**profile.links.all_reduce, **links.all_reduce})
+    return replace(profile, links=links, origins={**profile.origins, **dict.fromkeys(places, origin)})
 
 
 def put_model(
@@ -159,15 +152,8 @@ def _divide(
     return PiecewiseLinear(base.sizes, tuple(linear)), PiecewiseLinear(base.sizes, tuple(other))
 
 
-def round_all(value: Any) -> Any:
-    """Rounds the seconds and shares of tables to `DIGITS` significant digits, and nothing else."""
-    match value:
-        case float():
-            return float(f"{value:.{DIGITS}g}")
-        case PiecewiseLinear() | BilinearGrid():
-            return value._replace(seconds=round_all(value.seconds))
-        case tuple():
-            return tuple(round_all(part) for part in value)
-        case Measured() | DecodeOnly() | PowerLimit():
-            return replace(value, **{part.name: round_all(getattr(value, part.name)) for part in fields(value)})
-    return value
+def _round(tables: Measured) -> Measured:
+    """Rounds the seconds and shares of tables to `DIGITS` significant digits; sizes are whole numbers."""
+    file = TypeAdapter(Measured)
+    text = file.dump_json(tables, exclude_defaults=True)
+    return file.validate_python(json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}")))

@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
-from cbatch import Request
+from cbatch import BatchShape, Request
+from cbatch.sim import ProfileCost, load_profile
+from experiments.settings.presets import load_spec
+from reproduction.bench.__main__ import main as bench
 from reproduction.bench.in_vllm import serving
 from reproduction.bench.in_vllm.client import Client
 from reproduction.bench.in_vllm.model import SAME_RULE
@@ -139,3 +142,25 @@ def test_the_host_is_timed_in_turns(
         assert found["32"][what]["interval"] == pytest.approx([ratio, ratio])
     assert set(written["host"]) == {"vllm", "policy=orca"} and written["counts"] == {SAME_RULE: "all"}
     assert f"    {SAME_RULE}, 256 running, schedule: 4.050 ms instead of 2.700; ratio 1.500" in capsys.readouterr().out
+
+
+def test_what_a_client_measured_is_simulated(tmp_path: Path) -> None:
+    """One request: a prompt of 100 tokens in one iteration, and two decodes."""
+    client = {
+        "mean_ttft_ms": 10.0,
+        "p99_ttft_ms": 10.0,
+        "mean_tpot_ms": 5.0,
+        "p99_tpot_ms": 5.0,
+        "total_token_throughput": 5000.0,
+    }
+    about = {"hardware": "NVIDIA H200", "model": "llama-3.1-8b", "batch": 64, "budget": 2048, "slo": {"slo_ttft": 1.0}}
+    kept = {**about, "figures": {"vllm": {"0.6": client}}, "requests": {"0.6": ["0.0000 100 3"]}}
+    (tmp_path / "serving.json").write_text(json.dumps(kept))
+    assert bench(["vllm_simulated", f"measured={tmp_path / 'serving.json'}", f"folder={tmp_path}"]) == 0
+    (run,) = json.loads((tmp_path / "h200" / "vllm-simulated.json").read_text())["runs"].values()
+    cost = ProfileCost(load_profile("h200-vllm"), load_spec("llama-3.1-8b"))
+    ttft = cost.predict(BatchShape(((100, 0),)))
+    decodes = [cost.predict(BatchShape((), 1, context)) for context in (101, 102)]
+    assert run["TTFT mean"] == pytest.approx({"measured": 0.01, "simulated": ttft, "error": ttft / 0.01 - 1})
+    assert run["TPOT mean"]["simulated"] == pytest.approx(sum(decodes) / 2)
+    assert run["throughput"]["simulated"] == pytest.approx(103 / (ttft + sum(decodes)))

@@ -2,10 +2,8 @@
 
 import json
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,15 +14,15 @@ from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import CapturedGraphs, HostTime, HostTimes, Measured, MeasuredModel
 from cbatch.sim.power import GpuClock, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile, make_profile, profile_text
+from cbatch.sim.provenance import Compared
 from cbatch.sim.roofline import Ceilings
-from experiments.profile import host, kernels
+from experiments.profile import host, laboratory
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (
     attention_counts,
@@ -37,14 +35,15 @@ from experiments.profile.batches import (
     spread,
     uneven,
 )
-from experiments.profile.fitted import FittedLaboratory, features, fit
-from experiments.profile.kernels import Kernel, Shares, shares
+from experiments.profile.fitted import FittedLaboratory, features, fit_prices
+from experiments.profile.kernels import Kernel, Shares, shares, times_in_turn
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.measure import measure, mixed_bases
 from experiments.profile.tables import UNCOMPARED, captured_graphs, captured_rows, model_tables, put_links, put_model
+from experiments.settings.presets import load_spec
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
-CAPTURED = (64, 128, 256)
+SIZES, CAPTURED = (1, 2, 4, 8), (64, 128, 256)
 RANGES = ((1, 64), (65, 128), (129, 256))
 SPEC = ModelSpec("made-up", "llama", 4, 64, 4, 2, 16, 160, 512, 4096)
 
@@ -84,16 +83,11 @@ class Clockwork:
     def wait(self, in_flight: StepResult) -> StepResult:
         return in_flight
 
-    def restart(self) -> None:
-        """Has no clock to set back."""
-
     def now(self) -> float:
         return self.clock
 
     def sleep_until(self, time: float) -> None:
         self.clock = max(self.clock, time)
-
-    def close(self) -> None: ...
 
     def attention(self, shape: BatchShape) -> float:
         """Linear in what it reads, so that tables can hold it exactly."""
@@ -103,29 +97,34 @@ class Clockwork:
     def seconds(self, shape: BatchShape) -> float:
         """Returns the seconds of an iteration in the steady state."""
         if not shape.chunks:
-            size = next(size for size in (1, 2, 4, 8) if size >= shape.num_decodes)
+            size = next(size for size in SIZES if size >= shape.num_decodes)
             return 4e-3 + 1e-4 * size + self.attention(shape)
         size = next((size for size in CAPTURED if size >= shape.num_tokens), shape.num_tokens)
         idle = self.rows * self.row_seconds if size in CAPTURED else 0.0
         return 5e-3 + 2e-5 * size + idle + self.attention(shape)
 
 
-def laboratory(rows: int = LIMITS.max_batch, power: PowerLimit | None = None) -> Laboratory:
-    return Laboratory(Server(Clockwork(rows, power), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
+def server(executor: Clockwork, num_blocks: int = LIMITS.max_batch * 32) -> Server[Clockwork]:
+    return Server(executor, LIMITS, NO_COST, KVSize(num_blocks, 64))  # type: ignore[type-var]
 
 
-def tables_of(lab: Laboratory, small: Laboratory) -> Measured:
+def lab_of(executor: Clockwork) -> Laboratory:
+    return Laboratory(server(executor), 512)
+
+
+def tables_of(lab: Laboratory) -> Measured:
     """The tables of what is measured on the clockwork, and of graphs for two requests."""
-    found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None)
-    bases = {2: mixed_bases(small, captured_edges(RANGES), found.chunks), 8: found.mixed}
+    found = measure(lab, SIZES, RANGES, lambda text: None)
+    power = lab.executor.power
+    small = mixed_bases(lab_of(Clockwork(2, power)), captured_edges(RANGES), found.chunks)
 
     def share(size: float) -> Shares:
         return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
 
-    return model_tables(found, share, share, 8, captured_rows(bases))
+    return model_tables(found, share, share, 8, captured_rows({2: small, 8: found.mixed}))
 
 
-def profile_of(lab: Laboratory, small: Laboratory) -> Profile:
+def profile_of(lab: Laboratory) -> Profile:
     """A profile measured on the clockwork, written and read again."""
     profile = Profile(
         name="x",
@@ -134,7 +133,7 @@ def profile_of(lab: Laboratory, small: Laboratory) -> Profile:
         error="x",
         memory_bytes=1e9,
         ceilings=Ceilings(1e12, 1e15, 64),
-        models={SPEC.name: MeasuredModel(num_layers=SPEC.num_layers, tensor_parallel={1: tables_of(lab, small)})},
+        models={SPEC.name: MeasuredModel(num_layers=SPEC.num_layers, tensor_parallel={1: tables_of(lab)})},
     )
     return rewritten(profile)
 
@@ -145,87 +144,76 @@ def rewritten(profile: Profile) -> Profile:
     return read
 
 
-def test_the_parts_add_up_to_every_iteration_that_was_measured() -> None:
-    lab = laboratory()
-    cost = ProfileCost(profile_of(lab, laboratory(2)), SPEC)
-    assert cost.estimated == ()
-    for batch, seconds in lab.measured.items():
-        assert cost.predict(batch.shape()) == pytest.approx(seconds, rel=2e-4), batch
-        assert cost.parts(batch.shape()).total == pytest.approx(seconds, rel=2e-4)
-        cost.execute(batch.shape())
-    assert cost.num_outside == 0
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        Batch((), (700,) * 3),
-        Batch(((100, 500),), (300, 300)),
-        Batch(((60, 0), (90, 900)), (20, 30, 40)),
-        Batch(((1500, 0), (900, 100)), (1000,) * 5),
-    ],
-)
-def test_batches_in_between_are_put_together_from_the_parts(batch: Batch) -> None:
-    cost = ProfileCost(profile_of(laboratory(), laboratory(2)), SPEC)
-    assert cost.predict(batch.shape()) == pytest.approx(Clockwork().seconds(batch.shape()), rel=0.005)
-
-
 POWER = PowerLimit(
     gain=PiecewiseLinear((100, 300, 1000), (0.02, 0.1, 0.1)),
     loss=PiecewiseLinear((100, 300, 1000), (0.03, 0.0, 0.0)),
     reserve_seconds=0.004,
-    decode_loss=PiecewiseLinear((1, 2, 4, 8), (0.0, 0.02, 0.1, 0.05)),
-    rise_seconds=PiecewiseLinear((1, 2, 4, 8), (0.01, 0.02, 0.03, 0.06)),
+    decode_loss=PiecewiseLinear(SIZES, (0.0, 0.02, 0.1, 0.05)),
+    rise_seconds=PiecewiseLinear(SIZES, (0.01, 0.02, 0.03, 0.06)),
     idle_rise_seconds=0.015,
 )
 
 
+@pytest.mark.parametrize(("power", "error"), [(None, 2e-4), (POWER, 0.01)])
+def test_the_parts_add_up_to_every_iteration_that_was_measured(power: PowerLimit | None, error: float) -> None:
+    lab = lab_of(Clockwork(power=power))
+    cost = ProfileCost(profile_of(lab), SPEC)
+    assert cost.estimated == ()
+    for batch, seconds in lab.measured.items():
+        assert cost.predict(batch.shape()) == pytest.approx(seconds, rel=error), batch
+        assert cost.parts(batch.shape()).total == pytest.approx(seconds, rel=error)
+        cost.execute(batch.shape())
+    assert cost.num_outside == 0
+    parts = cost.parts(BatchShape((), 8, 8))
+    assert (parts.linear / parts.total, parts.head / parts.total) == pytest.approx((0.7, 0.2), rel=1e-3)
+
+
+def test_batches_in_between_are_put_together_from_the_parts() -> None:
+    profile = profile_of(lab_of(Clockwork()))
+    for shape in (
+        BatchShape((), 3, 2100),
+        BatchShape(((100, 500),), 2, 600),
+        BatchShape(((60, 0), (90, 900)), 3, 90),
+        BatchShape(((1500, 0), (900, 100)), 5, 5000),
+    ):
+        assert ProfileCost(profile, SPEC).predict(shape) == pytest.approx(Clockwork().seconds(shape), rel=0.005)
+    for tokens, rows in ((100, 4), (2000, 0)):  # captured, and too large for a graph
+        large, small = (
+            ProfileCost(profile, SPEC, max_batch=batch).predict(BatchShape(((tokens, 0),))) for batch in (8, 4)
+        )
+        assert large - small == pytest.approx(rows * Clockwork.row_seconds, abs=1e-7)
+
+
 def test_the_clock_is_seen_to_follow_the_power() -> None:
-    lab = laboratory(power=POWER)
-    found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None).power
+    found = measure(lab_of(Clockwork(power=POWER)), SIZES, RANGES, lambda text: None).power
+    assert found is not None
     assert found.reserve_seconds == pytest.approx(POWER.reserve_seconds, rel=0.05)
     assert [found.gain.at(size) for size in (64, 512, 1024)] == pytest.approx([0.02, 0.1, 0.1], rel=0.1)
     assert [found.loss.at(size) for size in (64, 512, 1024)] == pytest.approx([0.03, 0.0, 0.0], rel=0.1, abs=0.002)
     assert found.decode_loss.seconds == pytest.approx(POWER.decode_loss.seconds, rel=0.03, abs=0.002)
     assert found.rise_seconds.seconds == pytest.approx(POWER.rise_seconds.seconds, rel=0.1)
     assert found.idle_rise_seconds == pytest.approx(POWER.idle_rise_seconds, rel=0.1)
-    steady = measure(laboratory(), (1, 2, 4, 8), RANGES, lambda text: None).power
-    assert steady.reserve_seconds == pytest.approx(0.0, abs=1e-9)
-    assert [max(curve.seconds) for curve in (steady.gain, steady.loss, steady.decode_loss)] == pytest.approx(
-        [0.0] * 3, abs=1e-9
-    )
-
-
-def test_the_reserve_is_all_that_is_saved_however_long_the_clock_waits_before_it_falls() -> None:
-    """After a rest two iterations take a tenth less, the next ones nothing less."""
-
-    class Delayed(Clockwork):
-        left = 0
-
-        def saved(self, shape: BatchShape) -> float:
-            self.left = self.left - 1 if shape.chunks else 2
-            return 0.1 * self.seconds(shape) if shape.chunks and self.left >= 0 else 0.0
-
-    lab = Laboratory(Server(Delayed(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
-    found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None).power
-    assert found.reserve_seconds == pytest.approx(2 * 0.1 * 0.06, rel=0.15)  # its large iteration takes about 60 ms
+    steady = measure(lab_of(Clockwork()), SIZES, RANGES, lambda text: None).power
+    assert steady is not None and steady.reserve_seconds == pytest.approx(0.0, abs=1e-9)
+    worst = [max(curve.seconds) for curve in (steady.gain, steady.loss, steady.decode_loss)]
+    assert worst == pytest.approx([0.0] * 3, abs=1e-9)
 
 
 def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees() -> None:
     """On two GPUs the clockwork is as fast as on one: nothing is halved, and no all-reduce is added."""
-    one, lab = profile_of(laboratory(), laboratory(2)), laboratory()
-    host: HostTimes = {"sync": HostTime(1.0), "async": HostTime(2.0)}
-    one = replace(one, origins={("models", SPEC.name): "measured first"})
-    profile = rewritten(put_model(one, SPEC, "measured on two", tables_of(lab, laboratory(2)), None, 2))
+    lab = lab_of(Clockwork())
+    single = replace(profile_of(lab), origins={("models", SPEC.name): "measured first"})
+    host_times: HostTimes = {"sync": HostTime(1.0), "async": HostTime(2.0)}
+    profile = rewritten(put_model(single, SPEC, "measured on two", tables_of(lab), None, 2))
     two = ProfileCost(profile, SPEC, Topology(2))
     for batch, seconds in lab.measured.items():
         assert two.predict(batch.shape()) == pytest.approx(seconds, rel=2e-4), batch
-        assert ProfileCost(profile, SPEC).predict(batch.shape()) == ProfileCost(one, SPEC).predict(batch.shape())
+        assert ProfileCost(profile, SPEC).predict(batch.shape()) == ProfileCost(single, SPEC).predict(batch.shape())
     assert two.parts(BatchShape((), 8, 8)).communication == 0 and two.estimated == ()
     assert linear_origins(profile) == ["measured first", "measured on two"]
     assert "all_reduce.2" not in two.origins() and two.origins()["exchange"] == "measured within linear and other"
     assert (profile.error, profile.host) == ("x", None)
-    again = rewritten(put_model(profile, SPEC, "measured again", tables_of(lab, laboratory(2)), host, 1))
+    again = rewritten(put_model(profile, SPEC, "measured again", tables_of(lab), host_times, 1))
     assert linear_origins(again) == ["measured again", "measured on two"]
     assert (again.error, again.compared, again.host_time(True, "other").seconds) == (UNCOMPARED, {}, 2.0)
     assert again.origin("host") == f"fallback: of {SPEC.name}, for models without their own"
@@ -237,45 +225,13 @@ def linear_origins(profile: Profile) -> list[str]:
 
 def test_links_are_put_beside_those_of_other_numbers_of_gpus() -> None:
     curve, other = PiecewiseLinear((1.0,), (1e-6,)), PiecewiseLinear((1.0,), (2e-6,))
-    profile = put_links(
-        profile_of(laboratory(), laboratory(2)), "measured first", Links({2: curve, 4: curve}, within_node=curve)
-    )
+    profile = replace(load_profile("h200"), links=Links(), origins={})
+    profile = put_links(profile, "measured first", Links({2: curve, 4: curve}, within_node=curve))
     profile = rewritten(put_links(profile, "measured again", Links({2: other}, to_host=other)))
     assert profile.links == Links({2: other, 4: curve}, within_node=curve, to_host=other)
     places = [("all_reduce", "2"), ("all_reduce", "4"), ("within_node",), ("to_host",)]
     origins = [profile.origin("links", *place).removeprefix("measured ") for place in places]
     assert origins == ["again", "first", "first", "again"]
-
-
-def test_with_the_clock_too_the_parts_add_up() -> None:
-    lab = laboratory(power=POWER)
-    cost = ProfileCost(profile_of(lab, laboratory(2, POWER)), SPEC)
-    errors = [cost.predict(batch.shape()) / seconds - 1 for batch, seconds in lab.measured.items()]
-    assert max(map(abs, errors)) < 0.01
-    executor, real = SimExecutor(cost), Clockwork(power=POWER)
-    heavy, light = Batch(prompts(2000)), Batch((), (100,) * 8)
-    taken = []
-    for batch in [light] * 20 + [heavy] * 3 + [light] * 3 + [heavy]:
-        times = executor.cost.execute(batch.shape())  # type: ignore[attr-defined]
-        simulated = times.compute + times.head + times.embedding
-        simulated -= executor._gpu_clock.run(times.pace)  # type: ignore[union-attr]
-        taken.append((simulated, real.seconds(batch.shape()) - real.saved(batch.shape())))
-    assert all(simulated == pytest.approx(seconds, rel=0.02) for simulated, seconds in taken)
-    assert taken[20][0] < 0.95 * taken[22][0]  # the first after lighter work is the fastest
-
-
-def test_rows_of_the_largest_batch_are_paid_for() -> None:
-    profile = profile_of(laboratory(), laboratory(2))
-    captured, large = BatchShape(((100, 0),)), BatchShape(((2000, 0),))
-    for shape, rows in ((captured, 4), (large, 0)):
-        seconds = [ProfileCost(profile, SPEC, max_batch=batch).predict(shape) for batch in (8, 4)]
-        assert seconds[0] - seconds[1] == pytest.approx(rows * Clockwork.row_seconds, abs=1e-7)
-
-
-def test_products_head_and_the_rest_share_what_attention_leaves() -> None:
-    parts = ProfileCost(profile_of(laboratory(), laboratory(2)), SPEC).parts(BatchShape((), 8, 8))
-    assert parts.linear / parts.total == pytest.approx(0.7, rel=1e-3)
-    assert parts.head / parts.total == pytest.approx(0.2, rel=1e-3)
 
 
 def test_kernels_are_told_apart_by_name_and_place() -> None:
@@ -293,22 +249,16 @@ def test_kernels_are_told_apart_by_name_and_place() -> None:
     assert shares([]) == (1.0, 0.0, 0.0)
 
 
-def test_a_kernel_that_waits_for_another_counts_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_waits_for_another_counts_from_its_end() -> None:
     """The norm is launched while the product still runs, reads ahead, and takes 3 us by itself."""
-    ran = [
-        Kernel(0, 10, "gemm"),
-        Kernel(1, 2, "Memcpy DtoH"),
-        Kernel(2, 13, "_add_norm_kernel"),
-        Kernel(15, 16, "nvjet"),
-    ]
-    monkeypatch.setattr(kernels, "KernelTrace", lambda: nullcontext(SimpleNamespace(kernels=ran)))
-    assert kernels.kernel_times(lambda: None) == [("gemm", 10), ("_add_norm_kernel", 3), ("nvjet", 1)]
+    kernels = (Kernel(0, 10, "gemm"), Kernel(1, 2, "Memcpy DtoH"), Kernel(2, 13, "_norm"), Kernel(15, 16, "nvjet"))
+    assert times_in_turn(kernels) == [("gemm", 10), ("_norm", 3), ("nvjet", 1)]
 
 
 def test_both_sides_of_every_step_are_measured() -> None:
     assert decode_counts([1, 2, 4, 8, 10]) == [1, 2, 3, 4, 5, 8, 9, 10]
     assert attention_counts([1, 4, 16, 48]) == [1, 2, 4, 5, 16, 17, 32, 48]
-    totals = mixed_totals(((1, 64), (65, 128), (129, 256)), 64, 4096)
+    totals = mixed_totals(RANGES, 64, 4096)
     assert totals[:7] == [2, 16, 64, 65, 128, 129, 256]
     assert {257, 320, 321, 768, 769} <= set(totals)
     assert totals[-1] == 4064 and all(total % 64 == 32 for total in totals if total > 1024)
@@ -319,29 +269,22 @@ def test_both_sides_of_every_step_are_measured() -> None:
     assert fit_in((1, 5, 9), 7) == [1, 5, 7] and fit_in((1, 5), 7) == [1, 5]
 
 
-def test_totals_are_made_of_prompts_that_are_no_decodes() -> None:
-    assert prompts(1025) == ((1023, 0), (2, 0))
-    for total in (2, 1024, 1026, 5000):
+def test_totals_are_made_of_prompts_and_contexts_have_their_mean() -> None:
+    for total in (2, 1024, 1025, 1026, 5000):
         assert sum(tokens for tokens, _ in prompts(total)) == total
-        assert min(tokens for tokens, _ in prompts(total)) >= 2
+        assert min(tokens for tokens, _ in prompts(total)) >= 2, "one token is a decode"
     contexts = uneven(64, 512, 2048)
-    assert max(contexts) == 4 * 512 and contexts.count(2048) == 8 and sum(contexts) / 64 == pytest.approx(512, rel=0.05)
-    assert all(len(batch.ends) <= 64 for batch in held_out((1, 2, 64), 64, 2048))
-
-
-def test_contexts_are_spread_around_their_mean() -> None:
-    """From half to one and a half times as long, evenly, not in the order of their lengths."""
+    assert contexts.count(2048) == 8 and sum(contexts) / 64 == pytest.approx(512, rel=0.05)
+    assert all(len(batch.ends) <= 8 for batch in held_out((1, 2, 8), LIMITS))
     assert spread(1, 100, 1000) == (100,) and sorted(spread(2, 100, 1000)) == [75, 125]
     contexts = spread(33, 1000, 4000)
-    assert sum(contexts) == 33 * 1000 and len(set(contexts)) == 33
-    assert (min(contexts), max(contexts)) == (515, 1485)
-    assert 500 < sum(contexts[:8]) / 8 < 1500 and list(contexts) != sorted(contexts)
-    assert abs(sum(contexts[:11]) / 11 - 1000) < 100  # any part of them has about their mean
-    assert spread(4, 1, 9) == (1,) * 4 and spread(4, 9, 9) == (9,) * 4  # no room to differ
+    assert sum(contexts) == 33 * 1000 and (min(contexts), max(contexts)) == (515, 1485)
+    assert abs(sum(contexts[:11]) / 11 - 1000) < 100, "not in the order of their lengths"
+    assert spread(4, 9, 9) == (9,) * 4, "no room to differ"
 
 
 def test_a_laboratory_knows_what_it_cannot_hold() -> None:
-    lab = Laboratory(Server(Clockwork(), LIMITS, NO_COST, KVSize(16, 64)), 512)
+    lab = Laboratory(server(Clockwork(), num_blocks=16), 512)
     assert lab.holds(Batch((), (512, 512)))
     assert not lab.holds(Batch((), (512, 513)))  # blocks
     assert not lab.holds(Batch((), (1,) * 9))  # requests
@@ -358,18 +301,15 @@ def test_captured_rows_and_graphs() -> None:
 
 def test_noise_makes_no_price_negative() -> None:
     """Three of five prices are planted; the two others are lost in the noise of 20%."""
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 9, (60, 3))
-    batches = [Batch(((2 * a, 10 * b),) * (a % 3), (30 * b,) * c) for a, b, c in sizes.tolist()]
-    prices = np.array([5e-4, 2e-5, 0.0, 1e-6, 0.0])
-    seconds = {batch: float(features(batch) @ prices) for batch in batches}
-    assert fit(seconds) == pytest.approx(prices, rel=1e-6, abs=1e-12)
-    noisy = fit({batch: exact * rng.uniform(0.8, 1.2) for batch, exact in seconds.items()})
-    assert noisy.min() >= 0
-    assert [float(features(batch) @ noisy) / exact for batch, exact in seconds.items()] == pytest.approx(
-        [1.0] * len(seconds), abs=0.2
-    )
     assert features(Batch(((2, 10), (3, 0)), (7, 8))).tolist() == [1, 7, 4, 15, 2 * 11.5 + 3 * 2]
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 9, (60, 3)).tolist()
+    rows = np.array([features(Batch(((2 * a, 10 * b),) * (a % 3), (30 * b,) * c)) for a, b, c in sizes])
+    prices = np.array([5e-4, 2e-5, 0.0, 1e-6, 0.0])
+    seconds = rows @ prices
+    assert fit_prices(rows / seconds[:, None]) == pytest.approx(prices, rel=1e-6, abs=1e-12)
+    noisy = fit_prices(rows / (seconds * rng.uniform(0.8, 1.2, 60))[:, None])
+    assert noisy.min() >= 0 and rows @ noisy / seconds == pytest.approx(1.0, abs=0.2)
 
 
 def test_where_times_vary_a_few_batches_price_all_others() -> None:
@@ -377,7 +317,7 @@ def test_where_times_vary_a_few_batches_price_all_others() -> None:
         def seconds(self, shape: BatchShape) -> float:
             return 4e-3 + 1e-5 * shape.num_tokens + self.attention(shape)
 
-    lab = FittedLaboratory(Server(Priced(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
+    lab = FittedLaboratory(server(Priced()), 512)
     measured = len(lab.measured)
     for batch in (Batch((), (700,) * 3), Batch(((100, 500),), (300, 300)), Batch(((1500, 0), (900, 100)))):
         assert lab.seconds(batch) == pytest.approx(Priced().seconds(batch.shape()), rel=1e-6)
@@ -392,8 +332,7 @@ def test_where_all_time_is_attention_a_base_is_left() -> None:
         def seconds(self, shape: BatchShape) -> float:
             return 1e6 * self.attention(shape)
 
-    lab = Laboratory(Server(Attentive(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
-    found = measure(lab, (1, 2, 4, 8), (), lambda text: None, power_limited=False)
+    found = measure(lab_of(Attentive()), SIZES, (), lambda text: None, power_limited=False)
     assert min(found.mixed.seconds) > 0
 
 
@@ -402,7 +341,7 @@ def test_a_pause_of_the_host_leaves_the_median_of_a_long_iteration() -> None:
         def seconds(self, shape: BatchShape) -> float:
             return 0.06 + 0.5 * (shape.num_tokens == 300 and 0.25 < self.clock < 0.35)
 
-    lab = Laboratory(Server(Pausing(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
+    lab = lab_of(Pausing())
     assert lab.time(Batch(((300, 0),))) == pytest.approx(0.06)
     assert lab.executor.now() > 0.9  # it paused
 
@@ -418,71 +357,65 @@ def test_what_launching_without_a_graph_adds_is_measured() -> None:
         def now(self) -> float:
             return self.host
 
-    lab = Laboratory(Server(Launching(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
+    lab = lab_of(Launching())
     assert host.eager_seconds(lab, CAPTURED[-1]) == pytest.approx(0.02)
     assert host.eager_seconds(lab, LIMITS.max_tokens) == 0  # nothing runs without a graph
 
 
-def test_host_times_are_a_line_with_a_constant_and_no_fall() -> None:
+def test_host_times_are_a_line_and_measured_again_where_other_work_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.fit_line({4: 7.0}) == HostTime(7.0)
-    found = host.fit_line({1: 1.1, 4: 1.4, 16: 2.6})
-    assert found is not None and (found.seconds, found.seconds_per_request) == pytest.approx((1.0, 0.1))
+    line = host.fit_line({1: 1.1, 4: 1.4, 16: 2.6})
+    assert line is not None and (line.seconds, line.seconds_per_request) == pytest.approx((1.0, 0.1))
     assert host.fit_line({1: 3.0, 4: 2.0, 16: 1.0}) == HostTime(2.0)
-    assert host.fit_line({1: 1.0, 4: 5.0}) is None
-
-
-def test_host_times_that_other_work_hides_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     busy, quiet = {1: 1.0, 4: 5.0}, {1: 1.0, 4: 1.0}
-    server = Server(Clockwork(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64))
-    measured = iter([busy, busy, quiet])
-    monkeypatch.setattr(host, "_medians", lambda *_: next(measured))
-    assert host.host_time(server, 512, asynchronous=True) == HostTime(1.0)
-    monkeypatch.setattr(host, "_medians", lambda *_: busy)
-    assert host.host_time(server, 512, asynchronous=True) == HostTime(1.0)
+    assert host.fit_line(busy) is None
+    lab = lab_of(Clockwork())
+    for measured in ([busy, busy, quiet, quiet], [busy] * 10):
+        medians = iter(measured)
+        monkeypatch.setattr(host, "_medians", lambda *_, medians=medians: next(medians))
+        times = host.host_times(server(Clockwork()), lab, 512, 0)
+        assert times == {"sync": HostTime(1.0), "async": HostTime(1.0)} and not [*medians]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_command_measures_a_model_and_keeps_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_a_model_and_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("WARM_UP_SECONDS", "MOST_SECONDS"):
+        monkeypatch.setattr(laboratory, name, 0.0)
+    monkeypatch.setattr(host, "NEW", 8)
     path = tmp_path / "mine.json"
-    options = ["model=tiny", "backend=cpu", "batch=2,4", "max_tokens=64", "longest=128", f"output={path}"]
-    assert main(options) == 0
-    data = json.loads(path.read_text())
-    data["models"]["other"], data["compared"] = data["models"]["tiny"], {"sync": {"models": ["tiny"], "gpus": 1}}
-    path.write_text(json.dumps(data))
-    assert main(options) == 0
+    before = replace(profile_of(lab_of(Clockwork())), compared={"sync": Compared((SPEC.name,), 1)})
+    path.write_text(profile_text(before))
+    assert main(["model=tiny", "backend=cpu", "batch=2,4", "max_tokens=64", "longest=128", f"output={path}"]) == 0
     printed = capsys.readouterr().out
     assert "between: " in printed and "measured batches are predicted within" in printed
-    assert path.stat().st_size < 100_000
     profile = load_profile(str(path))
-    assert (
-        set(profile.models) == {"other", "tiny"} and profile.error.startswith("not compared") and not profile.compared
-    )
+    assert profile.models[SPEC.name] == before.models[SPEC.name] and set(profile.models) == {SPEC.name, "tiny"}
+    assert profile.error == UNCOMPARED and not profile.compared
     assert profile.host == profile.models["tiny"].host and profile.origin("host").startswith("fallback: of tiny")
     assert all(profile.host_time(asynchronous).seconds > 0 for asynchronous in (False, True))
     origin = profile.origin("models", "tiny")
-    assert origin.startswith("measured by python -m experiments.profile ")
+    assert origin.startswith("measured by python -m experiments.profile model=tiny backend=cpu batch=2,4 max_tokens=64")
     assert re.search(r"; \d{4}-\d\d-\d\d; [^;]* cores; commit [0-9a-f]{40}", origin)
-    tiny = ModelSpec("tiny", "llama", 2, 64, 4, 2, 16, 160, 512, 4096, "float32")
-    assert ProfileCost(profile, tiny).predict(BatchShape(((32, 0),), 2, 100)) > 0
+    assert ProfileCost(profile, load_spec("tiny")).predict(BatchShape(((32, 0),), 2, 100)) > 0
 
 
-def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    broken = tmp_path / "broken.json"
-    broken.write_text("{")
-    for options, says in (
-        (["model=llama-9"], "model=llama-9: no such model"),
-        (["model=tiny", "backend=tpu"], "backend=tpu is unknown; give cuda or cpu"),
-        (["model=tiny", "batch=0", "backend=cpu"], "batch=0: give a whole number, at least 2"),
-        (["model=tiny", "backend=cpu", "tensor_parallel=2"], "tensor_parallel is measured on GPUs; give backend=cuda"),
-        (["model=tiny", "tensor_parallel=3"], "tensor_parallel=3 does not divide the 4 attention heads of model=tiny"),
-        (["model=tiny", "bach=4"], "bach: no such key; did you mean batch?"),
-        (["tiny"], "option 'tiny' is not of the form key=value"),
-        (
-            ["model=tiny", "backend=cpu", "batch=2", "max_tokens=32", "longest=96", f"output={broken}"],
-            "cannot read the profile",
-        ),
-    ):
-        assert main(options) == 2
-        error = capsys.readouterr().err
-        assert says in error and error.count("\n") == 1
-    assert main([]) == 2 and main(["--help"]) == 0
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("model=tiny backend=tpu", "backend=tpu is unknown; give cuda or cpu"),
+        ("model=tiny batch=0 backend=cpu", "batch=0: give a whole number, at least 2"),
+        ("model=tiny backend=cpu tensor_parallel=2", "tensor_parallel is measured on GPUs; give backend=cuda"),
+        ("model=tiny tensor_parallel=3", "tensor_parallel=3 does not divide the 4 attention heads of model=tiny"),
+        ("model=tiny backend=cpu output=broken", "cannot read the profile"),
+    ],
+)
+def test_user_errors_are_one_line(
+    options: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken").write_text("{")
+    assert main(options.split()) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1

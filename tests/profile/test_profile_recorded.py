@@ -1,6 +1,5 @@
 """A profile from recordings: the prices of iterations, found again from what they took."""
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from experiments.profile.__main__ import main as profile
 from experiments.profile.recorded import iterations
 from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import DecisionsWriter
-from reproduction.bench.__main__ import main as bench
 
 Requests = dict[int, list[int]]
 
@@ -87,34 +85,6 @@ def test_prices_are_found_again(tmp_path: Path) -> None:
     ):
         assert cost.predict(shape) == pytest.approx(price(shape), rel=0.01)
     assert cost.profile.host_time(True, "llama-3.1-8b").seconds == 0
-
-
-def test_what_a_client_measured_is_simulated(tmp_path: Path) -> None:
-    """One request: a prompt of 100 tokens in one iteration, and two decodes."""
-    record(tmp_path / "a")
-    written = tmp_path / "vllm.json"
-    profile(["engine=vllm", "model=llama-3.1-8b", f"recordings={tmp_path}", f"output={written}"])
-    client = {
-        "mean_ttft_ms": 10.0,
-        "p99_ttft_ms": 10.0,
-        "mean_tpot_ms": 5.0,
-        "p99_tpot_ms": 5.0,
-        "total_token_throughput": 5000.0,
-    }
-    about = {"hardware": "NVIDIA H200", "model": "llama-3.1-8b", "batch": 64, "budget": 2048, "slo": {"slo_ttft": 1.0}}
-    kept = {**about, "figures": {"vllm": {"0.6": client}}, "requests": {"0.6": ["0.0000 100 3"]}}
-    (tmp_path / "serving.json").write_text(json.dumps(kept))
-    given = [f"measured={tmp_path / 'serving.json'}", f"hardware={written}", f"folder={tmp_path}"]
-    assert bench(["vllm_simulated", *given]) == 0
-    (run,) = json.loads((tmp_path / "h200" / "vllm-simulated.json").read_text())["runs"].values()
-    cost = ProfileCost(load_profile(str(written)), load_spec("llama-3.1-8b"))
-    ttft, decodes = (
-        cost.predict(BatchShape(((100, 0),))),
-        [cost.predict(BatchShape((), 1, context)) for context in (101, 102)],
-    )
-    assert run["TTFT mean"] == pytest.approx({"measured": 0.01, "simulated": ttft, "error": ttft / 0.01 - 1})
-    assert run["TPOT mean"]["simulated"] == pytest.approx(sum(decodes) / 2)
-    assert run["throughput"]["simulated"] == pytest.approx(103 / (ttft + sum(decodes)))
 
 
 def test_too_few_iterations_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
