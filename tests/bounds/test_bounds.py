@@ -13,10 +13,12 @@ from random import Random
 
 import numpy as np
 import pytest
+from hand_made import end
 from in_process import outcome
 from optimum import Ask, Machine
+from schedules import make_engine
 
-from cbatch import BatchShape, ConfigError, CostFunction, Limits, Plan, Policy, Request, RunRecord, Server, View
+from cbatch import BatchShape, ConfigError, CostFunction, FinishReason, Limits, Policy, Request, RunRecord, Server
 from cbatch.bounds import Bounds, Minorant, minorants_of
 from cbatch.bounds.machine import Floats, fewest_late
 from cbatch.bounds.minorants import _hull, _per_context
@@ -179,13 +181,7 @@ def test_no_bound_exceeds_the_optimum(
 # Profiles
 
 
-CASES = [
-    ("h200", "llama-3.1-8b"),
-    ("h200", "llama-13b"),
-    ("h200", "qwen3-8b"),
-    ("h100", "llama-3.1-8b"),
-    ("a6000-llama-13b", "nanogpt-13b"),
-]
+CASES = [("h200", "llama-3.1-8b"), ("h200", "qwen3-8b"), ("h100", "llama-3.1-8b"), ("a6000-llama-13b", "nanogpt-13b")]
 LIMITS = Limits(64, 1024, 4096)
 
 
@@ -274,14 +270,10 @@ def test_no_policy_beats_the_bounds(hardware: str, model: str, policy: Policy) -
     assert found.makespan <= record.steps[-1].ended
     latency = float((ends - found.arrival).mean())
     assert 0.25 * latency < found.latency <= latency
-
-
-@pytest.mark.parametrize(("hardware", "model"), CASES)
-def test_a_request_alone_takes_hardly_longer_than_its_bound(hardware: str, model: str) -> None:
-    cost, asked = cost_of(hardware, model), [Request(0, 700, 50)]
-    Server(SimExecutor(cost), LIMITS, cost, KVSize(500, 16), asynchronous=True).serve(Orca(), asked)
-    [service] = Bounds(asked, minorants_of(cost, LIMITS), LIMITS, 8000).service
-    assert asked[0].finished_at is not None and 0.7 < service / asked[0].finished_at <= 1
+    alone = [Request(0, 700, 50)]
+    Server(SimExecutor(cost), LIMITS, cost, KVSize(500, 16), asynchronous=True).serve(Orca(), alone)
+    [service] = Bounds(alone, minorants_of(cost, LIMITS), LIMITS, 8000).service
+    assert alone[0].finished_at is not None and 0.7 < service / alone[0].finished_at <= 1
 
 
 # Regret in results
@@ -289,9 +281,11 @@ def test_a_request_alone_takes_hardly_longer_than_its_bound(hardware: str, model
 
 def test_regret_by_hand() -> None:
     """One at a time: A 1/3 ends at 3 s, B 1/1 at 4 s; together they could take a token each in 3 s, so B6 is (1 + 3) / 2."""
-    cost, limits = Fixed1s(), Limits(1, 100, 100)
-    asked = [Request(0, 1, 3), Request(1, 1, 1, slo=SLO(total=1.5)), Request(2, 50, 50, slo=SLO(total=1.5))]
-    record = Server(SimExecutor(cost), limits, cost, KVSize(200, 1), asynchronous=False).serve(RefusesLong(), asked)
+    asked = [Request(0, 1, 3), Request(1, 1, 1, slo=SLO(total=1.5))]
+    engine = make_engine(Orca(), Limits(1, 100, 100), num_blocks=200, block_size=1)
+    engine.submit(asked)
+    record = engine.run()
+    asked.append(end(Request(2, 50, 50, slo=SLO(total=1.5)), None, 0.0, FinishReason.REJECTED))
 
     def bounds_of(requests: Sequence[Request]) -> Bounds:
         return Bounds(requests, UNIT, Limits(2, 100, 100), 200)
@@ -309,32 +303,7 @@ def test_regret_by_hand() -> None:
     assert regret(asked, collect_served(RunRecord()), bounds_of) == {}
 
 
-class Fixed1s:
-    def predict(self, shape: BatchShape) -> float:
-        return 1.0
-
-
-class RefusesLong(Orca):
-    def plan(self, view: View) -> Plan:
-        plan = view.plan()
-        for request in view.waiting:
-            if request.num_prompt_tokens > 10:
-                plan.reject(request, "too long")
-        plan.add_decodes()
-        for request in view.waiting:
-            plan.add(request)
-        return plan.build()
-
-
-RUN = [
-    "policy=orca",
-    "model=tiny",
-    "bounds=true",
-    "timeline=off",
-    "progress=off",
-    "workload.num_requests=4",
-    "workload.length=40",
-]
+RUN = ("policy=orca", "model=tiny", "bounds=true", "progress=off", "workload.num_requests=4", "workload.length=40")
 
 
 @pytest.mark.parametrize(

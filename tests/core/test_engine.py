@@ -3,24 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from schedules import make_engine, schedule
+from schedules import make_engine
 
 from cbatch import Limits, Plan, PolicyError, Request, View
 from cbatch.errors import WorkloadError
 from policies.orca import Orca
 
 LIMITS = Limits(max_batch=2, max_tokens=10, max_request_tokens=100)
-
-
-class Scripted:
-    """Answers each call with the next of the given functions; then like Orca."""
-
-    def __init__(self, *answers: Callable[[View], object]) -> None:
-        self.answers = list(answers)
-        self.orca = Orca()
-
-    def plan(self, view: View) -> Plan:
-        return self.answers.pop(0)(view) if self.answers else self.orca.plan(view)  # type: ignore[return-value]
 
 
 def test_a_request_that_the_cache_can_never_hold_is_refused_on_submission() -> None:
@@ -31,21 +20,21 @@ def test_a_request_that_the_cache_can_never_hold_is_refused_on_submission() -> N
         engine.submit([Request(3, 99, 2)])
 
 
-def test_a_policy_that_raises_is_named() -> None:
-    engine = make_engine(Scripted(lambda view: {}["nothing"]), LIMITS)
-    engine.submit([Request(0, 3, 3)])
-    with pytest.raises(PolicyError, match=r"policy Scripted, iteration 0: plan.. raised KeyError: 'nothing'"):
-        engine.run()
-
-
-def test_an_empty_plan_with_nothing_to_come_is_an_error() -> None:
-    class Lazy:
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda view: {}["nothing"], r"plan.. raised KeyError: 'nothing'"),
+        (lambda view: Plan(), "empty plan with 1 waiting"),  # and nothing to come
+    ],
+)
+def test_a_policy_that_fails_is_named(answer: Callable[[View], Plan], says: str) -> None:
+    class Fails:
         def plan(self, view: View) -> Plan:
-            return Plan()
+            return answer(view)
 
-    engine = make_engine(Lazy(), LIMITS)
+    engine = make_engine(Fails(), LIMITS)
     engine.submit([Request(0, 3, 3)])
-    with pytest.raises(PolicyError, match="policy Lazy, iteration 0: empty plan with 1 waiting"):
+    with pytest.raises(PolicyError, match=f"policy Fails, iteration 0: {says}"):
         engine.run()
 
 
@@ -94,25 +83,3 @@ def test_requests_cannot_be_submitted_twice() -> None:
     engine.run()
     with pytest.raises(WorkloadError, match="request 0 was submitted before"):
         engine.submit([request])
-
-
-def test_a_full_table_grows_with_preempted_requests() -> None:
-    """Requests that have been preempted keep their rows, so more rows than places come into use."""
-
-    class Revolving:
-        def plan(self, view: View) -> Plan:
-            builder = view.plan()
-            if view.iteration < 40 and view.waiting:
-                for request in view.running:
-                    builder.preempt(request)
-                for request in list(view.waiting)[-2:]:
-                    builder.add(request, 2)
-            else:
-                for request in [*view.running, *view.waiting]:
-                    builder.add(request)
-            return builder.build()
-
-    lengths = [(5, 3)] * 30
-    _, record = schedule(Revolving(), lengths, batch=2, max_tokens=40)
-    assert len(record.requests) == 30
-    assert sum(request.num_preemptions for request in record.requests) > 30

@@ -1,4 +1,4 @@
-"""The plan builder: no sequence of its calls makes a plan that the engine refuses, and it says why it grants nothing."""
+"""The plan builder: it says why it grants nothing, and which call no plan may contain."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,38 +9,28 @@ from schedules import make_engine
 from cbatch import Limits, Plan, PlanBuilder, PlanError, PolicyError, Refusal, Request, View
 from policies.orca import Orca
 
-LIMITS = Limits(max_batch=3, max_tokens=16, max_request_tokens=40)
+Fill = Callable[[PlanBuilder, View], object]
 
 
 class Scripted:
     """Fills one plan after another by the given functions; then serves like `Orca`."""
 
-    def __init__(self, *fill: Callable[[PlanBuilder, View], object]) -> None:
+    def __init__(self, *fill: Fill) -> None:
         self.fill = list(fill)
-        self.plans: list[str] = []
 
     def plan(self, view: View) -> Plan:
         if not self.fill:
             return Orca().plan(view)
         plan = view.plan()
         self.fill.pop(0)(plan, view)
-        built = plan.build()
-        self.plans.append(f"{built} -{[request.id for request in built.preempt]} free={plan.free_blocks}")
-        return built
+        return plan.build()
 
 
-def run(*fill: Callable[[PlanBuilder, View], object], num_blocks: int = 100) -> list[str]:
-    """The plans of three requests of 4 prompt and 4 new tokens each, with blocks of 4."""
-    policy = Scripted(*fill)
-    engine = make_engine(policy, Limits(4, 12, 40), num_blocks=num_blocks)
-    engine.submit(Request(id_, 4, 4) for id_ in range(3))
+def run(*fill: Fill, limits: Limits, num_blocks: int = 100, num_requests: int = 3) -> None:
+    """Requests of 4 prompt and 4 new tokens each, with blocks of 4."""
+    engine = make_engine(Scripted(*fill), limits, num_blocks=num_blocks)
+    engine.submit(Request(id_, 4, 4) for id_ in range(num_requests))
     engine.run()
-    return policy.plans
-
-
-def add_all(plan: PlanBuilder, view: View) -> None:
-    for request in view.waiting:
-        plan.add(request)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +46,8 @@ def add_all(plan: PlanBuilder, view: View) -> None:
     ],
 )
 def test_a_call_that_no_plan_may_contain_names_policy_request_rule_and_line(wrong: Any, message: str) -> None:
-    def one(plan: PlanBuilder, view: View) -> None:
-        plan.add(view.waiting[0])
-
     with pytest.raises(PlanError) as caught:
-        run(one, wrong)
+        run(lambda plan, view: plan.add(view.waiting[0]), wrong, limits=Limits(4, 12, 40))
     text = str(caught.value)
     assert text.startswith("policy Scripted, iteration 1, request ")
     assert message in text and "; rule: " in text and "(test_plan_builder.py:" in text and "\n" not in text
@@ -81,66 +68,24 @@ def test_add_says_why_it_grants_nothing() -> None:
         refusal(plan, waiting[0], reserve=100)  # no more than its 8 tokens: 2 of 3 blocks
         refusal(plan, waiting[0])
         refusal(plan, waiting[1], reserve=5)
+        refusal(plan, waiting[1], whole=True)  # 3 of its 4 tokens are left
         refusal(plan, waiting[1])
         refusal(plan, waiting[2])
 
     def second(plan: PlanBuilder, view: View) -> None:
         refusal(plan, view.waiting[0])
-        refusal(plan, next(iter(view.running)))
+        for request in view.running:  # a decode, and the last token of a prompt
+            refusal(plan, request)
 
-    limits = Limits(max_batch=2, max_tokens=12, max_request_tokens=40)
-    engine = make_engine(Scripted(first, second), limits, num_blocks=3)
-    engine.submit(Request(id_, 4, 4) for id_ in range(3))
-    engine.run()
-    of_first = [Refusal.GONE, Refusal.NONE_ASKED, None, Refusal.NAMED, Refusal.BLOCKS, None, Refusal.ROWS]
-    assert found == [*of_first, Refusal.PLACES, None]
+    run(first, second, limits=Limits(max_batch=2, max_tokens=7, max_request_tokens=40), num_blocks=3)
+    of_first = [Refusal.GONE, Refusal.NONE_ASKED, None, Refusal.NAMED, Refusal.BLOCKS, Refusal.TOKENS]
+    assert found == [*of_first, None, Refusal.ROWS, Refusal.PLACES, None, None]
 
 
 def test_an_empty_plan_whose_adds_were_refused_says_why() -> None:
-    engine = make_engine(Scripted(lambda plan, view: plan.add(view.waiting[0], -5)), Limits(2, 12, 40))
-    engine.submit([Request(0, 4, 4)])
     cause = r"empty plan with 1 waiting .*; its last add granted nothing \(fewer than one token was asked for\); plan a"
     with pytest.raises(PolicyError, match=cause):
-        engine.run()
-
-
-def test_a_prompt_that_must_be_whole_is_refused_for_lack_of_tokens() -> None:
-    def short(plan: PlanBuilder, view: View) -> None:
-        plan.add(view.waiting[0])
-        plan.add(view.waiting[1])
-        assert plan.add(view.waiting[2], whole=True) == 0
-        assert plan.refusal is Refusal.TOKENS
-
-    engine = make_engine(Scripted(short), Limits(3, 11, 40))
-    engine.submit(Request(id_, 4, 4) for id_ in range(3))
-    engine.run()
-
-
-def test_padding_fits_the_finished_plan() -> None:
-    def early(plan: PlanBuilder, view: View) -> None:
-        plan.pad_to(5)
-        add_all(plan, view)
-
-    policy = Scripted(early, lambda plan, view: [plan.add_decodes(), plan.pad_to(1000)])
-    engine = make_engine(policy, LIMITS)
-    engine.submit(Request(id_, 4, 2) for id_ in range(2))
-    assert [step.num_padding_tokens for step in engine.run().steps] == [0, 14]
-
-
-def test_a_wake_time_beside_requests_to_compute_or_without_requests_has_no_effect() -> None:
-    seen: list[float] = []
-
-    class Waking(Orca):
-        def plan(self, view: View) -> Plan:
-            seen.append(view.now)
-            plan = super().plan(view)
-            plan.wake_at = view.now + 0.25
-            return plan
-
-    engine = make_engine(Waking(), LIMITS)
-    engine.submit([Request(0, 4, 2), Request(1, 4, 1, arrival_time=5.0)])
-    engine.run()
-    assert seen == [0.0, 1.0, 2.0, 5.0]
+        run(lambda plan, view: plan.add(view.waiting[0], -5), limits=Limits(2, 12, 40), num_requests=1)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +96,7 @@ def test_a_wake_time_that_never_comes_is_none(wake_at: float, remedy: str) -> No
         def plan(self, view: View) -> Plan:
             return view.plan().build(wake_at=wake_at)
 
-    engine = make_engine(Never(), LIMITS)
+    engine = make_engine(Never(), Limits(2, 12, 40))
     engine.submit([Request(0, 4, 2)])
     with pytest.raises(PolicyError) as caught:
         engine.run()

@@ -73,12 +73,8 @@ def test_totals_by_hand() -> None:
     last = Request(2, 2, 2, extra={"tier": 1})
     found = totals_of([hidden, late, last])
     assert (found.longest, found.longest_prompt, found.new_tokens) == (hidden, 5, 4 + 1 + 2)
-    assert (found.clients, list(found.extra), found.lengths_known, found.by_iteration) == (
-        {None, "ann"},
-        ["tier"],
-        False,
-        True,
-    )
+    told = (found.clients, list(found.extra), found.lengths_known, found.by_iteration)
+    assert told == ({None, "ann"}, ["tier"], False, True)
     alone = totals_of([last])
     assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)
 

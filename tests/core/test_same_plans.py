@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from clock_replay import RecordedTimes, ReplayedTimes
@@ -25,21 +26,12 @@ def plans(policy: Policy, executor: Executor, asynchronous: bool) -> list[str]:
     return logged.lines
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(("name", "asynchronous"), list(zip(POLICIES, cycle((True, False)))))
 def test_the_cpu_executor_plans_as_the_simulation_whose_times_it_replays(name: str, asynchronous: bool) -> None:
     recorded = RecordedTimes(simulated())
     expected = plans(POLICIES[name](), recorded, asynchronous)
     with closing(make_executor(MODEL, LIMITS, NUM_BLOCKS, BLOCK)) as real:
         assert plans(POLICIES[name](), ReplayedTimes(real, recorded.times), asynchronous) == expected
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_the_simulation_plans_as_the_cpu_executor_whose_times_it_replays(name: str) -> None:
-    with closing(make_executor(MODEL, LIMITS, NUM_BLOCKS, BLOCK)) as real:
-        recorded = RecordedTimes(real)
-        expected = plans(POLICIES[name](), recorded, asynchronous=True)
-    assert plans(POLICIES[name](), ReplayedTimes(simulated(), recorded.times), asynchronous=True) == expected
 
 
 def test_a_replay_that_outlasts_its_recording_says_so() -> None:

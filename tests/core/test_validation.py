@@ -95,11 +95,8 @@ def test_mappings_that_do_not_fit_are_refused(data: object, message: str) -> Non
     with pytest.raises(ConfigError) as caught:
         read(File, data)
     assert str(caught.value).startswith(message)
-
-
-def test_mappings_become_dataclasses() -> None:
-    data = {"part": {"size": 1, "seconds": 0}, "more": None, "others": {"x": {"size": 2}}}
-    assert read(File, data) == File(Part(1, 0.0), None, {"x": Part(2)})
+    fits = {"part": {"size": 1, "seconds": 0}, "more": None, "others": {"x": {"size": 2}}}
+    assert read(File, fits) == File(Part(1, 0.0), None, {"x": Part(2)})
 
 
 def test_importing_the_public_face_loads_no_pydantic() -> None:
@@ -107,11 +104,14 @@ def test_importing_the_public_face_loads_no_pydantic() -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
-def test_a_name_with_a_slip_is_nearer_than_a_known_word_of_it() -> None:
-    assert nearest("sarathi_srve", ["sarathi", "sarathi_serve"]).startswith("did you mean sarathi_serve?")
-    assert nearest("chunk_size", ["batch", "chunk"]).startswith("did you mean chunk?")
-
-
-def test_a_name_that_begins_with_what_was_given_is_nearer_than_a_similar_one() -> None:
-    assert nearest("llama3", ["llama-13b", "llama-3.1-8b"]).startswith("did you mean llama-3.1-8b?")
-    assert nearest("=", ["llama-13b"]) == "known: llama-13b", "punctuation begins no name"
+@pytest.mark.parametrize(
+    ("name", "known", "says"),
+    [
+        ("sarathi_srve", ["sarathi", "sarathi_serve"], "did you mean sarathi_serve?"),  # a slip
+        ("chunk_size", ["batch", "chunk"], "did you mean chunk?"),  # a known word of it
+        ("llama3", ["llama-13b", "llama-3.1-8b"], "did you mean llama-3.1-8b?"),  # it begins with what was given
+        ("=", ["llama-13b"], "known: llama-13b"),  # punctuation begins no name
+    ],
+)
+def test_the_nearest_name_is_proposed(name: str, known: list[str], says: str) -> None:
+    assert nearest(name, known).startswith(says)

@@ -34,19 +34,14 @@ def predicted_and_true_ends(executor: SimExecutor, asynchronous: bool) -> list[t
     return [(predicted[iteration], end) for iteration, end in enumerate(ends[:-1])]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_the_predicted_end_of_what_is_in_flight_comes_true(asynchronous: bool) -> None:
-    pairs = predicted_and_true_ends(make_sim_executor(1), asynchronous)
-    assert len(pairs) > 30
-    for predicted, end in pairs:
-        assert predicted == pytest.approx(end, rel=1e-9)
-
-
-def test_the_predicted_end_is_near_in_a_pipeline() -> None:
-    """Transfers, and the unequal work of the first and last stage, are left out."""
-    errors = sorted(
-        abs(predicted / end - 1) for predicted, end in predicted_and_true_ends(make_sim_executor(4), True)[1:]
-    )
+def test_the_predicted_end_of_what_is_in_flight_comes_true() -> None:
+    """Transfers, and the unequal work of a pipeline's first and last stage, are left out."""
+    for asynchronous in (False, True):
+        pairs = predicted_and_true_ends(make_sim_executor(1), asynchronous)
+        assert len(pairs) > 30
+        assert [predicted for predicted, _ in pairs] == pytest.approx([end for _, end in pairs], rel=1e-9)
+    pairs = predicted_and_true_ends(make_sim_executor(4), True)[1:]
+    errors = sorted(abs(predicted / end - 1) for predicted, end in pairs)
     assert errors[-1] < 0.15
     assert errors[len(errors) * 9 // 10] < 0.03
 
@@ -67,15 +62,14 @@ class RoundRobin:
         return plan.build()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_paused_requests_cost_no_row_of_the_batch(asynchronous: bool) -> None:
+def test_paused_requests_cost_no_row_of_the_batch() -> None:
     """Real tokens: two rows in an iteration, eight requests admitted, none preempted."""
     references = greedy_references(LLAMA)[:10]
     limits = Limits(max_batch=2, max_tokens=64, max_request_tokens=64, max_running=8)
     requests = [reference.request(id_, 6) for id_, reference in enumerate(references)]
     policy = RoundRobin()
     with closing(make_executor(LLAMA, limits, 200, 4)) as executor:
-        engine = Engine(policy, executor, limits, UnitCost(), num_blocks=200, block_size=4, asynchronous=asynchronous)
+        engine = Engine(policy, executor, limits, UnitCost(), num_blocks=200, block_size=4)
         engine.submit(requests)
         record = engine.run()
     assert [request.output for request in requests] == [reference.output[:6] for reference in references]

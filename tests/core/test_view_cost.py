@@ -69,6 +69,8 @@ def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
     file = cpu_profile(TINY)
     run(folder, "policy=orca")
     assert not file.exists(), "nobody asked"
+    with pytest.raises(UnmeasuredError, match=r"not measured with model=tiny; experiments.profile.command.measure_cpu"):
+        cost_model("cpu", TINY).predict(BatchShape((), 1, 8))
     assert f"measuring this CPU with model=tiny, once, into {file}\n" in run(folder, *ASKS, "output=a")
     (seconds,) = predicted(folder / "a")
     assert seconds > 4 * on_h200(), "two layers in Python take longer than a GPU's"
@@ -76,14 +78,16 @@ def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
     assert written["hardware"] == cpu_name() and "cores" in written["hardware"]
     assert "model=tiny backend=cpu batch=16 max_tokens=32" in written["models"]["tiny"]["from"]
     assert f"torch {version('torch')}" in written["models"]["tiny"]["from"]
-    assert "measuring" not in run(folder, *ASKS, "output=b")
-    assert predicted(folder / "b") == {seconds}
-    assert summary(folder / "b")["about"]["execution"]["predictions"]["hardware"] == cpu_name()
     assert [path.name for path in file.parent.iterdir()] == [file.name]
+    assert summary(folder / "a")["about"]["execution"]["predictions"]["hardware"] == cpu_name()
 
 
 def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(folder, *ASKS, "decisions=true", "output=a")
+    measuring = run(folder, "hardware=cpu", "model=tiny", "policy=orca", "output=s", backend="sim")
+    assert "measuring this CPU with model=tiny" in measuring, "for a simulation of this CPU as well"
+    about = summary(folder / "s")["about"]
+    assert about["hardware"] == cpu_name() and about["execution"]["not_measured"] == []
+    assert "measuring" not in run(folder, *ASKS, "decisions=true", "output=a")
     monkeypatch.setenv("HOME", str(folder / "elsewhere"))  # another machine, which has measured nothing
     done = command("replay", "a", cwd=folder)
     assert done.returncode == 0 and done.stdout.startswith("a: Asks makes the same"), done
@@ -94,24 +98,12 @@ def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: py
     assert done.returncode == 1 and "view.cost: this machine's CPU was not measured with model=tiny; " in done.stdout
 
 
-def test_a_simulation_of_this_cpu_measures_it_first(folder: Path) -> None:
-    keys = ("hardware=cpu", "model=tiny", "policy=orca", "output=a")
-    assert "measuring this CPU with model=tiny" in run(folder, *keys, backend="sim")
-    about = summary(folder / "a")["about"]
-    assert about["hardware"] == cpu_name() and about["execution"]["not_measured"] == []
-
-
 def test_another_machines_profile_is_announced(folder: Path) -> None:
     printed = run(folder, *ASKS, "hardware=h200", "output=a")
     assert f"view.cost=h200 (predictions are for NVIDIA H200, 141 GB, this is {cpu_name()})" in printed
     assert predicted(folder / "a") == {on_h200()}
     assert summary(folder / "a")["about"]["execution"]["predictions"]["hardware"] == "NVIDIA H200, 141 GB"
     assert "view.cost" not in run(folder, "policy=orca"), "with its own measurements there is nothing to say"
-
-
-def test_a_server_of_an_unmeasured_cpu_names_the_remedy(folder: Path) -> None:
-    with pytest.raises(UnmeasuredError, match=r"not measured with model=tiny; experiments.profile.command.measure_cpu"):
-        cost_model("cpu", TINY).predict(BatchShape((), 1, 8))
 
 
 def test_measurements_hold_for_one_shape_of_a_model_and_one_number_of_threads(
