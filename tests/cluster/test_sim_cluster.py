@@ -4,13 +4,9 @@ import re
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commands import QUICK, command, summary
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-from places import ROOT
 from schedules import UnitCost
 
 from cbatch import Engine, Limits, Plan, Policy, Request, RunRecord, View
@@ -19,7 +15,7 @@ from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
 from cbatch.sim.executor import SimExecutor
 from experiments.settings.assemble import assemble
-from experiments.settings.settings import read_settings
+from experiments.settings.compose import compose_run
 from policies.orca import Orca
 
 
@@ -108,18 +104,18 @@ def test_a_merged_record_is_one_run() -> None:
 
 
 def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
-    with pytest.raises(
-        WorkloadError, match="request 3 arrives by iteration, which several replicas do not share; give arrival times"
+    for request, says in (
+        (Request(3, 4, 1, arrival_iteration=2), "request 3 arrives by iteration, which several replicas do not share"),
+        (Request(4, 200, 1), r"request 4: 200 prompt \+ 1 new tokens exceed the 100 positions"),
     ):
-        serve(replicas(2), [Request(3, 4, 1, arrival_iteration=2)], RoundRobin())
-    with pytest.raises(
-        ConfigError, match="router=random is unknown; choose round_robin or least_loaded, or one of yours"
+        with pytest.raises(WorkloadError, match=says):
+            serve(replicas(2), [request], RoundRobin())
+    for router, says in (
+        ("random", "router=random is unknown; choose round_robin or least_loaded, or one of yours"),
+        (Orca(), r"router: Orca has no method choose\(request, replicas\)"),
     ):
-        make_router("random")
-    with pytest.raises(ConfigError, match=r"router: Orca has no method choose\(request, replicas\)"):
-        make_router(Orca())  # type: ignore[arg-type]
-    with pytest.raises(WorkloadError, match=r"request 4: 200 prompt \+ 1 new tokens exceed the 100 positions"):
-        Cluster(replicas(2), RoundRobin()).submit([Request(4, 200, 1)])
+        with pytest.raises(ConfigError, match=says):
+            make_router(router)  # type: ignore[arg-type]
     assert isinstance(make_router("least_loaded"), LeastLoaded)
 
 
@@ -200,24 +196,16 @@ def test_a_router_outside_the_repository_is_given_by_its_import_path(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_gpus", "num_stages"),
+    ("settings", "num_stages"),
     [
-        (["backend.tensor_parallel=4", "backend.replicas=2", "backend.router=least_loaded"], 8, 1),
-        (["backend.tensor_parallel=2", "backend.pipeline_stages=4"], 8, 4),
+        (["backend.tensor_parallel=4", "backend.replicas=2", "backend.router=least_loaded"], 1),
+        (["backend.tensor_parallel=2", "backend.pipeline_stages=4"], 4),
     ],
 )
-def test_the_command_line_spreads_a_model(settings: list[str], num_gpus: int, num_stages: int) -> None:
-    folder = ROOT / "experiments" / "conf"
-    with initialize_config_dir(str(folder), version_base="1.3"):
-        config = compose(
-            "config", ["sweep=test", "backend=sim", "workload=open_loop", "workload.num_requests=20", *settings]
-        )
-    keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    run = assemble(read_settings(keys))
+def test_the_command_line_spreads_a_model(settings: list[str], num_stages: int) -> None:
+    run = assemble(compose_run("backend=sim", "workload=open_loop", "workload.num_requests=20", *settings))
     assert run.limits.num_stages == num_stages
-    record = run.engine.run()
-    assert len(record.requests) == 20
+    assert len(run.engine.run().requests) == 20
     facts = run.backend.facts(run.engine.executor, run.cost, True)
-    assert facts["gpus"] == num_gpus
-    assert len(facts["stages"]) == num_stages * run.cost.topology.replicas
+    assert (facts["gpus"], len(facts["stages"])) == (8, num_stages * run.cost.topology.replicas)
     assert sum(facts["stages"][-1].values()) > 0
