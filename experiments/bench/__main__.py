@@ -29,17 +29,12 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "serve": Benchmark(
-        "throughput of policies with real tokens: on a GPU, or on a CPU with settings='backend=cpu model=tiny'",
-        "experiments.bench.serve",
-        needs_gpu=False,
-    ),
-    "host": Benchmark(
-        "host time of an iteration against running and waiting requests, and of a plan by policy",
-        "experiments.bench.host",
-        needs_gpu=False,
-    ),
-    "sim": Benchmark("simulated iterations per second", "experiments.bench.sim", needs_gpu=False),
+    name: Benchmark(about, f"experiments.bench.{name}", needs_gpu=False)
+    for name, about in {
+        "serve": "throughput of policies with real tokens: on a GPU, or on a CPU with settings='backend=cpu model=tiny'",
+        "host": "host time of an iteration against running and waiting requests, and of a plan by policy",
+        "sim": "simulated iterations per second",
+    }.items()
 }
 
 

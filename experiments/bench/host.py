@@ -1,25 +1,62 @@
-"""Host time of one iteration: plan, validate, pack the inputs, launch, absorb the tokens. Computing is left out.
+"""Host time of one iteration: plan, validate, pack the inputs, launch, absorb the tokens; and of the plan alone, by policy.
 
-Engine, policy, KV accounting and packing are real; the executor packs each step into its slot and returns a fixed token
-at once. For comparison, on the same kind of machine: nano-vllm 0.15 ms at 32 running requests and 0.87 ms at 256,
+Of an iteration, engine, policy, KV accounting and packing are real; the executor packs each step into its slot and returns a
+fixed token at once. For comparison, on the same kind of machine: nano-vllm 0.15 ms at 32 running requests and 0.87 ms at 256,
 transformers' asynchronous continuous batching 1.9 and 6.6 ms.
+
+Plans are timed in simulated runs on an H200, so that policies can predict times: 256 running requests, and 10,000 or 100,000
+that wait. Requests of several clients, priorities and objectives end and are admitted all the time, about one per iteration.
+Only `Policy.plan` is timed, in CPU time, with the calls of the builder and the view that it makes.
 """
 
+import statistics
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
-from cbatch import Executor, KVSize, Limits, Request, Server, Step, StepResult
+from cbatch import SLO, Executor, KVSize, Limits, Plan, Policy, Request, RequestSpec, Server, Step, StepResult, View
 from cbatch.cost import NO_COST
 from cbatch.runtime.batch import Shape, host_views, pack
-from experiments.bench.plans import measure
+from experiments.bench.sim import Asked, simulated
+from experiments.settings.compose import compose_run, policy_names
 from experiments.settings.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe
 
 PROMPT, LONGEST, BLOCK = 64, 4096, 16
+CASES = ((32, 0), (128, 0), (256, 0), (256, 100_000))
+"""Running and waiting requests."""
 WARM_UP, REPEATS, ITERATIONS = 50, 7, 200
+
+RUNNING, WAITING = 256, (10_000, 100_000)
+PLANS = 100
+"""Plans before the first one that counts, and in each of three measurements."""
+OBJECTIVES = SLO(ttft=6.0, tbt=0.05), SLO(ttft=20.0, tbt=0.2), SLO(total=600.0)
+KEYS = ("chunk=1024", f"batch={RUNNING}", "predictor=noisy")
+OWN_KEYS = {"qoserve": ("chunking=slack",)}
+
+
+def main(folder: str = "results") -> None:
+    """Measures, prints and writes host.json."""
+    print(f"host time of one decode iteration on {cpu_name()}")
+    figures, plans = {}, {}
+    for running, waiting in CASES:
+        case = f"running {running}, waiting {waiting}"
+        values = figures[case] = spread([_milliseconds(running, waiting) for _ in range(REPEATS)])
+        print(f"  {case:28} {values['median']:.3f} ms   ({values['min']:.3f} to {values['max']:.3f})")
+    # both in one loop, so that the machine's speed cancels out
+    ratio = spread([_milliseconds(256, 100_000) / _milliseconds(256, 0) for _ in range(REPEATS)])
+    print(f"  100,000 waiting over none      {ratio['median']:.3f}")
+    print(f"\n{'CPU time of a plan, median ms':32} " + "".join(f"{number:>10,} waiting" for number in WAITING))
+    specs = _specs(max(WAITING) + 2 * RUNNING)
+    for name in policy_names():
+        times = {f"waiting {number}": _times_of(name, specs[: number + 2 * RUNNING]) for number in WAITING}
+        plans[name] = times
+        print(f"  {name:30} " + "".join(f"{found['median']:18.3f}" for found in times.values()), flush=True)
+    content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": ratio, "plans": plans}
+    print(f"written: {write('host', cpu_name(), content, folder)}")
 
 
 class PackOnly(Executor):
@@ -44,24 +81,7 @@ class PackOnly(Executor):
         return time.perf_counter()
 
 
-def main(folder: str = "results") -> None:
-    """Measures, prints and writes host.json."""
-    cases = [(32, 0), (128, 0), (256, 0), (256, 100_000)]
-    figures = {
-        f"running {running}, waiting {waiting}": spread([_once(running, waiting) for _ in range(REPEATS)])
-        for running, waiting in cases
-    }
-    # both in one loop, so that the machine's speed cancels out
-    ratios = [_once(256, 100_000) / _once(256, 0) for _ in range(REPEATS)]
-    print(f"host time of one decode iteration on {cpu_name()}")
-    for case, values in figures.items():
-        print(f"  {case:28} {values['median']:.3f} ms   ({values['min']:.3f} to {values['max']:.3f})")
-    print(f"  100,000 waiting over none      {spread(ratios)['median']:.3f}")
-    content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": spread(ratios), "plans": measure()}
-    print(f"written: {write('host', cpu_name(), content, folder)}")
-
-
-def _once(running: int, waiting: int) -> float:
+def _milliseconds(running: int, waiting: int) -> float:
     """Returns mean milliseconds per iteration with all `running` requests decoding and `waiting` more in the queue."""
     limits = Limits(running, LONGEST, LONGEST, graph_sizes=())
     server = Server(PackOnly(running), limits, NO_COST, KVSize(running * LONGEST // BLOCK, BLOCK))
@@ -76,3 +96,49 @@ def _once(running: int, waiting: int) -> float:
     for _ in range(ITERATIONS):
         engine.step()
     return (time.perf_counter() - begin) / ITERATIONS * 1e3
+
+
+class Timed(Asked):
+    """Any policy, with the CPU time of each plan, in milliseconds."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.times: list[float] = []
+        self.plan = self._timed
+
+    def _timed(self, view: View) -> Plan:
+        begin = time.thread_time_ns()
+        plan = self.policy.plan(view)
+        self.times.append((time.thread_time_ns() - begin) / 1e6)
+        return plan
+
+
+def _times_of(name: str, specs: Sequence[RequestSpec]) -> dict[str, float]:
+    """Returns the median of a plan, the least of three measurements in one run, and the mean and largest of all plans."""
+    policy = Timed(compose_run(f"policy={name}", *KEYS, *OWN_KEYS.get(name, ())).policy())
+    server = simulated(Limits(RUNNING, 8192, 1024), RUNNING * 64)
+    engine = server.engine(policy, map(Request.from_spec, specs))
+    while len(engine.view.running) < RUNNING * 0.8 or len(policy.times) < PLANS:
+        engine.step()
+    policy.times.clear()
+    while len(policy.times) < 3 * PLANS:
+        engine.step()
+    medians = [statistics.median(policy.times[begin : begin + PLANS]) for begin in range(0, 3 * PLANS, PLANS)]
+    return {"median": min(medians), "mean": statistics.mean(policy.times), "max": max(policy.times)}
+
+
+def _specs(count: int) -> list[RequestSpec]:
+    random = np.random.default_rng(0)
+    columns = (random.integers(*bounds, count).tolist() for bounds in ((50, 500), (100, 400), (0, 27), (0, 3)))
+    return [
+        RequestSpec(
+            id_,
+            prompt,
+            output,
+            arrival_time=id_ * 1e-5,
+            client=f"client {client}",
+            priority=client % 4,
+            slo=OBJECTIVES[kind],
+        )
+        for id_, (prompt, output, client, kind) in enumerate(zip(*columns, strict=True))
+    ]

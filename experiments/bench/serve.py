@@ -8,26 +8,33 @@ backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
+import numpy as np
 from tabulate import tabulate
 
-from cbatch import ConfigError, Request, RunRecord, Server
+from cbatch import ConfigError, Policy, Request, RunRecord, Server
+from cbatch.results.metrics import Window, busy_seconds, step_columns
 from cbatch.results.stages import account_stages
-from experiments.bench.serving import compare
 from experiments.settings.assemble import assemble
 from experiments.settings.command_line import Count
 from experiments.settings.compose import compose_run
-from experiments.store.benchmark_file import BENCH, write
+from experiments.store.benchmark_file import BENCH, spread, write
 from policies.orca import Orca
 
 WARM_UP_TOKENS = 16
 CAUSES = ("compute", "pb1", "pb2", "pb3", "communication", "host", "no_work")
 """Of a stage's time, see `cbatch.sim.stages.StageAccount`."""
-COLUMNS = ("tokens_per_second", "ms_per_iteration", "active_share", "host_ms_per_iteration")
+COLUMNS = {
+    "tokens/s": ("tokens_per_second", ".0f"),
+    "ms per iteration": ("ms_per_iteration", ".3f"),
+    "device active": ("active_share", ".2%"),
+    "host ms": ("host_ms_per_iteration", ".3f"),
+}
 
 
 def main(
@@ -53,23 +60,86 @@ def main(
     makers = {policy: compose_run(*shared, *shlex.split(policy)).policy for policy in policies.split(";")}
     chosen = compose_run(*shared)
     run = assemble(chosen, print)
-    if not isinstance(run.server, Server):
+    server = run.server
+    if not isinstance(server, Server):
         raise ConfigError("serve: measures one server; leave out backend.replicas=")
     vocabulary, gpus = run.backend.vocabulary(run.spec), run.limits.num_stages * run.backend.tensor_parallel
     hardware = run.backend.hardware(run.cost.profile)
     if gpus > 1 and run.backend.name != "cpu":
         hardware = f"{hardware.partition(',')[0]} x{gpus}"
+    figures: dict[str, dict[str, Any]] = {}
     stamped: dict[str, Any] = {"model": run.spec.name, "batch": run.limits.max_batch, "requests": len(run.requests)}
-    stamped |= {"workload": repr(chosen.workload), "chosen": run.chosen, "figures": {}}
+    stamped |= {"workload": repr(chosen.workload), "chosen": run.chosen, "figures": figures}
     print(f"{run.spec.name}, batch {run.limits.max_batch}, {len(run.requests)} requests on {hardware}", flush=True)
-    with closing(run.server):
-        run.server.serve(Orca(), shortened(chosen.workload.requests(vocabulary), run.limits.max_running))
-        for policy, runs in compare(run.server, makers, lambda: chosen.workload.requests(vocabulary), repeats):
-            figures = {**runs.figures(), "seconds": runs.spread("seconds"), "iterations": runs.served[0].iterations}
-            stamped["figures"][policy] = {**figures, "eager": runs.eager, **stages_of(run.server, runs.record)}
-            print(f"  {policy}: {runs.spread('tokens_per_second')['median']:.0f} tokens/s", flush=True)
+    with closing(server):
+        server.serve(Orca(), shortened(chosen.workload.requests(vocabulary), run.limits.max_running))
+        for policy, maker in makers.items():
+            runs = repeat(server, maker, lambda: chosen.workload.requests(vocabulary), repeats)
+            counts = {"iterations": len(runs.record.steps), "eager": runs.eager}
+            figures[policy] = {**runs.figures, **counts, **_stages_of(server, runs.record)}
+            print(f"  {policy}: {runs.figures['tokens_per_second']['median']:.0f} tokens/s", flush=True)
             written = write(name, hardware, stamped, folder, command)
-    print(f"\n{_table(stamped['figures'])}\nwritten: {written}")
+    medians = [[found[key]["median"] for key, _ in COLUMNS.values()] for found in figures.values()]
+    rows = [(policy, *row, figures[policy]["eager"]) for policy, row in zip(figures, medians, strict=True)]
+    formats = ("", *(kind for _, kind in COLUMNS.values()), ".0f")
+    print(
+        f"\n{tabulate(rows, ['policy', *COLUMNS, 'iterations without a graph'], floatfmt=formats)}\nwritten: {written}"
+    )
+
+
+class Runs(NamedTuple):
+    """Repeated runs of the same requests.
+
+    figures: median and extremes of each of `figures_of`, as results files have them. record: of the last run.
+    eager: iterations without a graph, per run; None in simulation.
+    """
+
+    figures: dict[str, dict[str, float]]
+    record: RunRecord
+    eager: int | None
+
+
+def repeat(
+    server: Server[Any],
+    policy: Callable[[], Policy],
+    requests: Callable[[], Sequence[Request]],
+    repeats: int,
+    *,
+    asynchronous: bool | None = None,
+) -> Runs:
+    """Serves the requests several times, each time with a new policy. asynchronous: None: as the server is set up."""
+    runs, before = [], _num_eager(server)
+    for _ in range(repeats):
+        record = server.serve(policy(), requests(), asynchronous=asynchronous)
+        runs.append(figures_of(record))
+    eager = (_num_eager(server) - before) // repeats if server.executor.needs_tokens else None
+    return Runs({name: spread([run[name] for run in runs]) for name in runs[0]}, record, eager)
+
+
+def figures_of(record: RunRecord) -> dict[str, float]:
+    """Returns figures of one run.
+
+    seconds: from the first plan to the last token on the host. tokens_per_second: prompt and output tokens.
+    active_share: share of that time in which the device computes an iteration.
+    host_ms_per_iteration: median time per iteration that the host does not wait.
+    """
+    steps = step_columns(record.steps)
+    seconds = float(steps["received_at"][-1] - steps["planned_at"][0])
+    host = steps["launched_at"] - steps["planned_at"] + steps["done_at"] - steps["received_at"]
+    num_tokens = sum(request.num_prompt_tokens + request.num_output_tokens for request in record.requests)
+    return {
+        "seconds": seconds,
+        "tokens_per_second": num_tokens / seconds,
+        "ms_per_iteration": seconds / len(record.steps) * 1e3,
+        "active_share": busy_seconds(steps["started"], steps["ended"], Window(-inf, inf)) / seconds,
+        "host_ms_per_iteration": float(np.median(host)) * 1e3,
+    }
+
+
+def _num_eager(server: Server[Any]) -> int:
+    """Returns the number of iterations without a graph so far."""
+    iteration = getattr(server.executor, "iteration", None)
+    return 0 if iteration is None else int(iteration.num_eager)
 
 
 def shortened(requests: Sequence[Request], number: int) -> list[Request]:
@@ -80,7 +150,7 @@ def shortened(requests: Sequence[Request], number: int) -> list[Request]:
     ]
 
 
-def stages_of(server: Server[Any], record: RunRecord) -> dict[str, Any]:
+def _stages_of(server: Server[Any], record: RunRecord) -> dict[str, Any]:
     """Returns the share of the stages' time in bubbles, and the shares of each stage's time by cause; nothing of one stage."""
     if server.limits.num_stages == 1:
         return {}
@@ -88,9 +158,3 @@ def stages_of(server: Server[Any], record: RunRecord) -> dict[str, Any]:
     bubbles = sum(account.bubbles for account in accounts) / sum(account.span for account in accounts)
     shares = [{cause: getattr(account, cause) / account.span for cause in CAUSES} for account in accounts]
     return {"bubble_share": bubbles, "stages": shares}
-
-
-def _table(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = [(policy, *(found[name]["median"] for name in COLUMNS), found["eager"]) for policy, found in figures.items()]
-    head = ("policy", "tokens/s", "ms per iteration", "device active", "host ms", "iterations without a graph")
-    return tabulate(rows, head, floatfmt=("", ".0f", ".3f", ".2%", ".3f", ".0f"))

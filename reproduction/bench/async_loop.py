@@ -12,11 +12,12 @@ from typing import Any, Literal
 import torch
 
 from cbatch import ConfigError, Engine, Limits, Request, RunRecord, Server
-from experiments.bench.serving import gpu_server, repeat
+from experiments.bench.serve import repeat
 from experiments.profile.kernels import KernelTrace
+from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
-from experiments.settings.servers import equal_requests, release_memory
+from experiments.settings.servers import equal_requests, real_server, release_memory
 from policies.prefill_first import PrefillFirst
 from reproduction import RESULTS
 from reproduction.stored import write
@@ -42,7 +43,7 @@ def main(
     hardware = torch.cuda.get_device_name()
     figures: dict[str, Any] = {}
     for num_new, num_repeats in zip(new, repeats, strict=True):
-        server = gpu_server(spec, Limits(batch, max(batch * prompt, 2048), prompt + num_new))
+        server = real_server(Cuda(), spec, Limits(batch, max(batch * prompt, 2048), prompt + num_new))
         ask = partial(equal_requests, batch, prompt, vocabulary=spec.vocab_size)
         server.serve(PrefillFirst(), ask(new=WARM_UP_TOKENS))
         found: dict[str, Any] = {}
@@ -51,8 +52,7 @@ def main(
             runs = repeat(server, PrefillFirst, partial(ask, new=num_new), num_repeats, asynchronous=asynchronous)
             middle = equal_requests(batch, prompt + num_new // 2, 200, spec.vocab_size)
             [share] = kernel_shares(server, middle, WINDOW, asynchronous)
-            times = {"seconds": runs.spread("seconds"), **runs.figures()}
-            found[loop] = {**times, "lanes": lanes(runs.record), "kernel_share": share}
+            found[loop] = {**runs.figures, "lanes": lanes(runs.record), "kernel_share": share}
             show(f"{num_new} new tokens, {loop}", found[loop])
         if len(found) == 2:
             found["sync_over_async"] = found["sync"]["seconds"]["median"] / found["async"]["seconds"]["median"]

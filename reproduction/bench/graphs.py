@@ -11,7 +11,7 @@ figure is written as soon as it is known.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,10 +20,11 @@ import torch
 
 from cbatch import Limits, ModelSpec, RunRecord
 from cbatch.runtime.options import Options
-from experiments.bench.serving import MakeServer, gpu_server, summarize
+from experiments.bench.serve import figures_of
+from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count, beginning_with
 from experiments.settings.presets import load_spec
-from experiments.settings.servers import equal_requests, release_memory
+from experiments.settings.servers import equal_requests, real_server, release_memory
 from experiments.store.benchmark_file import spread
 from policies.orca import Orca
 from reproduction import RESULTS
@@ -43,6 +44,10 @@ WAYS = {
     "torch.compile": Options(graphs="off", fused=False, compiled=True),
     "torch.compile, graphs": Options(graphs="decode", fused=False, compiled=True),
 }
+
+
+GPU_SERVER = partial(real_server, Cuda())
+"""Builds the server of a model, limits and options."""
 
 
 class Asked(NamedTuple):
@@ -90,7 +95,7 @@ def main(
 
 
 def measure(
-    spec: ModelSpec, way: Options, asked: Asked, found: dict[str, Any], make_server: MakeServer = gpu_server
+    spec: ModelSpec, way: Options, asked: Asked, found: dict[str, Any], make_server: Callable[..., Any] = GPU_SERVER
 ) -> Iterator[int]:
     """Fills `found` with the cost of one way and its rates, batch by batch; yields each batch whose rate is known.
 
@@ -111,7 +116,7 @@ def measure(
         "graph_bytes": report.bytes,
     }
     whole = [serve(equal_requests(least, asked.prompt, asked.new, spec.vocab_size)) for _ in range(RUNS)]
-    found["output_tokens_per_second"] = spread([least * asked.new / summarize(run).seconds for run in whole])
+    found["output_tokens_per_second"] = spread([least * asked.new / figures_of(run)["seconds"] for run in whole])
     found["by_batch"] = {}
     for batch in asked.batches:
         record = serve(equal_requests(batch, asked.context, SETTLE_TOKENS + asked.window, spec.vocab_size))

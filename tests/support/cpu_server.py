@@ -17,7 +17,7 @@ BLOCK_SIZE = 16
 
 
 def cpu_server(spec: ModelSpec, limits: Limits, options: Options = Options()) -> Server[Any]:
-    """Stands in for `experiments.bench.serving.gpu_server`; every iteration runs without a graph."""
+    """Stands in for `real_server` on a GPU; every iteration runs without a graph."""
     kv = KVSize(limits.max_batch * blocks_for(limits.max_request_tokens, BLOCK_SIZE), BLOCK_SIZE)
     executor: Any = make_executor(spec, limits, *kv)
     report = CaptureReport(0.5, {"off": 0, "decode": 6, "all": 8}[options.graphs], 1, 2)
