@@ -28,6 +28,7 @@ test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/runtime/test_tokens.py tests/runtime/test_runtime_model.py --workloads=96 --compiler=inductor -n $(WORKERS)
 	$(BIN)/python -m pytest tests/core/test_leaps.py --workloads=1000 -n $(WORKERS)
 	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/store/test_run_machine.py --workloads=96
 	$(BIN)/python -m pytest tests/commands/test_fuzz.py --fuzz=20000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest reproduction/tests/test_coverage.py --repetitions=1000
 	$(BIN)/python -m pytest tests/bounds/test_bounds.py --instances=1000

@@ -17,7 +17,6 @@ from commands import QUICK, command, environment, summary
 
 from experiments import serve
 from experiments.store.claim import ClaimedError, check_free, claimed, make_new_folder
-from experiments.store.provenance import atomic_write
 
 HERE = socket.gethostname()
 HOLD = "import sys; from pathlib import Path; from experiments.store.claim import claimed\nwith claimed(Path(sys.argv[1])): print(flush=True); input()"
@@ -44,16 +43,6 @@ def test_a_claim_lasts_until_its_process_ends_even_if_it_is_killed(tmp_path: Pat
             assert json.loads((folder / "unfinished.json").read_text()) == claim
             assert (claim["process"], claim["host"]) == (os.getpid(), HERE)
     assert list(folder.iterdir()) == []
-
-
-def test_two_writers_of_one_file_do_not_share_their_temporary_file(tmp_path: Path) -> None:
-    path = tmp_path / "figure.png"
-    with atomic_write(path) as first, atomic_write(path) as second:
-        first.write_text("first")
-        second.write_text("second")
-        assert {first.suffix, second.suffix} == {".png"}, "by which libraries choose the format"
-    assert path.read_text() == "first", "it was finished last"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def at_once(num: int, do: Callable[[], Any]) -> list[Any]:

@@ -17,7 +17,7 @@ import yaml
 from commands import Ended, command
 from hypothesis import assume, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 POLICY = """
 import os, time
@@ -185,5 +185,5 @@ class RunMachine(RuleBasedStateMachine):
             os._exit(status)
 
 
-TestRunFolders = RunMachine.TestCase
-TestRunFolders.settings = settings(max_examples=6, stateful_step_count=10)
+def test_a_finished_run_is_what_its_settings_and_its_code_say(num_workloads: int) -> None:
+    run_state_machine_as_test(RunMachine, settings=settings(max_examples=num_workloads // 2, stateful_step_count=8))

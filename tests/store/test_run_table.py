@@ -1,5 +1,6 @@
 """The table of a sweep: each figure under its name, means with intervals, and notes that plots and comparisons share."""
 
+import math
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from cbatch.results.metrics import Objectives
 from experiments import plot
 from experiments.compare import read_replications, report
 from experiments.plots import curves, latency_cdf, table
+from experiments.settings.overrides import with_seeds
+from experiments.store.intervals import Mean, log_ends, share_ends
 from experiments.store.run_table import ONE_REPLICATION, run_table
 from experiments.store.runs import frame_of
 from experiments.store.selection import Omitted
@@ -57,20 +60,12 @@ def test_each_figure_stands_under_its_name() -> None:
     head, first, second, *notes = cells(run_table(runs(summary(), summary("b")), [Omitted("x", "a reason")]))
     assert [first[0], second[0]] == ["a", "b"] and dict(zip(head[1:], first[1:], strict=True)) == SHOWN
     assert notes == [["1 run not shown: a reason"], ["x"], ["measured on a computer"]]
+    head, row, _ = cells(run_table(runs(summary("a", SLO()), summary("b")))[:-1])[:3]
+    assert dict(zip(head, row, strict=True))["gold attained [%]"] == "-", "the first run has no objectives"
     regret = {"latency": 1.5, "makespan": 1.25, "violations": 3}
     head, row, _ = cells(run_table(runs(summary(regret=regret))))
     columns = ("latency / bound", "makespan / bound", "violations over bound")
     assert [dict(zip(head, row, strict=True))[name] for name in columns] == ["1.5", "1.25", "3"]
-
-
-def test_a_figure_that_only_some_runs_have_is_a_dash_for_others() -> None:
-    head, first, second, _ = cells(run_table(runs(summary("a", SLO()), summary("b"))))
-    assert [(name, *pair) for name, *pair in zip(head, first, second, strict=True)][3:6] == [
-        ("goodput [requests/s]", "-", "0.182"),
-        ("attained [%]", "-", "50"),
-        ("gold attained [%]", "-", "0"),
-    ]
-    assert not {"goodput [requests/s]", "attained [%]"} & set(cells(run_table(runs(summary("a", SLO()))))[0])
 
 
 def test_runs_of_one_label_are_a_mean_with_its_interval() -> None:
@@ -134,3 +129,15 @@ def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> Non
         assert figure.get_supxlabel().splitlines()[:3] == notes
     assert tail in curves.latency_vs_rate(tmp_path).get_supxlabel()
     assert tail not in curves.latency_vs_rate(tmp_path, percentiles=(50,)).get_supxlabel()
+
+
+def test_intervals_of_latencies_and_shares_stay_where_these_can_be() -> None:
+    assert log_ends(Mean(2.0, 3.0, 2)) == pytest.approx((2 * math.exp(-1.5), 2 * math.exp(1.5)))
+    assert log_ends(Mean(0.0, 0.0, 2)) == (0.0, 0.0)
+    assert share_ends(Mean(0.75, 0.5, 2)) == (0.25, 1.0) and share_ends(Mean(0.25, 0.5, 2)) == (0.0, 0.75)
+
+
+def test_seeds_are_a_sweep() -> None:
+    assert with_seeds(["policy=orca", "seeds=3"]) == ["-m", "policy=orca", "seed=0,1,2"]
+    assert with_seeds(["-m", "seeds=2", "seed=7"]) == ["-m", "seed=7,8"]
+    assert with_seeds(["seed=7"]) == ["seed=7"]

@@ -62,6 +62,17 @@ def test_what_follows_from_settings_that_are_named_is_left_out() -> None:
     assert labels(*workloads, shown=("workload",)) == ["orca", "orca"]
 
 
+def test_runs_that_differ_in_code_alone_or_in_nothing_can_be_told_apart() -> None:
+    runs = [run("Mine"), run("Mine"), run("Mine")]
+    for own, each in zip(({"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {"a": "3"}), runs, strict=True):
+        each[1]["about"]["code"] = {"framework": "f", "own": own}
+    first, again, edited = labels(*runs)
+    assert first == again != edited and first.startswith("Mine, code=")
+    assert labels(run(seed=0), run(seed=1), apart=True) == ["orca, seed=0", "orca, seed=1"]
+    twice = [(Path(f"runs/{name}"), run(tokens=tokens)[1]) for name, tokens in (("a", 1), ("b", 2))]
+    assert labels(*twice, apart=True) == ["orca, a", "orca, b"] and labels(*twice) == ["orca", "orca"]
+
+
 def test_keys_and_paths_are_as_long_as_it_takes_to_tell_them_apart() -> None:
     runs = [run("orca", f"a.n={a}", f"b.n={b}", a__n=a, b__n=b) for a in (1, 2) for b in (1, 2)]
     assert labels(*runs)[1] == "orca, a.n=1, b.n=2"
@@ -71,29 +82,14 @@ def test_keys_and_paths_are_as_long_as_it_takes_to_tell_them_apart() -> None:
     assert labels(run(share=0.1234567), run(share=0.1234568)) == ["orca, share=0.1234567", "orca, share=0.1234568"]
 
 
-def test_a_policy_that_was_edited_between_two_runs_has_two_labels() -> None:
-    runs = [run("Mine"), run("Mine"), run("Mine")]
-    for own, each in zip(({"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {"a": "3"}), runs, strict=True):
-        each[1]["about"]["code"] = {"framework": "f", "own": own}
-    first, again, edited = labels(*runs)
-    assert first == again != edited and first.startswith("Mine, code=")
-
-
-def test_single_runs_are_told_apart_by_seeds_or_by_their_folders() -> None:
-    assert labels(run(seed=0), run(seed=1), apart=True) == ["orca, seed=0", "orca, seed=1"]
-    twice = [(Path(f"runs/{name}"), run(tokens=tokens)[1]) for name, tokens in (("a", 1), ("b", 2))]
-    assert labels(*twice, apart=True) == ["orca, a", "orca, b"] and labels(*twice) == ["orca", "orca"]
-
-
 def test_a_text_names_runs_by_label_or_policy_with_or_without_arguments() -> None:
     runs = frame_of([run("orca"), run("Two(a=1)"), run("Two(a=2)"), run("orca", batch=8)])
-    named = {text: is_policy(runs, text).to_list() for text in ("orca", "Two", "Two(a=2)", "orca, batch=8", "x")}
+    named = {text: [*is_policy(runs, text)] for text in ("orca", "Two", "Two(a=2)", "orca, batch=8")}
     assert named == {
         "orca": [True, False, False, True],
         "Two": [False, True, True, False],
         "Two(a=2)": [False, False, True, False],
         "orca, batch=8": [False, False, False, True],
-        "x": [False] * 4,
     }
 
 
@@ -124,12 +120,6 @@ def test_labels_pool_seeds_and_repeated_runs_are_shown_once(tmp_path: Path) -> N
     lines = table_of_sweep(tmp_path).splitlines()
     assert [line.split("  ")[0] for line in lines[2:4]] == ["orca", "sarathi"]
     assert "1 run not shown: each repeats another run: its policy does not read what differs" in lines
-
-
-def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(ConfigError, match=f"^{folder}: "):
-            read_runs(folder)
 
 
 # -- runs that are not shown ------------------------------------------------------------------------------------------
@@ -233,14 +223,8 @@ def test_points_are_means_with_intervals_by_ascending_x() -> None:
     assert points[["label", "x", "mean"]].to_numpy().tolist() == [["q", 2, 4], ["p", 1, 2], ["p", 4, 2]]
     assert points["low"].to_list() == pytest.approx([4, 2, 2 - 12.706], rel=1e-4)
     assert points["high"].to_list() == pytest.approx([4, 2, 2 + 12.706], rel=1e-4)
+    assert describe_points(frame_of([run(), run("vtc")]).assign(x=1), "x") == ""
+    runs = frame_of([run(tokens=1), run(tokens=2), run("vtc")]).assign(x=1)
+    assert describe_points(runs, "x") == "mean and 95% interval of up to 2 runs per point"
     latencies = points_of(frame.rename(columns={"y": "tbt_seconds.p50"}), "x", "tbt_seconds.p50")
     assert latencies["mean"].to_list() == [4000, 2000, 2000] and (latencies["low"] > 0).all()
-
-
-def test_a_heading_says_how_many_runs_a_point_averages() -> None:
-    def told(*runs: Result) -> str:
-        return describe_points(frame_of(runs).assign(x=1), "x")
-
-    assert told(run(), run("vtc")) == ""
-    assert told(run(tokens=1), run(tokens=2), run("vtc")) == "mean and 95% interval of up to 2 runs per point"
-    assert told(run(seed=1), run(seed=2)) == "2 equal runs per point: the seed changes nothing"

@@ -1,6 +1,5 @@
 """Results know which code and files made them; a resumed sweep does not take those of other code for its own."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,20 +33,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def names(*overrides: str, cwd: Path) -> set[str]:
-    done = command("run", *overrides, *QUICK, "output=names", cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return set(summary(cwd / "names")["about"]["code"]["own"])
-
-
-def test_a_result_names_its_policy_with_what_it_imports_and_no_other(folder: Path) -> None:
-    assert names(*MINE, "hardware=profile.json", cwd=folder) == {
-        "mine",
-        "limits",
-        "policies",
-        "policies.orca",
-        "profile.json",
-    }
+def test_a_result_names_its_policy_with_what_it_imports_and_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CBATCH_COMMIT", "abc + changes")
+    once = ("run", "output=out", "hardware=profile.json", *MINE, *QUICK)
+    assert command(*once, cwd=folder).returncode == 0
+    about = summary(folder / "out")["about"]
+    assert set(about["code"]["own"]) == {"mine", "limits", "policies", "policies.orca", "profile.json"}
+    assert len(about["code"]["framework"]) == 16 and about["commit"] == "abc + changes"
+    (folder / "limits.py").write_text("MOST = 2\n")
+    done = command(*once, cwd=folder)
+    assert done.returncode == 2 and done.stderr.startswith("error: out holds this run, made by other code (limits); ")
+    kept = command(*once, "other_code=keep", cwd=folder)
+    assert kept.stdout.endswith("out holds this run already, by other code (limits); remove it to run again\n")
+    assert summary(folder / "out")["about"] == about
 
 
 def test_modules_of_packages_without_a_file_of_their_own_are_found(
@@ -63,16 +63,6 @@ def test_modules_of_packages_without_a_file_of_their_own_are_found(
     monkeypatch.syspath_prepend(tmp_path)
     own = sources_of({"policy": {"_target_": "parcel.policy.Mine"}})["own"]
     assert {*own} == {"parcel.policy", "parcel.parts.sizes", "parcel.parts.more"}
-
-
-def test_the_framework_and_its_commit_are_in_every_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CBATCH_COMMIT", "abc + changes")
-    assert command("run", *QUICK, "output=out", cwd=folder).returncode == 0
-    code = summary(folder / "out")["about"]["code"]
-    assert len(code["framework"]) == 16
-    (row,) = read_runs(folder / "out").to_dict("records")
-    assert row["commit"] == "abc + changes"
-    assert f"policies.sarathi:{code['own']['policies.sarathi']}" in row["code.own"]
 
 
 @pytest.mark.parametrize(
@@ -111,34 +101,6 @@ def test_a_resumed_sweep_runs_again_what_other_code_made_unless_it_is_to_be_kept
     assert again.stdout.count(": runs again, was made by other code (limits)\n") == 1
     (row,) = read_runs(folder / "multirun" / "grid").to_dict("records")
     assert row["iterations.batch_requests"] <= 2
-
-
-def test_a_single_run_of_other_code_is_not_taken_for_the_same(folder: Path) -> None:
-    once = ("run", "output=out", *MINE, *QUICK)
-    report = command(*once, cwd=folder).stdout.partition("\n\n")[2].removesuffix("\n\nresults: out\n")
-    assert command(*once, cwd=folder).stdout.endswith(
-        f"{report}\n\nout holds this run already; remove it to run again\n"
-    )
-    before = (folder / "out" / "summary.json").read_text()
-    (folder / "limits.py").write_text("MOST = 2\n")
-    done = command(*once, cwd=folder)
-    remedy = "give another output=, remove the folder, or keep it with other_code=keep"
-    assert (done.returncode, done.stderr) == (2, f"error: out holds this run, made by other code (limits); {remedy}\n")
-    kept = command(*once, "other_code=keep", cwd=folder)
-    assert kept.stdout.endswith(
-        f"{report}\n\nout holds this run already, by other code (limits); remove it to run again\n"
-    )
-    assert (folder / "out" / "summary.json").read_text() == before
-
-
-def test_a_result_from_before_code_was_recorded_is_run_again(folder: Path) -> None:
-    sweep = ("run", "-m", "sweep=grid", "policy=orca", *QUICK)
-    assert command(*sweep, cwd=folder).returncode == 0
-    (path,) = folder.glob("multirun/grid/*/summary.json")
-    found = json.loads(path.read_text())
-    del found["about"]["code"]
-    path.write_text(json.dumps(found))
-    assert "runs again, was made by other code (not recorded)" in command(*sweep, cwd=folder).stdout
 
 
 def test_a_file_that_is_edited_after_its_import_counts_as_it_was(
