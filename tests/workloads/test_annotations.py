@@ -36,15 +36,14 @@ def drawn(request: Request) -> tuple[Any, ...]:
 # -- the limit --------------------------------------------------------------------------------------------------------
 
 
-def test_by_default_the_limit_is_the_true_length() -> None:
-    requests = open_loop().requests(None)
-    assert totals_of(requests).lengths_known
-    assert {drawn(request) for request in requests} == {(None, SLO(), None, None)}
-
-
 def test_a_number_is_the_limit_of_all_and_cuts_longer_outputs() -> None:
     plain = open_loop().requests(None)  # outputs of 2 to 16 tokens
-    limited = replace(open_loop(), max_new_tokens=10).requests(None)
+    assert totals_of(plain).lengths_known and {drawn(request) for request in plain} == {(None, SLO(), None, None)}
+    limited = replace(open_loop(), max_new_tokens=10, prediction={"error": 0}, slo={"total": 30}).requests(None)
+    assert all(r.predicted_new_tokens == spec_of(r).true_new_tokens for r in limited), "predicted without error"
+    assert {(r.tier, r.slo, r.deadline) for r in limited} == {
+        (None, SLO(total=30), r.arrival_time + 30) for r in limited
+    }
     assert {request.max_new_tokens for request in limited} == {10}
     assert [spec_of(request).true_new_tokens for request in limited] == [min(r.max_new_tokens, 10) for r in plain]
     assert not totals_of(limited).lengths_known
@@ -76,12 +75,6 @@ def test_tiers_have_their_shares_priorities_and_objectives() -> None:
     }
 
 
-def test_without_tiers_every_request_has_the_objectives() -> None:
-    requests = replace(open_loop(), slo={"ttft": 1, "total": 30}).requests(None)
-    assert {(request.tier, request.slo) for request in requests} == {(None, SLO(ttft=1, total=30))}
-    assert requests[3].deadline == requests[3].arrival_time + 30
-
-
 def test_tiers_are_pinned() -> None:
     """Results on disk name a seed: it must mean the same tiers and predictions in later versions."""
     requests = replace(open_loop(num=6), tiers=TIERS, prediction={"error": 0.5}).requests(None)
@@ -90,13 +83,6 @@ def test_tiers_are_pinned() -> None:
 
 
 # -- predictions ------------------------------------------------------------------------------------------------------
-
-
-def test_a_prediction_without_error_is_the_true_length() -> None:
-    workload = replace(open_loop(), prediction={"error": 0})
-    assert all(r.predicted_new_tokens == r.max_new_tokens for r in workload.requests(None))
-    limited = replace(workload, max_new_tokens=10).requests(None)
-    assert all(r.predicted_new_tokens == spec_of(r).true_new_tokens for r in limited)
 
 
 def test_prediction_errors_are_lognormal() -> None:

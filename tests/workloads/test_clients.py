@@ -1,6 +1,8 @@
 """Workloads of several clients: arrivals by hand, the published suites, streams of their own, and bad settings."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,9 @@ def test_even_arrivals_are_evenly_spaced_from_a_random_offset() -> None:
     assert [request.id for request in requests] == list(range(25))
     assert [request.arrival_time for request in requests] == sorted([*ann, *bob])
     assert {(request.num_prompt_tokens, request.max_new_tokens) for request in requests} == {(30, 4)}
+    first, faster = replace(make(ann={}), num_requests=3), replace(make(ann={}), rate_scale=2.5)
+    assert [request.arrival_time for request in first.requests(None)] == ann[:3].tolist()
+    assert len(faster.requests(None)) == 50
 
 
 def test_a_client_sends_and_pauses_in_turn() -> None:
@@ -42,21 +47,17 @@ def test_a_client_sends_and_pauses_in_turn() -> None:
     assert len(paused) == 30
 
 
-def test_a_rate_that_changes_linearly() -> None:
+def test_a_rate_that_changes_linearly_or_in_phases() -> None:
     """From 1 to 3 per second in 100 s: t + t^2 / 100 requests by then, 75 in the first half and 125 in the second."""
     for first, last in ((1.0, 3.0), (3.0, 1.0)):
         times = times_of(make(100.0, ann={"rate": first, "end_rate": last}), "ann")
         counts = first * times + (last - first) * times**2 / 200
         assert np.allclose(np.diff(counts), 1) and len(times) == 200
         assert (times < 50).sum() == pytest.approx(25 * (first + (first + last) / 2), abs=1)
+    phases = times_of(make(ann={"end": 4.0}, late={"client": "ann", "begin": 6.0, "rate": 5.0}), "ann")
+    assert ((phases < 4).sum(), ((phases >= 4) & (phases < 6)).sum(), (phases >= 6).sum()) == (8, 0, 20)
     idle_at_first = times_of(make(100.0, ann={"rate": 0, "end_rate": 2.0}), "ann")
     assert (len(idle_at_first), (idle_at_first < 50).sum()) == (100, 25)
-
-
-def test_phases_of_one_client() -> None:
-    workload = make(ann={"end": 4.0}, late={"client": "ann", "begin": 6.0, "rate": 5.0})
-    times = times_of(workload, "ann")
-    assert ((times < 4).sum(), ((times >= 4) & (times < 6)).sum(), (times >= 6).sum()) == (8, 0, 20)
 
 
 def test_poisson_arrivals_and_ranges_of_lengths() -> None:
@@ -79,12 +80,6 @@ def test_another_client_and_a_longer_run_change_no_request() -> None:
     assert not set(times_of(beside, "bob")) & set(times_of(beside, "ann"))
 
 
-def test_the_first_requests_and_scaled_rates() -> None:
-    first = Clients(duration=10.0, clients={"ann": EVEN}, num_requests=3).requests(None)
-    assert [request.arrival_time for request in first] == times_of(make(ann={}), "ann")[:3].tolist()
-    assert len(Clients(duration=10.0, clients={"ann": EVEN}, rate_scale=2.5).requests(None)) == 50
-
-
 PUBLISHED = {
     "vtc_overload": {"client1": 1.5 * 360, "client2": 3 * 360},
     "vtc_overload_multi": {f"client{i}": (0.4 if i < 4 else 0.6) * 360 for i in range(1, 9)},
@@ -104,25 +99,26 @@ def test_published_suites(name: str) -> None:
     assert {(request.num_prompt_tokens, request.max_new_tokens) for request in requests} == {(256, 256)}
 
 
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"rate": -1.0}, ".rate=-1.0: "),
-    ({"prompt_tokens": 0}, ".prompt_tokens=0: "),
-    ({"prompt_tokens": [9, 3]}, ".prompt_tokens=[9, 3]: "),
-    ({"rat": 1.0}, ".rat: no such key; did you mean rate?"),
-    ({"begin": 5.0, "end": 2.0}, ": end=2 lies before begin=5"),
+BAD: list[tuple[Callable[[], object], str]] = [
+    *(
+        (partial(make, ann=entry), f"workload.clients.ann{problem}")
+        for entry, problem in (
+            ({"rate": -1.0}, ".rate=-1.0: "),
+            ({"prompt_tokens": [9, 3]}, ".prompt_tokens=[9, 3]: "),
+            ({"rat": 1.0}, ".rat: no such key; did you mean rate?"),
+            ({"begin": 5.0, "end": 2.0}, ": end=2 lies before begin=5"),
+        )
+    ),
+    (lambda: make(ann={"rate": 0.0}).requests(None), "no client sends a request"),
+    (lambda: replace(make(ann={}), num_requests=30).requests(None), "the clients send 20"),
+    (lambda: make(1e8, ann={}), "more than 10000000"),
+    (make, "give at least one client"),
 ]
 
 
-@pytest.mark.parametrize(("entry", "problem"), BAD)
-def test_bad_clients(entry: dict[str, Any], problem: str) -> None:
-    assert message(lambda: make(ann=entry)).startswith(f"workload.clients.ann{problem}")
-
-
-def test_bad_workloads() -> None:
-    assert "no client sends a request" in message(lambda: make(ann={"rate": 0.0}).requests(None))
-    assert "the clients send 20" in message(lambda: replace(make(ann={}), num_requests=30).requests(None))
-    assert "more than 10000000" in message(lambda: make(1e8, ann={}))
-    assert "give at least one client" in message(lambda: make())
+@pytest.mark.parametrize(("build", "problem"), BAD)
+def test_bad_clients(build: Callable[[], object], problem: str) -> None:
+    assert problem in message(build)
 
 
 @pytest.mark.parametrize(("given", "of_policy"), [((), 2.0), (("policy.weights={ann: 3}",), 3.0)])

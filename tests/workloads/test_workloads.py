@@ -35,7 +35,7 @@ from experiments.workloads import (
     ZipfLengths,
     sampling,
 )
-from experiments.workloads.lengths import Lengths, split
+from experiments.workloads.lengths import split
 from experiments.workloads.seeds import Stream, generator, request_seeds
 from experiments.workloads.trace import Fit, Trace
 
@@ -72,14 +72,6 @@ def open_loop(seed: int = 0, num: int = 50, rate: float = 2.0, cv: float = 1.0) 
     return OpenLoop(seed=seed, num_requests=num, arrivals=GammaArrivals(rate=rate, cv=cv), lengths=lengths)
 
 
-def test_a_rate_scale_sends_the_same_requests_faster() -> None:
-    once, thrice = open_loop().requests(None), replace(open_loop(), rate_scale=3.0).requests(None)
-    assert [3 * r.arrival_time for r in thrice] == pytest.approx([r.arrival_time for r in once])
-    assert [(r.num_prompt_tokens, r.max_new_tokens) for r in thrice] == [
-        (r.num_prompt_tokens, r.max_new_tokens) for r in once
-    ]
-
-
 def mixed(long_share: float, seed: int = 0, num: int = 2000) -> list[Request]:
     lengths = {
         "short": {"share": 1 - long_share, "lengths": UniformLengths(min_length=8, max_length=64, pd_ratio=3)},
@@ -104,7 +96,7 @@ def test_a_share_of_the_requests_is_long() -> None:
 # -- the same fields, the same requests -------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**40), num=st.integers(1, 40), more=st.integers(0, 20), real=st.booleans())
 def test_requests_are_those_of_the_seed_and_a_prefix_of_more(seed: int, num: int, more: int, real: bool) -> None:
     vocabulary = Letters() if real else None
@@ -115,7 +107,7 @@ def test_requests_are_those_of_the_seed_and_a_prefix_of_more(seed: int, num: int
     assert [request.id for request in few.requests(vocabulary)] == list(range(num))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**40), length=st.integers(3, 60))
 def test_a_prompt_depends_on_seed_and_id_alone(seed: int, length: int) -> None:
     shared = OpenLoop(seed=seed, num_requests=5, arrivals=AllAtOnce(), lengths=FixedLengths(length=60, pd_ratio=1))
@@ -126,23 +118,9 @@ def test_a_prompt_depends_on_seed_and_id_alone(seed: int, length: int) -> None:
         num = min(len(one.prompt), len(two.prompt))
         assert one.prompt[:num] == two.prompt[:num]
         assert one.sampling == two.sampling
-
-
-def test_every_request_has_a_prompt_and_a_sampling_seed_of_its_own() -> None:
-    workload = replace(open_loop(num=200), sampling=sampling(temperature=0.7, top_k=5, top_p=0.9))
-    requests = workload.requests(Letters())
-    assert len({request.sampling.seed for request in requests}) == 200
-    assert len({tuple(request.prompt or ())[:6] for request in requests}) == 200
-    assert {(r.sampling.temperature, r.sampling.top_k, r.sampling.top_p) for r in requests} == {(0.7, 5, 0.9)}
-    other_seed = replace(workload, seed=1).requests(Letters())
-    assert all(one.prompt != two.prompt for one, two in zip(requests, other_seed, strict=True))
-
-
-def test_prompts_use_the_whole_vocabulary_and_simulation_has_none() -> None:
-    workload = ClosedBatch(length=2000, pd_ratio=9, batch=1, num_requests=2)
-    tokens = {token for request in workload.requests(Letters()) for token in request.prompt or ()}
-    assert tokens == set(range(128))
-    assert [request.prompt for request in workload.requests(None)] == [None, None]
+    sampled = replace(shared, sampling=sampling(temperature=0.7, top_k=5, top_p=0.9)).requests(Letters())
+    assert len({request.sampling.seed for request in sampled}) == len({tuple(r.prompt or ()) for r in sampled}) == 5
+    assert {(r.sampling.temperature, r.sampling.top_k, r.sampling.top_p) for r in sampled} == {(0.7, 5, 0.9)}
 
 
 def test_arrivals_and_lengths_have_streams_of_their_own() -> None:
@@ -152,36 +130,20 @@ def test_arrivals_and_lengths_have_streams_of_their_own() -> None:
     times = [request.arrival_time for request in base.requests(None)]
     assert [request.arrival_time * 4 for request in faster] == pytest.approx(times)
     assert [r.max_tokens for r in bursty] == [r.max_tokens for r in base.requests(None)]
-    fixed = replace(base, lengths=FixedLengths(length=10, pd_ratio=1)).requests(None)
-    assert [request.arrival_time for request in fixed] == times
+    fixed = replace(base, lengths=FixedLengths(length=10, pd_ratio=1), rate_scale=3.0).requests(None)
+    assert [3 * request.arrival_time for request in fixed] == pytest.approx(times)
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [
-        UniformLengths(min_length=8, max_length=5000, pd_ratio=3),
-        ZipfLengths(min_length=8, max_length=5000, pd_ratio=3, theta=0.4),
-    ],
-)
 @pytest.mark.parametrize("column", ["arrival_time", "max_tokens", "predicted_new_tokens", "tier", "prompt", "sampling"])
-def test_another_seed_draws_every_column_anew(column: str, lengths: Lengths) -> None:
+def test_another_seed_draws_every_column_anew(column: str) -> None:
     """Of the arrivals the first is always at 0; of two tiers every other one may stay."""
+    lengths = ZipfLengths(min_length=8, max_length=5000, pd_ratio=3, theta=0.4)
     tiers, prediction = {"gold": {"share": 0.5}, "free": {"share": 0.5}}, {"error": 0.5}
     one = replace(open_loop(), lengths=lengths, tiers=tiers, prediction=prediction)
-    first, again, second = (
-        [getattr(request, column) for request in replace(one, seed=seed).requests(Letters())] for seed in (0, 0, 1)
+    first, second = (
+        [getattr(request, column) for request in replace(one, seed=seed).requests(Letters())] for seed in (0, 1)
     )
-    assert first == again
     assert sum(one == two for one, two in zip(first, second, strict=True)) <= (40 if column == "tier" else 5)
-
-
-def test_rows_of_a_trace_at_random_depend_on_the_seed(tmp_path: Path) -> None:
-    path = tmp_path / "lengths.csv"
-    path.write_text("num_prefill_tokens,num_decode_tokens\n" + "".join(f"{row},1\n" for row in range(1, 200)))
-    drawn = TraceLengths(path=str(path), order="random")
-    loops = [replace(open_loop(seed), lengths=drawn).requests(None) for seed in (0, 0, 1)]
-    first, again, second = ([request.num_prompt_tokens for request in requests] for requests in loops)
-    assert first == again and sum(one == two for one, two in zip(first, second, strict=True)) <= 5
 
 
 def test_seeds_are_pinned() -> None:
@@ -214,17 +176,6 @@ def test_prompt_and_output_sum_to_the_length_in_about_the_ratio(length: int, sha
     assert abs(output_tokens[0] - length / (1 + pd_ratio)) <= 0.5 + 1e-9
 
 
-SHAPES = [(14, 956, 68), (1, 512, 512), (50, 1004, 20), (1 / 3, 256, 768)]
-
-
-@pytest.mark.parametrize(("pd_ratio", "prompt", "output"), SHAPES)
-def test_the_shapes_of_the_sarathi_paper(pd_ratio: float, prompt: int, output: int) -> None:
-    requests = ClosedBatch(length=1024, pd_ratio=pd_ratio, batch=2).requests(None)
-    assert len(requests) == 16
-    assert {(request.num_prompt_tokens, request.max_new_tokens) for request in requests} == {(prompt, output)}
-    assert {request.arrival_iteration for request in requests} == {0}
-
-
 def test_staggers_by_hand() -> None:
     def arrivals(stagger: Any) -> list[int]:
         workload = ClosedBatch(length=12, pd_ratio=1, batch=3, num_requests=5, stagger=stagger)  # P = D = 6
@@ -234,9 +185,12 @@ def test_staggers_by_hand() -> None:
     assert arrivals("even") == [0, 2, 4, 4, 4]  # as drawn in closed.py
     assert arrivals(3) == [0, 3, 6, 6, 6]
     assert arrivals(0.5) == [0, 1, 1, 1, 1]
+    requests = ClosedBatch(length=1024, pd_ratio=14, batch=2).requests(None)
+    assert {(request.num_prompt_tokens, request.max_new_tokens) for request in requests} == {(956, 68)}
+    assert len(requests) == 16
 
 
-@settings(deadline=None)
+@settings(max_examples=30)
 @given(batch=st.integers(1, 40), num_output=st.integers(1, 120))
 def test_an_even_stagger_stays_even_for_ever(batch: int, num_output: int) -> None:
     """B slots; a request takes the first free one and holds it for D iterations: starts are D / B apart."""
@@ -262,7 +216,7 @@ def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
     assert intervals.std() / intervals.mean() == pytest.approx(cv, rel=0.03)
 
 
-@settings(deadline=None)
+@settings(max_examples=30)
 @given(cv=st.floats(1e-3, 1e3), rate=st.floats(1e-3, 1e6), num=st.integers(1, 50))
 def test_any_valid_arrivals_are_finite_and_in_order(cv: float, rate: float, num: int) -> None:
     times = GammaArrivals(rate=rate, cv=cv).times(generator(0, Stream.ARRIVALS), num)
@@ -271,14 +225,10 @@ def test_any_valid_arrivals_are_finite_and_in_order(cv: float, rate: float, num:
     assert (np.diff(times) >= 0).all()
 
 
-def test_drifting_lengths_take_the_ratios_in_turn() -> None:
-    lengths = DriftingLengths(length=60, pd_ratios=[5, 1, 2])
-    prompt, output = lengths.draw(generator(0, Stream.LENGTHS), 7)
+def test_drifting_lengths_take_the_ratios_in_turn_and_uniform_lengths_reach_both_ends() -> None:
+    prompt, output = DriftingLengths(length=60, pd_ratios=[5, 1, 2]).draw(generator(0, Stream.LENGTHS), 7)
     assert output.tolist() == [10, 10, 10, 30, 30, 20, 20]
     assert (prompt + output == 60).all()
-
-
-def test_uniform_lengths_reach_both_ends() -> None:
     prompt, output = UniformLengths(min_length=8, max_length=12, pd_ratio=1).draw(generator(0, Stream.LENGTHS), 2000)
     assert set((prompt + output).tolist()) == {8, 9, 10, 11, 12}
 
@@ -390,37 +340,25 @@ def test_a_prompt_file_gives_text_token_ids_and_settings(tmp_path: Path) -> None
     assert (second.priority, second.client) == (-2, "me")
     assert first.sampling.seed != second.sampling.seed
     assert [r.id for r in replace(workload, num_requests=1).requests(Letters(size=9000))] == [0]
-
-
-def test_token_ids_run_in_simulation_and_text_does_not(tmp_path: Path) -> None:
-    (request,) = prompt_file(tmp_path, {"token_ids": [1, 2, 3]}).requests(None)
-    assert (request.num_prompt_tokens, request.prompt) == (3, None)
-    assert message(lambda: prompt_file(tmp_path, {"token_ids": [1]}, {"prompt": "x"}).requests(None)) == (
-        f"{tmp_path}/p.jsonl, line 2: a simulation has no tokenizer for prompt text; "
-        "give token_ids, or run with backend=cpu or backend=cuda"
-    )
+    assert "line 1: a simulation has no tokenizer for prompt text" in message(lambda: workload.requests(None))
+    (simulated,) = prompt_file(tmp_path, {"token_ids": [1, 2, 3]}).requests(None)
+    assert (simulated.num_prompt_tokens, simulated.prompt) == (3, None)
 
 
 BAD_PROMPTS: list[tuple[object, str]] = [
     ({"promt": "x"}, "promt: no such key; did you mean prompt?"),
-    ({}, "give either prompt or token_ids"),
     ({"prompt": "x", "token_ids": [1]}, "give either prompt or token_ids"),
     ({"prompt": ""}, "the prompt has no tokens"),
     ({"token_ids": [1, 128]}, "token id 128 is not in the model's vocabulary"),
     ({"prompt": "x", "arrival_time": 1}, "arrival_time 1 comes after 2"),
-    ({"prompt": "x"}, "arrival_time 0 comes after 2"),
     ('{"prompt": "x", "arrival_time": NaN}', "arrival_time=nan: "),
     *(
         ({"prompt": "x", **bad}, "{}={}: give ".format(*bad.copy().popitem()))
-        for bad in (
-            *({"prompt": 3}, {"max_new_tokens": 0}, {"arrival_time": -1}, {"temperature": -1}, {"temperature": None}),
-            *({"top_k": 1.5}, {"top_k": -1}, {"top_p": 0}),
-        )
+        for bad in (*({"prompt": 3}, {"max_new_tokens": 0}, {"arrival_time": -1}, {"temperature": None}, {"top_p": 0}),)
     ),
     *(({"token_ids": ids}, f"token_ids={ids}: give ") for ids in ([], [True])),
     ("[1]", "'[1]' is not a JSON object"),
     ("x", "'x' is not JSON ("),
-    ("", "'' is not JSON ("),
 ]
 
 
@@ -438,61 +376,33 @@ def closed(**changes: Any) -> ClosedBatch:
     return ClosedBatch(**{"length": 10, "pd_ratio": 1, "batch": 2, **changes})
 
 
-def uniform(**changes: Any) -> UniformLengths:
-    return UniformLengths(**{"min_length": 4, "max_length": 8, "pd_ratio": 1, **changes})
-
-
-def zipf(**changes: Any) -> ZipfLengths:
-    return ZipfLengths(**{"theta": 0.4, "min_length": 4, "max_length": 8, "pd_ratio": 1, **changes})
-
-
-def replay(**changes: Any) -> TraceReplay:
-    return TraceReplay(path="t.csv", **changes)
-
-
-def fixed(**changes: Any) -> FixedLengths:
-    return FixedLengths(**{"length": 4, "pd_ratio": 1, **changes})
-
-
-def drifting(**changes: Any) -> DriftingLengths:
-    return DriftingLengths(**{"length": 4, "pd_ratios": [1], **changes})
-
-
-def gamma(**changes: Any) -> GammaArrivals:
-    return GammaArrivals(**{"rate": 1, **changes})
-
-
+RATIO: dict[str, Any] = {"pd_ratio": 1}
+RANGE = {"min_length": 4, "max_length": 8, **RATIO}
 BAD_SETTINGS: list[
     tuple[Callable[..., object], str, dict[str, list[Any]]]
 ] = [  # what is built, its section, bad values
-    (closed, "", {"seed": [-1, 0.5], "num_requests": [0], "length": [1], "batch": [0, True]}),
-    (closed, "", {"pd_ratio": [0, -1, math.nan, "1:2", 10, 0.1], "stagger": [-1, "odd", math.inf]}),
+    (closed, "", {"seed": [-1, 0.5], "num_requests": [0], "length": [1], "batch": [True]}),
+    (closed, "", {"pd_ratio": [0, math.nan, "1:2", 10, 0.1], "stagger": [-1, "odd", math.inf]}),
+    (closed, "", {"max_new_tokens": [0, "all"], "tiers": [3], "prediction": [0.3], "pad_outputs": [0]}),
     (sampling, "sampling.", {"temperature": [-1], "top_k": [-1], "top_p": [0]}),
-    (gamma, "arrivals.", {"rate": [0, math.nan], "cv": [0, -1]}),
-    (fixed, "lengths.", {"length": [1], "pd_ratio": [4]}),
-    (drifting, "lengths.", {"length": [1], "pd_ratios": [[]]}),
-    (uniform, "lengths.", {"min_length": [1]}),
-    (zipf, "lengths.", {"theta": [-1], "max_length": [2.5, 3], "pd_ratio": [0]}),
+    (partial(GammaArrivals, rate=1), "arrivals.", {"rate": [0, math.nan], "cv": [0]}),
+    (partial(FixedLengths, length=4, **RATIO), "lengths.", {"length": [1], "pd_ratio": [4]}),
+    (partial(DriftingLengths, length=4, pd_ratios=[1]), "lengths.", {"pd_ratios": [[]]}),
+    (partial(UniformLengths, **RANGE), "lengths.", {"min_length": [1], "max_length": [2.5, 3], "pd_ratio": [0]}),
+    (partial(ZipfLengths, theta=0.4, **RANGE), "lengths.", {"theta": [-1]}),
     (partial(TraceLengths, path="t.csv"), "lengths.", {"order": ["sorted"]}),
     (partial(PromptFile, path="p"), "", {"max_new_tokens": [0]}),
-    (closed, "", {"max_new_tokens": [0, "all"], "tiers": [3], "prediction": [0.3], "pad_outputs": [0]}),
-    (replay, "", {"start": [-1], "speed": [0], "length_scale": [0], "max_length": [1], "too_long": ["cut"]}),
+    (partial(TraceReplay, path="t.csv"), "", {"start": [-1], "speed": [0], "max_length": [1], "too_long": ["cut"]}),
 ]
 
 
-@pytest.mark.parametrize(
-    ("make", "section", "key", "value"),
-    [
-        (make, section, key, value)
-        for make, section, bad in BAD_SETTINGS
-        for key, values in bad.items()
-        for value in values
-    ],
-)
-def test_bad_settings_are_named_with_a_remedy(make: Callable[..., object], section: str, key: str, value: Any) -> None:
-    refusal = message(lambda: make(**{key: value}))
-    assert refusal.startswith(f"workload.{section}{key}={value}: ")
-    assert "give " in refusal
+@pytest.mark.parametrize(("make", "section", "bad"), BAD_SETTINGS)
+def test_bad_settings_are_named_with_a_remedy(
+    make: Callable[..., object], section: str, bad: dict[str, list[Any]]
+) -> None:
+    for key, value in ((key, value) for key, values in bad.items() for value in values):
+        refusal = message(lambda key=key, value=value: make(**{key: value}))  # type: ignore[misc]
+        assert refusal.startswith(f"workload.{section}{key}={value}: ") and "give " in refusal
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------
@@ -520,15 +430,3 @@ def test_every_config_builds_its_workload(name: str) -> None:
     workload = composed(f"+workload={name}", *folder, *(f"workload.{key}=some.file" for key in keys))
     assert workload.seed == 3
     assert not workload.use_stop_tokens
-
-
-def test_configs_take_overrides() -> None:
-    of_batch = (
-        "workload.pd_ratio=2",
-        "workload.length=30",
-        "workload.stagger=even",
-        "workload.sampling.temperature=0.5",
-    )
-    requests = composed("+workload=closed", *of_batch).requests(None)
-    assert [request.arrival_iteration for request in requests[:5]] == [0, 3, 5, 8, 8]
-    assert {(r.num_prompt_tokens, r.max_new_tokens, r.sampling.temperature) for r in requests} == {(20, 10, 0.5)}
