@@ -92,7 +92,9 @@ def _plot(name: str, where: str = "", *options: str) -> None:
         raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")
     folder, command = Path(where), f"plot {name}"
     if name == "table":
-        _table(folder, keyword_arguments(partial(_maker(name), folder), options, command))
+        make = partial(_maker(name), folder)
+        table, origin = make(**keyword_arguments(make, options, command))
+        print(table, write_text(folder / PLOTS / "table.md", f"{table}\n\n{origin}\n"), sep="\n\n")
         return
     from experiments.plots.style import save
 
@@ -101,15 +103,6 @@ def _plot(name: str, where: str = "", *options: str) -> None:
     make = partial(_maker(name), folder, chosen)
     figure = make(**keyword_arguments(make, [option for option in options if option not in common], command))
     print(*save(figure, folder / PLOTS, name, formats), sep="\n")
-
-
-def _table(folder: Path, options: dict[str, Any]) -> None:
-    """Prints the table and writes it into a file with its origin."""
-    from experiments.plots.table import source, text
-
-    made = text(folder, **options)
-    path = write_text(folder / PLOTS / "table.md", f"{made}\n\n{source(folder, **options)}\n")
-    print(f"{made}\n\n{path}")
 
 
 if __name__ == "__main__":

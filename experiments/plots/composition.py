@@ -6,19 +6,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from cbatch import ConfigError
 from experiments.plots.series import load_runs
-from experiments.plots.style import (
-    DECODE,
-    PADDING,
-    PLAIN,
-    PREFILL,
-    Look,
-    add_title,
-    line_style,
-    new_figure,
-    print_style,
-)
+from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
 from experiments.store.tables import read_steps
 
 _MOST_STEPS = 400
@@ -32,32 +21,26 @@ _TOKENS = {
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN, runs: str = "", begin: float = 0.0, end: float = float("inf")) -> Figure:
+def draw(folder: Path, look: Look = PLAIN, runs: str = "") -> Figure:
     """Draws three panels over time.
 
     Args:
         runs: the run whose folder name contains this.
-        begin, end: seconds of the run to show.
 
     Raises:
-        ConfigError: no finished run, several, or no iteration in this time.
+        ConfigError: no finished run, or several.
     """
     shown = load_runs(folder, runs, 1, look)
     run = shown.iloc[0]
-    steps = read_steps(run["folder"])
-    steps = steps[(steps["started"] >= begin) & (steps["started"] <= end)]
-    if steps.empty:
-        raise ConfigError(f"begin={begin:g} end={end:g}: no iteration starts in these seconds")
-    drawn, how = _thin_out(steps)
+    drawn, how = _thin_out(read_steps(run["folder"]))
     figure, [[tokens], [requests], [memory]] = new_figure(3, 1, 4.4, ratios=(2, 1, 1), sharex=True)
     shown_tokens = {name: parts for name, parts in _TOKENS.items() if drawn[parts[0]].any()}
     counts = [drawn[column] for column, _ in shown_tokens.values()]
     colours = [colour for _, colour in shown_tokens.values()]
     tokens.stackplot(drawn["started"], *counts, step="post", labels=list(shown_tokens), colors=colours, linewidth=0)
     tokens.set_ylabel("tokens per iteration")
-    for index, name in enumerate(("running", "waiting")):
-        style = {**line_style(index), "marker": "None", "drawstyle": "steps-post"}
-        requests.plot(drawn["started"], drawn[f"num_{name}"], label=name, **style)
+    for name, style in (("running", "-"), ("waiting", "--")):
+        requests.plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post")
     requests.set_ylabel("requests")
     used = drawn["kv_blocks_used"] / run["limits.kv_blocks"]
     memory.plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)

@@ -18,14 +18,13 @@ from matplotlib.ticker import StrMethodFormatter
 from cbatch import ConfigError
 from cbatch.results.metrics import PERCENTILES
 from experiments.plots.parts import draw_line, label_log
-from experiments.plots.series import coincide_text, describe_points, label_series, leave_out, points_of
+from experiments.plots.series import coincide_text, describe_points, leave_out, load_series, points_of
 from experiments.plots.style import PLAIN, Look, add_title, new_figure, print_style
 from experiments.store.headings import Heading, heading_of
 from experiments.store.labels import is_policy
 from experiments.store.notes import tail_text
 from experiments.store.run_table import matching
 from experiments.store.runs import read_runs
-from experiments.store.selection import print_omitted, select_runs
 from experiments.store.tables import read_requests
 
 _MOST_ACROSS = 3  # panels of a page's width
@@ -135,10 +134,10 @@ def draw(
     if not (x and y):
         raise ConfigError("curves: needs x=KEY and y=KEY,..., as in x=batch y=ttft_seconds.p99; see --help")
     axis = AXES.get(x, Axis(x, (x,), "1,2,4"))
-    frame, omitted = select_runs(folder, runs)
-    _check_swept(frame, axis, folder)
-    frame = label_series(frame, (*axis.keys, "workload"), look)
-    print_omitted(omitted)
+    frame = load_series(folder, runs, look, (*axis.keys, "workload"))
+    if not any(key in frame and frame[key].nunique() > 1 for key in axis.keys):
+        swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
+        raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
     if not (keys := matching(y, frame)):
         raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
     frame = frame.assign(of=frame["workload"].str.partition("(")[0])
@@ -162,13 +161,6 @@ def draw(
     return figure
 
 
-def _check_swept(runs: pd.DataFrame, axis: Axis, folder: Path) -> None:
-    """Raises ConfigError if none of the axis's settings has several values."""
-    if not any(key in runs and runs[key].nunique() > 1 for key in axis.keys):
-        swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
-        raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
-
-
 def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     """Returns the x of each run: the first of the axis's settings that varies among the runs of its workload.
 
@@ -189,17 +181,16 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
 
 
 def _panels(workloads: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """Returns a figure with a panel for each entry; a workload with several panels begins a row."""
-    each = workloads.count(workloads[0])
-    in_block = each if each > 1 else len(workloads)
-    across = ceil(in_block / ceil(in_block / _MOST_ACROSS))
-    down = ceil(in_block / across)
-    rows = down * (len(workloads) // in_block)
+    """Returns a figure with a panel for each entry; the panels of a workload stand side by side."""
+    alike = workloads.count(workloads[0])
+    together = alike if alike > 1 else len(workloads)
+    across = ceil(together / ceil(together / _MOST_ACROSS))
+    rows = ceil(len(workloads) / across)
     figure, grid = new_figure(rows, across, 1.4 + 1.8 * rows)
-    blocks = [[panel for row in grid[top : top + down] for panel in row] for top in range(0, rows, down)]
-    for spare in (panel for block in blocks for panel in block[in_block:]):
+    panels = [panel for row in grid for panel in row]
+    for spare in panels[len(workloads) :]:
         spare.set_axis_off()
-    return figure, [panel for block in blocks for panel in block[:in_block]]
+    return figure, panels[: len(workloads)]
 
 
 def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], heading: Heading, over: str) -> None:

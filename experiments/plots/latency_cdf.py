@@ -16,9 +16,6 @@ from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figu
 from experiments.store.selection import Omitted, print_omitted
 from experiments.store.tables import read_requests, time_between_tokens
 
-_MOST_BESIDE = 8  # lines in panels side by side; with more, panels are as wide as the page
-_SHOWN = 0.995  # of each line's gaps, at least, lie within the axis; all do if the longest is less than ...
-_MOST_BEYOND = 3.0  # times as long
 _MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens
 _NAMES = ("time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]")
 _OBJECTIVES = (("slo_ttft_seconds", 1.0), ("slo_tbt_seconds", 1e3), ("slo_total_seconds", 1.0))  # column and factor
@@ -31,8 +28,6 @@ Values = NDArray[np.float64]
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, tiers: bool = False, runs: str = "") -> Figure:
     """Draws a line for each policy and whatever else varies; of several seeds, of all requests, with a band of the single runs.
-
-    Few gaps that are much longer than all others lie beyond the axis; the longest is stated below.
 
     Args:
         tiers: a row of panels for each tier; a dotted line marks an objective that all its requests share.
@@ -47,11 +42,7 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False, runs: str = "") 
     if not rows:
         raise ConfigError(f"{folder}: no request has a tier; give them with workload.tiers, or leave out tiers=true")
     groups = list(frame.groupby("label", sort=False))
-    if wide := not tiers and len(groups) > _MOST_BESIDE:
-        figure, below_each_other = new_figure(3, 1, 8.6)
-        axes = [[panel for [panel] in below_each_other]]
-    else:
-        figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows))
+    figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows))
     for index, (label, group) in enumerate(groups):
         for tier, panels in zip(rows, axes, strict=True):
             latencies = [_latencies(run, requests[run], tier) for run in group["folder"]]
@@ -59,13 +50,11 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False, runs: str = "") 
                 if not any(map(len, values)):
                     print_omitted([Omitted(f"{label} {tier}".strip(), f"has no {name.partition(' [')[0]}")])
                 _draw_distribution(panel, values, str(label), index, (index + 0.5) / len(groups))
-    beyond = [_finish(panels, tier, pd.concat(requests.values())) for tier, panels in zip(rows, axes, strict=True)]
-    for panel in axes[0][1:] if wide else ():
-        panel.set_ylabel(axes[0][0].get_ylabel())
+    for tier, panels in zip(rows, axes, strict=True):
+        _finish(panels, tier, pd.concat(requests.values()))
     sizes = frame.groupby("label").size()
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
     below = coincide_text(frame, [column for column in map(str, frame) if column.startswith(_FIGURES)])
-    below = "\n".join(filter(None, [below, *beyond]))
     add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0], note=note, below=below, look=look)
     return figure
 
@@ -78,8 +67,8 @@ def _latencies(run: str, requests: pd.DataFrame, tier: str) -> list[Values]:
     return [np.asarray(values.dropna(), np.float64) for values in latencies]
 
 
-def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> str:
-    """The axes of a row, and the objectives of a tier; returns which gaps lie beyond the axis, or nothing."""
+def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
+    """Scales and names the axes of a row, and marks the objectives of a tier."""
     for panel, name, (objective, factor) in zip(panels, _NAMES, _OBJECTIVES, strict=True):
         panel.set(xlabel=name, ylim=(0, 1.01), xscale="log")
         limits = requests.loc[requests["tier"] == tier, objective].unique()
@@ -89,13 +78,6 @@ def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> str:
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panels[0].set_ylabel("share of requests, or of gaps")
     panels[0].set_title(tier)
-    lines = [points for line in panels[1].get_lines() if (points := np.array(line.get_data())).size]
-    end = max((np.interp(_SHOWN, shares, gaps) for gaps, shares in lines), default=0.0)
-    if (longest := max((gaps[-1] for gaps, _ in lines), default=0.0)) <= _MOST_BEYOND * end:
-        return ""
-    panels[1].set_xlim(right=1.1 * end)
-    label_log(panels[1].xaxis)
-    return f"{tier} gaps beyond the axis: at most {1 - _SHOWN:.1%} of a line, up to {longest / 1e3:.3g} s".strip()
 
 
 def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: int, first: float = 0.5) -> None:

@@ -1,33 +1,28 @@
 """Building blocks of figures: lines with bands, plain logarithmic axes, lanes of activity."""
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis, XAxis
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from experiments.plots.style import line_style
 
 
 def label_log(axis: Axis) -> None:
-    """Labels a logarithmic axis, after drawing, with about three to six plain numbers however few decades it spans."""
+    """Labels a logarithmic axis, after drawing, with a few plain numbers however few decades it spans."""
     low, high = sorted(axis.get_view_interval())
     if low <= 0:  # nothing was drawn
         return
-    decades = math.log10(high / low)
-    steps = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 3 else (1,)
-    locator = LogLocator(subs=steps) if decades > 0.8 else MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3)
-    nearest = (0.19 if isinstance(axis, XAxis) else 0.08) * math.log(high / low)  # so that numbers do not touch
-    ticks: list[float] = []
-    for tick in locator.tick_values(low, high):
-        if low <= tick <= high and (not ticks or math.log(tick / ticks[-1]) >= nearest):
-            ticks.append(float(tick))
-    axis.set_ticks(ticks)
+    if high < 2 * low:
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3))
+    else:
+        steps = {6: (1, 1.5, 2, 3, 5), 40: (1, 2, 5), 1000: (1, 3)}  # by the most that the ends may be apart
+        axis.set_major_locator(LogLocator(subs=next((steps[most] for most in steps if high < most * low), (1,))))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def draw_line(panel: Axes, points: pd.DataFrame, label: str, index: int) -> None:

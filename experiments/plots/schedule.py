@@ -29,7 +29,7 @@ _STYLES: Mapping[Doing, Mapping[str, Any]] = {
     Doing.PAUSED: {"facecolor": IDLE, "hatch": "//////", "edgecolor": "#888888", "linewidth": 0.0},
     Doing.PREEMPTED: {"facecolor": "#222222"},
 }
-_LABELS = {Doing.PAUSED: "paused, with its KV cache"}
+_LABELS = {Doing.PREFILL: "prefill, with its tokens", Doing.PAUSED: "paused, with its KV cache"}
 
 
 @print_style()
@@ -52,10 +52,8 @@ def draw(folder: Path, look: Look = PLAIN, runs: str = "", first: Index = 0, ite
     if not num:
         raise ConfigError(f"{first=} {iterations=}: the run has {whole.num_iterations} iterations; choose among them")
     if num > _MOST_REQUESTS:
-        asked = f"{first=} {iterations=}: {num} requests"
-        raise ConfigError(
-            f"{asked}, of which at most {_MOST_REQUESTS} can be shown; give a part with fewer, or workload.num_requests={_MOST_REQUESTS}"
-        )
+        remedy = f"give a part with fewer, or workload.num_requests={_MOST_REQUESTS}"
+        raise ConfigError(f"{first=} {iterations=}: {num} requests, {_MOST_REQUESTS} can be shown; {remedy}")
     figure, [[panel]] = new_figure(1, 1, 1.3 + 0.17 * max(num, 4))
     handles = draw_schedule(panel, schedule, file.requests)
     panel.set_ylabel("request:\nprompt/output tokens")
@@ -85,31 +83,18 @@ def draw_schedule(
     """
     rows = {id_: row for id_, row in schedule.cells.items() if row}
     by_id = {request.id: request for request in requests}
-    labels = [names[id_] if names else _name(by_id[id_]) for id_ in rows]
+    lanes = [names[id_] if names else _name(by_id[id_]) for id_ in rows]
     columns = [iteration for row in rows.values() for iteration in row]
     begin, end = min(columns), max(columns) + 1
-    lane_axes(panel, labels[::-1], begin - 0.5, end - 0.5)
-    cell_inches = 0.85 * width * PAGE / (end - begin)
+    lane_axes(panel, lanes[::-1], begin - 0.5, end - 0.5)
+    most_digits = int(0.85 * width * PAGE / (end - begin) / _DIGIT)
     for place, row in enumerate(rows.values()):
-        _draw_row(panel, len(rows) - 1 - place, row, cell_inches)
+        _draw_row(panel, len(rows) - 1 - place, row, most_digits)
     panel.set_xlabel("iteration")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     present = {cell.doing for row in rows.values() for cell in row.values()}
-    legend = {**_LABELS, Doing.PREFILL: _prefill_label(rows, cell_inches)}
-    return [Patch(label=legend.get(doing, doing), **style) for doing, style in _STYLES.items() if doing in present]
-
-
-def _prefill_label(rows: Mapping[int, Mapping[int, Cell]], cell_inches: float) -> str:
-    """Says whether the cells of prefills have their numbers of tokens."""
-    cells = [cell for row in rows.values() for cell in row.values() if cell.doing is Doing.PREFILL]
-    num_fitting = sum(_fits(str(cell.tokens), cell_inches) for cell in cells)
-    if not num_fitting:
-        return "prefill"
-    return "prefill, with its tokens" + ("" if num_fitting == len(cells) else " where they fit")
-
-
-def _fits(text: str, cell_inches: float) -> bool:
-    return len(text) * _DIGIT < cell_inches
+    labels = _LABELS if most_digits else {**_LABELS, Doing.PREFILL: "prefill"}
+    return [Patch(label=labels.get(doing, doing), **style) for doing, style in _STYLES.items() if doing in present]
 
 
 def _name(request: Request) -> str:
@@ -117,11 +102,12 @@ def _name(request: Request) -> str:
     return f"{request.id}: {request.num_prompt_tokens}/{output}"
 
 
-def _draw_row(panel: Axes, lane: int, row: Mapping[int, Cell], cell_inches: float) -> None:
+def _draw_row(panel: Axes, lane: int, row: Mapping[int, Cell], most_digits: int) -> None:
+    """Draws the cells of a request. most_digits: that fit into a cell."""
     for doing, style in _STYLES.items():
         spans = [(iteration - 0.47, 0.94) for iteration, cell in row.items() if cell.doing is doing]
         draw_spans(panel, lane, spans, **{"linewidth": 0.0, **style})
     for iteration, cell in row.items():
         text = {Doing.PREFILL: str(cell.tokens), Doing.PREEMPTED: "x"}.get(cell.doing, "")
-        if text and _fits(text, cell_inches):
+        if 0 < len(text) <= most_digits:
             panel.text(iteration, lane, text, ha="center", va="center", fontsize=6, color="white")

@@ -1,6 +1,6 @@
 """The runs that a plot shows, with their labels, and means over repeated ones."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -9,24 +9,17 @@ from cbatch import ConfigError
 from cbatch.validation import check_known
 from experiments.plots.style import MOST_SERIES, PLAIN, Look
 from experiments.store.headings import heading_of
-from experiments.store.intervals import Mean, linear_ends, log_ends, mean_of, share_ends
+from experiments.store.intervals import linear_ends, log_ends, mean_of, share_ends
 from experiments.store.labels import label_runs
 from experiments.store.selection import Omitted, print_omitted, select_runs
 from experiments.store.text import figures_text
 
-_MOST_RUNS = 8
-_ENDS: Mapping[str, Callable[[Mean], tuple[float, float]]] = {
-    "linear": linear_ends,
-    "log": log_ends,
-    "share": share_ends,
-}
+_ENDS = {"linear": linear_ends, "log": log_ends, "share": share_ends}
 """Ends of an interval, by the kind of a figure's heading."""
 
 
-def load_runs(folder: Path, text: str = "", most: int = _MOST_RUNS, look: Look = PLAIN) -> pd.DataFrame:
-    """Reads the finished runs in a folder that `text` chooses, each with a label of its own.
-
-    Prints which runs are left out, and why.
+def load_runs(folder: Path, text: str = "", most: int = 8, look: Look = PLAIN) -> pd.DataFrame:
+    """Reads the finished runs in a folder that `text` chooses, each with a label of its own; prints which are left out.
 
     Raises:
         ConfigError: there are none, or more than `most`.
@@ -40,31 +33,21 @@ def load_runs(folder: Path, text: str = "", most: int = _MOST_RUNS, look: Look =
     return _arrange(runs.assign(label=label_runs(runs, apart=True)), look)
 
 
-def load_series(folder: Path, text: str, look: Look = PLAIN) -> pd.DataFrame:
-    """Reads the finished runs that `text` chooses; those that differ only in a seed share a label.
+def load_series(folder: Path, text: str, look: Look = PLAIN, shown: Collection[str] = ()) -> pd.DataFrame:
+    """Reads the finished runs that `text` chooses; prints which are left out.
 
-    Prints which runs are left out, and why.
+    Runs that differ only in a seed, or in the settings `shown`, share a label.
 
     Raises:
         ConfigError: there are none, or more than `MOST_SERIES` labels.
     """
     runs, omitted = select_runs(folder, text)
-    runs = label_series(runs, (), look)
-    print_omitted(omitted)
-    return runs
-
-
-def label_series(runs: pd.DataFrame, shown: Collection[str], look: Look) -> pd.DataFrame:
-    """Labels runs; those that differ only in a seed or in the settings `shown` share a label.
-
-    Raises:
-        ConfigError: there are more than `MOST_SERIES` labels.
-    """
-    runs = runs.assign(label=label_runs(runs, shown))
+    runs = _arrange(runs.assign(label=label_runs(runs, shown)), look)
     if (count := runs["label"].nunique()) > MOST_SERIES:
         most = f"this plot shows at most {MOST_SERIES} series, the folder holds {count}"
         raise ConfigError(f"{most}; choose with runs=TEXT, a part of folder names")
-    return _arrange(runs, look)
+    print_omitted(omitted)
+    return runs
 
 
 def _arrange(runs: pd.DataFrame, look: Look) -> pd.DataFrame:

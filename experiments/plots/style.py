@@ -41,13 +41,15 @@ PREFILL, DECODE, PADDING, HOST, IDLE, COPY = "#0072B2", "#E69F00", "#BBBBBB", "#
 """Fills; they differ in lightness as well."""
 
 # Okabe and Ito's colours, which the colour-blind tell apart; markers and dashes do it in grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#999999")
-_MORE_COLOURS = ("#7B61FF", "#6B2E00", "#8FCB3B", "#7A1F5C", "#8C6D4F", "#1B3A8C", "#B59F00", "#E8112D")
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#999999"),
+    *("#7B61FF", "#6B2E00", "#8FCB3B", "#7A1F5C", "#8C6D4F", "#1B3A8C", "#B59F00", "#E8112D"),  # ours
+)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _ON_OFF: tuple[tuple[float, ...], ...] = ((5, 1.5), (1, 1), (5, 1, 1, 1), (8, 2), (3, 1), (2, 2), (6.4, 1.6, 1, 1.6))
 _DASHES: tuple[Any, ...] = ("-", *((0, on_off) for on_off in _ON_OFF))
 
-MOST_SERIES = 2 * len(_COLOURS)
+MOST_SERIES = len(_COLOURS)
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,15 @@ PLAIN = Look()
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of a series. Every other marker is hollow, so that equal series show through.
+    """Returns colour, marker and dashes of a series. Every other marker is hollow, so that equal series show through.
 
-    The first sixteen differ in colour, and in marker or whether it is hollow. Later ones have their colours with other markers.
+    The first sixteen differ in colour, and in marker or whether it is hollow; later ones are as those.
     """
-    kind, again = index % len(_COLOURS), index // len(_COLOURS)
-    colours = _MORE_COLOURS if again % 2 else _COLOURS
+    kind, again = index % len(_MARKERS), index // len(_MARKERS)
     marker, dashes = _MARKERS[(kind + 3 * again) % len(_MARKERS)], _DASHES[(kind + 4 * again) % len(_DASHES)]
     fill = {"markerfacecolor": "none", "markersize": 5.5} if index % 2 else {"markersize": 3.5}
-    return {"color": colours[kind], "marker": marker, "linestyle": dashes, "linewidth": 1.2, **fill}
+    colour = _COLOURS[index % MOST_SERIES]
+    return {"color": colour, "marker": marker, "linestyle": dashes, "linewidth": 1.2, **fill}
 
 
 @contextmanager

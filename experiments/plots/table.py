@@ -9,8 +9,10 @@ from experiments.store.run_table import run_table
 from experiments.store.selection import select_runs
 
 
-def text(folder: Path, runs: str = "") -> str:
-    """Returns one line per run, or for the runs of several seeds together; below them, the notes on the runs.
+def text(folder: Path, runs: str = "") -> tuple[str, str]:
+    """Returns a line per run, or for the runs of several seeds together, with the notes on the runs; and the table's origin.
+
+    The origin is the command with this process's arguments, and dates, commits and versions of the runs.
 
     Args:
         runs: only runs whose folder names contain this.
@@ -18,11 +20,8 @@ def text(folder: Path, runs: str = "") -> str:
     Raises:
         ConfigError: no finished runs.
     """
-    return run_table(*select_runs(folder, runs), (*COLUMNS, *MORE_COLUMNS), "github")
-
-
-def source(folder: Path, runs: str = "") -> str:
-    """Returns a line for the table's file: the command with this process's arguments; dates, commits and versions of the runs."""
-    abouts = [summary["about"] for summary in select_runs(folder, runs)[0]["summary"]]
+    shown, omitted = select_runs(folder, runs)
+    abouts = [summary["about"] for summary in shown["summary"]]
     versions = {", ".join(f"{name} {number}" for name, number in about["versions"].items()) for about in abouts}
-    return f"`python -m experiments.plot {arguments()}`; runs of {'; '.join([made_text(abouts), *sorted(versions)])}"
+    origin = f"`python -m experiments.plot {arguments()}`; runs of {'; '.join([made_text(abouts), *sorted(versions)])}"
+    return run_table(shown, omitted, (*COLUMNS, *MORE_COLUMNS), "github"), origin

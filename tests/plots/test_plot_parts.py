@@ -8,10 +8,7 @@ from experiments.plots import parts
 from experiments.plots.style import line_style, new_figure
 
 
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(4.3, 5.1), (0.015, 0.036), (4, 60), (0.01, 2), (0.001, 300), (1, 10), (95, 105), (0.3, 0.9), (2, 11), (2, 50)],
-)
+@pytest.mark.parametrize(("low", "high"), [(4.3, 5.1), (0.015, 0.036), (4, 60), (0.01, 2), (0.001, 300), (2, 11)])
 def test_a_logarithmic_axis_has_a_few_labels_that_do_not_touch(low: float, high: float) -> None:
     figure, [panels] = new_figure(1, 3, 2.7)
     for panel in panels:
@@ -25,13 +22,6 @@ def test_a_logarithmic_axis_has_a_few_labels_that_do_not_touch(low: float, high:
     assert 3 <= len(shown) <= 7
     boxes = sorted((text.get_window_extent() for text in shown), key=lambda box: box.x0)
     assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
-
-
-def test_an_axis_on_which_nothing_was_drawn_is_left_alone() -> None:
-    panel = new_figure(1, 1, 2.0)[1][0][0]
-    panel.set_xlim(-1, 1)
-    parts.label_log(panel.xaxis)
-    assert panel.get_xscale() == "linear"
 
 
 def test_lanes_and_their_spans() -> None:
