@@ -40,8 +40,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--workloads", type=int, default=8, help="random workloads to draw for each case (test_tokens.py)")
-    parser.addoption("--schedules", type=int, default=160, help="random schedules to draw (test_random_schedules.py)")
+    parser.addoption("--workloads", type=int, default=8, help="of each steady policy (test_leaps.py)")
+    parser.addoption("--schedules", type=int, default=120, help="random schedules to draw (test_random_schedules.py)")
     parser.addoption("--repetitions", type=int, default=20, help="of each interval (test_coverage.py)")
     parser.addoption("--instances", type=int, default=16, help="tiny instances to solve exactly (test_bounds.py)")
     parser.addoption("--fuzz", type=int, default=320, help="inputs to draw (test_fuzz.py)")

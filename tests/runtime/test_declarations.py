@@ -3,21 +3,21 @@
 The race checker sees only declarations (`accesses`), so a wrong one would hide races from it.
 """
 
-import random
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from accesses import Declarations, Items, block_kind
-from any_order import AnyOrderStream, Order
-from races import CheckedStreams, Checker, memory
-from rig import stress
+from any_order import any_order
+from races import Checker, memory
+from rig import Rig, stress
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cbatch.runtime.streams import Operation, Streams, stream_names
+from cbatch.runtime.streams import Operation
 
 BLOCKS = [block_kind(stage) for stage in (0, 1)]
+BLOCK_SIZE = 4
 
 
 class Watch(TorchDispatchMode):
@@ -43,62 +43,43 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class WatchedStream(AnyOrderStream):
-    """Compares the accesses of each operation with its declaration."""
-
-    checker: Checker
-    block_size = 4
-
-    def run(self, operation: Operation) -> None:
-        declared = self.checker.declarations.of(operation)
-        buffers = [{memory(part) for part in parts if isinstance(part, torch.Tensor)} for parts in declared]
-        blocks = [
-            {
-                number
-                for part in parts
-                if isinstance(part, Items) and part.kind in BLOCKS
-                for number in part.numbers.tolist()
-            }
-            for parts in declared
-        ]
-        super().run(partial(self.compare, operation, *buffers, *blocks))
-
-    def compare(
-        self, operation: Operation, reads: set[int], writes: set[int], old_blocks: set[int], new_blocks: set[int]
-    ) -> None:
-        with Watch() as watch:
-            operation()
-        assert self.names(watch.writes) == self.names(writes)
-        assert self.names(watch.reads - writes) == self.names(reads - writes)
-        assert {index // self.block_size for index in watch.indices_written} == new_blocks
-        # Rows are read up to the longest context of the batch and masked beyond their own: a superset.
-        assert old_blocks <= watch.blocks_read | new_blocks
-
-    def names(self, addresses: set[int]) -> set[str]:
-        known: Any = self.checker.names
-        return {known[address] for address in addresses if address in known}
+def watched(num_stages: int, seed: int = 0, *, asynchronous: bool = True) -> Rig:
+    """A run in which the accesses of each operation are compared with its declaration."""
+    rig = stress(any_order, seed, asynchronous=asynchronous, num_stages=num_stages)
+    checker = Checker(["the host"])
+    checker.watch(rig.slots)
+    for stream in rig.executor._streams.all:
+        stream.run = partial(run, stream.run, checker)  # type: ignore[method-assign]
+    return rig
 
 
-def watched(numbers: random.Random, num_stages: int = 1) -> Streams:
-    order, checker = Order(numbers, every=8), Checker(["the host"])
-    streams = [WatchedStream(name, order) for name in stream_names(num_stages)]
-    for stream in streams:
-        stream.checker = checker
-    made = CheckedStreams.of(streams)
-    made.checker = checker
-    return made
+def run(enqueue: Any, checker: Checker, operation: Operation) -> None:
+    enqueue(partial(compare, operation, checker.names, checker.declarations.of(operation)))
+
+
+def compare(operation: Operation, names: dict[Any, str], declared: Any) -> None:
+    buffers = [{memory(part) for part in parts if isinstance(part, torch.Tensor)} for parts in declared]
+    reads, writes = buffers
+    items = [[part for part in parts if isinstance(part, Items) and part.kind in BLOCKS] for parts in declared]
+    old_blocks, new_blocks = ({number for part in parts for number in part.numbers} for parts in items)
+    with Watch() as watch:
+        operation()
+    named = lambda addresses: {names[address] for address in addresses if address in names}  # noqa: E731
+    assert named(watch.writes) == named(writes)
+    assert named(watch.reads - writes) == named(reads - writes)
+    assert {index // BLOCK_SIZE for index in watch.indices_written} == new_blocks
+    # Rows are read up to the longest context of the batch and masked beyond their own: a superset.
+    assert old_blocks <= watch.blocks_read | new_blocks
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_operations_touch_what_they_declare(asynchronous: bool, num_stages: int) -> None:
-    for seed in range(4 // num_stages):
-        streams = partial(watched, num_stages=num_stages)
-        stress(streams, seed, asynchronous=asynchronous, num_stages=num_stages).run()
+    watched(num_stages, num_stages, asynchronous=asynchronous).run()
 
 
 def test_a_wrong_declaration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     of = Declarations.of
     monkeypatch.setattr(Declarations, "of", lambda self, operation: of(self, operation)._replace(writes=()))
-    with pytest.raises(Exception, match="slot 0's buffer"):
-        stress(watched, 0).run()
+    with pytest.raises(AssertionError, match="slot 0's buffer"):
+        watched(1).run()

@@ -1,4 +1,6 @@
-"""Any workload, policy, chunk, depth, KV cache and order of the streams' work: the same tokens, bit for bit.
+"""Any workload, policy, chunk, depth, KV cache and order of the streams' work: each request gets the tokens that it gets alone.
+
+The tokens are those of `transformers`' own `generate`, or drawn one request at a time.
 
     python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 --record=reproduction/results
 
@@ -10,6 +12,7 @@ stands below it.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -17,18 +20,47 @@ from zlib import crc32
 
 import pytest
 from any_order import any_order
+from fuzz_policy import FuzzPolicy
 from hypothesis import HealthCheck, given, reproduce_failure, seed, settings
 from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
-from races import checked
+from landscape import LANDSCAPE
 from rig import Ask, Rig, build
 from tally import Tally
-from test_tokens import POLICIES, Workload, workloads
-from tiny_models import DEEP, greedy_references
+from tiny_models import (
+    DEEP,
+    LLAMA,
+    LONGEST_OUTPUT,
+    NUM_REFERENCES,
+    QWEN3,
+    Reference,
+    greedy_references,
+    sampled_references,
+)
 
+from cbatch import Policy
 from cbatch.model import ModelSpec
+from policies.chunking import Fixed, PDAware, TileAligned
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
 
 MOST_IN_A_TURN = 32
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "request_level": lambda chunk: RequestLevel(),
+    "orca": lambda chunk: Orca(),
+    "prefill_first": lambda chunk: PrefillFirst(),
+    "sarathi": lambda chunk: Sarathi(Fixed(chunk)),
+    "sarathi_tile_aligned": lambda chunk: Sarathi(TileAligned(8 + chunk)),
+    "sarathi_pd_aware": lambda chunk: Sarathi(PDAware()),
+    "sarathi_serve": lambda chunk: SarathiServe(Fixed(chunk)),
+    "fuzz": lambda chunk: FuzzPolicy(seed=chunk),
+    "fuzz_rejects": lambda chunk: FuzzPolicy(seed=chunk, preempts=0.1, rejects=0.03),
+    **LANDSCAPE,
+}
+"""By the number of tokens of a chunk."""
 
 
 class Fading(random.Random):
@@ -44,12 +76,24 @@ class Fading(random.Random):
 
 
 @dataclass(frozen=True)
+class Workload:
+    """asks: their references are those of the schedule. spare_blocks: of a small KV cache, beyond what the longest request needs."""
+
+    spec: ModelSpec
+    asks: tuple[Ask, ...]
+    batch: int
+    chunk: int
+    block_size: int
+    spare_blocks: int
+
+
+@dataclass(frozen=True)
 class Schedule:
     """One run of a policy, but for the policy.
 
-    sizes: number of layers of each pipeline stage; four layers in all are those of `DEEP`. num_ranks: of each stage; where
-    there are several, in float64, against the tokens of the whole model in float64. small: whether the KV cache makes requests wait or preempt each other. every: see `any_order`, whose random numbers
-    are those of the seed `order`, zeros after the first `num_draws`.
+    sizes: number of layers of each pipeline stage; four layers in all are those of `DEEP`. num_ranks: of each stage. small: whether the KV cache makes requests
+    wait or preempt each other. sampled: whether tokens are drawn. every: see `any_order`, whose random numbers are those of the
+    seed `order`, zeros after the first `num_draws`.
     """
 
     workload: Workload
@@ -57,22 +101,19 @@ class Schedule:
     num_ranks: int
     asynchronous: bool
     small: bool
+    sampled: bool
     every: int
     num_draws: int
     order: int
 
     def build(self, policy: str) -> Rig:
         """Everything is looked for at once: wrong tokens, races, and poison that was read."""
-        workload, references = self.workload, greedy_references(self.spec)
-        asks = [
-            Ask(references[ask.reference], ask.max_new_tokens, ask.stop_at, ask.arrival_iteration)
-            for ask in workload.asks
-        ]
-        streams = checked(any_order(Fading(self.order, self.num_draws), self.every, len(self.sizes)))
+        workload = self.workload
         return build(
-            streams,
+            any_order(Fading(self.order, self.num_draws), len(self.sizes), self.every),
             POLICIES[policy](workload.chunk),
-            asks,
+            workload.asks,
+            self.references,
             spec=self.spec,
             num_stages=len(self.sizes),
             sizes=self.sizes,
@@ -82,17 +123,23 @@ class Schedule:
             num_blocks=self.num_blocks,
             block_size=workload.block_size,
             poison=True,
+            check=True,
         )
 
     @property
+    def references(self) -> list[Reference]:
+        return sampled_references(self.spec) if self.sampled else greedy_references(self.spec)
+
+    @property
     def spec(self) -> ModelSpec:
+        """In float64: ranks add up in another order than the whole model, which then changes no token."""
         spec = self.workload.spec if sum(self.sizes) == self.workload.spec.num_layers else DEEP
-        return replace(spec, dtype="float64") if self.num_ranks > 1 else spec
+        return replace(spec, dtype="float64")
 
     @cached_property
     def num_blocks(self) -> int:
         """Enough for the longest request, and a few to spare; or for all."""
-        workload, references = self.workload, greedy_references(self.spec)
+        workload, references = self.workload, self.references
         needed = [
             -(-(len(references[ask.reference].prompt) + ask.max_new_tokens) // workload.block_size)
             for ask in workload.asks
@@ -100,13 +147,30 @@ class Schedule:
         return max(needed) + workload.spare_blocks if self.small else sum(needed)
 
 
+asks = st.builds(
+    Ask,
+    reference=st.integers(0, NUM_REFERENCES - 1),
+    max_new_tokens=st.integers(1, LONGEST_OUTPUT),
+    arrival_iteration=st.integers(0, 12),
+    stop_at=st.none() | st.integers(0, LONGEST_OUTPUT - 1),
+)
+workloads = st.builds(
+    Workload,
+    spec=st.sampled_from((LLAMA, QWEN3)),
+    asks=st.lists(asks, min_size=1, max_size=8).map(tuple),
+    batch=st.integers(1, 6),
+    chunk=st.sampled_from((1, 3, 8, 16, 32)),
+    block_size=st.sampled_from((1, 3, 4, 8, 16)),
+    spare_blocks=st.integers(0, 3),
+)
 schedules = st.builds(
     Schedule,
     workload=workloads,
-    sizes=st.sampled_from(((2,), (1, 1), (3, 1), (1, 1, 1, 1))),
+    sizes=st.sampled_from(((2,), (1, 1), (3, 1), (1, 2, 1), (1, 1, 1, 1))),
     num_ranks=st.sampled_from((1, 1, 2, 4)),
     asynchronous=st.booleans(),
     small=st.booleans(),
+    sampled=st.booleans(),
     every=st.sampled_from((8, 2, 40)),
     num_draws=st.integers(0, 2**14),  # about 30 an iteration
     order=st.integers(0, 2**32 - 1),
@@ -151,6 +215,7 @@ def test_any_schedule_makes_the_tokens_of_generate(
                 "stages": len(schedule.sizes),
                 "ranks": schedule.num_ranks,
                 "depth": rig.engine._depth,
+                "tokens": "drawn" if schedule.sampled else "likeliest",
                 "kv": "small" if schedule.small else "ample",
                 "every": schedule.every,
                 "requests": len(workload.asks),

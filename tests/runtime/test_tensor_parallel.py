@@ -1,52 +1,20 @@
-"""Ranks that share every layer: what each has, that they stay equal, and the tokens of the whole model; errors, one line each."""
-
-from dataclasses import replace
+"""Ranks that share every layer: what each has, and that they stay equal. Their tokens are in `test_tokens` and the random schedules."""
 
 import pytest
 import torch
-from races import check_races
-from schedules import UnitCost
-from test_runtime_pipeline import GPUs, gpus  # noqa: F401 - a fixture
-from tiny_models import (
-    CPU,
-    LLAMA,
-    LONGEST_OUTPUT,
-    QWEN3,
-    Reference,
-    greedy_references,
-    paged_weights,
-    sampled_references,
-    stage_models,
-)
+from tiny_models import CPU, LLAMA, QWEN3, paged_weights, stage_models
 
-from cbatch import Limits, Server
-from cbatch.errors import CapacityError, ConfigError
+from cbatch.errors import ConfigError
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec, Rank, split_layers
 from cbatch.model.topology import share_of, split_ranks
-from cbatch.runtime import cpu
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Bounds, Shape, device_views
-from cbatch.runtime.gpu.devices import check_number, choose_devices
-from cbatch.runtime.gpu.memory import SPARE, check_memory, kv_tokens_that_fit, needs
 from cbatch.runtime.gpu.ranks import Steps, finish, lockstep
 from cbatch.runtime.gpu.shards import draw_shard, shard
-from cbatch.runtime.options import Options
-from policies.chunking import Fixed
-from policies.sarathi_serve import SarathiServe
 
 NANOGPT = ModelSpec("tiny-nanogpt", "nanogpt", 2, 32, 4, 4, 8, 128, 96, 512, "float64")
 QWEN2 = ModelSpec("tiny-qwen2", "qwen2", 2, 32, 4, 2, 8, 64, 97, 512, "float64", tied_embeddings=True)
-
-
-def serve(spec: ModelSpec, references: list[Reference], num_ranks: int, num_stages: int = 1) -> list[list[int]]:
-    limits = Limits(max_batch=3, max_tokens=64, max_request_tokens=64, num_stages=num_stages)
-    executor = check_races(cpu.build(spec, limits, KVSize(80, 8), Options(tensor_parallel=num_ranks)))
-    requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(references)]
-    server = Server(executor, limits, UnitCost(), KVSize(80, 8))
-    server.serve(SarathiServe(Fixed(9)), requests)
-    server.close()
-    return [request.output for request in requests]
 
 
 # -- what a rank has --------------------------------------------------------------------------------------------------
@@ -120,18 +88,6 @@ def test_weights_that_are_drawn_where_they_are_kept_are_the_same_whatever_the_sp
 # -- what they compute ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("spec", "num_ranks", "num_stages"), [(NANOGPT, 2, 1), (QWEN2, 4, 2)])
-def test_every_family_has_the_tokens_of_the_whole_model(spec: ModelSpec, num_ranks: int, num_stages: int) -> None:
-    """Biases, tied embeddings, a vocabulary that the ranks do not divide; Llama and Qwen3 are in the random schedules."""
-    chosen = greedy_references(spec)[::4]
-    assert serve(spec, chosen, num_ranks, num_stages) == [reference.output for reference in chosen]
-
-
-def test_tokens_are_drawn_from_the_whole_vocabulary() -> None:
-    chosen = sampled_references(LLAMA)[:8]
-    assert serve(LLAMA, chosen, 2) == [reference.output for reference in chosen]
-
-
 @pytest.mark.parametrize("spec", [LLAMA, QWEN3], ids=lambda spec: spec.name)
 def test_hidden_states_are_the_same_bits_on_all_ranks(spec: ModelSpec) -> None:
     """In float32, where the order of the sum matters: the first of two stages."""
@@ -180,48 +136,3 @@ def test_heads_that_ranks_do_not_divide_are_one_line_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match=f"^{problem}$"):
         split_ranks(LLAMA, 3)
     assert split_ranks(LLAMA, 2) == [Rank(0, 2), Rank(1, 2)]
-
-
-def test_each_rank_of_each_stage_takes_a_gpu(gpus: GPUs) -> None:  # noqa: F811
-    """Ranks reach those of their stage, and their own successor: (0, 1) and (2, 3) are stages of two ranks."""
-    gpus(4, unconnected=((0, 3), (3, 0), (1, 2), (2, 1)))
-    found = choose_devices(2, 2)
-    assert [[device.index for device in group] for group in found] == [[0, 1], [2, 3]]
-    with pytest.raises(
-        ConfigError, match=r"^backend\.tensor_parallel=4 backend.pipeline_stages=2 needs 8 GPUs, and PyTorch finds 4;"
-    ):
-        choose_devices(2, 4)
-    with pytest.raises(ConfigError, match=r"^backend\.tensor_parallel=2 backend\.replicas=3 needs 6 GPUs, and PyTorch"):
-        check_number(1, 2, 3)
-    gpus(2, unconnected=((1, 0),))
-    problem = r"GPU 1 cannot access the memory of GPU 0, as backend.tensor_parallel=2 needs; choose GPUs that NVLink"
-    with pytest.raises(ConfigError, match=problem):
-        choose_devices(1, 2)
-
-
-def test_all_replicas_share_a_machines_memory() -> None:
-    limits, kv = Limits(4, 1024, 64), KVSize(1000, 16)
-    cpu.check_fits(LLAMA, limits, kv, 2)
-    with pytest.raises(
-        CapacityError, match=r"^1000000 replicas of model tiny-llama need .*; lower backend\.replicas, "
-    ):
-        cpu.check_fits(LLAMA, limits, kv, 1_000_000)
-
-
-def test_each_rank_needs_the_memory_of_its_share() -> None:
-    """Two bytes a parameter; half of every matrix and of the head, all of the embedding; boxes for the other rank's parts."""
-    spec, limits, [layers] = replace(LLAMA, dtype="bfloat16"), Limits(4, 1024, 64), split_layers(LLAMA, 1)
-    layer = 32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 64
-    half = needs(spec, limits, 100, layers, 2)
-    assert half.weights == 2 * (2 * layer // 2 + 96 * 32 + 48 * 32)
-    tied = needs(replace(spec, tied_embeddings=True), limits, 100, layers, 2)
-    assert tied.weights == half.weights  # the embedding, and a copy of the part that is the head
-    assert half.kv_cache == needs(spec, limits, 100, layers).kv_cache // 2
-    assert needs(spec, limits, 100, layers, 4).kv_cache == half.kv_cache  # as many heads: they are shared
-    boxes = 2 * 1024 * 32 * 2
-    assert half.activations > boxes
-    beside = half.weights + half.activations + int(SPARE)
-    free = [beside + 300 * half.kv_cache // 100]
-    assert kv_tokens_that_fit(replace(spec, path="x"), limits, [layers], free, 2) == 300
-    with pytest.raises(CapacityError, match=r"^each rank of model tiny-llama needs .*; lower kv_tokens to 300$"):
-        check_memory(spec, limits, 400, [layers], free, 2)

@@ -1,260 +1,97 @@
-"""Whatever the policy, the chunk, the KV cache and the loop: each request gets the tokens that it gets alone.
+"""Real tokens on threads: whatever the policy, the model, its stages and ranks, each request gets the tokens that it gets alone.
 
-The tokens are those of `transformers`' own `generate`, in float32 on tiny models. Every run is poisoned (NaN in the KV
-cache, -1 in the token buffers), so that reading what was never written shows.
+The tokens are those of `transformers`' own `generate`, on tiny models.
 """
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
-from zlib import crc32
+from dataclasses import replace
 
 import pytest
 import torch
-from fuzz_policy import FuzzPolicy
-from hypothesis import given, seed, settings
-from hypothesis import strategies as st
-from landscape import LANDSCAPE
+from poison import poisoned
+from races import check_races
+from rig import Ask, build, check_accounts, threads
 from schedules import UnitCost
+from test_random_schedules import POLICIES
 from tiny_models import (
     CPU,
+    DEEP,
     LLAMA,
     LONGEST_OUTPUT,
-    LONGEST_PROMPT,
     NUM_REFERENCES,
     QWEN3,
     TIE,
-    Reference,
     greedy_references,
-    make_executor,
     plain_model,
     sampled_references,
 )
 
-from cbatch import Engine, FinishReason, Limits, Policy, Request, Status
+from cbatch import Limits, Server
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
-from policies.chunking import Fixed, PDAware, TileAligned
-from policies.orca import Orca
-from policies.prefill_first import PrefillFirst
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
+from cbatch.runtime import cpu
+from cbatch.runtime.options import Options
+from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
 
-LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
-
-POLICIES: dict[str, Callable[[int], Policy]] = {
-    "request_level": lambda chunk: RequestLevel(),
-    "orca": lambda chunk: Orca(),
-    "prefill_first": lambda chunk: PrefillFirst(),
-    "sarathi": lambda chunk: Sarathi(Fixed(chunk)),
-    "sarathi_tile_aligned": lambda chunk: Sarathi(TileAligned(8 + chunk)),
-    "sarathi_pd_aware": lambda chunk: Sarathi(PDAware()),
-    "sarathi_serve": lambda chunk: SarathiServe(Fixed(chunk)),
-    "fuzz": lambda chunk: FuzzPolicy(seed=chunk),
-    **LANDSCAPE,
-}
-CHUNKS = (1, 3, 8, 16, 32)
+NANOGPT = replace(LLAMA, name="tiny-nanogpt", family="nanogpt", num_kv_heads=4, intermediate_size=128)
+QWEN2 = replace(LLAMA, name="tiny-qwen2", family="qwen2", vocab_size=97, tied_embeddings=True)
+ODD = replace(LLAMA, name="tiny-odd", family="mistral", num_kv_heads=1, head_dim=12, tied_embeddings=True)
 
 
-@dataclass(frozen=True)
-class Ask:
-    """One request of a workload. `stop_at`: the place in the reference whose token is the stop token, if any."""
-
-    reference: int
-    max_new_tokens: int
-    arrival_iteration: int
-    stop_at: int | None
-
-    def stop_tokens(self, reference: Reference) -> tuple[int, ...]:
-        return () if self.stop_at is None else (reference.output[self.stop_at],)
+PREEMPTING = ("prefill_first", "sarathi_serve", "vllm_v1", "fuzz")
+NAMES = ("request_level", "orca", "sarathi", "fuzz_rejects", *PREEMPTING)
 
 
-@dataclass(frozen=True)
-class Workload:
-    spec: ModelSpec
-    asks: tuple[Ask, ...]
-    batch: int
-    chunk: int
-    block_size: int
-    spare_blocks: int  # of a small KV cache, beyond what the longest request needs
-
-
-asks = st.builds(
-    Ask,
-    reference=st.integers(0, NUM_REFERENCES - 1),
-    max_new_tokens=st.integers(1, LONGEST_OUTPUT),
-    arrival_iteration=st.integers(0, 12),
-    stop_at=st.none() | st.integers(0, LONGEST_OUTPUT - 1),
-)
-workloads = st.builds(
-    Workload,
-    spec=st.sampled_from((LLAMA, QWEN3)),
-    asks=st.lists(asks, min_size=1, max_size=8).map(tuple),
-    batch=st.integers(1, 6),
-    chunk=st.sampled_from(CHUNKS),
-    block_size=st.sampled_from((1, 3, 4, 8, 16)),
-    spare_blocks=st.integers(0, 3),
-)
-
-
-def serve(
-    policy: Policy,
-    requests: list[Request],
-    spec: ModelSpec,
-    *,
-    batch: int = 4,
-    num_blocks: int = 100,
-    block_size: int = 4,
-    asynchronous: bool,
-) -> Engine:
-    limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1)
-    executor = make_executor(spec, limits, num_blocks, block_size)
-    try:
-        engine = Engine(
-            policy,
-            executor,
-            limits,
-            UnitCost(),
-            num_blocks=num_blocks,
-            block_size=block_size,
-            asynchronous=asynchronous,
-        )
-        engine.submit(requests)
-        engine.run()
-    finally:
-        executor.close()
-    return engine
-
-
-def check_served_once(requests: list[Request], engine: Engine) -> None:
-    """No request is lost or served twice, and everything that it held is given back."""
-    record = engine.record
-    assert sorted(request.id for request in record.requests) == [request.id for request in requests]
-    assert all(request.status is Status.FINISHED for request in requests)
-    ids, times = record.tokens()
-    assert Counter(ids.tolist()) == {request.id: len(request.output) for request in requests if request.output}
-    assert all(earlier <= later for earlier, later in pairwise(times))
-    pool, table = engine.state.pool, engine.state.table
-    assert pool.num_used == pool.num_retiring == 0
-    assert len(table._free_rows) == table.num_rows
-
-
-def serve_workload(
-    name: str, workload: Workload, references: list[Reference], *, small: bool, asynchronous: bool
-) -> Engine:
-    chosen = [references[ask.reference] for ask in workload.asks]
-    pairs = list(zip(workload.asks, chosen, strict=True))
-    requests = [
-        reference.request(id_, ask.max_new_tokens, ask.stop_tokens(reference), ask.arrival_iteration)
-        for id_, (ask, reference) in enumerate(pairs)
+@pytest.mark.parametrize(("name", "asynchronous"), [("orca", False), *((name, True) for name in NAMES)])
+def test_policies_make_the_tokens_of_generate(name: str, asynchronous: bool) -> None:
+    """Greedy and drawn tokens. The KV cache is little larger than a request: policies preempt, or wait for blocks."""
+    references = [*greedy_references(LLAMA)[8:12], *sampled_references(LLAMA)[:4]]
+    asks = [
+        Ask(place, stop_at=9 if place % 3 == 0 else None, arrival_iteration=place // 4)
+        for place in range(len(references))
     ]
-    needed = [-(-request.max_tokens // workload.block_size) for request in requests]
-    num_blocks = max(needed) + workload.spare_blocks if small else sum(needed)
-    engine = serve(
-        POLICIES[name](workload.chunk),
-        requests,
-        workload.spec,
-        batch=workload.batch,
-        num_blocks=num_blocks,
-        block_size=workload.block_size,
+    rig = build(
+        threads(),
+        POLICIES[name](8),
+        asks,
+        references,
         asynchronous=asynchronous,
+        num_blocks=15,
+        poison=True,
+        check=True,
     )
-    check_served_once(requests, engine)
-    for request, (ask, reference) in zip(requests, pairs, strict=True):
-        expected = reference.expected(ask.max_new_tokens, request.stop_tokens)
-        assert request.output == expected
-        stopped = bool(request.stop_tokens) and expected[-1] in request.stop_tokens
-        assert request.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-    return engine
+    rig.run()
+    if name in PREEMPTING:
+        assert sum(request.num_preemptions for request in rig.requests) > 0
+        assert sum(request.num_recomputed_tokens for request in rig.requests) > 0
 
 
-def for_each_workload(case: str, num_examples: int) -> Callable[[Callable[[Workload], None]], Callable[[], None]]:
-    """Call a check with workloads that hypothesis draws; each case draws its own, in every run the same."""
-
-    def decorate(check: Callable[[Workload], None]) -> Callable[[], None]:
-        def run(workload: Workload) -> None:
-            check(workload)
-
-        return seed(crc32(case.encode()))(settings(max_examples=num_examples)(given(workload=workloads)(run)))
-
-    return decorate
-
-
-def share_of(num_workloads: int, name: str) -> int:
-    """Fewer for each of the many published policies: together they have most."""
-    return max(num_workloads // 8, 1) if name in LANDSCAPE else num_workloads
+BACKENDS: list[tuple[ModelSpec, Options, int]] = [
+    (replace(LLAMA, family="mistral"), Options(), 1),
+    (ODD, Options(), 2),
+    (QWEN2, Options(), 1),
+    (QWEN3, Options(layers=(1, 1)), 2),
+    (NANOGPT, Options(), 2),
+    (DEEP, Options(layers=(1, 3)), 2),
+    (DEEP, Options(), 4),
+    (replace(NANOGPT, dtype="float64"), Options(tensor_parallel=2), 1),
+    (replace(QWEN2, dtype="float64"), Options(tensor_parallel=4), 2),
+]
+"""Ranks add up in another order than the whole model: in float64 that changes no token."""
 
 
-@pytest.mark.parametrize("small", [False, True], ids=["ample", "small"])
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("name", POLICIES)
-def test_tokens_are_those_of_generate(name: str, asynchronous: bool, small: bool, num_workloads: int) -> None:
-    @for_each_workload(f"{name} {asynchronous} {small}", share_of(num_workloads, name))
-    def check(workload: Workload) -> None:
-        serve_workload(name, workload, greedy_references(workload.spec), small=small, asynchronous=asynchronous)
-
-    check()
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("name", POLICIES)
-def test_sampled_tokens_are_those_of_the_seed(name: str, asynchronous: bool, num_workloads: int) -> None:
-    @for_each_workload(f"sampled {name} {asynchronous}", share_of(num_workloads // 2, name))
-    def check(workload: Workload) -> None:
-        serve_workload(name, workload, sampled_references(workload.spec), small=True, asynchronous=asynchronous)
-
-    check()
-
-
-@pytest.mark.parametrize("spec", [LLAMA, QWEN3], ids=lambda spec: spec.family)
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("name", ["prefill_first", "sarathi_serve", "vllm_v1", "vllm_v1_lcf", "priority", "fuzz"])
-def test_preempted_requests_are_recomputed_to_the_same_tokens(name: str, asynchronous: bool, spec: ModelSpec) -> None:
-    """Four prompts of at most 3 blocks are admitted to 9 blocks and grow to 7 each, so they cannot all stay."""
-    chosen = [reference for reference in greedy_references(spec) if 9 <= len(reference.prompt) <= 12][:2] * 2
-    requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(chosen)]
-    engine = serve(POLICIES[name](8), requests, spec, num_blocks=9, asynchronous=asynchronous)
-    check_served_once(requests, engine)
-    assert [request.output for request in requests] == [reference.output for reference in chosen]
-    assert sum(request.num_preemptions for request in requests) > 0
-    assert sum(request.num_recomputed_tokens for request in requests) > 0
-    assert sum(step.num_preempted for step in engine.record.steps) == sum(r.num_preemptions for r in requests)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_tokens_past_a_stop_token_are_discarded(asynchronous: bool) -> None:
-    """The asynchronous loop has computed one token more for each stopped request; no one gets to see it."""
-    chosen = greedy_references(LLAMA)[:6]
-    stops = [(reference.output[3 + id_],) for id_, reference in enumerate(chosen)]
-    requests = [reference.request(id_, LONGEST_OUTPUT, stops[id_]) for id_, reference in enumerate(chosen)]
-    engine = serve(Orca(), requests, LLAMA, asynchronous=asynchronous)
-    check_served_once(requests, engine)
-    for request, reference, stop in zip(requests, chosen, stops, strict=True):
-        assert request.output == reference.expected(LONGEST_OUTPUT, stop)
-        assert request.output[-1] in stop
-        assert request.finish_reason is FinishReason.STOP
-    assert engine.state.num_overshoot_tokens == (len(requests) if asynchronous else 0)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_a_rejected_request_leaves_nothing_behind(asynchronous: bool) -> None:
-    """Some are rejected untouched, some after a preemption, with the tokens that they have, and some while in flight."""
-    references = greedy_references(QWEN3)
-    rejected, begun = 0, 0
-    for number in range(6):
-        requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(references[:8])]
-        policy = FuzzPolicy(number, preempts=0.1, rejects=0.05)
-        engine = serve(policy, requests, QWEN3, num_blocks=20, asynchronous=asynchronous)
-        check_served_once(requests, engine)
-        for request, reference in zip(requests, references, strict=False):
-            assert request.output == reference.output[: len(request.output)]
-            if request.finish_reason is FinishReason.REJECTED:
-                rejected += 1
-                begun += bool(request.output)
-            else:
-                assert len(request.output) == LONGEST_OUTPUT
-    assert rejected > begun > 0
+@pytest.mark.parametrize(("spec", "options", "num_stages"), BACKENDS, ids=lambda part: getattr(part, "name", ""))
+def test_every_family_makes_the_tokens_of_generate(spec: ModelSpec, options: Options, num_stages: int) -> None:
+    limits, kv = Limits(max_batch=3, max_tokens=64, max_request_tokens=64, num_stages=num_stages), KVSize(80, 8)
+    executor = check_races(poisoned(cpu.build, spec, limits, kv, options))
+    references = greedy_references(spec, 6)
+    requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(references)]
+    engine = Server(executor, limits, UnitCost(), kv).engine(SarathiServe(Fixed(9)), requests)
+    record = engine.run()
+    executor.close()
+    assert [request.output for request in requests] == [reference.output for reference in references]
+    check_accounts(engine, requests)
+    assert any(later.launched_at < step.ended for step, later in zip(record.steps, record.steps[1:], strict=False))
 
 
 @pytest.mark.parametrize("spec", [LLAMA, QWEN3], ids=lambda spec: spec.family)

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 from accesses import Accesses, Declarations, Items
-from happens_before import HOST, WHOLE, Clock, History
+from happens_before import HOST, Clock, History, Place
 
 from cbatch.executor import Step
-from cbatch.request import Ints
 from cbatch.runtime.batch import Shape, Work
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.slots import Slot
@@ -28,139 +27,6 @@ E = TypeVar("E", bound=StreamExecutor)
 
 class RaceError(Exception):
     """Two accesses to the same memory are unordered: the message names both, and the memory."""
-
-
-class CheckedEvent:
-    """An event, and the accesses that it stands for. The clock is written at each record."""
-
-    def __init__(self, inner: Event, checker: "Checker") -> None:
-        self.inner = inner
-        self.clock: Clock | None = None  # None: never recorded
-        self._checker = checker
-
-    def synchronize(self) -> None:
-        self.inner.synchronize()
-        if self.clock is not None:
-            self._checker.history.clocks.learn(HOST, self.clock)
-
-    def time(self) -> float:
-        return self.inner.time()
-
-
-class CheckedStream:
-    """A stream that keeps track of what each of its operations comes after."""
-
-    def __init__(self, inner: Stream, agent: int, checker: "Checker") -> None:
-        """agent: its number in the checker's history."""
-        self.inner = inner
-        self._agent, self._checker, self._clocks = agent, checker, checker.history.clocks
-
-    def event(self) -> CheckedEvent:
-        return CheckedEvent(self.inner.event(), self._checker)
-
-    def run(self, operation: Callable[[], object]) -> None:
-        """Enqueue an operation that accesses what is declared and nothing else.
-
-        Raises:
-            RaceError: one of its accesses races with an earlier one.
-            StreamError: as the stream itself.
-        """
-        self._follow_host()
-        self._checker.access(self._agent, self._checker.declarations.of(operation))
-        self.inner.run(operation)
-
-    def record(self, event: CheckedEvent) -> None:
-        self._follow_host()
-        event.clock = self._clocks.of(self._agent)
-        self.inner.record(event.inner)
-
-    def wait(self, event: CheckedEvent) -> None:
-        self._follow_host()
-        if event.clock is not None:
-            self._clocks.learn(self._agent, event.clock)
-        self.inner.wait(event.inner)
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def _follow_host(self) -> None:
-        """What is enqueued from here on comes after what the host has done so far."""
-        self._clocks.learn(self._agent, self._clocks.known[HOST])
-
-
-class CheckedStreams(Streams):
-    """Checked streams, and a host whose accesses are checked too. Made by `checked`."""
-
-    checker: "Checker"
-
-    def run_on_host(self, operation: Callable[[], object]) -> None:
-        self.checker.access(HOST, self.checker.declarations.of(operation))
-        operation()
-
-
-def checked(streams: Streams) -> CheckedStreams:
-    """Wrap streams so that every access is checked; the slots made with them are to be passed to `watch`."""
-    checker = Checker(["the host", *stream_names(len(streams.compute))])
-    made = CheckedStreams.of([CheckedStream(each, agent, checker) for agent, each in enumerate(streams.all, HOST + 1)])
-    made.checker = checker
-    return made
-
-
-def watch(slots: Sequence[Slot], checker: "Checker") -> None:
-    """Check what the host does with slots, and name their buffers in messages."""
-    for slot in slots:
-        _watch_slot(slot, checker)
-        for tensor, name in _buffers(slot):
-            checker.names[memory(tensor)] = f"slot {slot.index}'s buffer {name}"
-
-
-def _buffers(slot: Slot) -> Iterator[tuple[torch.Tensor, str]]:
-    yield from ((slot.host, "'host'"), (slot.tokens, "'tokens'"))
-    for number, sampled in enumerate(slot.sampled):
-        yield sampled, f"'sampled'{_of_rank(number)}"
-    for stage in slot.stages:
-        where = f" in stage {stage.stage}" if stage.stage else ""
-        for number, rank in enumerate(stage.ranks):
-            yield rank.device, f"'device'{where}{_of_rank(number)}"
-            if stage.stage:
-                yield rank.arriving, f"'arriving'{where}{_of_rank(number)}"
-
-
-def _watch_slot(slot: Slot, checker: "Checker") -> None:
-    pack, fetch, declarations = slot.pack, slot.fetch, checker.declarations
-
-    def checked_pack(step: Step, shape: Shape) -> Work:
-        checker.iteration = step.index
-        checker.access(HOST, declarations.of_packing(slot, step))
-        return pack(step, shape)
-
-    def checked_fetch(num_rows: int) -> Any:
-        checker.access(HOST, declarations.of_fetching(slot))
-        return fetch(num_rows)
-
-    slot.pack, slot.fetch = checked_pack, checked_fetch  # type: ignore[method-assign]
-
-
-def check_races(executor: E) -> E:
-    """Check every access of an executor that has computed nothing yet; returns the executor."""
-    streams = checked(executor._streams)
-    made: dict[Event, CheckedEvent] = {}
-
-    def wrapped(event: Event) -> CheckedEvent:
-        return made.setdefault(event, CheckedEvent(event, streams.checker))
-
-    for slot in executor._slots:
-        for part, names in ((slot, ("downloaded", "download_started")), *((stage, _EVENTS) for stage in slot.stages)):
-            for name in names:
-                setattr(part, name, wrapped(getattr(part, name)))
-        for stage in slot.stages:
-            stage.awaited = tuple(map(wrapped, stage.awaited))
-    executor._streams = streams
-    watch(executor._slots, streams.checker)
-    return executor
-
-
-_EVENTS = ("uploaded", "computed", "started", "upload_started")
 
 
 class Checker:
@@ -182,19 +48,149 @@ class Checker:
         Raises:
             RaceError: names the memory, and both accesses with their iterations.
         """
-        reads, writes = list(_parts(accesses.reads)), list(_parts(accesses.writes))
-        race = self.history.access(agent, self.iteration, _site(), reads=reads, writes=writes)
+        race = self.history.access(agent, self.iteration, _site(), _places(accesses.reads), _places(accesses.writes))
         if race is None:
             return
-        name = self.names.get(race.memory, str(race.memory))
-        what = f"{name} {race.item}" if isinstance(race.memory, str) else name
+        where, item = race.place
+        name = self.names.get(where, str(where))
+        what = f"{name} {item}" if isinstance(where, str) else name
         remedy = "make a stream wait for an event between them, or the host for the earlier one"
         raise RaceError(f"race on {what}: {race.later} is not ordered after {race.earlier}; {remedy}")
 
+    def run_on_host(self, operation: Callable[[], object]) -> None:
+        self.access(HOST, self.declarations.of(operation))
+        operation()
 
-def _parts(accessed: Sequence[Any]) -> Iterator[tuple[Hashable, Ints]]:
+    def watch(self, slots: Sequence[Slot]) -> None:
+        """Check what the host does with slots, and name their buffers in messages."""
+        for slot in slots:
+            self._watch_slot(slot)
+            for tensor, name in _buffers(slot):
+                self.names[memory(tensor)] = f"slot {slot.index}'s buffer {name}"
+
+    def _watch_slot(self, slot: Slot) -> None:
+        pack, fetch, declarations = slot.pack, slot.fetch, self.declarations
+
+        def checked_pack(step: Step, shape: Shape) -> Work:
+            self.iteration = step.index
+            self.access(HOST, declarations.of_packing(slot, step))
+            return pack(step, shape)
+
+        def checked_fetch(num_rows: int) -> Any:
+            self.access(HOST, declarations.of_fetching(slot))
+            return fetch(num_rows)
+
+        slot.pack, slot.fetch = checked_pack, checked_fetch  # type: ignore[method-assign]
+
+
+class CheckedEvent:
+    """An event, and the accesses that it stands for. The clock is written at each record."""
+
+    def __init__(self, inner: Event, history: History) -> None:
+        self.inner, self._history = inner, history
+        self.clock: Clock | None = None  # None: never recorded
+
+    def synchronize(self) -> None:
+        self.inner.synchronize()
+        if self.clock is not None:
+            self._history.learn(HOST, self.clock)
+
+    def time(self) -> float:
+        return self.inner.time()
+
+
+class CheckedStream:
+    """A stream that keeps track of what each of its operations comes after."""
+
+    def __init__(self, inner: Stream, agent: int, checker: Checker) -> None:
+        """agent: its number in the checker's history."""
+        self.inner = inner
+        self._agent, self._checker, self._history = agent, checker, checker.history
+
+    def event(self) -> CheckedEvent:
+        return CheckedEvent(self.inner.event(), self._history)
+
+    def run(self, operation: Callable[[], object]) -> None:
+        """Enqueue an operation that accesses what is declared and nothing else.
+
+        Raises:
+            RaceError: one of its accesses races with an earlier one.
+            StreamError: as the stream itself.
+        """
+        self._follow_host()
+        self._checker.access(self._agent, self._checker.declarations.of(operation))
+        self.inner.run(operation)
+
+    def record(self, event: CheckedEvent) -> None:
+        self._follow_host()
+        event.clock = self._history.known[self._agent].copy()
+        self.inner.record(event.inner)
+
+    def wait(self, event: CheckedEvent) -> None:
+        self._follow_host()
+        if event.clock is not None:
+            self._history.learn(self._agent, event.clock)
+        self.inner.wait(event.inner)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _follow_host(self) -> None:
+        """What is enqueued from here on comes after what the host has done so far."""
+        self._history.learn(self._agent, self._history.known[HOST])
+
+
+def checked(streams: Streams) -> tuple[Checker, Streams]:
+    """Wrap streams so that every access is checked."""
+    checker = Checker(["the host", *stream_names(len(streams.compute))])
+    return checker, Streams.of(
+        [CheckedStream(each, agent, checker) for agent, each in enumerate(streams.all, HOST + 1)]
+    )
+
+
+def check_races(executor: E) -> E:
+    """Check every access of an executor that has computed nothing yet; returns the executor."""
+    checker, executor._streams = checked(executor._streams)
+    made: dict[Event, CheckedEvent] = {}
+
+    def wrapped(event: Event) -> CheckedEvent:
+        return made.setdefault(event, CheckedEvent(event, checker.history))
+
+    for slot in executor._slots:
+        for part, names in ((slot, ("downloaded", "download_started")), *((stage, _EVENTS) for stage in slot.stages)):
+            for name in names:
+                setattr(part, name, wrapped(getattr(part, name)))
+        for stage in slot.stages:
+            stage.awaited = tuple(map(wrapped, stage.awaited))
+    checker.watch(executor._slots)
+    return executor
+
+
+_EVENTS = ("uploaded", "computed", "started", "upload_started")
+
+
+def _buffers(slot: Slot) -> Iterator[tuple[torch.Tensor, str]]:
+    yield from ((slot.host, "'host'"), (slot.tokens, "'tokens'"))
+    for number, sampled in enumerate(slot.sampled):
+        yield sampled, f"'sampled'{_of_rank(number)}"
+    for stage in slot.stages:
+        where = f" in stage {stage.stage}" if stage.stage else ""
+        for number, rank in enumerate(stage.ranks):
+            yield rank.device, f"'device'{where}{_of_rank(number)}"
+            if stage.stage:
+                yield rank.arriving, f"'arriving'{where}{_of_rank(number)}"
+
+
+def _of_rank(rank: int) -> str:
+    return f" of rank {rank}" if rank else ""
+
+
+def _places(accessed: Sequence[Any]) -> Iterator[Place]:
     for part in accessed:
-        yield (part.kind, part.numbers) if isinstance(part, Items) else (memory(part), WHOLE)
+        if isinstance(part, Items):
+            yield from ((part.kind, number) for number in part.numbers)
+        else:
+            yield memory(part), 0
 
 
 def memory(tensor: torch.Tensor) -> int:
@@ -209,7 +205,3 @@ def _site() -> str:
         frame = frame.f_back
     name = frame.f_code.co_filename.rpartition("/")[2]
     return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _of_rank(rank: int) -> str:
-    return f" of rank {rank}" if rank else ""

@@ -4,58 +4,59 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from cpu_graphs import CpuGraphs, FixedShapeAttention
 from fuzz_policy import FuzzPolicy
 from poison import PoisonedIteration
 from poison import poison as poison_executor
-from races import CheckedStreams, watch
+from races import check_races
 from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, stage_models
 
-from cbatch import Engine, Limits, Policy, Request, Server, Status
+from cbatch import Engine, FinishReason, Limits, Policy, Request, Server, Status
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.runtime.attention import ReferenceAttention
-from cbatch.runtime.batch import Shape
 from cbatch.runtime.executor import StreamExecutor
-from cbatch.runtime.iteration import EagerIteration, Iteration
+from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import Slot, make_slots
-from cbatch.runtime.streams import Streams
+from cbatch.runtime.streams import Streams, ThreadStream, stream_names
 
 LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A request for the first `max_new_tokens` of a reference's output, or up to the token at `stop_at`."""
+    """A request for the first `max_new_tokens` of a reference's output, or up to its token at `stop_at`.
 
-    reference: Reference
-    max_new_tokens: int
-    stop_at: int | None
-    arrival_iteration: int
+    reference: its place among the references.
+    """
 
-    @property
-    def stop_tokens(self) -> tuple[int, ...]:
-        return () if self.stop_at is None else (self.reference.output[self.stop_at],)
+    reference: int
+    max_new_tokens: int = LONGEST_OUTPUT
+    stop_at: int | None = None
+    arrival_iteration: int = 0
 
-    @property
-    def expected(self) -> list[int]:
-        return self.reference.expected(self.max_new_tokens, self.stop_tokens)
+    def request(self, id_: int, references: Sequence[Reference]) -> Request:
+        reference = references[self.reference]
+        stop_tokens = () if self.stop_at is None else (reference.output[self.stop_at],)
+        return reference.request(id_, self.max_new_tokens, stop_tokens, self.arrival_iteration)
+
+    def expected(self, request: Request, references: Sequence[Reference]) -> list[int]:
+        return references[self.reference].expected(self.max_new_tokens, request.stop_tokens)
 
 
 @dataclass(eq=False)
 class Rig:
-    """An engine with requests submitted, and its parts. Request i was made from `asks[i]`."""
+    """An engine with requests submitted, and its parts. expected: the output of each request."""
 
-    streams: Streams
     slots: list[Slot]
-    iterations: list[Iteration]
+    iterations: list[EagerIteration]
     executor: StreamExecutor
     engine: Engine
     requests: list[Request]
-    asks: list[Ask]
+    expected: list[list[int]]
 
     def run(self) -> None:
         """Serve everything.
@@ -67,8 +68,13 @@ class Rig:
             self.engine.run(self._check_progress)
         finally:
             self.executor.close()
-        for request, ask in zip(self.requests, self.asks, strict=True):
-            assert request.output == ask.expected, f"request {request.id}: wrong tokens"
+        for request, expected in zip(self.requests, self.expected, strict=True):
+            if request.finish_reason is FinishReason.REJECTED:
+                expected = expected[: len(request.output)]
+            else:
+                stopped = expected[-1] in request.stop_tokens
+                assert request.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+            assert request.output == expected, f"request {request.id}: wrong tokens"
         check_accounts(self.engine, self.requests)
 
     def _check_progress(self, engine: Engine) -> None:
@@ -77,23 +83,29 @@ class Rig:
 
 def check_accounts(engine: Engine, requests: list[Request]) -> None:
     """Every request was served once, and everything that it held was given back."""
-    assert sorted(request.id for request in engine.record.requests) == [request.id for request in requests]
+    record = engine.record
+    assert sorted(request.id for request in record.requests) == [request.id for request in requests]
     assert all(request.status is Status.FINISHED for request in requests)
-    ids, _ = engine.record.tokens()
+    ids, times = record.tokens()
     assert Counter(ids.tolist()) == {request.id: len(request.output) for request in requests if request.output}
+    assert all(earlier <= later for earlier, later in pairwise(times))
     pool, table = engine.state.pool, engine.state.table
     assert pool.num_used == pool.num_retiring == 0
     assert sorted(pool._free.tolist()) == list(range(pool.num_blocks))
     assert sorted(table._free_rows) == list(range(table.num_rows))
 
 
+def threads(num_stages: int = 1) -> Streams:
+    return Streams.of([ThreadStream(name) for name in stream_names(num_stages)])
+
+
 def build(
     streams: Streams,
     policy: Policy,
-    asks: list[Ask],
+    asks: Sequence[Ask],
+    references: Sequence[Reference],
     *,
     spec: ModelSpec = LLAMA,
-    graphs: bool = False,
     asynchronous: bool = True,
     num_stages: int = 1,
     sizes: Sequence[int] | None = None,
@@ -102,63 +114,63 @@ def build(
     num_blocks: int = 24,
     block_size: int = 4,
     poison: bool = False,
+    check: bool = False,
+    kind: type[EagerIteration] = EagerIteration,
 ) -> Rig:
     """Puts an engine together.
 
-    graphs: replay captured graphs for all iterations.
     num_ranks: of each stage. num_stages: of the pipeline, whose streams `streams` must be. sizes: number of layers of each stage.
+    poison: tokens of memory that was never written are an error. check: so are races. kind: what computes.
     """
     limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1, num_stages=num_stages)
     kv = KVSize(num_blocks, block_size)
     slots = make_slots(limits, block_size, [[CPU] * num_ranks] * num_stages, streams, spec.hidden_size)
-    if isinstance(streams, CheckedStreams):
-        watch(slots, streams.checker)
-    attention = FixedShapeAttention() if graphs else ReferenceAttention()
-    stages = stage_models(spec, kv, attention, num_stages, sizes, num_ranks)
-    iterations: list[Iteration] = []
-    for stage, models in enumerate(stages):
-        eager = PoisonedIteration(models) if poison else EagerIteration(models)
-        parts, shapes = [slot.stages[stage] for slot in slots], [Shape.largest(limits, block_size)]
-        iterations.append(CpuGraphs(eager, parts, models[0].cache, shapes) if graphs else eager)
+    stages = stage_models(spec, kv, ReferenceAttention(), num_stages, sizes, num_ranks)
+    iterations = [(PoisonedIteration if poison else kind)(models) for models in stages]
     executor = StreamExecutor(streams, slots, iterations, Vocabulary(spec))
     if poison:
         poison_executor(executor)
-    requests = [
-        ask.reference.request(id_, ask.max_new_tokens, ask.stop_tokens, ask.arrival_iteration)
-        for id_, ask in enumerate(asks)
-    ]
+    if check:
+        check_races(executor)
+    requests = [ask.request(id_, references) for id_, ask in enumerate(asks)]
+    expected = [ask.expected(request, references) for ask, request in zip(asks, requests, strict=True)]
     engine = Server(executor, limits, UnitCost(), kv, asynchronous).engine(policy, requests)
-    return Rig(streams, slots, iterations, executor, engine, requests, asks)
+    return Rig(slots, iterations, executor, engine, requests, expected)
 
 
 def stress(
-    streams: Callable[[random.Random], Streams],
+    streams: Callable[[random.Random, int], Streams],
     seed: int,
     *,
     spec: ModelSpec = LLAMA,
-    graphs: bool = False,
     asynchronous: bool = True,
     num_stages: int = 1,
     num_ranks: int = 1,
+    check: bool = False,
 ) -> Rig:
     """A run in which requests stop early, are preempted and reordered, and blocks and table rows are soon reused.
 
-    Not poisoned: errors are for other checks to find.
+    streams: made from random numbers and the number of stages.
     """
     numbers = random.Random(seed)
     references = greedy_references(spec)
     asks = [
-        Ask(numbers.choice(references), LONGEST_OUTPUT, numbers.choice([None, *range(LONGEST_OUTPUT)]), id_ // 2)
+        Ask(
+            numbers.randrange(len(references)),
+            stop_at=numbers.choice([None, *range(LONGEST_OUTPUT)]),
+            arrival_iteration=id_ // 2,
+        )
         for id_ in range(numbers.randint(4, 10))
     ]
     return build(
-        streams(numbers),
+        streams(numbers, num_stages),
         FuzzPolicy(seed),
         asks,
+        references,
         spec=spec,
-        graphs=graphs,
         asynchronous=asynchronous,
         num_stages=num_stages,
         num_ranks=num_ranks,
         num_blocks=numbers.randint(14, 24),
+        check=check,
     )

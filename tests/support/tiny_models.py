@@ -8,7 +8,7 @@ from functools import cache
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 import torch
@@ -27,10 +27,11 @@ from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.weights import load_model
 
+P = ParamSpec("P")
 torch.set_num_threads(1)  # the matrices are too small to share
 
 CPU = torch.device("cpu")
-NUM_REFERENCES = 24
+NUM_REFERENCES = 16
 LONGEST_PROMPT = 40
 LONGEST_OUTPUT = 16
 TIE = 1e-4
@@ -99,17 +100,17 @@ def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: 
     return poisoned(assemble, models, Vocabulary(spec), limits)
 
 
-def made_once(make: Callable[[ModelSpec], list[Reference]]) -> Callable[[ModelSpec], list[Reference]]:
+def made_once(make: Callable[P, list[Reference]]) -> Callable[P, list[Reference]]:
     """Keeps what a function returns: in memory, and for the other processes of this run of the tests in a file."""
 
     @cache
-    def kept(spec: ModelSpec) -> list[Reference]:
+    def kept(*what: Any) -> list[Reference]:
         if (folder := os.environ.get("TESTS_KEEP")) is None:
-            return make(spec)
-        file = Path(folder) / f"{make.__name__}-{sha256(repr(spec).encode()).hexdigest()[:16]}.pickle"
+            return make(*what)
+        file = Path(folder) / f"{make.__name__}-{sha256(repr(what).encode()).hexdigest()[:16]}.pickle"
         if not file.exists():
             partial = file.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(pickle.dumps(make(spec)))
+            partial.write_bytes(pickle.dumps(make(*what)))
             partial.replace(file)
         references: list[Reference] = pickle.loads(file.read_bytes())
         return references
@@ -118,13 +119,13 @@ def made_once(make: Callable[[ModelSpec], list[Reference]]) -> Callable[[ModelSp
 
 
 @made_once
-def greedy_references(spec: ModelSpec) -> list[Reference]:
+def greedy_references(spec: ModelSpec, number: int = NUM_REFERENCES) -> list[Reference]:
     """Prompts of 1 to `LONGEST_PROMPT` tokens with the tokens of `generate`."""
     model = plain_model(spec, CPU)
     random = np.random.default_rng(7)
     references: list[Reference] = []
-    while len(references) < NUM_REFERENCES:
-        length = 1 + len(references) * LONGEST_PROMPT // NUM_REFERENCES
+    while len(references) < number:
+        length = 1 + len(references) * LONGEST_PROMPT // number
         prompt = random.integers(0, spec.vocab_size, length).tolist()
         made = model.generate(
             torch.tensor([prompt]),

@@ -1,26 +1,20 @@
-"""Pipeline stages with real tokens: how layers, memory and GPUs are divided, and the errors, one line each."""
+"""How layers, memory and GPUs are divided among stages, ranks and replicas, and the errors, one line each."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from poison import poisoned
-from races import check_races
-from schedules import UnitCost
-from tiny_models import DEEP, LLAMA, LONGEST_OUTPUT, greedy_references
+from tiny_models import DEEP, LLAMA
 
-from cbatch import Engine, Limits
+from cbatch import Limits
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.model import Layers, split_layers
 from cbatch.runtime import cpu
-from cbatch.runtime.gpu.devices import choose_devices
+from cbatch.runtime.gpu.devices import check_number, choose_devices
 from cbatch.runtime.gpu.memory import SPARE, check_memory, kv_tokens_that_fit, needs
-from cbatch.runtime.options import Options
 from experiments.settings.presets import load_spec
-from policies.chunking import Fixed
-from policies.sarathi_serve import SarathiServe
 
 
 @pytest.mark.parametrize(
@@ -51,24 +45,6 @@ def test_layers_are_divided(num_stages: int, sizes: list[int] | None, expected: 
 def test_layers_that_cannot_be_divided_so_are_refused(num_stages: int, sizes: list[int] | None, message: str) -> None:
     with pytest.raises(ConfigError, match=f"{message}$"):
         split_layers(DEEP, num_stages, sizes)
-
-
-@pytest.mark.parametrize(("num_stages", "sizes"), [(2, (1, 3)), (4, None)])
-@pytest.mark.parametrize("checked", [False, True])
-def test_the_backend_serves_the_same_tokens_on_threads(
-    num_stages: int, sizes: tuple[int, ...] | None, checked: bool
-) -> None:
-    limits = Limits(max_batch=3, max_tokens=64, max_request_tokens=64, num_stages=num_stages)
-    arguments = (DEEP, limits, KVSize(80, 8), Options(layers=sizes))
-    executor = check_races(cpu.build(*arguments)) if checked else poisoned(cpu.build, *arguments)
-    chosen = greedy_references(DEEP)[:12]
-    requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(chosen)]
-    engine = Engine(SarathiServe(Fixed(9)), executor, limits, UnitCost(), num_blocks=80, block_size=8)
-    engine.submit(requests)
-    record = engine.run()
-    executor.close()
-    assert [request.output for request in requests] == [reference.output for reference in chosen]
-    assert any(later.launched_at < step.ended for step, later in zip(record.steps, record.steps[1:], strict=False))
 
 
 # -- GPUs, as PyTorch reports them ------------------------------------------------------------------------------------
@@ -118,6 +94,23 @@ def test_missing_gpus_and_links_are_one_line_with_the_remedy(gpus: GPUs) -> None
         choose_devices(2)
 
 
+def test_each_rank_of_each_stage_takes_a_gpu(gpus: GPUs) -> None:
+    """Ranks reach those of their stage, and their own successor: (0, 1) and (2, 3) are stages of two ranks."""
+    gpus(4, unconnected=((0, 3), (3, 0), (1, 2), (2, 1)))
+    found = choose_devices(2, 2)
+    assert [[device.index for device in group] for group in found] == [[0, 1], [2, 3]]
+    with pytest.raises(
+        ConfigError, match=r"^backend\.tensor_parallel=4 backend.pipeline_stages=2 needs 8 GPUs, and PyTorch finds 4;"
+    ):
+        choose_devices(2, 4)
+    with pytest.raises(ConfigError, match=r"^backend\.tensor_parallel=2 backend\.replicas=3 needs 6 GPUs, and PyTorch"):
+        check_number(1, 2, 3)
+    gpus(2, unconnected=((1, 0),))
+    problem = r"GPU 1 cannot access the memory of GPU 0, as backend.tensor_parallel=2 needs; choose GPUs that NVLink"
+    with pytest.raises(ConfigError, match=problem):
+        choose_devices(1, 2)
+
+
 def test_each_stage_needs_the_memory_of_its_part() -> None:
     """Layers of 2 bytes per parameter; embedding and head of 96 x 32 each; two kv heads of 8 in every layer."""
     spec, limits = replace(DEEP, dtype="bfloat16"), Limits(4, 64, 64, num_stages=2)
@@ -163,3 +156,46 @@ def test_a_model_that_fits_no_gpu_is_drawn_where_it_is_kept() -> None:
         layers = split_layers(spec, num_stages)
         tokens = kv_tokens_that_fit(spec, limits, layers, [int(150e9)] * num_stages, num_ranks)
         assert 300_000 < tokens < 500_000
+
+
+def test_a_kv_cache_is_what_weights_and_iterations_leave_of_a_gpu() -> None:
+    """70B in 16 bits on a card with 139 GB free: the weights leave no room for an iteration; with 188 GB there is some."""
+    spec, limits = load_spec("llama-2-70b"), Limits(18, 8192, 1024)
+    remedy = (
+        "with more GPUs raise backend.tensor_parallel or backend.pipeline_stages, else choose a smaller model, or simulate several GPUs with "
+        "backend=sim backend.tensor_parallel=N"
+    )
+    whole = [Layers(0, 80, 80)]
+    with pytest.raises(
+        CapacityError, match=rf"needs 138\.0 GB for weights.*139\.0 GB of GPU memory are free; {remedy}"
+    ):
+        kv_tokens_that_fit(spec, limits, whole, [int(139e9)])
+    assert 0 < kv_tokens_that_fit(spec, limits, whole, [int(188e9)]) * spec.kv_bytes_per_token < 50e9
+
+
+def test_all_replicas_share_a_machines_memory() -> None:
+    limits, kv = Limits(4, 1024, 64), KVSize(1000, 16)
+    cpu.check_fits(LLAMA, limits, kv, 2)
+    with pytest.raises(
+        CapacityError, match=r"^1000000 replicas of model tiny-llama need .*; lower backend\.replicas, "
+    ):
+        cpu.check_fits(LLAMA, limits, kv, 1_000_000)
+
+
+def test_each_rank_needs_the_memory_of_its_share() -> None:
+    """Two bytes a parameter; half of every matrix and of the head, all of the embedding; boxes for the other rank's parts."""
+    spec, limits, [layers] = replace(LLAMA, dtype="bfloat16"), Limits(4, 1024, 64), split_layers(LLAMA, 1)
+    layer = 32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 64
+    half = needs(spec, limits, 100, layers, 2)
+    assert half.weights == 2 * (2 * layer // 2 + 96 * 32 + 48 * 32)
+    tied = needs(replace(spec, tied_embeddings=True), limits, 100, layers, 2)
+    assert tied.weights == half.weights  # the embedding, and a copy of the part that is the head
+    assert half.kv_cache == needs(spec, limits, 100, layers).kv_cache // 2
+    assert needs(spec, limits, 100, layers, 4).kv_cache == half.kv_cache  # as many heads: they are shared
+    boxes = 2 * 1024 * 32 * 2
+    assert half.activations > boxes
+    beside = half.weights + half.activations + int(SPARE)
+    free = [beside + 300 * half.kv_cache // 100]
+    assert kv_tokens_that_fit(replace(spec, path="x"), limits, [layers], free, 2) == 300
+    with pytest.raises(CapacityError, match=r"^each rank of model tiny-llama needs .*; lower kv_tokens to 300$"):
+        check_memory(spec, limits, 400, [layers], free, 2)
