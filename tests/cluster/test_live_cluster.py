@@ -1,7 +1,6 @@
 """Replicas in real time: each serves by itself, the router sees what is, and a failure of one ends all."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 from schedules import UnitCost
@@ -34,13 +33,9 @@ def serve(policies: list[Policy], requests: list[Request], router: Router) -> Li
 
 def asked(*arrivals: float) -> list[Request]:
     """Request i is reference i and arrives at `arrivals[i]`."""
-    made = [
-        reference.request(id_, LONGEST_OUTPUT)
-        for id_, reference in enumerate(greedy_references(LLAMA)[: len(arrivals)])
-    ]
     return [
-        Request(one.id, one.num_prompt_tokens, one.max_new_tokens, prompt=one.prompt, arrival_time=time)
-        for one, time in zip(made, arrivals, strict=True)
+        Request(id_, len(reference.prompt), LONGEST_OUTPUT, prompt=reference.prompt, arrival_time=time)
+        for id_, (reference, time) in enumerate(zip(greedy_references(LLAMA), arrivals, strict=False))
     ]
 
 
@@ -56,48 +51,26 @@ class Waits(Orca):
         return super().plan(view)
 
 
-class Tells(Orca):
-    """Sets the event when the first of its requests has ended, or does something else then."""
-
-    def __init__(self, tell: Callable[[], object]) -> None:
-        super().__init__()
-        self.on_finish = lambda request: tell()
-
-
 def test_every_request_has_its_tokens_and_arrives_when_it_does() -> None:
     requests = asked(0, 0, 0, 0, 0.05, 0.1, 0.1)
     cluster = serve([Orca(), Orca()], requests, RoundRobin())
     expected = [reference.output for reference in greedy_references(LLAMA)[: len(requests)]]
     assert [request.output for request in requests] == expected
-    assert [sorted(request.id for request in engine.record.requests) for engine in cluster.engines] == [
-        [0, 2, 4, 6],
-        [1, 3, 5],
-    ]
+    served = [sorted(request.id for request in engine.record.requests) for engine in cluster.engines]
+    assert served == [[0, 2, 4, 6], [1, 3, 5]]
     assert all(request.admitted_at >= request.arrival_time for request in requests)
     steps = cluster.record.steps
-    assert [step.iteration for step in steps] == list(
-        range(sum(len(engine.record.steps) for engine in cluster.engines))
-    )
+    number = sum(len(engine.record.steps) for engine in cluster.engines)
+    assert [step.iteration for step in steps] == list(range(number))
     assert [step.received_at for step in steps] == sorted(step.received_at for step in steps)
 
 
-def test_a_replica_does_not_wait_for_another() -> None:
-    """The first plans nothing before a request of the second has ended."""
-    told = threading.Event()
-    serve([Waits(told), Tells(told.set)], asked(0, 0), RoundRobin())
-
-
 def test_a_replica_takes_requests_while_another_is_under_way() -> None:
-    """The second one's later request is served although the first one's iteration does not end before."""
-    second = threading.Event()
-    ended: list[int] = []
-
-    def tell() -> None:
-        ended.append(1)
-        if len(ended) == 2:
-            second.set()
-
-    serve([Waits(second), Tells(tell)], asked(0, 0, 0.01, 0.01), RoundRobin())
+    """The first one plans nothing before the second one's later request has been served."""
+    second, ended = threading.Event(), list[Request]()
+    other = Orca()
+    other.on_finish = lambda request: ended.append(request) or (second.set() if len(ended) == 2 else None)  # type: ignore[func-returns-value, attr-defined]
+    serve([Waits(second), other], asked(0, 0, 0.01, 0.01), RoundRobin())
 
 
 def test_a_request_counts_for_the_router_from_the_moment_it_is_routed() -> None:

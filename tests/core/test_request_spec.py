@@ -4,17 +4,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 
 import pytest
 from contended import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, simulated
 
 from cbatch import SLO, Engine, Plan, Policy, Request, RequestSpec, Sampling, View
-from cbatch.replay.counterfactual import replay
 from cbatch.request import spec_of
-from experiments.store.decisions_file import read_decisions, write_decisions
 from experiments.workloads.drawn import totals_of
-from policies.orca import Orca
 
 FULL = RequestSpec(
     id=3,
@@ -120,17 +116,3 @@ def test_no_policy_of_this_repository_reads_the_true_length(name: str, monkeypat
     with length_guarded(monkeypatch) as reads:
         assert spec_of(requests[4]).true_new_tokens == 5
     assert reads == [4]
-
-
-def test_a_decision_file_keeps_the_record_and_replays_hidden_lengths(tmp_path: Path) -> None:
-    requests = [Request.from_spec(FULL), *(Request(id_, 5, 9, true_new_tokens=2) for id_ in range(3))]
-    engine = Engine(Orca(), simulated(), LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK)
-    engine.submit(requests)
-    with write_decisions(tmp_path / "file", engine, requests, []):
-        engine.run()
-    file = read_decisions(tmp_path / "file")
-    omitted = {"sampling", "prompt"}  # token values do not matter when a run is followed
-    for name in set(FULL.__dataclass_fields__) - omitted:
-        assert getattr(spec_of(file.requests[0]), name) == getattr(FULL, name), name
-    replay(file.recorded, file.requests, Orca(), LinearCost(), lambda followed: None)
-    assert [request.num_output_tokens for request in file.requests] == [5, 2, 2, 2]

@@ -84,7 +84,15 @@ def test_defaults_are_those_of_the_papers_and_their_code(kind: Any) -> None:
         (lambda: Slai("auto"), "policy.budget=auto: give a number of tokens"),  # type: ignore[arg-type]
         (lambda: Slai(tbt=0), "tbt=0"),
         (lambda: Noisy(), "give predictor.mae"),
+        (lambda: Noisy(mae=1, share=0.5), "predictor="),
+        (lambda: Noisy(mae=-1), "predictor="),
+        (lambda: Noisy(share=1.01), "predictor="),
+        (lambda: Noisy(share=-0.01), "predictor="),
         (lambda: Bins(refresh=0), "refresh >= 1"),
+        (lambda: Bins(bins=0), "predictor="),
+        (lambda: Bins(bins=8, longest=7), "predictor="),
+        (lambda: Bins(error=1.01), "predictor="),
+        (lambda: Bins(error=-0.01), "predictor="),
     ],
 )
 def test_settings_out_of_range_are_refused(make: Callable[[], object], says: str) -> None:
@@ -97,6 +105,9 @@ def test_the_least_settings_are_taken() -> None:
     PastFuture(window=1, draws=1, reserve=0)
     LTR(Oracle(), starvation=1, period=1)
     MLFQ(quantum=1e-9, promote_after=1e-9)
+    Noisy(share=1)
+    Bins(bins=1)
+    Bins(bins=8, longest=8, refresh=1, error=1)
     policy = compose_run("policy=past_future", "policy.reserve=0", "+policy.history=[3,5]").policy()
     assert isinstance(policy, PastFuture) and policy._ended.ascending == [3, 5]
 

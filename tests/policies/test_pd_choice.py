@@ -1,12 +1,11 @@
 """What the P:D-aware chunk asks for, of lengths given by hand, and the steady state that answers, iteration by iteration."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 from schedules import UnitCost
 
-from cbatch import BatchShape, ConfigError, CostModel, Limits, Request
+from cbatch import BatchShape, CostModel, Limits, Request
 from policies.chunking import PDAware, pd_aware, steady_state
 from policies.chunking.steady_state import best_total, steady_state_seconds
 from policies.longest_first import LongestFirst
@@ -117,26 +116,6 @@ def test_decodes_count_into_the_total(asked: Asked) -> None:
     selector = PDAware()
     assert selector.total == 0  # not chosen yet
     assert [choose(selector, Request(0, 8, 8), num_decodes=number) for number in (0, 1, 4, 5)] == [4, 3, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: PDAware(0), "chunking.pd_ratio=0 must be above 0"),
-        (lambda: PDAware(window=0), "chunking.window=0 and chunking.tolerance=0.05: need >= 1 and >= 0"),
-        (lambda: PDAware(tolerance=-0.1), "chunking.window=32 and chunking.tolerance=-0.1"),
-        (lambda: PDAware().check(Limits(2, 127, 100, tile=128)), "max_tokens=127 has no room for a tile of 128 tokens"),
-        (lambda: PDAware().check(Limits(6, 5, 100, tile=4)), "max_tokens=5 has no room .* beside 5 decodes"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(make: Callable[[], object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        make()
-
-
-def test_the_least_that_works_is_taken() -> None:
-    PDAware(0.01, window=1, tolerance=0).check(Limits(6, 6, 100, tile=4))
-    PDAware().check(Limits(2, 128, 100, tile=128))
 
 
 # -- the steady state -------------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from schedules import make_engine, schedule
+from schedules import make_engine
+from unit_machine import golden
 
 from cbatch import ConfigError, Limits, Policy, Request
-from policies.chunking import ChunkSelector, Filling, Fixed, TileAligned
+from policies.chunking import ChunkSelector, Filling, Fixed, PDAware, TileAligned
 from policies.longest_first import LongestFirst
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -22,9 +23,9 @@ POLICIES = [RequestLevel, Orca, PrefillFirst, lambda: Sarathi(TileAligned(8)), l
 @pytest.mark.parametrize("make", POLICIES)
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_request_is_served_when_memory_holds_one(make: type[Policy], asynchronous: bool) -> None:
-    lengths = [(5 + 7 * i % 11, 1 + 5 * i % 7) for i in range(20)]
-    _, record = schedule(make(), lengths, num_blocks=6, asynchronous=asynchronous)
-    assert sorted(request.id for request in record.requests) == list(range(20))
+    requests = ", ".join(f"r{i} {5 + 7 * i % 11}/{1 + 5 * i % 7} @0" for i in range(20))
+    served = golden(make(), requests, batch=3, tokens=100, memory=6, block=4, asynchronous=asynchronous)
+    assert len(served.ends) == 20 and min(served.ends.values()) > 0 and not served.rejected
 
 
 @pytest.mark.parametrize("watermark", [-0.01, 1.0, 1.5])
@@ -58,6 +59,11 @@ TIGHT, WIDE, FULL = Limits(4, 100, 100, tile=64), Limits(4, 1000, 100, tile=64),
         (lambda: Filling(128, 64), FULL, "chunking.full=64 must be .* at least batch=65"),
         (lambda: Filling(128, 64, 0), WIDE, "chunking.share=0"),
         (lambda: Filling(128, 64, 1.1), WIDE, "chunking.share=1.1"),
+        (lambda: PDAware(0), WIDE, "chunking.pd_ratio=0 must be above 0"),
+        (lambda: PDAware(window=0), WIDE, "chunking.window=0 and chunking.tolerance=0.05: need >= 1 and >= 0"),
+        (lambda: PDAware(tolerance=-0.1), WIDE, "chunking.window=32 and chunking.tolerance=-0.1"),
+        (PDAware, Limits(2, 127, 100, tile=128), "max_tokens=127 has no room for a tile of 128 tokens"),
+        (PDAware, Limits(6, 5, 100, tile=4), "max_tokens=5 has no room .* beside 5 decodes"),
     ],
 )
 def test_a_chunk_that_cannot_work_is_refused_before_anything_runs(
@@ -71,6 +77,8 @@ def test_a_chunk_that_cannot_work_is_refused_before_anything_runs(
 def test_the_smallest_and_the_largest_chunk_that_work_are_taken() -> None:
     for selector in (Fixed(1), Fixed(100), TileAligned(64), Filling(64, 64, 1), Filling(64, 64, 0.01)):
         selector.check(Limits(64, 100, 100, tile=64))
+    PDAware(0.01, window=1, tolerance=0).check(Limits(6, 6, 100, tile=4))
+    PDAware().check(Limits(2, 128, 100, tile=128))
 
 
 def test_decodes_count_into_a_chunk_of_whole_tiles_and_not_into_a_fixed_one() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plain_view import PlainRequest
 
-from cbatch import ConfigError, RequestSpec
+from cbatch import RequestSpec
 from policies.predictors import Bins, History, Noisy, Oracle, Predictor, Ranks
 
 
@@ -116,27 +116,3 @@ def test_the_mean_of_the_last_ended_requests() -> None:
         ended.num_output_tokens = tokens
         predictor.observe(ended)
         assert predictor.output(asked) == mean
-
-
-@pytest.mark.parametrize(
-    ("make", "taken"),
-    [
-        (lambda: Noisy(mae=1, share=0.5), False),
-        (lambda: Noisy(mae=-1), False),
-        (lambda: Noisy(share=1.01), False),
-        (lambda: Noisy(share=-0.01), False),
-        (lambda: Noisy(share=1), True),
-        (lambda: Bins(bins=0), False),
-        (lambda: Bins(bins=8, longest=7), False),
-        (lambda: Bins(error=1.01), False),
-        (lambda: Bins(error=-0.01), False),
-        (lambda: Bins(bins=8, longest=8, refresh=1, error=1), True),
-        (lambda: Bins(bins=1), True),
-    ],
-)
-def test_settings_are_taken_up_to_their_limits(make: Callable[[], Predictor], taken: bool) -> None:
-    if taken:
-        make()
-    else:
-        with pytest.raises(ConfigError, match="predictor="):
-            make()

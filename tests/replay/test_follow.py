@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contended import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, decisions_of, requests
@@ -11,7 +12,7 @@ from cbatch.replay.counterfactual import Comparison, Recorded
 from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd
 from cbatch.replay.follow import follow
 from cbatch.request import spec_of
-from experiments.store.decisions_file import DecisionsWriter
+from experiments.store.decisions_file import DecisionsWriter, read_decisions
 from experiments.store.run_folder import DECISIONS
 from experiments.workloads import TraceReplay
 
@@ -56,11 +57,10 @@ def test_another_hosts_request_holds_its_row_until_its_last_token_is_there() -> 
 
 def test_recorded_requests_are_served_again_with_their_true_lengths(tmp_path: Path) -> None:
     """As vLLM's: its requests end by themselves, out of the order of their arrival, and one gets no token."""
-    specs = [
-        RequestSpec(0, 5, 30, arrival_time=2.0, client="a", slo=SLO(ttft=1.0)),
-        RequestSpec(1, 7, 30, arrival_time=2.5, priority=3),
-        RequestSpec(2, 9, 30, arrival_time=4.0),
-    ]
+    more: dict[str, Any] = {"client": "a", "session": "chat", "tier": "batch", "priority": -2, "stop_tokens": (1,)}
+    more |= {"slo": SLO(1.0, 0.05, 4.0), "predicted_new_tokens": 7, "prefix_hashes": (11, 12), "arrival_iteration": 2}
+    specs = [RequestSpec(id_, 5 + 2 * id_, 30, arrival_time=time) for id_, time in ((1, 2.5), (2, 4.0))]
+    specs = [RequestSpec(0, 5, 30, arrival_time=2.0, **more), *specs]
     writer = DecisionsWriter(tmp_path / DECISIONS)
     writer.begin(Recorded(LIMITS, 9, 4, 1, True, (), (), 8))
     for spec in specs:
@@ -68,7 +68,9 @@ def test_recorded_requests_are_served_again_with_their_true_lengths(tmp_path: Pa
     for id_, length in ((2, 30), (1, 0), (0, 11)):
         writer.finish(id_, length)
     writer.close()
+    file = read_decisions(tmp_path / DECISIONS)
+    assert [spec_of(request) for request in file.requests] == specs, "all that was asked for"
     first, last = TraceReplay(path=str(tmp_path / DECISIONS)).requests(None)
-    assert (first.client, first.slo, first.max_new_tokens, first.arrival_time) == ("a", SLO(ttft=1.0), 30, 0.0)
+    assert (first.client, first.slo, first.max_new_tokens, first.arrival_time) == ("a", specs[0].slo, 30, 0.0)
     assert (last.num_prompt_tokens, last.arrival_time) == (9, 2.0)
     assert [spec_of(request).true_new_tokens for request in (first, last)] == [11, 30]

@@ -17,7 +17,6 @@ from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.measured import Measured
 from cbatch.sim.power import STEADY, GpuClock, Pace, PowerLimit
 from policies.orca import Orca
-from policies.prefill_first import PrefillFirst
 
 LIMIT = PowerLimit(
     gain=PiecewiseLinear((10, 20), (0.0, 0.1)),
@@ -106,19 +105,6 @@ def test_predictions_are_of_the_steady_state_and_executions_begin_rested() -> No
     assert with_power.execute(light).pace.gain == 0.0
     assert with_power.execute(light).pace.loss == pytest.approx(0.1 * without.predict(light))
     assert without.execute(heavy).pace == STEADY
-
-
-def test_a_run_is_faster_while_there_is_a_reserve_and_its_accounts_add_up() -> None:
-    ended = {}
-    for name, power in (("none", None), ("small", LIMIT), ("endless", replace(LIMIT, reserve_seconds=1e9))):
-        executor = SimExecutor(cost(power))
-        engine = Engine(PrefillFirst(), executor, Limits(4, 100, 200), executor.cost, num_blocks=100, block_size=16)
-        engine.submit(Request(index, 20, 2) for index in range(4))
-        ended[name] = engine.run().steps[-1].ended
-        [account] = executor.accounts()
-        assert account.span == pytest.approx(ended[name], abs=1e-9)
-    assert ended["endless"] < ended["none"]
-    assert ended["none"] - ended["small"] == pytest.approx(min(0.1 * 8 * 0.08, 1.0), rel=0.2)
 
 
 def test_the_clock_rises_while_nothing_arrives() -> None:

@@ -1,8 +1,6 @@
-"""Runs a policy in simulation with unit costs and writes its schedule as text, one line per iteration."""
+"""Engines in simulation with unit costs, and policies that write their plans as text, one line per iteration."""
 
-from collections.abc import Iterable
-
-from cbatch import BatchShape, Engine, Limits, Plan, Policy, Request, RunRecord, Server, View
+from cbatch import BatchShape, Engine, Limits, Plan, Policy, Server, View
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 
@@ -37,23 +35,3 @@ def make_engine(
 ) -> Engine:
     server = Server(SimExecutor(UnitCost()), limits, UnitCost(), KVSize(num_blocks, block_size), asynchronous)
     return server.engine(policy)
-
-
-def schedule(
-    policy: Policy,
-    lengths: Iterable[tuple[int, int] | Request],
-    *,
-    batch: int = 3,
-    max_tokens: int = 100,
-    tile: int = 4,
-    num_blocks: int = 1000,
-    block_size: int = 4,
-    asynchronous: bool = False,
-) -> tuple[str, RunRecord]:
-    """The schedule of requests, or of requests with (prompt, output) `lengths` that all arrive at once."""
-    logged = Logged(policy)
-    limits = Limits(batch, max_tokens, max_request_tokens=1000, tile=tile)
-    engine = make_engine(logged, limits, num_blocks=num_blocks, block_size=block_size, asynchronous=asynchronous)
-    engine.submit(each if isinstance(each, Request) else Request(index, *each) for index, each in enumerate(lengths))
-    record = engine.run()
-    return "\n".join(logged.lines), record
