@@ -10,14 +10,15 @@ traces: published traces, for some of them.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from typing import Any, Literal
 
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
+from experiments.bench.__main__ import Benchmark
 from experiments.settings.command_line import keyword_arguments, listed, run
 from experiments.store.benchmark_file import slug
 from reproduction import RESULTS
@@ -25,19 +26,28 @@ from reproduction.papers import gallery
 from reproduction.papers.machines import Machines
 from reproduction.papers.verdicts import SETTLED, conclusion, table
 
+HERE = "reproduction.papers"
 COMMANDS = {
-    "a6000": "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers",
-    "closure": "check SARATHI's claims that are measured on simulated machines, as one table",
-    "fig12_sensitivity": "show how Fig 12's ratios depend on what the paper leaves open",
-    "properties": "print the table of docs/policies/properties.md, which takes minutes",
-    "redraw": "draw figure=NAME from its .csv, as after a change of its drawing",
-    "schedules": "draw each policy's schedule of five requests beside first come, first served: docs/figures/policies",
-    "served": "compare a published run, served on a real GPU, with its simulation",
+    "a6000": Benchmark(
+        "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers", f"{HERE}.a6000"
+    ),
+    "closure": Benchmark(
+        "check SARATHI's claims that are measured on simulated machines, as one table", f"{HERE}.closure"
+    ),
+    "fig12_readings": Benchmark(
+        "show how Fig 12's ratios depend on what the paper leaves open", f"{HERE}.fig12_systems:compare_readings"
+    ),
+    "redraw": Benchmark("draw figure=NAME from its .csv, as after a change of its drawing", f"{HERE}.gallery:redraw"),
+    "schedules": Benchmark(
+        "draw each policy's schedule of five requests beside first come, first served: docs/figures/policies",
+        f"{HERE}.schedules",
+    ),
+    "served": Benchmark("compare a published run, served on a real GPU, with its simulation", f"{HERE}.served"),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line; returns its exit status."""
+    """Runs the command line; returns its exit status."""
     return run(_paper, arguments, _usage, bare=True, interrupted="interrupted; files already written are complete")
 
 
@@ -45,16 +55,14 @@ def _paper(*arguments: str) -> int:
     options = [argument for argument in arguments if "=" in argument]
     names = [argument for argument in arguments if "=" not in argument]
     names = [each for name in names for each in (gallery.landscape() if name == gallery.LANDSCAPE else [name])]
-    names = list(dict.fromkeys(names))
     known = [*gallery.names(), gallery.LANDSCAPE, *gallery.landscape(), *COMMANDS]
     for name in names:
         if name not in known:
             raise ConfigError(f"{name!r} is not a figure, a command or an option key=value; {nearest(name, known)}")
+    make: Callable[..., Any] = partial(figures, list(dict.fromkeys(names)))
     if len(names) == 1 and names[0] in COMMANDS:
-        command = import_module(f"reproduction.papers.{names[0]}").main
-        return command(**keyword_arguments(command, options, names[0])) or 0
-    make = partial(figures, names)
-    return make(**keyword_arguments(make, options, "reproduction.papers"))
+        make = COMMANDS[names[0]].load()
+    return make(**keyword_arguments(make, options, names[0] if len(names) == 1 else HERE)) or 0
 
 
 def figures(
@@ -62,15 +70,17 @@ def figures(
     tables: str | None = None,
     links: str | None = None,
     traces: str | None = None,
-    hardware: str = "sim",
+    hardware: Literal["sim", "gpu"] = "sim",
     folder: str = RESULTS,
 ) -> int:
-    """Make figures, all if none is named; returns 1 if a claim is missed unexpectedly, 2 if a figure is not made."""
-    chosen = [*names] or gallery.names()
-    for name in chosen:
-        gallery.module_of(name)
-    machines, into = _machines(tables, links, traces, hardware, Path(folder))
-    shown = []
+    """Makes figures, all if none is named; returns 1 if a claim is missed unexpectedly, 2 if a figure is not made."""
+    chosen, shown, into = [*names] or gallery.names(), list[gallery.Shown](), Path(folder)
+    machines = Machines(tables, links, traces=traces)
+    if hardware == "gpu":
+        from reproduction.papers.real import on_gpu  # it loads PyTorch
+
+        real = on_gpu()
+        machines, into = Machines(tables, links, real), into / slug(real.hardware)
     with closing(machines):
         for place, name in enumerate(chosen, 1):
             print(f"[{place}/{len(chosen)}] {name}: {gallery.about(name)}", flush=True)
@@ -78,11 +88,11 @@ def figures(
                 made = gallery.show(name, machines, into, lambda text: print(f"    {text}", flush=True))
                 if names and not made.drawn:
                     raise ConfigError(made.notes[0])
-                shown.append(made)
             except CbatchError as error:  # go on with the other figures
                 print(f"error: {name}: {error}", file=sys.stderr, flush=True)
             else:
-                _report(shown[-1], into, in_full=len(chosen) == 1)
+                shown.append(made)
+                _report(made, into, in_full=len(chosen) == 1)
     if shown:
         print(f"\n{gallery.totals(shown)}")
     if len(shown) < len(chosen):
@@ -90,26 +100,10 @@ def figures(
     return 1 if any(verdict.failed for figure in shown for verdict in figure.verdicts) else 0
 
 
-def _machines(
-    tables: str | None, links: str | None, traces: str | None, hardware: str, folder: Path
-) -> tuple[Machines, Path]:
-    """The machines, and the folder of their results."""
-    if hardware not in ("sim", "gpu"):
-        raise ConfigError(f"hardware={hardware}: give sim, or gpu for this machine's GPU")
-    if hardware == "sim":
-        return Machines(tables, links, traces=traces), folder
-    from reproduction.papers.real import on_gpu  # it loads PyTorch
-
-    real = on_gpu()
-    return Machines(tables, links, real), folder / slug(real.hardware)
-
-
 def _report(shown: gallery.Shown, folder: Path, *, in_full: bool) -> None:
-    """Print the outcome of one figure; `in_full`: with its text and the claims that hold."""
+    """Prints the outcome of one figure; `in_full`: with the claims that hold."""
     for note in shown.notes:
         print(f"    {note}")
-    if shown.text and in_full:
-        print(f"\n{shown.text}\n")
     verdicts = shown.verdicts if in_full else [verdict for verdict in shown.verdicts if verdict.outcome not in SETTLED]
     if verdicts:
         print(table(verdicts))
@@ -119,7 +113,8 @@ def _report(shown: gallery.Shown, folder: Path, *, in_full: bool) -> None:
 
 def _usage() -> str:
     figures = {name: gallery.about(name) for name in [*gallery.names(), *gallery.landscape()]}
-    return f"{__doc__}\nfigures:\n{listed(figures)}\n\nother commands:\n{listed(COMMANDS)}"
+    commands = {name: command.about for name, command in COMMANDS.items()}
+    return f"{__doc__}\nfigures:\n{listed(figures)}\n\nother commands:\n{listed(commands)}"
 
 
 if __name__ == "__main__":

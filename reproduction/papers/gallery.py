@@ -21,6 +21,7 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.plots import style
 from experiments.store.provenance import atomic_write, write_text
+from reproduction import RESULTS
 from reproduction.papers.claims import Claim, Verdict, check, read_claims
 from reproduction.papers.machines import Machines, origin_of
 from reproduction.papers.verdicts import SETTLED, conclusion, write
@@ -41,7 +42,6 @@ class Shown(NamedTuple):
     verdicts: list[Verdict]
     seconds: float
     notes: list[str]
-    text: str
     drawn: bool = True
 
 
@@ -94,13 +94,13 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
         notes.append(left_out)
     if data.empty:
         why = "its machines are simulated" if machines.are_real else "there is nothing to draw"
-        return Shown(name, verdicts, time.perf_counter() - begin, notes or [f"left out: {why}"], "", drawn=False)
+        return Shown(name, verdicts, time.perf_counter() - begin, notes or [f"left out: {why}"], drawn=False)
     path = folder / "paper" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path.with_suffix(".csv")) as partial:
         data.to_csv(partial, index=False, float_format="%.6g")
     measured = data.attrs.get("measured", [])
-    table = _draw(module, data, claims, path, _origin(measured, machines.provenance()))
+    _draw(module, data, claims, path, _origin(measured, machines.provenance()))
     description = {
         "figure": about(name),
         "seconds": round(time.perf_counter() - begin, 1),
@@ -109,24 +109,23 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
         "measured": measured,
     }
     write(name, description, machines.provenance(), folder)
-    text = module.text(data) if hasattr(module, "text") else table
-    return Shown(name, verdicts, time.perf_counter() - begin, notes, text)
+    return Shown(name, verdicts, time.perf_counter() - begin, notes)
 
 
-def redraw(name: str, folder: Path) -> str:
-    """Draws a figure from the numbers in its files, which stay as they are; returns the names of what it wrote.
+def redraw(figure: str, folder: str = RESULTS) -> None:
+    """Draws a figure from the numbers in its .csv and .json, which stay as they are.
 
     Raises:
         ConfigError: unknown figure, or one without files.
     """
-    module, path = module_of(name), folder / "paper" / name
+    module, path = module_of(figure), Path(folder) / "paper" / figure
     try:
         data = pd.read_csv(path.with_suffix(".csv"))
         stored = json.loads(path.with_suffix(".json").read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: no such file; give a figure that was made, and folder=") from None
-    table = _draw(module, data, read_claims(name), path, _origin(stored["measured"], stored["machines"]))
-    return f"{path}.md" if table else f"{path}.png, .pdf"
+    _draw(module, data, read_claims(figure), path, _origin(stored["measured"], stored["machines"]))
+    print(f"written: {path}.*")
 
 
 def _origin(measured: Sequence[Mapping[str, Any]], machines: Mapping[str, Mapping[str, Any]]) -> str:
@@ -138,18 +137,17 @@ def _origin(measured: Sequence[Mapping[str, Any]], machines: Mapping[str, Mappin
     return "\n".join(filter(None, [*sorted(sessions), origin_of(machines.values())]))
 
 
-def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str = "") -> str:
-    """Writes the drawing, or the table, which it returns."""
+def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str) -> None:
+    """Writes the drawing, or the table."""
     with style.print_style():
         drawn = module.draw(data, claims)
         if isinstance(drawn, str):
             write_text(path.with_suffix(".md"), f"{drawn}\n\n{'; '.join(origin.splitlines())}\n")
-            return drawn
+            return
         if origin:
             lines = filter(None, [drawn.get_supxlabel(), style.wrap_origin(origin)])
             drawn.supxlabel("\n".join(lines), fontsize=6, color="#444444")
         style.save(drawn, path.parent, path.name)
-        return ""
 
 
 def totals(shown: Sequence[Shown]) -> str:

@@ -7,16 +7,12 @@ simulated with the layer timings that were published with the run; nothing is fi
 time; host_ms adds it to each iteration of a synchronous loop.
 """
 
-import gzip
-import json
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 from tabulate import tabulate
 
-from cbatch import ConfigError, KVSize, Limits, Request, Server
+from cbatch import KVSize, Limits, Request, Server
 from cbatch.errors import ProfileError
 from cbatch.results.metrics import collect_served
 from cbatch.sim import HostTime, ProfileCost, SimExecutor
@@ -29,75 +25,66 @@ from reproduction.profiles import convert
 
 BATCH, MAX_TOKENS, BLOCK = 128, 2048, 16  # see the run's meta.json
 FIELDS = {
-    "prompt": "input_toks",
-    "output": "output_toks",
-    "arrival": "queued_ts",
-    "first": "first_token_ts",
-    "last": "last_token_ts",
+    "input_toks": "prompt",
+    "output_toks": "output",
+    "queued_ts": "arrival",
+    "first_token_ts": "first",
+    "last_token_ts": "last",
 }
-"""The published name of each column."""
-
-Columns = Mapping[str, NDArray[np.float64]]
+"""Our name of each published column."""
 
 
 def main(tables: str, host_ms: float = 0.0, folder: str = RESULTS) -> None:
-    """Simulate the run, print measured and simulated metrics, write served.json."""
-    if not 0 <= host_ms < 1e3:
-        raise ConfigError(f"host_ms={host_ms:g}: give milliseconds of host time per iteration, from 0 to 1000")
-    measured = read_run(Path(tables) / "vllm_run" / "requests.jsonl.gz")
-    spec = load_spec("llama-3.1-8b")
+    """Simulates the run, prints measured and simulated metrics, writes served.json."""
+    measured, spec = read_run(Path(tables) / "vllm_run" / "requests.jsonl.gz"), load_spec("llama-3.1-8b")
     cost = ProfileCost(convert(Path(tables), [spec]), spec)
     simulated = simulate(measured, cost, HostTime(host_ms / 1e3))
     real, virtual = figures(measured), figures(simulated)
-    rows = [(name, real[name], virtual[name], f"{virtual[name] / real[name] - 1:+.1%}") for name in real]
-    print(tabulate(rows, ("", "measured", "simulated", "error"), floatfmt=".4f"))
     errors = {name: virtual[name] / real[name] - 1 for name in real}
-    each = float(np.mean(np.abs(_latency(simulated) / _latency(measured) - 1)))
+    rows = [(name, real[name], virtual[name], f"{errors[name]:+.1%}") for name in real]
+    print(tabulate(rows, ("", "measured", "simulated", "error"), floatfmt=".4f"))
+    latency, ours = (run["last"] - run["arrival"] for run in (measured, simulated))
+    each = float((ours / latency - 1).abs().mean())
     print(f"end-to-end latency of each request: mean absolute error {each:.1%}")
     result = {"host_ms": host_ms, "measured": real, "simulated": virtual, "error": errors}
     result["mean_absolute_error_of_latency"] = each
     print(f"written: {write('served', result, {'sim': cost.provenance()}, folder)}")
 
 
-def read_run(path: Path) -> Columns:
-    """The served requests in order of arrival; times in seconds since the first arrival.
+def read_run(path: Path) -> pd.DataFrame:
+    """Returns the served requests in order of arrival, a row for each; times in seconds since the first arrival.
 
     Raises:
         ProfileError: the file cannot be read, or lacks a field.
     """
     try:
-        with gzip.open(path, "rt") as file:
-            rows = [json.loads(line) for line in file]
-        columns = {name: np.array([row[key] for row in rows], np.float64) for name, key in FIELDS.items()}
+        run = pd.read_json(path, lines=True)[[*FIELDS]].rename(columns=FIELDS)
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise ProfileError(f"{path}: cannot read the run: {error!r}; give the published folder, unchanged") from error
-    start = columns["arrival"].min()
-    return columns | {name: columns[name] - start for name in ("arrival", "first", "last")}
+    times = ["arrival", "first", "last"]
+    run[times] -= run["arrival"].min()
+    return run
 
 
-def simulate(run: Columns, cost: ProfileCost, host: HostTime) -> Columns:
-    """The same requests, scheduled as vLLM does: a token budget shared by decodes and prompts."""
-    lengths = zip(run["prompt"].astype(int).tolist(), run["output"].astype(int).tolist(), strict=True)
-    asked = zip(lengths, run["arrival"].tolist(), strict=True)
-    requests = [Request(index, *pair, arrival_time=time) for index, (pair, time) in enumerate(asked)]
+def simulate(run: pd.DataFrame, cost: ProfileCost, host: HostTime) -> pd.DataFrame:
+    """Returns the same requests, scheduled as vLLM does: a token budget shared by decodes and prompts."""
+    rows = run[["prompt", "output", "arrival"]].itertuples()
+    requests = [Request(id_, int(prompt), int(output), arrival_time=time) for id_, prompt, output, time in rows]
     longest = max(request.max_tokens for request in requests)
     limits, kv = Limits(BATCH, MAX_TOKENS, longest), KVSize(cost.profile.kv_tokens(cost.spec) // BLOCK, BLOCK)
     server = Server(SimExecutor(cost, host), limits, cost, kv, asynchronous=False)
     done = collect_served(server.serve(SarathiServe(TileAligned(MAX_TOKENS)), requests))
-    order = np.argsort(done.id)
-    return {**run, "first": done.first_token[order], "last": done.last_token[order]}
+    ends = pd.DataFrame({"first": done.first_token, "last": done.last_token}, index=done.id)
+    return run.assign(first=ends["first"], last=ends["last"])
 
 
-def figures(run: Columns) -> dict[str, float]:
-    """Latencies in seconds, by name, and output throughput in tokens per second."""
-    ttft, tpot = run["first"] - run["arrival"], (run["last"] - run["first"]) / np.maximum(run["output"] - 1, 1)
+def figures(run: pd.DataFrame) -> dict[str, float]:
+    """Returns latencies in seconds, by name, and output throughput in tokens per second."""
     total = float(run["last"].max())
     found = {"total time": total, "output throughput": float(run["output"].sum()) / total}
-    for name, values in (("TTFT", ttft), ("TPOT", tpot), ("latency", _latency(run))):
+    kinds = {"TTFT": run["first"] - run["arrival"], "latency": run["last"] - run["arrival"]}
+    kinds["TPOT"] = (run["last"] - run["first"]) / (run["output"] - 1).clip(lower=1)
+    for name, values in kinds.items():
         found[f"{name} mean"] = float(values.mean())
-        found |= {f"{name} P{rank}": float(np.percentile(values, rank)) for rank in (50, 90, 99)}
+        found |= {f"{name} P{rank}": float(values.quantile(rank / 100)) for rank in (50, 90, 99)}
     return found
-
-
-def _latency(run: Columns) -> NDArray[np.float64]:
-    return run["last"] - run["arrival"]

@@ -122,10 +122,8 @@ def test_a_run_is_kept_as_it_was(trace: str, tmp_path: Path) -> None:
         assert before.shapes() == after.shapes()
         assert all((before.columns[name] == after.columns[name]).all() for name in before.columns)
         np.testing.assert_allclose(before.device_seconds(), after.device_seconds())
-    total = sum(shape.num_tokens for shape in again[0].shapes())
-    requests = again[0].requests()
+    total, requests = sum(shape.num_tokens for shape in again[0].shapes()), again[0].requests()
     assert total == sum(request.num_prompt_tokens + request.max_new_tokens - 1 for request in requests)
-    assert len({request.arrival_time for request in requests}) == 40
     (tmp_path / "broken.npz").write_bytes(b"PK nothing")
     with pytest.raises(ConfigError, match=r"measured=.*broken\.npz: cannot read the measured runs"):
         runs_file.load(tmp_path / "broken.npz")
@@ -136,26 +134,14 @@ def test_real_runs_of_several_cases_are_served_one_after_the_other(trace: str) -
     queued = Case("trace", "tiny", 4, 1024, ("sarathi_serve, 512 tokens", "orca"))
     cases = [queued, replace(queued, name="poisson at 60%", policies=("orca",), load=0.6)]
     numbers = {"trace": 6, "poisson": 6}
-    seen = [[run.name for run in runs] for _, runs in serve_cases(cases, trace, numbers, (), backend="cpu")]
-    assert [len(names) for names in seen] == [2, 3]
-    about, runs = list(serve_cases(cases[:1], trace, numbers, (), backend="cpu"))[-1]
+    served = list(serve_cases(cases, trace, numbers, (), backend="cpu"))
+    assert [len(runs) for _, runs in served] == [2, 3]
+    about, runs = served[-1]
     assert about["attention"] == "reference"
     for run in runs:
         assert run.figures["total time"] > 0
         assert (run.device_seconds() >= 0).all() and run.device_seconds().sum() <= run.figures["total time"]
         assert (run.columns["request.first_token"] <= run.columns["request.last_token"]).all()
-
-
-def test_policies_predict_with_the_profile_that_is_compared(
-    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in simulation, not with the backend's: that of a CPU which was never measured, here."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    case = Case("trace", "tiny", 4, 1024, ("mlfq",))
-    [(_, [run])] = serve_cases([case], trace, {"trace": 3}, (), backend="cpu", hardware="h200")
-    assert run.figures["total time"] > 0
-    with pytest.raises(ConfigError, match="not measured with model=tiny"):
-        list(serve_cases([case], trace, {"trace": 3}, (), backend="cpu"))
 
 
 def test_queued_runs_tell_the_speed_of_a_card(trace: str) -> None:
@@ -193,17 +179,9 @@ def test_the_load_of_a_case_is_of_the_capacity_of_its_own_server() -> None:
 
 def test_cases_are_chosen_by_the_beginnings_of_their_names(trace: str) -> None:
     assert chosen_cases("") == [case for case in CASES if not case.held_out]
-    assert chosen_cases("held") == [case for case in CASES if case.held_out]
     assert [case.name for case in chosen_cases("poisson;pd")] == ["pd", "poisson at 60%", "poisson at 90%"]
-    assert all(policy in POLICIES for case in CASES for policy in case.policies) and all(
-        len(case.policies) >= 4 for case in chosen_cases("")
-    )
+    assert all(policy in POLICIES for case in CASES for policy in case.policies)
     assert [case.policies for case in chosen_cases("", "request;orca")][:2] == [("request_level", "orca"), ("orca",)]
-    assert chosen_cases("trace", "request_level") == []
-    with pytest.raises(ConfigError, match=r"cases: none begins with 'pdd'; known: pd; trace; poisson at 60%"):
-        chosen_cases("pdd")
-    with pytest.raises(ConfigError, match=r"policies: none begins with 'vlm'; known: request_level"):
-        chosen_cases("", "vlm")
     with pytest.raises(ConfigError, match=r"share of the capacity, which case trace measures"):
         workload(OPEN, trace, {"poisson": 4}, None)
 
@@ -235,25 +213,21 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
     assert main(["fidelity", f"measured={tmp_path / 'h200' / 'fidelity.json'}", "stamp=on"]) == 0
     assert "ranking: the same" in capsys.readouterr().out
     assert json.loads((tmp_path / "h200.json").read_text()) == stamped
-    values, *_ = plot.draw(result).axes
-    assert len([line for line in values.lines if line.get_marker() != "None"]) == 4  # total times, of the queued runs
     held_out = [case.name for case in CASES if case.held_out]
     [legend] = plot.draw({**result, "cases": dict.fromkeys(held_out, result["cases"]["trace"])}).legends
     shapes = [line.get_marker() for line in legend.get_lines() if line.get_linestyle() == "None"]
     assert len(set(shapes)) == len(shapes) == len(held_out)  # each workload has its own
 
 
-def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options, says in (
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
         ([], "give a trace to serve on a GPU, path=azure_llm_2023_conv.csv.gz"),
-        ([f"measured={tmp_path / 'no.npz'}"], "cannot read the measured runs"),
-        (["cases=fig9", f"measured={tmp_path}"], "cases: none begins with 'fig9'"),
-        (["path=x", "pd=none"], "pd=none: give a whole number of requests, at least 1"),
-        (
-            ["path=x", "measured=a.json", "stamp=on"],
-            "stamp=on: what is simulated again is not written; leave out path=",
-        ),
-    ):
-        assert main(["fidelity", *options]) == 2
-        error = capsys.readouterr().err
-        assert says in error and error.count("\n") == 1
+        (["cases=fig9", "measured=x"], "cases: none begins with 'fig9'"),
+        (["path=x", "measured=a.json", "stamp=on"], "stamp=on: what is simulated again is not written"),
+    ],
+)
+def test_user_errors_are_one_line(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fidelity", *options]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1

@@ -30,10 +30,12 @@ SHAPES = [
     BatchShape(((7, 0),), num_padding=1),
     BatchShape((), 1, 8),
 ]
-ASKED = [Request(0, 5, 3, arrival_time=0.25), Request(1, 7, 2, arrival_time=1.5), Request(3, 3, 1, arrival_iteration=2)]
-
-
-# -- a run ------------------------------------------------------------------------------------------------------------
+GOLD: Any = {"tier": "gold", "slo": SLO(ttft=4.0, total=9.0)}
+ASKED = [
+    Request(0, 5, 3, arrival_time=0.25, **GOLD),
+    Request(1, 7, 2, arrival_time=1.5),
+    Request(3, 3, 1, arrival_iteration=2, **GOLD),
+]
 
 
 def test_figures_of_a_run() -> None:
@@ -61,19 +63,12 @@ def served() -> ServedRun:
     return run_of(SETTINGS, RECORD, ASKED, SHAPES)
 
 
-def test_requests_are_kept_with_their_tiers_and_objectives() -> None:
-    slo = SLO(ttft=4.0, total=9.0)
-    asked = [Request(0, 5, 3, tier="gold", slo=slo), Request(1, 7, 2), Request(3, 3, 1, tier="gold", slo=slo)]
-    kept = run_of(SETTINGS, RECORD, asked, SHAPES).requests()
-    assert [(request.tier, request.slo) for request in kept] == [("gold", slo), (None, SLO()), ("gold", slo)]
-
-
 def test_a_run_is_kept_in_microseconds_from_its_first_plan(served: ServedRun) -> None:
     expected = {
         "request.prompt": [5, 7, 3],
         "request.output": [3, 2, 1],
         "request.true_output": [0, 0, 0],
-        "request.tier": [-1, -1, -1],
+        "request.tier": [0, -1, 0],
         "request.arrival": [250_000, 1_500_000, 0],
         "request.arrival_iteration": [0, 0, 2],
         "request.first_token": [2_000_000, 10_000_000, 7_000_000],
@@ -93,26 +88,18 @@ def test_a_run_is_kept_in_microseconds_from_its_first_plan(served: ServedRun) ->
     }
     assert {name: column.tolist() for name, column in served.columns.items()} == expected
     assert (served.name, served.shapes()) == (("trace", "orca"), SHAPES)
-    again = [(each.num_prompt_tokens, each.max_new_tokens, each.arrival_time, each.arrival_iteration) for each in ASKED]
-    assert [
-        (each.num_prompt_tokens, each.max_new_tokens, each.arrival_time, each.arrival_iteration)
-        for each in served.requests()
-    ] == again
+    again = served.requests()
+    for name in ("num_prompt_tokens", "max_new_tokens", "arrival_time", "arrival_iteration", "tier", "slo"):
+        assert [getattr(each, name) for each in again] == [getattr(each, name) for each in ASKED], name
 
 
 def test_the_device_works_and_pauses_in_turn(served: ServedRun) -> None:
+    """An iteration launched early begins when the one before it ends."""
     assert served.device_seconds().tolist() == [1.75, 1.5, 2.0, 2.5, 0.5]
     assert served.pauses().tolist() == [0, 0.5, 1.0, 0.5, 0.5]
-
-
-def test_an_iteration_launched_early_begins_when_the_one_before_it_ends() -> None:
-    columns = {"step.started": np.array([10, 15, 35]), "step.ended": np.array([20, 30, 40])}
-    early = ServedRun({}, {}, columns)
+    early = ServedRun({}, {}, {"step.started": np.array([10, 15, 35]), "step.ended": np.array([20, 30, 40])})
     assert (early.device_seconds() * 1e6).tolist() == pytest.approx([10, 10, 5])
     assert (early.pauses() * 1e6).tolist() == pytest.approx([0, 0, 5])
-
-
-# -- iterations one by one --------------------------------------------------------------------------------------------
 
 
 class Cost:
@@ -141,9 +128,6 @@ def test_iterations_with_and_without_prompts_are_predicted_one_by_one(
         "with prompts": {"number": 4, "seconds": 7.75, "total": pytest.approx(total), "median": pytest.approx(0.1)},
         "decodes alone": {"number": 1, "seconds": 0.5, "total": pytest.approx(-0.2), "median": pytest.approx(0.2)},
     }
-
-
-# -- several runs -----------------------------------------------------------------------------------------------------
 
 
 def pair(case: str, policy: str, errors: dict[str, float], nudges: tuple[float, ...] = (), **settings: Any) -> Pair:

@@ -28,13 +28,10 @@ from reproduction.papers.figures import (
     chunk_drift,
     chunk_regret,
     fig4,
-    fig5,
-    fig7,
     fig12,
     graph_gain,
     stagger,
     table2,
-    tile_alignment,
     tile_curve,
 )
 from reproduction.papers.figures.fig5 import Calendar
@@ -87,8 +84,8 @@ def cost_of(name: str) -> ProfileCost:
     return ProfileCost(without_power(cost.profile), cost.spec, max_batch=LARGEST_BATCH)
 
 
-@pytest.mark.parametrize("total", [128, 256, 512, 1024])
-@pytest.mark.parametrize("pd_ratio", [2, 5, 14, 28, 50])
+@pytest.mark.parametrize("total", [128, 512, 1024])
+@pytest.mark.parametrize("pd_ratio", [2, 14, 50])
 @pytest.mark.parametrize("name", ["a6000", "h200", "h200-13b"])
 def test_the_steady_state_by_hand_is_that_of_a_run(name: str, pd_ratio: float, total: int) -> None:
     """By hand an iteration takes what it takes after its like, with decodes of equal context.
@@ -110,8 +107,6 @@ def test_a_chosen_chunk_is_within_2_percent_of_the_sweep(monkeypatch: pytest.Mon
     assert chunk_regret.worst_regret(data, hardware="a6000") <= 2.0
     assert chunk_regret.worst_regret(data, "fixed", "a6000") > 10
     assert (chunk_regret.regret(data)["value"] >= 0).all()
-    assert len(chunk_regret.draw(data, []).axes) == 1
-    assert "P:D-aware" in chunk_regret.text(data)
 
 
 def chosen_at_the_end_of_each_phase(drift: chunk_drift.Drift) -> list[int]:
@@ -150,32 +145,17 @@ def test_orca_gains_with_the_stagger_and_sarathi_does_not() -> None:
     assert stagger.reached(data, "a6000", 14) > 0.98
     sarathi = data[data["series"] != "Orca"].groupby(["hardware", "pd_ratio"])["value"]
     assert (sarathi.max() - sarathi.min()).max() < 0.01
-    assert len(stagger.draw(data, read_claims("stagger")).axes) == 2
-
-
-def test_alignment_is_most_of_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile_alignment, "swept_numbers", lambda *_: [5.0, 14.0])
-    data = tile_alignment.measure(machines(), quiet)
-    table = data[data["hardware"] == "a6000"].pivot_table(index="pd_ratio", columns="series", values="value")
-    gains = dict(table.loc[14.0].items())
-    aligned, unaligned = (gains[series] for series in tile_alignment.SCHEMES)
-    assert (aligned - unaligned) / (aligned - 1) > 0.5
-    assert len(tile_alignment.draw(data, []).axes) == 4
 
 
 def test_the_posts_asynchronous_run_follows_from_its_synchronous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_lanes, "FOLDER", tmp_path)
-    said: list[str] = []
-    data = async_lanes.measure(machines(), said.append)
-    assert any(line.startswith("left out: reproduction/results/h200/async.json is ") for line in said)
+    data = async_lanes.measure(machines(), quiet)
     assert async_lanes.of(data, "simulated", "async", "seconds") == pytest.approx(234.5, rel=0.03)
     assert async_lanes.gain(data, "simulated") == pytest.approx(1.28, abs=0.04)
-    claims = read_claims("async_lanes")
-    verdicts = list(check(claims, machines(), async_lanes, data))
+    verdicts = list(check(read_claims("async_lanes"), machines(), async_lanes, data))
     assert len(verdicts) == 6 and all(verdict.holds for verdict in verdicts)
-    assert len(async_lanes.draw(data, claims).axes) == 3
 
 
 def given(monkeypatch: pytest.MonkeyPatch, module: Any, found: dict[str, Any] | None) -> None:
@@ -199,8 +179,6 @@ def test_sizes_to_avoid_are_slower_than_a_larger_one_or_far_below_a_smaller_one(
     assert judged.at[257, "lost"] == pytest.approx(1 - (257 / 8.5) / (256 / 7))
     assert tile_curve.num_to_avoid(data) == 1
     assert tile_curve.step_over(data, 256) == pytest.approx(8.5 / 7)
-    assert len(tile_curve.draw(data, []).axes) == 2
-    assert "avoid: 256 takes less time" in tile_curve.text(data)
 
 
 def test_the_gain_of_graphs_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +197,6 @@ def test_the_gain_of_graphs_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graph_gain.share_left(data, *names, batch=64) == pytest.approx((1 / 2) / (2 / 3))
     assert graph_gain.seconds_per_size(data, names[0]) == pytest.approx(3.0 / 6)
     assert pd.isna(graph_gain.rate(data, "torch.compile"))
-    assert len(graph_gain.draw(data, read_claims("graph_gain")).axes) == 2
-    assert "transformers, eager" in graph_gain.text(data)
 
 
 def test_intensity_of_a_prompt_by_hand() -> None:
@@ -250,13 +226,6 @@ def test_fig4_leaves_out_what_was_not_measured() -> None:
     assert notes == ["left out: claim h200-fig4-decode, decodes near B = 256: the measurements do not cover it"]
 
 
-def test_fig7_jumps_at_the_tiles_alone() -> None:
-    """Within a tile an iteration grows by attention and small operations; from 128 to 129, 256 to 257 ... by products."""
-    times = data_of(fig7)[lambda data: data["hardware"] == "a6000"].set_index("tokens")["value"]
-    jumps = times.diff()[lambda steps: steps > 1.0]
-    assert list(jumps.index) == [tile * 128 + 1 for tile in range(1, 8)]
-
-
 def test_table2_adds_up_as_the_paper_does() -> None:
     def ms(series: str, column: str) -> float:
         return table2.milliseconds(data_of(table2), "a6000", series, column)
@@ -267,9 +236,7 @@ def test_table2_adds_up_as_the_paper_does() -> None:
     marginal = (ms("decode-maximal", "total") - ms("prefill-only", "total")) / 3
     assert ms("decode-maximal", "decode/token") == pytest.approx(marginal)
     lines = table2.draw(data_of(table2), read_claims("table2")).splitlines()
-    cells = [cell.strip() for cell in lines[3].split("|")]
-    assert cells[2:4] == ["decode-only: 4 decodes at 1,024", "44.28 (44.28)"] and cells[-2] == "12.49 (12.49)"
-    assert "(" not in table2.draw(data_of(table2), [])
+    assert [cell.strip() for cell in lines[3].split("|")][3] == "44.28 (44.28)"
 
 
 def test_a_calendar_has_every_second_of_every_stage() -> None:
@@ -288,27 +255,13 @@ def test_a_calendar_has_every_second_of_every_stage() -> None:
             assert total == pytest.approx(1e3 * getattr(accounts[stage], kind)), kind
 
 
-def test_fig5_names_each_bubble_by_what_differs() -> None:
-    """Stage 0 waits in PB1 after the 256-token prompt, for the 768-token one is still on stage 1."""
-    orca = data_of(fig5)[lambda data: data["series"] == fig5.ORCA]
-    first = orca[orca["stage"] == 0].reset_index(drop=True)
-    place = int(first.index[first["doing"] == "pb1"][0])
-    assert list(first.loc[place - 2 : place - 1, "prompt"]) == [768, 256]
-    waited = orca[(orca["stage"] == 1) & (orca["prompt"] == 768) & (orca["doing"] == "compute")].iloc[0]
-    assert first.loc[place, "begin"] + first.loc[place, "value"] == pytest.approx(waited["begin"] + waited["value"])
-
-
-def test_fig12_draws_what_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fig12_is_of_what_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     tables, links = PROFILES / "aiconfigurator" / "a100_sxm", PROFILES / "vidur" / "network" / "a100_dgx"
     if not (tables.exists() and links.exists()):
         pytest.skip(f"the published timings are not in {PROFILES}")
     monkeypatch.setattr(fig12, "NUM_REQUESTS", 300)
-    data = fig12.measure(Machines(str(tables), str(links)), print)
+    data = fig12.measure(Machines(str(tables), str(links)), quiet)
     assert set(data.loc[data["panel"] == "bubbles", "series"]) == {"TP8-PP8, Orca", "TP8-PP8, Sarathi"}
     assert data.groupby(["series", "panel"])["value"].apply(lambda values: values.is_monotonic_increasing).all()
-    bubbles, ends = fig12.draw(data, read_claims("fig12")).axes
     ends_of = data[data["panel"] == "ends"].groupby("series")["value"].max()
     assert fig12.time_over(data, "tp", "sarathi") == ends_of["8 x TP8, Orca"] / ends_of["TP8-PP8, Sarathi"]
-    assert [axes.get_xlabel() for axes in (bubbles, ends)] == ["bubble time of a request [s]", "requests served"]
-    rows = [[float(cell) for cell in line.split()[-7:]] for line in fig12.text(data).splitlines()[2:]]
-    assert [sum(shares) for _, *shares in rows] == pytest.approx([100.0] * 3, abs=0.4)

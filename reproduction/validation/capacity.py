@@ -23,14 +23,14 @@ from tabulate import tabulate
 
 from cbatch import SLO, ConfigError
 from cbatch.sim import Profile, load_profile
-from cbatch.validation import Switch, parse, positive, whole
+from cbatch.validation import Switch, positive, whole
 from experiments.capacity.estimate import Shares
 from experiments.settings.command_line import beginning_with
 from reproduction import RESULTS
 from reproduction.stored import VALIDATION, write
 from reproduction.validation import runs as kept_runs
 from reproduction.validation.cases import POLICIES, SERVE, Case, sizes, workload
-from reproduction.validation.compare import Pair, compare, on_card, pair, simulate, speed_of
+from reproduction.validation.compare import Pair, by_card, compare, pair, simulate, speed_of
 from reproduction.validation.report import show
 from reproduction.validation.runs import ServedRun, figures
 
@@ -45,7 +45,7 @@ def main(
     path: str = "",
     measured: tuple[str, ...] = (),
     policies: str = "sarathi_serve;prefill_first;past_future",
-    shares: str = "0.95,1,1.05",
+    shares: tuple[float, ...] = (0.95, 1.0, 1.05),
     requests: Number = 400,
     queued: Number = 300,
     ttft: Seconds = 1.0,
@@ -63,8 +63,7 @@ def main(
 
     Args:
         path: a trace to serve. measured: files of kept runs instead, each of a card.
-        policies: beginnings of names, separated by ";". shares: of the simulated capacity, at which to serve; several lists
-            for the policies in their order, separated by ";".
+        policies: beginnings of names, separated by ";". shares: of the simulated capacity, at which to serve.
         requests: of each run. queued: of those that tell the card's speed.
         hardware: profile to simulate with. serve: off prints the rates and ends. backend: cpu serves small models.
 
@@ -82,14 +81,13 @@ def main(
             Case(f"capacity, {policy}", *server, (policy,), start=1500, held_out=True, slo=slo)
             for policy in beginning_with("policies", policies, POLICIES)
         ]
-        served = _shares(shares, len(chosen))
         search = partial(simulated_capacity, path=path, numbers=numbers, attainment=attainment, profile=profile)
         with ProcessPoolExecutor(min(len(chosen), os.cpu_count() or 1)) as pool:
-            for case, found, of in zip(chosen, pool.map(search, chosen), served, strict=True):
+            for case, found in zip(chosen, pool.map(search, chosen), strict=True):
                 print(f"{case.name}: {found:.2f} requests/s simulated", flush=True)
                 cases += [
                     replace(case, name=f"{case.name} at {share:.0%}", load=share, rate=round(share * found, 3))
-                    for share in of
+                    for share in shares
                 ]
         if not serve:
             return
@@ -99,13 +97,6 @@ def main(
     result = _results([found for _, found in kept], attainment, profile)
     about = {"measured": [each for each, _ in kept], "attainment": attainment}
     print(f"written: {write(name, kept[0][0]['hardware'], about | result, folder, VALIDATION)}")
-
-
-def _shares(text: str, number: int) -> list[tuple[float, ...]]:
-    lists: list[tuple[float, ...]] = [parse(tuple[float, ...], part, "capacity: shares") for part in text.split(";")]
-    if len(lists) not in (1, number):
-        raise ConfigError(f"capacity: shares={text}: give one list, or one for each of the {number} policies")
-    return lists * number if len(lists) == 1 else lists
 
 
 def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainment: float, profile: Profile) -> float:
@@ -153,23 +144,37 @@ def _results(cards: Sequence[Sequence[ServedRun]], attainment: float, profile: P
     """Returns capacities by policy, and the errors of all runs: as simulated with the profile, and at the card's speed."""
     ways: dict[str, list[Pair]] = {"profile": [], "card": []}
     speeds = []
-    for number, runs in enumerate(cards, 1):
-        speed = speed_of([run for run in runs if run.settings["rate"] is None], profile)
+    runs = by_card(cards)
+    for of_card, shown in zip(cards, runs, strict=True):
+        speed = speed_of([run for run in of_card if run.settings["rate"] is None], profile)
         speeds.append(speed._asdict())
-        for run in sorted((run for run in runs if run.settings["rate"]), key=lambda run: float(run.settings["rate"])):
-            name = on_card(run.name[0], number) if len(cards) > 1 else run.name[0]
-            run = replace(run, settings={**run.settings, "case": name})
-            ways["profile"].append(pair(run, profile))
-            ways["card"].append(pair(run, profile, speed))
+        for run in shown:
+            if run.settings["rate"]:
+                ways["profile"].append(pair(run, profile))
+                ways["card"].append(pair(run, profile, speed))
+    for pairs in ways.values():
+        pairs.sort(key=lambda found: float(found.run.settings["rate"]))
     errors = {way: compare(pairs, profile) for way, pairs in ways.items()}
     for way, found in errors.items():
         print(f"\n==== iteration times of the {way}")
         show(found)
     policies = dict.fromkeys(found.run.name[1] for found in ways["card"])
     capacities = {policy: _capacity(policy, ways, attainment) for policy in policies}
-    rows = [[policy, *map(_shown, found.values())] for policy, found in capacities.items()]
-    print(tabulate(rows, _HEADS, disable_numparse=True))
+    print(tabulate([[policy, *map(_shown, found.values())] for policy, found in capacities.items()], _HEADS))
     return {"capacities": capacities, "speed": speeds, "errors": errors}
+
+
+_HEADS = (
+    "policy",
+    "searched",
+    "rates",
+    "attained",
+    "simulated",
+    "at the card's speed",
+    "capacity",
+    "simulated",
+    "card's",
+)
 
 
 def _shown(value: float | Sequence[float] | None) -> str:
@@ -178,27 +183,17 @@ def _shown(value: float | Sequence[float] | None) -> str:
     return f"{value:.4g}" if isinstance(value, float) else ", ".join(f"{each:.4g}" for each in value)
 
 
-_HEADS = ["policy", "simulated", "rates", "attained", "simulated", "at the card's speed"]
-_HEADS += ["capacity", "simulated", "card's"]
-
-
 def _capacity(policy: str, ways: Mapping[str, Sequence[Pair]], attainment: float) -> dict[str, Any]:
-    """Returns what was attained at each rate, and the crossing of `attainment`; None beyond the rates."""
-    runs = {
-        way: sorted(
-            (found for found in pairs if found.run.name[1] == policy),
-            key=lambda found: float(found.run.settings["rate"]),
-        )
-        for way, pairs in ways.items()
-    }
-    first, rates = runs["profile"][0].run.settings, [found.run.settings["rate"] for found in runs["profile"]]
-    attained = {
-        "measured": [found.run.figures["attainment"] for found in runs["profile"]],
-        **{way: [found.simulated["attainment"] for found in pairs] for way, pairs in runs.items()},
-    }
-    crossings = {
-        way: crossing(rates, shares, len(runs["profile"][0].run.columns["request.prompt"]), attainment)
-        for way, shares in attained.items()
-    }
+    """Returns what was attained at each rate, and the crossing of `attainment`; None beyond the rates.
+
+    ways: runs in the order of their rates.
+    """
+    pairs = {way: [found for found in found_all if found.run.name[1] == policy] for way, found_all in ways.items()}
+    real = [found.run for found in pairs["profile"]]
+    first, rates = real[0].settings, [run.settings["rate"] for run in real]
+    attained = {"measured": [run.figures["attainment"] for run in real]}
+    attained |= {way: [found.simulated["attainment"] for found in simulated] for way, simulated in pairs.items()}
+    number = len(real[0].columns["request.prompt"])
+    crossings = {way: crossing(rates, shares, number, attainment) for way, shares in attained.items()}
     known = {f"capacity, {way}": value if 0 < value < np.inf else None for way, value in crossings.items()}
     return {"searched": first["rate"] / first["load"], "rates": rates, **attained, **known}

@@ -1,15 +1,16 @@
 """The cases by which simulation is validated: workloads, each under several policies, served and then simulated.
 
-Those of `HELD_OUT` had no part in building the profile: other rows of the trace, other arrivals, other policies.
+Those whose names begin with "held out" had no part in building the profile: other rows of the trace, other arrivals, other policies.
 """
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import yaml
 
 from cbatch import SLO, ConfigError, Policy, Request
 from cbatch.kv import blocks_for
@@ -102,52 +103,12 @@ class Case:
         return (self.model, self.batch, self.max_tokens) == (other.model, other.batch, other.max_tokens)
 
 
-LLAMA = ("llama-3.1-8b", 128, 16384)
-OPEN_POLICIES = (SERVE, "orca", "prefill_first", "sarathi, 512 tokens")
-NEW_POLICIES = ("vllm_v1, 2048 tokens", "vtc", "qoserve", "mlfq", "past_future")
+def _read_cases(path: Path) -> tuple[Case, ...]:
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["cases"]
+    return tuple(Case(**{**entry, "policies": tuple(entry["policies"])}) for entry in entries)
 
-_OPEN: Sequence[tuple[str, float, Arrivals, tuple[str, ...]]] = (
-    ("poisson at 90%", 0.9, 1.0, (SERVE, "prefill_first", *NEW_POLICIES)),
-    ("recorded at 75%", 0.75, "recorded", (SERVE, "prefill_first")),
-    ("bursty at 75%", 0.75, 2.0, (SERVE, "orca")),
-    ("poisson at 45%", 0.45, 1.0, (SERVE,)),
-)
-_QUEUED = "held out, queued"
-_held_out = partial(Case, model=LLAMA[0], batch=48, max_tokens=16384, capacity_of=_QUEUED, start=1500.0, held_out=True)
-_SMALL, _SYNC = "held out, poisson at 80%, small KV cache", "held out, synchronous loop"
-HELD_OUT = (
-    _held_out(_QUEUED, policies=(SERVE, "orca")),
-    *(
-        _held_out(f"held out, {name}", policies=policies, load=load, arrivals=arrivals)
-        for name, load, arrivals, policies in _OPEN
-    ),
-    _held_out(_SYNC, policies=(SERVE, "orca"), loop="sync"),
-    _held_out(f"{_SYNC}, poisson at 75%", policies=(SERVE, "prefill_first"), loop="sync", load=0.75, capacity_of=_SYNC),
-    _held_out("held out, qwen3-8b", policies=(SERVE, "orca"), model="qwen3-8b"),
-    _held_out(_SMALL, policies=(SERVE, "vllm_v1, 2048 tokens", "past_future"), load=0.8, kv_blocks=400),
-    *(
-        _held_out(
-            f"held out, batch {batch}{arrivals}",
-            policies=policies,
-            batch=batch,
-            load=load,
-            capacity_of=f"held out, batch {batch}",
-        )
-        for batch in (16, 128)
-        for arrivals, load, policies in (
-            ("", None, (SERVE,)),
-            (", poisson at 75%", 0.75, (SERVE, "vllm_v1, 2048 tokens")),
-        )
-    ),
-)
 
-CASES = (
-    Case("pd", "llama-13b", 18, 18 * 1024, ("request_level", "orca", "sarathi, 256 tokens", SERVE)),
-    Case("trace", *LLAMA, (SERVE, "orca", "prefill_first", "longest_first, 512 tokens")),
-    Case("poisson at 60%", *LLAMA, OPEN_POLICIES, load=0.6),
-    Case("poisson at 90%", *LLAMA, OPEN_POLICIES, load=0.9),
-    *HELD_OUT,
-)
+CASES = _read_cases(Path(__file__).with_name("cases.yaml"))
 
 
 def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float | None) -> Workload:

@@ -150,6 +150,16 @@ def on_card(case: str, card: int) -> str:
     return f"{case}, card {card}"
 
 
+def by_card(cards: Sequence[Sequence[ServedRun]]) -> list[list[ServedRun]]:
+    """Returns the runs of each card. If there are several cards, the names of the runs' cases say which."""
+    if len(cards) == 1:
+        return [[*cards[0]]]
+    return [
+        [replace(run, settings={**run.settings, "case": on_card(run.settings["case"], card)}) for run in runs]
+        for card, runs in enumerate(cards, 1)
+    ]
+
+
 def card_of(case: str) -> tuple[str, str]:
     """Returns a case's name without its card, and the card."""
     name, several, card = case.rpartition(", card ")

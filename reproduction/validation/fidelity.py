@@ -15,7 +15,6 @@ events.
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +29,7 @@ from reproduction import RESULTS
 from reproduction.stored import VALIDATION, write
 from reproduction.validation import runs as kept_runs
 from reproduction.validation.cases import CASES, chosen_cases
-from reproduction.validation.compare import CLOSED, TARGETS, compare, on_card, pair, simulate, speed_of
+from reproduction.validation.compare import CLOSED, TARGETS, by_card, compare, pair, simulate, speed_of
 from reproduction.validation.report import brief_error, error_line, show
 from reproduction.validation.runs import ServedRun, figures
 from reproduction.validation.stored import pool, stored_runs
@@ -105,9 +104,10 @@ def main(
 
 def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str) -> Path:
     """Simulates and compares what was kept of each card; prints, writes and draws it; returns the written file."""
-    runs, origins = _by_card([found for _, found in kept]), [about for about, _ in kept]
-    result = {"measured": origins, **compare([pair(run, profile) for run in runs], profile)}
-    result["at_card_speed"] = errors_at_card_speed([found for _, found in kept], profile)
+    origins, order = [about for about, _ in kept], [case.name for case in CASES]
+    cards = [sorted(runs, key=lambda run: order.index(run.settings["case"])) for _, runs in kept]
+    pairs = [pair(run, profile) for runs in by_card(cards) for run in runs]
+    result = {"measured": origins, **compare(pairs, profile), "at_card_speed": errors_at_card_speed(cards, profile)}
     show(result)
     written = write(name, origins[0]["hardware"], result, folder, VALIDATION)
     print(f"written: {written}")
@@ -137,19 +137,6 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
             "error": error_line(result, command),
         }
     return {"error": next(iter(compared.values())).pop("error"), "compared": compared}
-
-
-def _by_card(cards: Sequence[Sequence[ServedRun]]) -> list[ServedRun]:
-    """Returns all runs in the order of `CASES`; if they are of several cards, the names of their cases say which."""
-    order = [case.name for case in CASES]
-    runs = [sorted(found, key=lambda run: order.index(run.settings["case"])) for found in cards]
-    if len(runs) == 1:
-        return runs[0]
-    return [
-        replace(run, settings={**run.settings, "case": on_card(run.settings["case"], card)})
-        for card, found in enumerate(runs, 1)
-        for run in found
-    ]
 
 
 def errors_at_card_speed(cards: Sequence[Sequence[ServedRun]], profile: Profile) -> dict[str, dict[str, float]]:

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tabulate import tabulate
 
 from policies.chunking import ChunkSelector, Fixed, PDAware, TileAligned
 from policies.sarathi import Sarathi
@@ -98,12 +97,3 @@ def _draw_bars(panel: Axes, regrets: pd.DataFrame, chunks: pd.DataFrame) -> None
     totals = zip(chunks.index, chunks[AWARE], chunks[BEST], strict=True)
     ticks = [f"{ratio:g}\n{chosen:.0f}\n/{best:.0f}" for ratio, chosen, best in totals]
     panel.set_xticks(range(len(ticks)), ticks, fontsize=6.5)
-
-
-def text(data: pd.DataFrame) -> str:
-    """The regrets as a table, in percent."""
-    keys = ["hardware", "pd_ratio"]
-    table, chunks = pivot(regret(data), keys)[list(SELECTORS)], pivot(data, keys, values="chunk")[[AWARE, BEST]]
-    rows = [(*key, *table.loc[key], *chunks.loc[key]) for key in table.index]
-    head = ("hardware", "P:D", *SELECTORS, "chosen total", "best total")
-    return tabulate(rows, head, floatfmt=("", "g", ".2f", ".2f", ".2f", ".0f", ".0f"))

@@ -10,11 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
-from tabulate import tabulate
 
 from experiments.plots.style import line_style, new_figure
 from reproduction.papers.claims import Claim
-from reproduction.papers.fig12_systems import Outcome, load_linked_profile, run_systems, time_shares
+from reproduction.papers.fig12_systems import Outcome, load_linked_profile, run_systems
 from reproduction.papers.frames import select
 from reproduction.papers.machines import Machines
 from reproduction.parts import legend, mark_printed, paper_style
@@ -32,20 +31,16 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     request, or until this share has ended).
     """
     rows: list[tuple[str, str, str, float, float]] = []
-    systems: list[tuple[str | float, ...]] = []
     if machines.are_real:
         say("left out: 64 GPUs are simulated, with hardware=sim")
     elif machines.tables is None or machines.links is None:
         say("left out: give tables=.../aiconfigurator/a100_sxm and links=.../vidur/network/a100_dgx")
     else:
         for name, outcome in run_systems(load_linked_profile(machines.tables, machines.links), NUM_REQUESTS):
-            say(f"{NAMES[name]}: {outcome.num_iterations:,} iterations simulated in {outcome.wall_seconds:.0f} s")
+            say(NAMES[name])
             machines.note(HARDWARE, {"model": "gpt-3", **outcome.provenance})
             rows += _rows(name, outcome)
-            systems.append((NAMES[name], outcome.seconds, *(100 * share for share in time_shares(outcome).values())))
-    data = pd.DataFrame(rows, columns=["hardware", "series", "panel", "share", "value"])
-    data.attrs["systems"] = systems
-    return data
+    return pd.DataFrame(rows, columns=["hardware", "series", "panel", "share", "value"])
 
 
 def _rows(name: str, outcome: Outcome) -> Iterator[tuple[str, str, str, float, float]]:
@@ -96,12 +91,6 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         panel.set_ylim(bottom=0)
     legend(figure, [ends], title=HEADING, title_fontsize=8)
     return figure
-
-
-def text(data: pd.DataFrame) -> str:
-    """Where the time of each system's stages went, in percent."""
-    head = ("system", "seconds", "compute", "communication", "PB1", "PB2", "PB3", "no work")
-    return tabulate(data.attrs["systems"], head, floatfmt=".1f")
 
 
 def _mark(panel: Axes, data: pd.DataFrame, claim: Claim, ratio: float) -> None:

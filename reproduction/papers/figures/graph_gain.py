@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from tabulate import tabulate
 
 from experiments.plots.style import line_style, new_figure
 from reproduction.papers.claims import Claim
@@ -103,10 +102,3 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     gains.set(title="gain of graphs", ylabel="tokens/s over those without")
     legend(figure, [speeds])
     return figure
-
-
-def text(data: pd.DataFrame) -> str:
-    """Tokens/s by way and batch, and the seconds that each way takes to start."""
-    rates = _rates(data)
-    rows = [[name, *rates[name], *(price(data, name, what) for what in PRICES[:2])] for name in map(str, rates)]
-    return tabulate(rows, ["tokens/s at batch", *rates.index, "captures [s]", "first request [s]"], floatfmt=",.1f")

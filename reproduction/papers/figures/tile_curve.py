@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from tabulate import tabulate
 
 from experiments.plots.style import line_style, new_figure
 from reproduction.papers.claims import Claim
@@ -87,15 +86,3 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     times.legend(loc="upper left")
     rates.set(xlabel="tokens in the iteration", ylabel="throughput [tokens/ms]")
     return figure
-
-
-def text(data: pd.DataFrame) -> str:
-    """Time and rate of every candidate, the share of throughput it loses against smaller sizes, and what is faster."""
-    found = judge(data)
-    found = found[(found["tokens"] % CANDIDATES == 0) | (found["tokens"] % CANDIDATES == 1) & (found["tokens"] > 64)]
-    rows = []
-    for row in found.to_dict("records"):
-        slower = "avoid: a smaller one has a higher rate" if row["lost"] > LOST else ""
-        advice = f"avoid: {row['instead']} takes less time" if row["instead"] else slower
-        rows.append((row["tokens"], row["value"], row["rate"], f"{row['lost']:.0%}", advice))
-    return tabulate(rows, ("tokens", "ms", "tokens/ms", "below the best smaller", ""), floatfmt=("d", ".2f", ".1f"))

@@ -6,9 +6,11 @@ compared. QoServe's objectives of 600 and 1,800 s are a tenth here, so that runs
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+import yaml
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
@@ -21,20 +23,7 @@ from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, crossing, run_jobs, summary_of
 from reproduction.papers.machines import Machines
 
-CONV, CODE, CHAT = (
-    "azure_llm_2023_conv_rows1-14176.csv.gz",
-    "azure_llm_2023_code_rows1-5740.csv.gz",
-    "sharegpt_8k_llama2_rows1-20490.csv.gz",
-)
-TIERS = (
-    "workload.tiers={interactive:{share:0.34,slo:{ttft:6.0}},minute:{share:0.33,slo:{total:60.0}},"
-    "three:{share:0.33,slo:{total:180.0}}}"
-)
-TAUS = {0.62: 0.5, 0.42: 1.0, 0.26: 2.0}
-"""Kendall's tau of scores to the lengths of the chat trace, and the sigma of their lognormal error."""
-NOISY = "predictor=noisy predictor.share=null predictor.mae={}"
 BUDGETS = "SLAI's budget"
-PAYING = "workload.tiers={paying:{share:0.05,slo:{tbt:0.1}},others:{share:0.95,slo:{tbt:0.5}}}"
 
 
 class Study(NamedTuple):
@@ -51,69 +40,12 @@ class Study(NamedTuple):
     common: str
 
 
-STUDIES = {
-    "QoServe": Study(
-        CODE,
-        11.4,
-        (0.9, 1.0, 1.1, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4),
-        {
-            "EDF": "policy=qoserve(order=edf,relegate=false,chunking=fixed)",
-            "SRPF": "policy=qoserve(order=srpf,relegate=false,chunking=fixed)",
-            "hybrid alone": "policy=qoserve(relegate=false,chunking=fixed)",
-            "+ dynamic chunk": "policy=qoserve(order=edf,relegate=false,chunking=slack)",
-            "+ relegation": "policy=qoserve(order=edf,chunking=slack)",
-            "+ hybrid": "policy=qoserve(chunking=slack)",
-        },
-        f"workload.num_requests=16000 workload.lengths.order=random predictor=history chunk=256 {TIERS}",
-    ),
-    "SLAI": Study(
-        CHAT,
-        8.2,
-        (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4),
-        {"Sarathi-Serve": "policy=sarathi_serve", "SLAI": "policy=slai"},
-        f"workload.num_requests=2000 chunk=512 {PAYING}",
-    ),
-    BUDGETS: Study(
-        CHAT,
-        8.2,
-        (0.5, 0.7),
-        {f"{budget} tokens": f"policy=slai chunk={budget}" for budget in (64, 128, 256, 384, 512, 768, 1024)},
-        f"workload.num_requests=2000 {PAYING}",
-    ),
-    "FastServe": Study(
-        CHAT,
-        6.35,
-        (0.7, 0.9, 1.1),
-        {"FCFS": "policy=vllm_v1", "naive MLFQ": "policy=mlfq(skip_join=false)", "skip-join": "policy=mlfq"},
-        "workload.num_requests=1000 batch=32 max_running=1024 chunk=2048",
-    ),
-    "TRAIL": Study(
-        CHAT,
-        7.3,
-        (0.7, 0.9, 1.1),
-        {
-            "FCFS": "policy=sarathi_serve",
-            **{f"c = {c:g}": f"policy=trail(c={c:g}) {NOISY.format(33.9)}" for c in (0.0, 0.5, 0.8, 1.0)},
-            "SRPT": f"policy=srpt {NOISY.format(33.9)}",
-            "SJF, exact": "policy=length_order predictor=oracle",
-            "SJF, MAE 33.9": f"policy=length_order {NOISY.format(33.9)}",
-            "SJF, MAE 400": f"policy=length_order {NOISY.format(400)}",
-            **{
-                f"SJF, tau {tau}": f"policy=length_order predictor=ranks predictor.sigma={sigma}"
-                for tau, sigma in TAUS.items()
-            },
-        },
-        "workload.num_requests=1500 batch=48 chunk=512",
-    ),
-    "vLLM": Study(
-        CONV,
-        20.5,
-        (0.9, 1.1, 1.3),
-        {"last": "policy=vllm_v1", "lcf": "policy=vllm_v1(victim=lcf)"},
-        "workload.num_requests=2000 chunk=512 kv_tokens=98304",
-    ),
-}
-"""Batches are 128 where a study says nothing else."""
+def _read_studies(path: Path) -> dict[str, Study]:
+    studies = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {name: Study(**{**study, "loads": tuple(study["loads"])}) for name, study in studies.items()}
+
+
+STUDIES = _read_studies(Path(__file__).with_suffix(".yaml"))
 KEYS = {
     "ttft_p50": ("ttft_seconds", "p50"),
     "ttft_mean": ("ttft_seconds", "mean"),
@@ -153,7 +85,7 @@ def run(study: str, load: float, series: str, traces: str) -> Figures:
 def overrides(study: str, load: float, series: str, traces: str) -> list[str]:
     """The settings of one run, as on the command line of `experiments.run`."""
     chosen = STUDIES[study]
-    lengths, rate = "lengths" if chosen.lengths == CHAT else "azure", load * chosen.capacity
+    lengths, rate = "lengths" if "sharegpt" in chosen.lengths else "azure", load * chosen.capacity
     path = f"workload.lengths.path={traces}/{chosen.lengths}"
     workload = ["workload=arxiv", path, f"workload.lengths.format={lengths}", "workload.max_new_tokens=1024"]
     fitted = ["workload.lengths.too_long=drop", "workload.lengths.max_length=8192", f"workload.arrivals.rate={rate}"]
