@@ -1,7 +1,6 @@
 """`make mutants`: changes the code that makes figures, one change at a time, and reports which changes no test notices.
 
     python tests/support/mutate.py [MODULE ...] [--sample N [--draw N]] [--jobs N] [--record FOLDER]
-    python tests/support/mutate.py --again --record FOLDER   the survivors of that record alone, once tests were written
     python tests/support/mutate.py --planted        the faults of `planted.yaml` alone
 
 Each mutant runs the tests that `mutants.yaml` names for its module, in a process of its own over a copy of the repository. A
@@ -50,7 +49,10 @@ settings.register_profile(  # a failure is enough: it need not be made small
 
 @dataclass
 class Target:
-    """tests: files of tests that cover the module, or tests in them. equivalent: why no test can notice, and the lines after such changes; "..." ends the beginning of one."""
+    """tests: files of tests that cover the module, or tests in them.
+
+    equivalent: why no test can notice, and the lines after such changes; "..." ends the beginning of one.
+    """
 
     module: str
     tests: list[str]
@@ -137,7 +139,6 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="about as many mutants of each module; default: all")
     parser.add_argument("--draw", type=int, default=0, help="another number samples other mutants")
     parser.add_argument("--jobs", type=int, default=2, help="modules at a time")
-    parser.add_argument("--again", action="store_true", help="the survivors of the record alone")
     parser.add_argument("--planted", action="store_true", help="the faults of planted.yaml alone")
     parser.add_argument(
         "--record", metavar="FOLDER", help="write the numbers under this folder, where those of other modules stay"
@@ -145,15 +146,16 @@ def main() -> int:
     given = parser.parse_args()
     rows, failed = stored_rows(given.record), False
     with tempfile.TemporaryDirectory() as temporary, ProcessPoolExecutor(given.jobs, FORK) as pool:
-        if not given.modules and not given.again:
+        if not given.modules:
             failed = missed_faults(pool, temporary)
         targets = [] if given.planted else read_targets(given.modules)
-        judging = [pool.submit(judge_module, target, rows.get(target.module), given, temporary) for target in targets]
+        judging = [pool.submit(judge_module, target, given.sample, given.draw, temporary) for target in targets]
         for done in as_completed(judging):
             if error := done.exception():
                 failed = True
                 print(error, flush=True)
-            elif row := done.result():
+            else:
+                row = done.result()
                 print("".join(f"{row['module']}:{line}\n" for line in row["survivors"]), end="", flush=True)
                 rows[row["module"]] = row
                 if given.record:
@@ -161,30 +163,16 @@ def main() -> int:
     return int(failed) or (0 if given.planted else conclude(rows))
 
 
-def judge_module(target: Target, stored: Row | None, given: argparse.Namespace, temporary: str) -> Row | None:
-    """A row of the table; None where none of its survivors is to be judged again."""
+def judge_module(target: Target, number: int, draw: int, temporary: str) -> Row:
+    """Returns a row of the table, with the mutants that nobody noticed and that no one explains."""
     found = mutants_of((ROOT / target.module).read_text())
-    before = stored if given.again else None
-    if given.again and not (before and before["survivors"]):
-        return None
-    mutants = survivors_of(before, found) if before else sample(found, given.sample, given.draw)
+    mutants = sample(found, number, draw)
     said = judge(target, mutants, temporary)
-    return add_to(before, report(target, list(zip(mutants, said, strict=True)), len(found)))
-
-
-def survivors_of(row: Row, found: Iterable[Mutant]) -> list[Mutant]:
-    """Those whose lines are still there."""
-    lines = [line.partition(": ")[2] for line in row["survivors"]]
-    return [mutant for mutant in found if f"{mutant.before} -> {mutant.after}" in lines]
-
-
-def add_to(before: Row | None, row: Row) -> Row:
-    """A row whose survivors were judged again: the others were killed before, and equivalent ones stay so."""
-    if before is None:
-        return row
-    others = {name: before[name] for name in ("killed", "equivalent")}
-    counts = {name: others[name] + row[name] for name in others}
-    return row | counts | {"judged": sum(counts.values()) + row["survived"]}
+    passed = [mutant for mutant, outcome in zip(mutants, said, strict=True) if outcome == "passed"]
+    left = sorted((mutant for mutant in passed if not target.explains(mutant)), key=lambda mutant: mutant.line)
+    shown = [f"{mutant.line}: {mutant.before} -> {mutant.after}" for mutant in left]
+    counts = (len(found), len(said), len(said) - len(passed), len(passed) - len(left), len(left))
+    return {"module": target.module, **dict(zip(COUNTS, counts, strict=True)), "survivors": shown}
 
 
 def missed_faults(pool: ProcessPoolExecutor, temporary: str) -> bool:
@@ -205,15 +193,6 @@ def _missed(what: str, fault: dict[str, Any], temporary: str) -> str:
     mutant = Mutant(0, fault["before"], fault["after"], source.replace(fault["before"], fault["after"]))
     said = judge(Target(fault["module"], fault["tests"]), [mutant], temporary)
     return what if said == ["passed"] else ""
-
-
-def report(target: Target, judged: Sequence[tuple[Mutant, str]], num_mutants: int) -> Row:
-    """A row of the table, with the mutants that nobody noticed and that no one explains. num_mutants: before sampling."""
-    passed = [mutant for mutant, said in judged if said == "passed"]
-    left = sorted((mutant for mutant in passed if not target.explains(mutant)), key=lambda mutant: mutant.line)
-    shown = [f"{mutant.line}: {mutant.before} -> {mutant.after}" for mutant in left]
-    counts = (num_mutants, len(judged), len(judged) - len(passed), len(passed) - len(left), len(left))
-    return {"module": target.module, **dict(zip(COUNTS, counts, strict=True)), "survivors": shown}
 
 
 def totals(rows: Iterable[Row]) -> Row:

@@ -3,6 +3,7 @@
 What has no meaning for a result is left alone: annotations, imports, docstrings, error messages, the look of plots.
 """
 
+import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
@@ -14,23 +15,10 @@ import libcst.matchers as m
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, PositionProvider
 from mutmut.mutation import mutators
 
-LOOK = frozenset(
-    {"alpha", "bbox_to_anchor", "clip_on", "color", "decimals", "edgecolor", "edgecolors", "encoding", "facecolor"}
-    | {"facecolors", "figsize", "fontsize", "ha", "hatch", "height_ratios", "layout", "linewidth", "loc", "markersize"}
-    | {
-        "markeredgewidth",
-        "markevery",
-        "ncols",
-        "ratios",
-        "subs",
-        "title_fontsize",
-        "transform",
-        "va",
-        "visible",
-        "width",
-        "zorder",
-    }
-    | {"strict", "dtype", "colalign"}
+LOOK = re.compile(
+    "alpha|bbox_to_anchor|clip_on|colalign|color|decimals|dtype|edgecolors?|encoding|facecolors?|figsize|fontsize|ha|hatch|"
+    "height_ratios|layout|linewidth|loc|markeredgewidth|markersize|markevery|ncols|ratios|strict|subs|title_fontsize|"
+    "transform|va|visible|width|zorder"
 )
 """Keywords, parameters and keys of styles whose values are not changed: the look of a figure, and what only checks."""
 
@@ -62,15 +50,20 @@ def mutants_of(source: str) -> list[Mutant]:
 
 
 class _Finder(cst.CSTVisitor):
+    """attributes, keys: the attributes that a file reads, by name, and its string keys: what one could be mistaken for."""
+
     METADATA_DEPENDENCIES = (PositionProvider, ByteSpanPositionProvider)
 
     def __init__(self, module: cst.Module) -> None:
         self.module, self.source = module, module.code
         self.mutants: list[Mutant] = []
         self._left_alone: set[cst.CSTNode] = set()
-        names = _Names()
-        module.visit(names)
-        self._names = names
+        self._called: set[Any] = {call.func for call in m.findall(module, m.Call()) if isinstance(call, cst.Call)}
+        self._attributes: dict[str, dict[str, None]] = {}
+        read: list[Any] = [each for each in m.findall(module, m.Attribute(value=m.Name())) if each not in self._called]
+        for node in read:
+            self._attributes.setdefault(node.value.value, {})[node.attr.value] = None
+        self._keys = dict.fromkeys(filter(None, map(_string_key, m.findall(module, m.Subscript()))))
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         kinds = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Raise, cst.Assert)
@@ -80,8 +73,8 @@ class _Finder(cst.CSTVisitor):
             self._left_alone.update(node.bases)
         if isinstance(node, cst.Module):
             self._left_alone.update(line for line in node.body if _is_type(line))
-        if m.matches(node, m.Call(func=m.Name("new_figure"))):
-            self._left_alone.update(node.args[2:3])  # type: ignore[attr-defined]  # inches
+        if isinstance(node, cst.Call) and m.matches(node, m.Call(func=m.Name("new_figure"))):
+            self._left_alone.update(node.args[2:3])  # inches
         for changed in self._changes(node):
             line = self.get_metadata(PositionProvider, node).start.line
             source = self._with(node, changed)
@@ -101,10 +94,7 @@ class _Finder(cst.CSTVisitor):
         for kind, operator in mutators.mutation_operators:
             if isinstance(node, kind) and operator not in OBVIOUS:
                 yield from list(operator(node))[: 1 if operator is mutators.operator_string else None]
-        if isinstance(node, cst.Attribute):
-            yield from self._names.another_attribute(node)
-        if isinstance(node, cst.Subscript):
-            yield from self._names.another_key(node)
+        yield from self._other_name(node)
         if isinstance(node, cst.If | cst.IfExp | cst.CompIf):
             yield node.with_changes(test=_negated(node.test))
         if m.matches(node, m.Expr(value=m.Call())):
@@ -113,34 +103,13 @@ class _Finder(cst.CSTVisitor):
         yield from _without_keyword(node)
         yield from _other_function(node)
 
-
-class _Names(cst.CSTVisitor):
-    """The attributes that a file reads, and its string keys: what one could be mistaken for."""
-
-    def __init__(self) -> None:
-        self.attributes: dict[str, dict[str, None]] = {}
-        self.keys: dict[str, None] = {}
-        self._called: set[cst.CSTNode] = set()
-
-    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 - libcst's name
-        self._called.add(node.func)
-
-    def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802 - libcst's name
-        if node not in self._called and isinstance(node.value, cst.Name):
-            self.attributes.setdefault(node.value.value, {})[node.attr.value] = None
-
-    def visit_Subscript(self, node: cst.Subscript) -> None:  # noqa: N802 - libcst's name
-        if key := _string_key(node):
-            self.keys[key] = None
-
-    def another_attribute(self, node: cst.Attribute) -> Iterator[cst.CSTNode]:
-        known = self.attributes.get(node.value.value, {}) if isinstance(node.value, cst.Name) else {}
-        if node not in self._called and (other := _next(node.attr.value, list(known))):
+    def _other_name(self, node: Any) -> Iterator[cst.CSTNode]:
+        """Another attribute or key that the file reads stands in its place."""
+        read = m.matches(node, m.Attribute(value=m.Name())) and node not in self._called
+        if read and (other := _next(node.attr.value, list(self._attributes[node.value.value]))):
             yield node.with_changes(attr=cst.Name(other))
-
-    def another_key(self, node: cst.Subscript) -> Iterator[cst.CSTNode]:
-        if (key := _string_key(node)) and (other := _next(key, list(self.keys))):
-            text = node.slice[0].slice.value  # type: ignore[union-attr]
+        if (key := _string_key(node)) and (other := _next(key, list(self._keys))):
+            text = node.slice[0].slice.value
             text = text.with_changes(value=text.value.replace(key, other))
             yield node.with_changes(slice=[cst.SubscriptElement(cst.Index(text))])
 
@@ -149,10 +118,9 @@ def _next(name: str, names: Sequence[str]) -> str:
     return names[(names.index(name) + 1) % len(names)] if name in names and len(names) > 1 else ""
 
 
-def _string_key(node: cst.Subscript) -> str:
-    if len(node.slice) == 1 and m.matches(node.slice[0].slice, m.Index(value=m.SimpleString())):
-        return node.slice[0].slice.value.raw_value  # type: ignore[union-attr, no-any-return]
-    return ""
+def _string_key(node: Any) -> str:
+    literal = m.Subscript(slice=[m.SubscriptElement(m.Index(value=m.SimpleString()))])
+    return str(node.slice[0].slice.value.raw_value) if m.matches(node, literal) else ""
 
 
 def _negated(test: cst.BaseExpression) -> cst.UnaryOperation:
@@ -210,7 +178,7 @@ def _is_look(node: cst.CSTNode) -> bool:
     key = {cst.Arg: "keyword", cst.Param: "name", cst.DictElement: "key"}.get(type(node), "")
     name = getattr(node, key, None)
     text = name.value if isinstance(name, cst.Name) else name.raw_value if isinstance(name, cst.SimpleString) else ""
-    return text in LOOK
+    return LOOK.fullmatch(text) is not None
 
 
 def _difference(one: str, two: str) -> tuple[str, str]:
