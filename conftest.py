@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draw", type=int, default=0, help="another number draws others, of schedules and inputs")
     parser.addoption("--replay", metavar="BLOB", help="a failing schedule again, as its failure printed it")
     parser.addoption("--golden", default="check", choices=("check", "write"), help="check or write hashes (golden/)")
-    parser.addoption("--record", metavar="FOLDER", help="show progress, and write what was found under this folder")
+    parser.addoption("--record", metavar="FOLDER", help="write what was found under this folder")
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,7 @@
 
     python -m pytest tests/commands/test_fuzz.py --fuzz=30000 --record=reproduction/results
 
-draws that many inputs, shows how far it is, and writes results/cpu/fuzz.json; --draw=N draws others. What fails is
-shrunk.
+draws that many inputs, and writes results/cpu/fuzz.json; --draw=N draws others. What fails is shrunk.
 """
 
 import gzip
@@ -70,17 +69,14 @@ def recorded(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def tally(pytestconfig: pytest.Config) -> Tally:
-    number, folder = pytestconfig.getoption("--fuzz"), pytestconfig.getoption("--record")
-    return Tally("inputs", number, "fuzz", folder, hypothesis=hypothesis_version)
+    return Tally("inputs", "fuzz", pytestconfig.getoption("--record"), hypothesis=hypothesis_version)
 
 
 Fuzz = Callable[[float, st.SearchStrategy[Any], Callable[[Any], str]], None]
 
 
 @pytest.fixture
-def fuzz(
-    request: pytest.FixtureRequest, tally: Tally, pytestconfig: pytest.Config, capfd: pytest.CaptureFixture[str]
-) -> Fuzz:
+def fuzz(request: pytest.FixtureRequest, tally: Tally, pytestconfig: pytest.Config) -> Fuzz:
     """Give inputs of a strategy - a share of all that are asked for - to a test, which says how each ended."""
     name, draw = request.node.name, pytestconfig.getoption("--draw")
 
@@ -94,7 +90,7 @@ def fuzz(
         check_all = settings(max_examples=number, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)(
             given(inputs)(check)
         )
-        with capfd.disabled(), tally.found(name):
+        with tally.found(name):
             seed(crc32(f"{name} {draw}".encode()))(check_all)()
 
     return fuzz

@@ -4,7 +4,7 @@ The tokens are those of `transformers`' own `generate`, or drawn one request at 
 
     python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 --record=reproduction/results
 
-draws that many, shows how far it is, and writes results/cpu/random_schedules.json. The policies take turns of
+draws that many, and writes results/cpu/random_schedules.json. The policies take turns of
 about 30 schedules, so that a run that is cut has drawn of all alike (with -n, give --maxschedchunk=1 too). Depth is the number of
 iterations in flight while the next is planned: the number of pipeline stages, in the synchronous loop one fewer. Drawn numbers
 repeat; --draw=N draws others. A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that
@@ -179,8 +179,7 @@ schedules = st.builds(
 
 @pytest.fixture(scope="module")
 def tally(pytestconfig: pytest.Config) -> Tally:
-    number, folder = pytestconfig.getoption("--schedules"), pytestconfig.getoption("--record")
-    return Tally("schedules", number, "random_schedules", folder, hypothesis=hypothesis_version)
+    return Tally("schedules", "random_schedules", pytestconfig.getoption("--record"), hypothesis=hypothesis_version)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -193,7 +192,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_any_schedule_makes_the_tokens_of_generate(
-    name: str, turn: int, num_drawn: int, tally: Tally, pytestconfig: pytest.Config, capfd: pytest.CaptureFixture[str]
+    name: str, turn: int, num_drawn: int, tally: Tally, pytestconfig: pytest.Config
 ) -> None:
     """Each policy draws schedules of its own, others in each turn."""
 
@@ -229,5 +228,5 @@ def test_any_schedule_makes_the_tokens_of_generate(
     run = seed(crc32(f"{name} {pytestconfig.getoption('--draw')} {turn}".encode()))(run)
     if blob := pytestconfig.getoption("--replay"):
         run = reproduce_failure(hypothesis_version, blob.encode())(run)
-    with capfd.disabled(), tally.found(f"{name}-0"):
+    with tally.found(f"{name}-0"):
         run()

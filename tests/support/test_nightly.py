@@ -41,7 +41,7 @@ def test_a_sample_is_one_mutant_of_each_few_and_others_by_its_draw() -> None:
 
 def record(folder: Path, cases: list[str]) -> dict[str, Any]:
     """What the file says after one process has drawn these cases, the first of which fails."""
-    tally = Tally("cases", len(cases), "drawn", str(folder))
+    tally = Tally("cases", "drawn", str(folder))
     with suppress(ZeroDivisionError), tally.found("one"):
         for case in cases:
             tally.count({"tokens": 10}, {"policy": case})
@@ -68,7 +68,7 @@ def test_processes_of_one_run_add_up_and_a_new_run_begins_again(
 
 
 def test_a_run_that_is_cut_short_keeps_what_it_has_counted(tmp_path: Path) -> None:
-    tally = Tally("cases", 3, "drawn", str(tmp_path))
+    tally = Tally("cases", "drawn", str(tmp_path))
     with tally.found("one"):
         tally.count({}, {})
     tally.count({}, {})
