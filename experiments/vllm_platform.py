@@ -4,7 +4,6 @@ import os
 import shlex
 from typing import Any
 
-import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
 MEMORY = 1 << 40
@@ -18,14 +17,11 @@ def register() -> str | None:
 
 
 class NoDevice(Platform):  # type: ignore[misc]
-    """What vLLM asks before it has an executor."""
+    """What vLLM asks before it has an executor, where `Platform` has no answer."""
 
     _enum = PlatformEnum.OOT
     device_name = device_type = "cpu"
-    dispatch_key = "CPU"
-    dist_backend = "gloo"
     device_control_env_var = "CBATCH_DEVICES"
-    supported_dtypes = (torch.bfloat16, torch.float16, torch.float32)
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
@@ -34,10 +30,6 @@ class NoDevice(Platform):  # type: ignore[misc]
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
         return MEMORY
-
-    @classmethod
-    def inference_mode(cls) -> Any:
-        return torch.no_grad()
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
@@ -52,10 +44,6 @@ class NoDevice(Platform):  # type: ignore[misc]
         return False
 
     @classmethod
-    def is_async_output_supported(cls, enforce_eager: bool | None) -> bool:
-        return True
-
-    @classmethod
     def get_attn_backend_cls(cls, *args: Any, **kwargs: Any) -> str:
         return "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
 
@@ -64,6 +52,3 @@ class NoDevice(Platform):  # type: ignore[misc]
 
     @classmethod
     def manual_seed_all(cls, seed: int) -> None: ...
-
-    @classmethod
-    def set_device(cls, device: Any) -> None: ...

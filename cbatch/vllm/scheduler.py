@@ -20,7 +20,7 @@ from cbatch.vllm.planner import Clock, Planner
 from cbatch.vllm.request import ServedRequest
 from cbatch.vllm.settings import Adapter, Counts
 from cbatch.vllm.steering import Steering
-from cbatch.vllm.support import blocked_requests, check_features, check_seams, check_state, promote
+from cbatch.vllm.support import check_features, check_seams, check_state, names_of
 
 
 def make_scheduler(adapter: Adapter, vllm_config: Any, clock: Clock | None = None, **arguments: Any) -> Scheduler:
@@ -54,7 +54,7 @@ class _Policed:
         batch = min(adapter.batch or self.max_num_running_reqs, self.max_num_running_reqs)
         limits = Limits(batch, self.max_num_scheduled_tokens, self.max_model_len, tile=adapter.tile)
         self._planner = Planner(adapter, self, limits, clock, isinstance(self, AsyncScheduler))
-        self._steering = Steering(self)
+        self._steering, self._names = Steering(self), names_of(self)
         self._next_id = 0
         self._refused: list[tuple[int, str, str]] = []  # client, request and reason, to be told with the next output
 
@@ -165,9 +165,9 @@ class _Policed:
 
     def _look_at_blocked(self: Any) -> None:
         """Shows or hides requests that wait for something else; vLLM looks at these only on the way to schedule them."""
-        for source in blocked_requests(self):
+        for source in list(getattr(self, self._names.blocked)):
             request = self._planner.population.by_id[source.request_id]
-            if self._is_blocked_waiting_status(source.status) and not promote(self, source):
+            if self._is_blocked_waiting_status(source.status) and not getattr(self, self._names.promote)(source):
                 self._planner.hide(request)
             else:
                 self._planner.show(request)

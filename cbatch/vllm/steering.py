@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus
 from cbatch.plan import Plan
 from cbatch.request import Status
 from cbatch.vllm.request import served
-from cbatch.vllm.support import side_queue
+from cbatch.vllm.support import names_of
 
 
 class Steering:
@@ -26,7 +26,7 @@ class Steering:
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._side = side_queue(scheduler)
+        self._side = names_of(scheduler).side
         self.counts: dict[str, int] | None = None
         self._hidden: tuple[Any, ...] | None = None  # what vLLM is to have again
         self.preempted: set[str] = set()  # by the plan; for the output of the same iteration
@@ -49,8 +49,7 @@ class Steering:
         if all_decode and not real[1] and not real[2]:
             return
         newcomers = [] if all_decode else [request.source for request in planned if request.status is Status.WAITING]
-        fits_whole = getattr(scheduler, "scheduler_reserve_full_isl", None)
-        self._hidden = *real, newcomers, fits_whole
+        self._hidden = *real, newcomers, scheduler.scheduler_reserve_full_isl
         if not all_decode:
             running = [request.source for request in planned if request.status is Status.RUNNING]
             scheduler.running = real[0] if running == real[0] else running  # vLLM's own needs no restoring
@@ -59,12 +58,8 @@ class Steering:
         scheduler.need_mamba_block_aligned_split = not all_decode
         scheduler.scheduler_reserve_full_isl = False
         if plan.reserve:
-            self._reserve(
-                {
-                    request.vllm_id: tokens
-                    for request, tokens in zip(served(plan.reserve), plan.reserve.values(), strict=True)
-                }
-            )
+            ids = [request.vllm_id for request in served(plan.reserve)]
+            self._reserve(dict(zip(ids, plan.reserve.values(), strict=True)))
 
     def restore(self) -> None:
         """Shows vLLM all requests again, in the places to which it has moved them."""
@@ -75,8 +70,7 @@ class Steering:
         scheduler = self._scheduler
         vars(scheduler.kv_cache_manager).pop("allocate_slots", None)
         scheduler.need_mamba_block_aligned_split = False
-        if fits_whole is not None:
-            scheduler.scheduler_reserve_full_isl = fits_whole
+        scheduler.scheduler_reserve_full_isl = fits_whole
         shown, left, put_off = scheduler.running, scheduler.waiting, getattr(scheduler, self._side)
         scheduler.waiting = waiting
         setattr(scheduler, self._side, side)

@@ -1,7 +1,7 @@
 """Which versions and features of vLLM the adapter can steer; everything else is refused at start, in one line."""
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 from cbatch.errors import ConfigError
 
@@ -24,8 +24,26 @@ _SEAMS = {
 _STATE = ("running", "waiting", "requests", "need_mamba_block_aligned_split", "kv_cache_manager")
 """Attributes of vLLM's scheduler that the adapter reads or replaces."""
 
-_SIDES = ("skipped_waiting", "kv_holding_waiting")  # the second since 0.33
-_PROMOTIONS = ("_try_promote_blocked_waiting_request", "_handle_blocked_waiting_request")
+
+class Names(NamedTuple):
+    """What the tested versions call by different names.
+
+    side: the queue that vLLM looks at before `waiting`. blocked: requests that wait for something else than to be computed, or
+    did so. promote: returns whether such a request can be computed now, and marks it so.
+    """
+
+    side: str
+    blocked: str
+    promote: str
+
+
+_OLD = Names("skipped_waiting", "skipped_waiting", "_try_promote_blocked_waiting_request")  # 0.22
+_NEW = Names("kv_holding_waiting", "deferred_waiting", "_handle_blocked_waiting_request")  # 0.33
+
+
+def names_of(scheduler: Any) -> Names:
+    """Returns the names of this version of vLLM."""
+    return _OLD if hasattr(scheduler, _OLD.side) else _NEW
 
 
 def check_seams(base: type, version: str) -> None:
@@ -39,36 +57,16 @@ def check_seams(base: type, version: str) -> None:
 
 def check_state(scheduler: Any, version: str) -> None:
     """Raises ConfigError if the scheduler, just built, lacks an attribute that the adapter steers by."""
-    for name in _STATE:
+    for name in (*_STATE, *names_of(scheduler)):
         if not hasattr(scheduler, name):
             raise _missing(version, name)
-    for names in (_SIDES, _PROMOTIONS):
-        if not any(hasattr(scheduler, name) for name in names):
-            raise _missing(version, " or ".join(names))
-
-
-def side_queue(scheduler: Any) -> str:
-    """The name of the queue that vLLM looks at before `waiting`."""
-    return next(name for name in _SIDES if hasattr(scheduler, name))
-
-
-def blocked_requests(scheduler: Any) -> list[Any]:
-    """vLLM's requests that wait for something else than to be computed, or did so."""
-    blocked: Any = getattr(scheduler, "deferred_waiting", None) or getattr(scheduler, "skipped_waiting", ())
-    return list(blocked)
-
-
-def promote(scheduler: Any, source: Any) -> bool:
-    """Whether a request that waited for something else can be computed now; vLLM then marks it so."""
-    name = next(name for name in _PROMOTIONS if hasattr(scheduler, name))
-    return bool(getattr(scheduler, name)(source))
 
 
 def check_features(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raises ConfigError for a feature of vLLM that no plan can describe."""
     parallel, model, cache = vllm_config.parallel_config, vllm_config.model_config, kv_cache_config
     groups = cache.kv_cache_groups
-    context = parallel.decode_context_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
+    context = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
     kinds = [kind.__name__ for kind in type(groups[0].kv_cache_spec).__mro__] if len(groups) == 1 else []
     spec = vllm_config.speculative_config
     refused = {
@@ -78,7 +76,7 @@ def check_features(vllm_config: Any, kv_cache_config: Any) -> None:
         "context parallelism": context > 1,
         f"speculative decoding ({getattr(spec, 'method', '')})": spec is not None,
         "an encoder-decoder model": model.is_encoder_decoder,
-        "a pooling model": getattr(model, "runner_type", "generate") == "pooling",
+        "a pooling model": model.runner_type == "pooling",
     }
     for feature, present in refused.items():
         if present:
