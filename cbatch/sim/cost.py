@@ -109,9 +109,7 @@ class ProfileCost:
             profile.links.to_next_stage(topology.leaves_node(stage), profile.name)
             for stage in range(topology.pipeline_stages - 1)
         ]
-        self._hidden_bytes = spec.hidden_size * DTYPE_BYTES[spec.dtype]
-        self.power = self.operations.power
-        self._attention = self.operations.attention
+        self.power, self._attention = self.operations.power, self.operations.attention
         self._mixed = _Tables(self.operations.linear, self.operations.other, self.operations.head, {}, {})
         alone = self.operations.decode_only
         self._decode_only = _Tables(alone.linear, alone.other, alone.head, {}, {}) if alone else self._mixed
@@ -257,7 +255,7 @@ class ProfileCost:
 
     def _compute_token_times(self, tables: _Tables, num_tokens: int) -> _TokenTimes:
         layers, embedding = self._layers, self.operations.embedding
-        message = num_tokens * self._hidden_bytes
+        message = num_tokens * self.spec.hidden_size * DTYPE_BYTES[self.spec.dtype]
         exchanges = layers * measured.at(num_tokens) if (measured := self.operations.exchange) else 0.0
         messages = list(self._links)
         if self._all_reduce:
@@ -270,9 +268,7 @@ class ProfileCost:
             more = _over_measured(rows, self._max_batch, num_tokens) / self.topology.pipeline_stages
             share = max(more / (linear + other), -1.0)  # measured as part of both, and split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)
-        pace = STEADY
-        if mixed and self.power is not None:
-            pace = self.power.of_prompts(num_tokens, linear + other)
+        pace = self.power.of_prompts(num_tokens, linear + other) if mixed and self.power else STEADY
         return _TokenTimes(
             linear,
             other,

@@ -43,18 +43,14 @@ def _profile(*options: str) -> None:
     if options[0] == "show":
         show(**keyword_arguments(show, options[1:], "profile show"))
         return
-    if other := next((each for each in options if each.startswith("engine=") and each != VLLM), ""):
-        raise ConfigError(f"{other}: give {VLLM}; without it this project's engine is measured")
-    if VLLM in options:
-        from experiments.profile.recorded import profile_recordings  # loads scipy
-
-        recorded = partial(profile_recordings, _reporter())
-        recorded(**keyword_arguments(recorded, [each for each in options if each != VLLM], "profile"))
-        return
     from experiments.profile.command import profile  # loads torch
+    from experiments.profile.recorded import profile_recordings
 
-    reported = partial(profile, _reporter())
-    reported(**keyword_arguments(reported, options, "profile"))
+    engines = [option for option in options if option.startswith("engine=")]
+    if engines and engines != [VLLM]:
+        raise ConfigError(f"{engines[0]}: give {VLLM}; without it this project's engine is measured")
+    reported = partial(profile_recordings if engines else profile, _reporter())
+    reported(**keyword_arguments(reported, [option for option in options if option not in engines], "profile"))
 
 
 def show(hardware: str) -> None:
@@ -63,11 +59,9 @@ def show(hardware: str) -> None:
     Raises ProfileError: no such profile.
     """
     profile = load_profile(hardware)
-    entries = {
-        ".".join(place): profile.origin(*place) for place in (("memory_bytes",), *_entries(profile_content(profile)))
-    }
+    entries = {place: profile.origin(*place) for place in (("memory_bytes",), *_entries(profile_content(profile)))}
     origins = list(dict.fromkeys([profile.source, *entries.values()]))
-    rows = [[entry, kind_of(origin), origins.index(origin) + 1] for entry, origin in entries.items()]
+    rows = [[".".join(place), kind_of(origin), origins.index(origin) + 1] for place, origin in entries.items()]
     print(tabulate(rows, ["entry", "kind", "origin"]), end="\n\n")
     print(*(f"{number}  {origin}" for number, origin in enumerate(origins, 1)), sep="\n", end="\n\n")
     print(f"error: {profile.error}")

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from cbatch import RunRecord, Server
+from cbatch import Server
 from cbatch.sim import HostTime
 from cbatch.sim.measured import HostTimes
 from cbatch.sim.provenance import Loop
@@ -70,21 +70,16 @@ def fit_line(medians: Mapping[int, float]) -> HostTime | None:
 
 
 def _medians(server: Server[Any], vocabulary_size: int, asynchronous: bool) -> dict[int, float]:
-    """Serves equal requests; returns the median host seconds of decodes by the number of requests."""
+    """Serves equal requests; returns the median host seconds of decodes for all of them by the number of requests."""
     medians = {}
     most = server.limits.max_batch
     for number in sorted({1, max(most // 4, 1), most}):
         requests = equal_requests(number, PROMPT, NEW, vocabulary_size)
-        record = server.serve(PrefillFirst(), requests, asynchronous=asynchronous)
-        medians[number] = _median(record, number, asynchronous)
+        steps = server.serve(PrefillFirst(), requests, asynchronous=asynchronous).steps
+        steps = [step for step in steps if step.num_decode_tokens == number and not step.num_prefill_tokens]
+        if asynchronous:
+            times = [step.launched_at - step.planned_at + step.done_at - step.received_at for step in steps]
+        else:
+            times = [after.started - before.ended for before, after in pairwise(steps)]
+        medians[number] = float(np.median(times))
     return medians
-
-
-def _median(record: RunRecord, number: int, asynchronous: bool) -> float:
-    """Returns the median host time of the iterations that decode for all requests, in seconds."""
-    steps = [step for step in record.steps if step.num_decode_tokens == number and not step.num_prefill_tokens]
-    if asynchronous:
-        times = [step.launched_at - step.planned_at + step.done_at - step.received_at for step in steps]
-    else:
-        times = [after.started - before.ended for before, after in pairwise(steps)]
-    return float(np.median(times))

@@ -96,21 +96,26 @@ class Laboratory:
         pause: idle seconds before the last one.
         """
         self._give_blocks([max(ends) for ends in zip_longest(*(batch.ends for batch in set(batches)), fillvalue=0)])
-        before, results = None, []
-        for place, batch in enumerate(batches):
-            if pause and place == len(batches) - 1 and before is not None:
-                results.append(self.executor.wait(before))
-                before = None
-                self.executor.sleep_until(self.executor.now() + pause)
-            after = self.executor.launch(self._step(batch))
-            if before is not None:
-                results.append(self.executor.wait(before))
-            before = after
-        results.append(self.executor.wait(before))
+        if pause:
+            results = self._computed(batches[:-1])
+            self.executor.sleep_until(self.executor.now() + pause)
+            results += self._computed(batches[-1:])
+        else:
+            results = self._computed(batches)
         self._hot = any(batch.chunks for batch in batches)
         ended = [0.0, *(result.ended for result in results)]
         seconds = [result.ended - max(result.started, last) for result, last in zip(results, ended, strict=False)]
         return seconds, max(results[-1].started - ended[-2], 0.0)
+
+    def _computed(self, batches: Sequence[Batch]) -> list[StepResult]:
+        """Computes batches, each launched before the one before it has ended."""
+        before, results = None, []
+        for batch in batches:
+            after = self.executor.launch(self._step(batch))
+            if before is not None:
+                results.append(self.executor.wait(before))
+            before = after
+        return [*results, self.executor.wait(before)]
 
     def launch_seconds(self, batch: Batch) -> float:
         """Returns the host's median seconds to launch the batch on an idle device."""
@@ -126,8 +131,7 @@ class Laboratory:
     def compute(self, batch: Batch) -> StepResult:
         """Computes the batch once and waits for it."""
         self._give_blocks(batch.ends)
-        result: StepResult = self.executor.wait(self.executor.launch(self._step(batch)))
-        return result
+        return self._computed([batch])[0]
 
     def _intervals(self, batch: Batch) -> Sequence[float]:
         """Returns the seconds between the starts of consecutive iterations, without those that warm up."""
@@ -176,10 +180,8 @@ class Laboratory:
 
 
 def _enough(started: Sequence[float]) -> bool:
-    """Whether iterations with these starts suffice."""
+    """Returns whether iterations with these starts suffice."""
     repeats, seconds = len(started) - 1, started[-1] - started[0]
-    return (
-        repeats >= MOST_REPEATS
-        or (repeats >= 1 and seconds >= MOST_SECONDS)
-        or (repeats >= LEAST_REPEATS and seconds >= LEAST_SECONDS)
-    )
+    if repeats >= MOST_REPEATS or (repeats >= 1 and seconds >= MOST_SECONDS):
+        return True
+    return repeats >= LEAST_REPEATS and seconds >= LEAST_SECONDS

@@ -6,7 +6,6 @@ Operations are enqueued while the first GPU pauses, so that the host's launches 
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
-from typing import NamedTuple
 
 import torch
 
@@ -15,7 +14,7 @@ from cbatch.model import Layers
 from cbatch.runtime.fast.fused_model import exchanges_of
 from cbatch.runtime.fast.fused_ops import add_norm
 from cbatch.runtime.gpu.devices import choose_devices, synchronize
-from cbatch.runtime.gpu.exchange import Meeting, push
+from cbatch.runtime.gpu.exchange import Exchange, Meeting, push
 from cbatch.runtime.gpu.peers import send
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
@@ -29,19 +28,6 @@ PAUSE_CYCLES = 20_000_000
 """About 10 ms."""
 
 
-class RankBuffers(NamedTuple):
-    """What one rank adds up: its part of a product and the residual stream, [tokens, hidden] each, on its stream.
-
-    meetings: with the other ranks, used in turn.
-    """
-
-    stream: torch.cuda.Stream
-    part: torch.Tensor
-    residual: torch.Tensor
-    weight: torch.Tensor
-    meetings: tuple[Meeting, Meeting]
-
-
 def link_times(spec: ModelSpec, num_gpus: int) -> Links:
     """Times hand-overs between two GPUs, and exchanges between 2, 4, ... of them; nothing for a single GPU.
 
@@ -51,11 +37,11 @@ def link_times(spec: ModelSpec, num_gpus: int) -> Links:
     if num_gpus < 2:
         return Links()
     counts = [2**power for power in range(1, num_gpus.bit_length())]
-    exchanges = {count: _curve(spec, exchange_seconds(spec, count)) for count in counts}
-    return Links(exchanges, within_node=_curve(spec, hand_over_seconds(spec)))
+    exchanges = {count: _curve(spec, _exchange_seconds(spec, count)) for count in counts}
+    return Links(exchanges, within_node=_curve(spec, _hand_over_seconds(spec)))
 
 
-def hand_over_seconds(spec: ModelSpec) -> list[float]:
+def _hand_over_seconds(spec: ModelSpec) -> list[float]:
     """From the end of a stage's last layer to the start of the next stage, for each of `TOKENS`: a store, and events."""
     devices = [device for [device] in choose_devices(2)]
     streams = [torch.cuda.Stream(device) for device in devices]
@@ -65,55 +51,50 @@ def hand_over_seconds(spec: ModelSpec) -> list[float]:
             send(hidden, arriving)
         streams[1 - place].wait_event(streams[place].record_event())
 
-    found = []
+    seconds = []
     for tokens in TOKENS:
         hidden = [_zeros(spec, tokens, device) for device in devices]
         arriving = [_zeros(spec, tokens, device).float() for device in reversed(devices)]
         synchronize([devices])
-        found.append(
-            _seconds([partial(hand_over, place, hidden[place], arriving[place]) for place in (0, 1)], streams[0])
-        )
-    return found
+        in_turn = [partial(hand_over, place, hidden[place], arriving[place]) for place in (0, 1)]
+        seconds.append(_seconds(in_turn, streams[0]))
+    return seconds
 
 
-def exchange_seconds(spec: ModelSpec, num_ranks: int) -> list[float]:
+def _exchange_seconds(spec: ModelSpec, num_ranks: int) -> list[float]:
     """By how much longer ranks take to add up a product than one GPU alone, for each of `TOKENS`."""
     [devices] = choose_devices(1, num_ranks)
-    made = exchanges_of(spec, Limits(2, TOKENS[-1], TOKENS[-1]), Layers(0, 1, 2), devices)
+    exchanges = exchanges_of(spec, Limits(2, TOKENS[-1], TOKENS[-1]), Layers(0, 1, 2), devices)
     streams = [torch.cuda.Stream(device) for device in devices]
     synchronize([devices])
-    for exchange in made:
+    for exchange in exchanges:
         exchange.start()
-    found = []
-    for tokens in TOKENS:
-        ranks = [
-            RankBuffers(
-                stream,
-                _zeros(spec, tokens, device),
-                _zeros(spec, tokens, device),
-                torch.ones(spec.hidden_size, device=device),
-                (exchange.meeting(0), exchange.meeting(1)),
-            )
-            for exchange, stream, device in zip(made, streams, devices, strict=True)
-        ]
-        synchronize([devices])
-        together = _seconds([partial(_add_together, ranks, turn) for turn in (0, 1)], streams[0])
-        alone = _seconds([partial(_add, rank) for rank in ranks[:1]], streams[0])
-        found.append(max(together - alone, 0.0))
-    return found
+    return [_added_seconds(spec, tokens, exchanges, streams) for tokens in TOKENS]
 
 
-def _add_together(ranks: Sequence[RankBuffers], turn: int) -> None:
-    for rank in ranks:
-        with torch.cuda.stream(rank.stream):
-            push(rank.part, rank.meetings[turn], dependent=True)
-    for rank in ranks:
-        _add(rank, rank.meetings[turn])
+def _added_seconds(
+    spec: ModelSpec, tokens: int, exchanges: Sequence[Exchange], streams: Sequence[torch.cuda.Stream]
+) -> float:
+    """`_exchange_seconds` for one number of tokens; each rank has its part of the product and the residual stream."""
+    devices = [stream.device for stream in streams]
+    parts, residuals = ([_zeros(spec, tokens, device) for device in devices] for _ in range(2))
+    weights = [torch.ones(spec.hidden_size, device=device) for device in devices]
+    meetings = [[exchange.meeting(turn) for turn in (0, 1)] for exchange in exchanges]
 
+    def add(rank: int, meeting: Meeting | None = None) -> None:
+        with torch.cuda.stream(streams[rank]):
+            add_norm(parts[rank][None], residuals[rank], weights[rank], 1e-5, dependent=True, meeting=meeting)
 
-def _add(rank: RankBuffers, meeting: Meeting | None = None) -> None:
-    with torch.cuda.stream(rank.stream):
-        add_norm(rank.part[None], rank.residual, rank.weight, 1e-5, dependent=True, meeting=meeting)
+    def add_together(turn: int) -> None:
+        for part, stream, each in zip(parts, streams, meetings, strict=True):
+            with torch.cuda.stream(stream):
+                push(part, each[turn], dependent=True)
+        for rank in range(len(streams)):
+            add(rank, meetings[rank][turn])
+
+    synchronize([devices])
+    together = _seconds([partial(add_together, turn) for turn in (0, 1)], streams[0])
+    return max(together - _seconds([partial(add, 0)], streams[0]), 0.0)
 
 
 def _zeros(spec: ModelSpec, tokens: int, device: torch.device) -> torch.Tensor:

@@ -62,7 +62,7 @@ def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: S
     gain, loss = _prompts(laboratory, saved, reserve, spent)
     decode_loss, rise_seconds = _decodes(laboratory, decode_counts, spent, first)
     risen, pause = _saved(laboratory, [*spent, batch], PAUSE_SECONDS)
-    idle_rise_seconds = _rise(max(pause, PAUSE_SECONDS), _part(risen, first))
+    idle_rise_seconds = _time_constant(max(pause, PAUSE_SECONDS), risen, first)
     return PowerLimit(gain, loss, reserve, decode_loss, rise_seconds, idle_rise_seconds)
 
 
@@ -100,8 +100,10 @@ def _decodes(
     for batch in held:
         steady, number = laboratory.seconds(batch), _repeats(laboratory, batch, RISE_SECONDS)
         risen, _ = _saved(laboratory, [*spent, *[batch] * number, spent[-1]])
-        rises.append(_rise(number * steady, _part(risen, first)))
-        losses.append(_lost(laboratory, [*spent, batch]) / steady * _times_seen(steady / rises[-1]))
+        rises.append(_time_constant(number * steady, risen, first))
+        settling = steady / rises[-1]
+        # the loss at a constant clock exceeds the one that is measured while the clock rises
+        losses.append(_lost(laboratory, [*spent, batch]) / steady * (settling / -expm1(-settling)))
     numbers = tuple(float(len(batch.decodes)) for batch in held)
     return PiecewiseLinear(numbers, tuple(losses)), PiecewiseLinear(numbers, tuple(rises))
 
@@ -115,14 +117,13 @@ def _at_full_and_lowest(saved: float, lost: float, reserve: float) -> tuple[floa
     return swing * saved / both, swing * lost / both
 
 
-def _times_seen(settling: float) -> float:
-    """Returns an iteration's loss at a constant clock over its loss while the clock rises."""
-    return settling / -expm1(-settling)
+def _time_constant(seconds: float, risen: float, first: float) -> float:
+    """Returns the time constant of a clock that rises by `risen` of the distance `first` in these seconds.
 
-
-def _rise(seconds: float, part: float) -> float:
-    """Returns the time constant of a clock that covers this part of the distance in these seconds."""
-    return -seconds / log1p(-part)
+    The share is clipped to between LEAST and MOST.
+    """
+    share = min(max(risen / first, LEAST), MOST) if first else MOST
+    return -seconds / log1p(-share)
 
 
 def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
@@ -152,11 +153,6 @@ def _reserve(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
 def _lost(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
     """Returns the seconds that the last of these iterations takes beyond its steady state."""
     return max(-_saved(laboratory, batches)[0], 0.0)
-
-
-def _part(some: float, whole: float) -> float:
-    """Returns `some` as a clipped share of `whole`; MOST if `whole` is 0."""
-    return min(max(some / whole, LEAST), MOST) if whole else MOST
 
 
 def _repeats(laboratory: Laboratory, batch: Batch, seconds: float) -> int:

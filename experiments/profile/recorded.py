@@ -3,8 +3,9 @@
     iteration with prompts = base (tokens)   + pairs of tokens in the attention of prompts + context that decodes read
     decodes alone          = base (requests) + context that decodes read
 
-A base is linear between knots, of decodes between captured sizes, to which they are padded; the other two are a price each; all are fitted by least squares of relative errors, none below 0. What the
-engine's host adds to iterations that follow one another is in them, so the profile has no host time beside them.
+A base is linear between knots, of decodes between the captured sizes to which decodes are padded. The other two are a price
+each. All are fitted by least squares of relative errors, none below 0. They include what the engine's host adds to iterations
+that follow one another, so the profile has no host time beside them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.replay.decisions import Decision
 from cbatch.sim import PROFILES, HostTime, Profile, ProfileCost, load_profile
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
-from cbatch.sim.measured import HostTimes, Measured, MeasuredModel
+from cbatch.sim.measured import Measured, MeasuredModel
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.fitted import count_pairs, fit_prices
 from experiments.profile.kernels import unknown
@@ -41,7 +42,7 @@ LEAST = 80
 """Iterations with prompts, and without."""
 
 OUTLIER, LEAST_OUTLIER = 6.0, 0.03
-"""Iterations whose error is this many times the median, and at least so large, are left out: a collection of garbage, another process."""
+"""Iterations whose error is this many times the median, and at least so large, are left out: another process, a collection of garbage."""
 
 
 def profile_recordings(
@@ -54,14 +55,17 @@ def profile_recordings(
     """
     spec, card = load_spec(model), load_profile(hardware)
     files = [path for folder in recordings for path in sorted(Path(folder).rglob(DECISIONS))]
-    measured = [each for path in files for each in iterations(path)]
-    alone, mixed = ([each for each in measured if bool(each[0].chunks) == prompts] for prompts in (False, True))
+    measured = [iteration for path in files for iteration in iterations(path)]
+    alone = [(shape, seconds) for shape, seconds in measured if not shape.chunks]
+    mixed = [(shape, seconds) for shape, seconds in measured if shape.chunks]
     if min(len(alone), len(mixed)) < LEAST:
-        parts = f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts"
-        found = f"{parts} in {len(files)} files {DECISIONS}"
-        raise ConfigError(f"recordings={','.join(recordings)}: {found}; record at least {LEAST} of each")
-    origin = f"measured by python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}; {card.hardware}; "
-    origin += f"{len(measured)} iterations of vLLM in {len(files)} recordings"
+        parts = (
+            f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts in {len(files)} files {DECISIONS}"
+        )
+        raise ConfigError(f"recordings={','.join(recordings)}: {parts}; record at least {LEAST} of each")
+    command = f"python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}"
+    found = f"{len(measured)} iterations of vLLM in {len(files)} recordings"
+    origin = f"measured by {command}; {card.hardware}; {found}"
     path = Path(output) if output else PROFILES / f"{card.name}-vllm.json"
     write_text(path, profile_text(_profile(path.stem, card, spec, tables(alone, mixed), origin)))
     cost = ProfileCost(load_profile(str(path)), spec)
@@ -74,7 +78,6 @@ def profile_recordings(
 
 
 def _profile(name: str, card: Profile, spec: ModelSpec, measured: Measured, origin: str) -> Profile:
-    none: HostTimes = {"sync": HostTime(0.0), "async": HostTime(0.0)}
     return Profile(
         name=name,
         hardware=f"{card.hardware}, vLLM",
@@ -82,7 +85,7 @@ def _profile(name: str, card: Profile, spec: ModelSpec, measured: Measured, orig
         error=UNCOMPARED,
         memory_bytes=card.memory_bytes,
         ceilings=card.ceilings,
-        host=none,
+        host={"sync": HostTime(0.0), "async": HostTime(0.0)},
         models={spec.name: MeasuredModel(num_layers=spec.num_layers, tensor_parallel={1: measured})},
         origins={
             ("ceilings",): card.origin("ceilings"),
