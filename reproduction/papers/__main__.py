@@ -23,8 +23,8 @@ from experiments.settings.command_line import keyword_arguments, listed, run
 from experiments.store.benchmark_file import slug
 from reproduction import RESULTS
 from reproduction.papers import gallery
+from reproduction.papers.claims import SETTLED, conclusion, table
 from reproduction.papers.machines import Machines
-from reproduction.papers.verdicts import SETTLED, conclusion, table
 
 HERE = "reproduction.papers"
 COMMANDS = {
@@ -32,7 +32,7 @@ COMMANDS = {
         "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers", f"{HERE}.a6000"
     ),
     "closure": Benchmark(
-        "check SARATHI's claims that are measured on simulated machines, as one table", f"{HERE}.closure"
+        "check SARATHI's claims that are measured on simulated machines, as one table", f"{HERE}.a6000:closure"
     ),
     "fig12_readings": Benchmark(
         "show how Fig 12's ratios depend on what the paper leaves open", f"{HERE}.fig12_systems:compare_readings"

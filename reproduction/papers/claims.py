@@ -1,4 +1,4 @@
-"""Claims as data, and the only place where they are checked.
+"""Claims as data, and the only place where they are checked; verdicts as text and in results files.
 
 claims/<source>.yaml holds what one source states, one claim per entry:
 
@@ -18,6 +18,7 @@ claims/<source>.yaml holds what one source states, one claim per entry:
     note: what the reader should know.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import getmembers, isfunction, signature
@@ -28,9 +29,11 @@ from typing import Any, Literal
 
 import pandas as pd
 import yaml
+from tabulate import tabulate
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
+from experiments.store.provenance import provenance, write_json
 from reproduction.papers import quantities
 from reproduction.papers.machines import Machines
 
@@ -142,19 +145,13 @@ class Verdict:
 
 
 def read_claims(figure: str = "") -> list[Claim]:
-    """Returns the claims of all sources, or those of one figure.
-
-    Raises:
-        ConfigError: a claim has an unknown key, or lacks a required one.
-    """
-    claims = []
-    for path in sorted(FOLDER.glob("*.yaml")):
-        for entry in yaml.safe_load(path.read_text()):
-            try:
-                claims.append(Claim(**{"source": path.stem, **entry}))
-            except TypeError as error:
-                raise ConfigError(f"{path}: claim {entry.get('id', '?')}: {error}") from None
-    return [claim for claim in claims if figure in ("", claim.figure)]
+    """Returns the claims of all sources, or those of one figure."""
+    entries = (
+        {"source": path.stem, **entry}
+        for path in sorted(FOLDER.glob("*.yaml"))
+        for entry in yaml.safe_load(path.read_text())
+    )
+    return [Claim(**entry) for entry in entries if figure in ("", entry["figure"])]
 
 
 def printed_points(claims: Iterable[Claim], quantity: str, x: str, **settings: object) -> list[tuple[Any, float]]:
@@ -218,3 +215,51 @@ def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.Data
         extra = {"by_hand": quantities.closed_form(at, **claim.setting)} if of_sarathi else {}
         return Verdict(claim, float(function(at, **claim.setting)), extra)
     return None
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """One line per verdict."""
+    columns = sorted({name for verdict in verdicts for name in verdict.extra})
+    rows = [
+        (
+            verdict.claim.id,
+            verdict.claim.where,
+            verdict.claim.hardware,
+            verdict.claim.asked,
+            f"{verdict.value:.3f}",
+            *(f"{verdict.extra[name]:.3f}" if name in verdict.extra else "" for name in columns),
+            verdict.outcome,
+            verdict.claim.note,
+        )
+        for verdict in verdicts
+    ]
+    names = [name.replace("_", " ") for name in columns]
+    return tabulate(rows, ("claim", "where", "on", "asked", "ours", *names, "outcome", "note"), disable_numparse=True)
+
+
+def conclusion(verdicts: Sequence[Verdict]) -> str:
+    """Each outcome's number among the independent claims, and how many follow from inputs or from other claims."""
+    count = Counter(verdict.outcome for verdict in verdicts)
+    tested = sum(count[outcome] for outcome in TESTED)
+    lists = [[f"{count[key]} {words}" for key, words in names.items() if count[key]] for names in (TESTED, NOT_TESTED)]
+    parts = [", ".join(each) for each in lists]
+    return "; ".join(filter(None, [f"{tested} independent claims tested: {parts[0]}", parts[1]]))
+
+
+TESTED: Mapping[Outcome, str] = {
+    "held": "held",
+    "same direction": "in the same direction but not reproduced",
+    "missed": "missed",
+}
+NOT_TESTED: dict[Outcome, str] = {"not comparable": "not comparable", "derived": "derived from inputs or other claims"}
+SETTLED: tuple[Outcome, ...] = ("held", "derived")
+"""Outcomes that need no reason."""
+
+
+def write(name: str, figures: Mapping[str, Any], machines: Mapping[str, Any], folder: Path | str) -> Path:
+    """Write `folder`/paper/<name>.json; return the path.
+
+    machines: the `provenance` of each machine or cost model.
+    """
+    stamped = {**provenance("python -m reproduction.papers"), "machines": machines, **figures}
+    return write_json(Path(folder) / "paper" / f"{name}.json", stamped)

@@ -1,7 +1,6 @@
 """Tables of figures: selecting and pivoting rows, and reading what benchmarks have measured on a GPU."""
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -43,34 +42,13 @@ def pivot(data: pd.DataFrame, index: str | list[str], columns: str = "series", v
     return data.pivot_table(index=index, columns=columns, values=values, sort=False)
 
 
-def read_benchmark(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
-    """The results file of `python -m reproduction.bench NAME`; None if there is none."""
-    path = folder / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
 def add_provenance(data: pd.DataFrame, *files: dict[str, Any]) -> pd.DataFrame:
     """Attach command, date, commit, hardware and versions of results files to `data`; the figure's own file repeats them."""
     data.attrs["measured"] = [{key: file[key] for key in PROVENANCE if key in file} for file in files]
     return data
 
 
-def load_benchmark(
-    name: str,
-    columns: Sequence[str],
-    rows: Callable[[dict[str, Any]], Iterable[Sequence[Any]]],
-    say: Callable[[str], None],
-) -> pd.DataFrame:
-    """A figure's table, made by `rows` from a benchmark's results file; says so and is empty if `rows` gives none."""
-    found = read_benchmark(name)
-    data = pd.DataFrame(list(rows(found)) if found else [], columns=list(columns))
-    if found is None or data.empty:
-        say(explain_missing(name))
-        return data
-    return add_provenance(data.assign(hardware=found["hardware"])[["hardware", *columns]], found)
-
-
 def explain_missing(name: str) -> str:
-    """Why a figure has nothing to draw, and what would change that."""
+    """Returns why a figure has nothing to draw, and what would change that."""
     missing = f"left out: {_H200 / name}.json is neither in this folder nor in a checkout of cbatch"
     return f"{missing}; run there, or measure on a GPU with python -m reproduction.bench {name}"

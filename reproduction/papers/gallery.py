@@ -22,9 +22,8 @@ from cbatch.validation import nearest
 from experiments.plots import style
 from experiments.store.provenance import atomic_write, write_text
 from reproduction import RESULTS
-from reproduction.papers.claims import Claim, Verdict, check, read_claims
+from reproduction.papers.claims import SETTLED, Claim, Verdict, check, conclusion, read_claims, write
 from reproduction.papers.machines import Machines, origin_of
-from reproduction.papers.verdicts import SETTLED, conclusion, write
 
 FOLDER = Path(__file__).parent / "figures"
 

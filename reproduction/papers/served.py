@@ -20,7 +20,7 @@ from experiments.settings.presets import load_spec
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe
 from reproduction import RESULTS
-from reproduction.papers.verdicts import write
+from reproduction.papers.claims import write
 from reproduction.profiles import convert
 
 BATCH, MAX_TOKENS, BLOCK = 128, 2048, 16  # see the run's meta.json

@@ -17,16 +17,15 @@ from cbatch.sim import PROFILES
 from experiments.settings.presets import load_spec
 from reproduction.papers import __main__ as command
 from reproduction.papers import a6000, gallery, panels, quantities
-from reproduction.papers.claims import Claim, Verdict, check, quantity_of, read_claims
-from reproduction.papers.closure import closure_claims, error_of_gains
+from reproduction.papers.a6000 import closure_claims, error_of_gains
+from reproduction.papers.claims import Claim, Verdict, check, conclusion, quantity_of, read_claims
 from reproduction.papers.figures import fig9, fig11
 from reproduction.papers.machines import Machines, origin_of
 from reproduction.papers.panels import Panel
 from reproduction.papers.real import on_cpu
 from reproduction.papers.steady import Load, Scheme
-from reproduction.papers.verdicts import conclusion
 
-QUICK = ("fig5", "fig7", "fig8", "fig10", "table2", "table4", "graph_gain", "tile_curve")
+QUICK = ("fig5", "fig7", "fig8", "fig10", "table2", "table4", "graph_gain")
 """Figures that are made within seconds, simulated or of stored measurements."""
 
 

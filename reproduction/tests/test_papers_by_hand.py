@@ -1,5 +1,6 @@
 """What figures measure, by hand: steady states, operations, tiles, pipelines, chunks that follow a drift, and the posts' loops."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -21,25 +22,13 @@ from policies.chunking.steady_state import steady_state_seconds
 from policies.orca import Orca
 from policies.sarathi import Sarathi
 from reproduction.experiment_files import composed, swept
-from reproduction.papers import frames
 from reproduction.papers.claims import check, read_claims
-from reproduction.papers.figures import (
-    async_lanes,
-    chunk_drift,
-    chunk_regret,
-    fig4,
-    fig12,
-    graph_gain,
-    stagger,
-    table2,
-    tile_curve,
-)
+from reproduction.papers.figures import async_lanes, chunk_drift, chunk_regret, fig4, fig12, graph_gain, stagger, table2
 from reproduction.papers.figures.fig5 import Calendar
 from reproduction.papers.machines import LARGEST_BATCH, Machines
 from reproduction.papers.operations import ORDER, intensity_by_operation, seconds_by_operation
 from reproduction.papers.steady import Load, seconds_per_request
 
-GPU = "NVIDIA H200"
 PROFILES = SHARED / "profiles"
 
 
@@ -158,30 +147,7 @@ def test_the_posts_asynchronous_run_follows_from_its_synchronous_one(
     assert len(verdicts) == 6 and all(verdict.holds for verdict in verdicts)
 
 
-def given(monkeypatch: pytest.MonkeyPatch, module: Any, found: dict[str, Any] | None) -> None:
-    for reader in (frames, module):
-        monkeypatch.setattr(reader, "read_benchmark", lambda name: found, raising=False)
-
-
-def test_sizes_to_avoid_are_slower_than_a_larger_one_or_far_below_a_smaller_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    times = {64: 4.0, 128: 5.0, 192: 9.0, 256: 7.0, 257: 8.5}
-    found = {
-        "hardware": GPU,
-        "model": "small",
-        "times": {str(size): {"median": time, "min": time - 0.1, "max": time + 0.1} for size, time in times.items()},
-    }
-    given(monkeypatch, tile_curve, found)
-    data = tile_curve.measure(machines(), quiet)
-    judged = tile_curve.judge(data).set_index("tokens")
-    assert judged["instead"].to_dict() == {64: 0, 128: 0, 192: 256, 256: 0, 257: 0}
-    assert judged.at[257, "lost"] == pytest.approx(1 - (257 / 8.5) / (256 / 7))
-    assert tile_curve.num_to_avoid(data) == 1
-    assert tile_curve.step_over(data, 256) == pytest.approx(8.5 / 7)
-
-
-def test_the_gain_of_graphs_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gain_of_graphs_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def way(*rates: float, capture: float) -> dict[str, Any]:
         by_batch = {str(batch): {"median": rate} for batch, rate in zip((1, 64), rates, strict=True)}
         return {"by_batch": by_batch, "capture_seconds": capture, "warm_up_seconds": 1.0, "graphs": 12}
@@ -190,7 +156,8 @@ def test_the_gain_of_graphs_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         "transformers, graphs": way(120.0, 4000.0, capture=3.0),
         "transformers, eager": way(40.0, 2000.0, capture=0.0),
     }
-    given(monkeypatch, graph_gain, {"hardware": GPU, "figures": ways})
+    (tmp_path / "graphs.json").write_text(json.dumps({"hardware": "NVIDIA H200", "figures": ways}))
+    monkeypatch.setattr(graph_gain, "FOLDER", tmp_path)
     data = graph_gain.measure(machines(), quiet)
     names = ("transformers, graphs", "transformers, eager")
     assert graph_gain.gain(data, *names) == pytest.approx(3.0)

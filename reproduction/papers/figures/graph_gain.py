@@ -4,6 +4,7 @@ The post serves one request: LLaMA-2-7B, batch 1, on an A100-80GB, 30 tokens/s w
 batch gives the device more to do for the same launches. Measured by `python -m reproduction.bench graphs`.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.plots.style import line_style, new_figure
 from reproduction.papers.claims import Claim
-from reproduction.papers.frames import load_benchmark, select
+from reproduction.papers.frames import FOLDER, add_provenance, explain_missing, select
 from reproduction.papers.machines import Machines
 from reproduction.parts import legend, log_x, mark_printed
 
@@ -30,17 +31,19 @@ SLOTS = 2  # each size is captured once for each I/O slot
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: hardware, series (the way), what ("rate", or one of `PRICES`), batch (0 for prices), value."""
-    return load_benchmark("graphs", ["series", "what", "batch", "value"], _rows, say)
+    path = FOLDER / "graphs.json"
+    if not path.is_file():
+        say(explain_missing("graphs"))
+        return pd.DataFrame()
+    file = json.loads(path.read_text(encoding="utf-8"))
+    rows = [(file["hardware"], *row) for name, way in file["figures"].items() for row in _rows(name, way)]
+    return add_provenance(pd.DataFrame(rows, columns=["hardware", "series", "what", "batch", "value"]), file)
 
 
-def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, int, float]]:
-    if not any("by_batch" in way for way in found["figures"].values()):
-        return
-    for name, way in found["figures"].items():
-        for batch, rate in way.get("by_batch", {}).items():
-            yield name, "rate", int(batch), float(rate["median"])
-        prices = (way["capture_seconds"], way["warm_up_seconds"], way["graphs"] / SLOTS)
-        yield from ((name, what, 0, float(value)) for what, value in zip(PRICES, prices, strict=True))
+def _rows(name: str, way: dict[str, Any]) -> Iterator[tuple[str, str, int, float]]:
+    yield from ((name, "rate", int(batch), rate["median"]) for batch, rate in way["by_batch"].items())
+    prices = (way["capture_seconds"], way["warm_up_seconds"], way["graphs"] / SLOTS)
+    yield from ((name, what, 0, value) for what, value in zip(PRICES, prices, strict=True))
 
 
 def rate(data: pd.DataFrame, way: str, batch: int = 1) -> float:
