@@ -1,103 +1,91 @@
-"""The rules of a plan, one by one: the last plan of a script breaks one, or keeps all of them by a hair.
-
-    0:8   request 0 computes 8 tokens     -0   it is preempted    0=11   it reserves 11 tokens of KV cache
-    +9    the iteration is padded to 9    !0   it is rejected
+"""The rules of a plan, one by one: the last plan of each list breaks one, sync and async.
 
 Four requests of 8 prompt tokens and 3 of output; 2 places, 10 tokens in an iteration, KV blocks of 4 tokens.
 """
+
+from collections.abc import Callable
 
 import pytest
 from schedules import make_engine
 
 from cbatch import Limits, Plan, PlanError, Request, View
 from cbatch.plan_check import check_rules
-from policies.chunking import Fixed
-from policies.sarathi_serve import SarathiServe
 
 LIMITS = Limits(max_batch=2, max_tokens=10, max_request_tokens=100)
+Plans = Callable[[Request, Request, Request, Request], list[Plan]]
 
 
 class Script:
-    """Plans as its lines say, then like Sarathi-Serve; asks the public rules about the last line before the engine does."""
+    """Makes these plans; asks the public rules about the last one before the engine does."""
 
-    def __init__(self, lines: str) -> None:
-        self.lines = lines.split(" | ")
-        self.others = SarathiServe(Fixed(10))
-        self.known: dict[int, Request] = {}
-        self.refusal = ""
-
-    def on_arrival(self, request: Request) -> None:
-        self.known[request.id] = request
+    def __init__(self, plans: list[Plan]) -> None:
+        self.plans, self.refusal = plans, ""
 
     def plan(self, view: View) -> Plan:
-        if not self.lines:
-            return self.others.plan(view)
-        plan = self._read(self.lines.pop(0))
-        if not self.lines:
-            try:
+        plan = self.plans.pop(0)
+        if not self.plans:
+            with pytest.raises(PlanError) as caught:
                 check_rules(plan, view, "Script")
-            except PlanError as error:
-                self.refusal = str(error)
-        return plan
-
-    def _read(self, line: str) -> Plan:
-        plan = Plan()
-        for word in line.split():
-            if word[0] == "-":
-                plan.preempt.append(self.known[int(word[1:])])
-            elif word[0] == "!":
-                plan.reject.append((self.known[int(word[1:])], "why"))
-            elif word[0] == "+":
-                plan.pad_to = int(word[1:])
-            elif "=" in word:
-                request, tokens = map(int, word.split("="))
-                plan.reserve[self.known[request]] = tokens
-            else:
-                request, tokens = map(int, word.split(":"))
-                plan.requests.append(self.known[request])
-                plan.num_tokens.append(tokens)
+            self.refusal = str(caught.value)
         return plan
 
 
-def refusals(lines: str, num_blocks: int, asynchronous: bool) -> tuple[str, str]:
-    """What the public rules and the engine say of the script's last plan; nothing if they take it."""
-    policy, said = Script(lines), ""
-    engine = make_engine(policy, LIMITS, num_blocks=num_blocks, asynchronous=asynchronous)
-    engine.submit(Request(index, 8, 3) for index in range(4))
-    try:
-        engine.run()
-    except PlanError as error:
-        said = str(error)
-    return policy.refusal, said
+def plan(*entries: tuple[Request, int], **fields: object) -> Plan:
+    made = Plan(entries)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
 
 
 @pytest.mark.parametrize(
-    ("lines", "request_id", "rule"),
+    ("plans", "request_id", "rule"),
     [
-        ("0:4 0:4", 0, "a request is named once in a plan"),
-        ("0:8 | 0:1 -0", 0, "a request is named once in a plan"),
-        ("0:8 !1 !1", 1, "a request is named once in a plan"),
-        ("0:8 -1", 1, "only a running request can be preempted"),
-        ("0:8 | 1:8 !0", 0, "only a waiting request can be rejected"),
-        ("0:9", 0, "a request computes at least 1 token and no more than are ready"),
-        ("0:8 1:0", 1, "a request computes at least 1 token and no more than are ready"),
-        ("0:1 1:1 2:1", 2, "an iteration holds at most max_batch=2 requests"),
-        ("0:8 1:3", 1, "an iteration holds at most max_tokens=10 tokens"),
-        ("0:8 | 1:8 | 2:2 3:2 -0", 3, "at most 2 requests are admitted at once"),
-        ("0:8 +7", 0, "pad_to lies between the tokens planned and max_tokens"),
-        ("0:8 0=12", 0, "a request reserves no more KV cache than its longest length"),
-        ("0:8 1=4", 1, "a reservation belongs to a planned request"),
-        ("!0 1:2 | 0:2", 0, "a planned request is waiting, or running with tokens left"),
-        ("0:8 0=11 | 1:8", 1, "the KV blocks that a plan takes must be free"),
+        (lambda a, b, c, d: [plan((a, 4), (a, 4))], 0, "a request is named once"),
+        (lambda a, b, c, d: [plan((a, 8)), plan((a, 1), preempt=[a])], 0, "a request is named once"),
+        (lambda a, b, c, d: [plan((a, 8), reject=[(b, ""), (b, "")])], 1, "a request is named once"),
+        (lambda a, b, c, d: [plan((a, 8), preempt=[b])], 1, "only a running request can be preempted"),
+        (
+            lambda a, b, c, d: [plan((a, 8)), plan((b, 8), reject=[(a, "")])],
+            0,
+            "only a waiting request can be rejected",
+        ),
+        (lambda a, b, c, d: [plan((a, 9))], 0, "a request computes at least 1 token and no more than are ready"),
+        (lambda a, b, c, d: [plan((a, 8), (b, 0))], 1, "a request computes at least 1 token"),
+        (lambda a, b, c, d: [plan((a, 1), (b, 1), (c, 1))], 2, "an iteration holds at most max_batch=2 requests"),
+        (lambda a, b, c, d: [plan((a, 8), (b, 3))], 1, "an iteration holds at most max_tokens=10 tokens"),
+        (
+            lambda a, b, c, d: [plan((a, 8)), plan((b, 2)), plan((c, 2), (d, 2), preempt=[a])],
+            3,
+            "at most 2 requests are",
+        ),
+        (lambda a, b, c, d: [plan((a, 8), pad_to=7)], 0, "pad_to lies between the tokens planned and max_tokens"),
+        (lambda a, b, c, d: [plan((a, 8), reserve={a: 12})], 0, "a request reserves no more KV cache than its longest"),
+        (lambda a, b, c, d: [plan((a, 8), reserve={b: 4})], 1, "a reservation belongs to a planned request"),
+        (
+            lambda a, b, c, d: [plan((b, 2), reject=[(a, "")]), plan((a, 2))],
+            0,
+            "a planned request is waiting, or running",
+        ),
+        (
+            lambda a, b, c, d: [plan((a, 8), reserve={a: 11}), plan((b, 8))],
+            1,
+            "the KV blocks that a plan takes must be",
+        ),
     ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_a_plan_beyond_a_rule_is_refused_by_name(lines: str, request_id: int, rule: str, asynchronous: bool) -> None:
+def test_a_plan_beyond_a_rule_is_refused_by_name(plans: Plans, request_id: int, rule: str, asynchronous: bool) -> None:
     """Which plans are legal is what `test_engine_machine` compares."""
-    by_rules, by_engine = refusals(lines, 4, asynchronous)
-    assert by_rules == by_engine
-    assert by_rules.startswith(f"policy Script, iteration {lines.count(' | ')}, request {request_id}: illegal plan (")
-    assert by_rules.endswith(f"; rule: {rule}")
+    requests = [Request(index, 8, 3) for index in range(4)]
+    made = plans(*requests)
+    iteration, policy = len(made) - 1, Script(made)
+    engine = make_engine(policy, LIMITS, num_blocks=4, asynchronous=asynchronous)
+    engine.submit(requests)
+    with pytest.raises(PlanError) as caught:
+        engine.run()
+    assert policy.refusal == str(caught.value)
+    assert policy.refusal.startswith(f"policy Script, iteration {iteration}, request {request_id}: illegal plan (")
+    assert f"; rule: {rule}" in policy.refusal
 
 
 class Vandal:

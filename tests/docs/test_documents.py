@@ -197,7 +197,7 @@ def violated(source: str, name: str) -> set[str]:
     scope: dict[str, type[Policy]] = {}
     exec(source, scope)
     needed = [prop for prop in PROPERTIES if prop.needed]
-    found = search.search(scope[name](CHUNK), needed, CHUNK, num_random=5, tiny=few(CHUNK, 12))
+    found = search.search(scope[name](CHUNK), needed, CHUNK, num_random=2, tiny=few(CHUNK, 20))
     return {prop for prop, counterexample in found.items() if counterexample}
 
 

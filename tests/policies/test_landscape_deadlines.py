@@ -128,11 +128,6 @@ def test_a_prompt_is_late_that_cannot_end_before_its_deadline(slo: SLO, misses: 
     assert not policy._misses(request, waits), "once is enough"
 
 
-def test_qoserve_checks_its_chunks() -> None:
-    with pytest.raises(Exception, match="chunk"):
-        QoServe(Fixed(50), Oracle()).check(Limits(8, 40, 100))
-
-
 # -- slack --------------------------------------------------------------------------------------------------------------------
 
 SIZES = [128, 256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2552]

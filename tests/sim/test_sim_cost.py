@@ -49,13 +49,6 @@ def test_iterations_measured_on_an_h200_lie_between_the_predictions(tokens: int)
     assert full_clock / CARDS < measured(tokens) * speed < steady * CARDS
 
 
-def test_measured_steps_at_tile_edges_stay_steps() -> None:
-    cost = ProfileCost(load_profile("h200"), LLAMA)
-    seconds = {count: cost.parts(BatchShape(((count, 0),))).linear for count in (255, 256, 257, 448, 512)}
-    assert seconds[257] > 1.1 * seconds[256]
-    assert seconds[448] == pytest.approx(seconds[512], rel=0.05)  # padded to the next captured graph
-
-
 @pytest.mark.parametrize(
     ("shape", "max_batch", "computed"),
     [
