@@ -20,7 +20,7 @@ Draw = Callable[[int, int], tuple[Floats, Floats]]
 """Called with a replication and a number of requests; returns arrivals at one request per second, and work in any unit, [requests] each."""
 
 _DRAWN = 2_000_000  # requests of the queue, in all replications
-_LEAST = 8  # simulated replications from which on a regression is worth its degree of freedom
+LEAST_SIMULATED = 8  # simulated replications from which on a regression is worth its degree of freedom
 _DRAIN = 1.05  # how much higher the throughput of a full queue is without its last iterations, which are not full
 
 
@@ -46,7 +46,7 @@ class Control:
             [made] = shares.total[
                 :, index
             ].nonzero()  # a rate that was added late, or was far from the crossing, lacks some
-            if len(made) >= _LEAST and not scarce[index] and made[-1] < self._num_drawn / 4:
+            if len(made) >= LEAST_SIMULATED and not scarce[index] and made[-1] < self._num_drawn / 4:
                 good[made, index] = self._adjust(rate, made, good[made, index], shares.total[made, index])
         return replace(shares, good=good)
 

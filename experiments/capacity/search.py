@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cbatch import ConfigError
-from experiments.capacity.control import Control, Draw
+from experiments.capacity.control import LEAST_SIMULATED, Control, Draw
 from experiments.capacity.definitions import Criterion
 from experiments.capacity.estimate import Shares, least_crossing
 from experiments.capacity.simulation import Outcome
@@ -198,7 +198,7 @@ class Search:
 
     def _estimate(self, warmup: int) -> Capacity:
         shares = shares_of(self.outcomes, self.goal.criteria)
-        if self.goal.queue is not None:
+        if self.goal.queue is not None and len(shares[0].total) >= LEAST_SIMULATED:
             if self._control is None:
                 self._control = Control(self.goal.queue, self.requests, warmup, self._throughput)
             shares = [self._control.adjust(criterion) for criterion in shares]
