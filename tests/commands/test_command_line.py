@@ -10,17 +10,12 @@ import pytest
 
 from cbatch import ConfigError
 from cbatch.validation import whole
-from experiments import plot, replay
+from experiments import plot
 from experiments import run as hydra_run
-from experiments.bench import __main__ as bench
-from experiments.check import __main__ as check
-from experiments.profile import __main__ as profile
 from experiments.settings.command_line import Count, keyword_arguments, run
 
-COMMANDS: list[Callable[[list[str]], int]] = [bench.main, check.main, plot.main, profile.main, replay.main]
 
-
-@pytest.mark.parametrize("main", [*COMMANDS, hydra_run.main])
+@pytest.mark.parametrize("main", [plot.main, hydra_run.main])
 def test_a_reader_that_has_ended_is_no_error(
     main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

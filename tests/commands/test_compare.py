@@ -163,10 +163,7 @@ def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
     with chdir(tmp_path):
         assert "other over one: 3 replications, in pairs" in printed("one", "other")
         assert "1.2x [1.2, 1.2]" in printed(".")
-        assert (
-            printed("one", "nowhere")
-            == "compare nowhere: no such folder; give folders of runs, or at least two policies"
-        )
+        assert printed("one", "nowhere").startswith("compare nowhere: no such folder")
         assert printed("one", "other", "chunk=2").startswith("compare: chunk=2 is for policies; folders take metric=")
 
 
@@ -263,29 +260,3 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     base, other = policies
     assert f"{other} over {base}: 2 replications, in pairs" in said
     assert "+1 [1, 1]" in said
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (
-            "metric=ttft_seconds.p9",
-            "metric=ttft_seconds.p9: summary.json has no such number; did you mean ttft_seconds.p99",
-        ),
-        ("metric=about.wall_seconds", "metric=about.wall_seconds: summary.json has no such number; did you mean "),
-        ("metrics=ttft_seconds.p99", "metrics=ttft_seconds.p99: give its keys, such as "),
-        ("output=x", "output=x names the folder of a single run; name a sweep with sweep="),
-        ("baseline=vtc", "baseline=vtc: no run of this policy; known: orca, sarathi"),
-    ],
-)
-def test_what_no_run_will_have_is_said_before_the_first(tmp_path: Path, option: str, said: str) -> None:
-    with chdir(tmp_path):
-        assert printed("orca", "sarathi", option, "workload.num_requests=2", "seeds=2").startswith(said)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("given", [["orca"], ["orca", "orca"], ["multirun/a", "multirun/b"], ["mine.Two(budget=256)"]])
-def test_one_policy_and_folders_that_do_not_exist_are_refused(tmp_path: Path, given: list[str]) -> None:
-    with chdir(tmp_path):
-        complaint = f"compare {given[0]}: no such folder; give folders of runs, or at least two policies"
-        assert printed(*given) == complaint

@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from contended import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, simulated
 from schedules import UnitCost
 from tiny_models import LLAMA, greedy_references, make_executor
 
-from cbatch import Engine, Executor, Plan, Policy, Request, Step, StepRecord, StepResult, View
+from cbatch import Engine, Executor, Policy, Request
 from cbatch.results.conservation import take_inventory
 from cbatch.runtime.attention import ReferenceAttention
 from experiments.run import main
@@ -30,55 +31,22 @@ class Fault(Exception):  # noqa: N818 - it is what it is
     pass
 
 
-class FailingPolicy(PrefillFirst):
-    """Fails at the given call of one of its methods."""
-
-    def __init__(self, method: str, call: int) -> None:
-        super().__init__(watermark=0.0)
-        self.method, self.calls_left = method, call
-
-    def fail_at(self, method: str) -> None:
-        if method == self.method:
-            self.calls_left -= 1
-            if self.calls_left < 0:
-                raise Fault
-
-    def plan(self, view: View) -> Plan:
-        self.fail_at("plan")
-        return super().plan(view)
-
-    def on_arrival(self, request: Request) -> None:
-        self.fail_at("on_arrival")
-
-    def on_step(self, record: StepRecord) -> None:
-        self.fail_at("on_step")
-
-    def on_finish(self, request: Request) -> None:
-        self.fail_at("on_finish")
-
-
-class FailingExecutor:
-    """Fails at the given call of one of its methods."""
+class Failing:
+    """Does what a policy or an executor does, and fails at the given call of one of its methods."""
 
     def __init__(self, inner: Any, method: str, call: int) -> None:
         self.inner, self.method, self.calls_left = inner, method, call
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        if name != self.method:
+            return getattr(self.inner, name)
+        return partial(self.fail_or, getattr(self.inner, name, lambda *arguments: None))
 
-    def fail_at(self, method: str) -> None:
-        if method == self.method:
-            self.calls_left -= 1
-            if self.calls_left < 0:
-                raise Fault
-
-    def launch(self, step: Step) -> Any:
-        self.fail_at("launch")
-        return self.inner.launch(step)
-
-    def wait(self, in_flight: Any) -> StepResult:
-        self.fail_at("wait")
-        return self.inner.wait(in_flight)  # type: ignore[no-any-return]
+    def fail_or(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise Fault
+        return method(*arguments)
 
 
 def check_inventory_after_failure(
@@ -104,11 +72,12 @@ def check_inventory_after_failure(
 def test_inventory_adds_up_wherever_a_run_fails(method: str, asynchronous: bool) -> None:
     seen = set()
     for call in range(0, 60, 3) if method not in ("on_arrival", "on_finish") else range(12):
+        policy: Any = PrefillFirst(watermark=0.0)
+        executor: Any = simulated()
         if method in ("launch", "wait"):
-            policy: Policy = PrefillFirst(watermark=0.0)
-            executor: Any = FailingExecutor(simulated(), method, call)
+            executor = Failing(executor, method, call)
         else:
-            policy, executor = FailingPolicy(method, call), simulated()
+            policy = Failing(policy, method, call)
         try:
             seen.add(check_inventory_after_failure(policy, executor, asynchronous, requests()))
         except pytest.fail.Exception:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from commands import command, new_process
+from hydra.core.config_store import ConfigStore
 
 HERE = Path(__file__).parent
 CASES = [line.split(" | ") for line in (HERE / "messages.txt").read_text().splitlines() if not line.startswith("#")]
@@ -37,7 +38,8 @@ def test_the_full_traceback_is_there_for_those_who_ask(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     "module", ["run", "check", "plot", "profile", "replay", "bench", "arena", "capacity", "compare"]
 )
-def test_every_command_tells_its_usage(module: str, tmp_path: Path) -> None:
+def test_every_command_tells_its_usage(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConfigStore, "__deepcopy__", lambda store, memo: store, raising=False)  # saves seconds
     ended = command(module, "--help", cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"python -m experiments.{module}" in ended.stdout and ended.stdout.count("\n") > 3

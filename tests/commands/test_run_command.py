@@ -1,6 +1,5 @@
 """`python -m experiments.run`: the real configuration, from the command line to the folder that a run leaves."""
 
-import csv
 import gzip
 import json
 import os
@@ -8,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import yaml
 from commands import (
     PATIENCE,
     QUICK,
-    ROOT,
     WAITING,
     environment,
     errors_at_end,
@@ -27,50 +24,24 @@ from commands import (
     wait_for,
     write_azure_trace,
 )
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from cbatch import ConfigError
 from experiments.progress import progress
 from experiments.run import main
-from experiments.settings.assemble import Run, assemble
-from experiments.settings.settings import read_settings
+from experiments.settings.assemble import assemble
+from experiments.settings.compose import compose_run
+from experiments.settings.presets import FOLDER, load_spec
 from experiments.store.csv_tables import has_rows, write_csv
 from experiments.store.run_folder import open_run_folder
-from experiments.store.tables import read_requests, read_steps, read_tokens, time_between_tokens
-
-MODELS = sorted(path.stem for path in (ROOT / "experiments" / "conf" / "model").glob("*.yaml"))
 
 
-@pytest.fixture(scope="class")
-def hydra_config() -> Iterator[None]:
-    with initialize_config_dir(str(ROOT / "experiments" / "conf"), version_base="1.3"):
-        yield
+def test_every_model_preset_has_its_name() -> None:
+    names = [path.stem for path in FOLDER.glob("*.yaml")]
+    assert [load_spec(name).name for name in names] == names
 
 
-def composed(*overrides: str) -> dict[str, Any]:
-    config = OmegaConf.to_container(compose("config", ["sweep=test", *overrides]), resolve=True, throw_on_missing=True)
-    assert isinstance(config, dict)
-    return {str(key): value for key, value in config.items()}
-
-
-def executed(*overrides: str) -> Run:
-    run = assemble(read_settings(composed(*overrides)))
-    run.engine.run()
-    run.server.close()
-    return run
-
-
-@pytest.mark.usefixtures("hydra_config")
-class TestConfiguration:
-    @pytest.mark.parametrize("model", MODELS)
-    def test_every_model(self, model: str) -> None:
-        num_gpus = {"llama-2-70b": 2, "gpt-3": 8}.get(model, 1)
-        run = executed("backend=sim", f"model={model}", f"backend.tensor_parallel={num_gpus}", *QUICK)
-        assert run.spec.name == model
-
-    def test_a_chosen_model_wins_over_the_one_of_the_backend(self) -> None:
-        assert composed("backend=cpu", "model=qwen3-8b")["model"]["name"] == "qwen3-8b"
+def test_a_chosen_model_wins_over_the_one_of_the_backend() -> None:
+    assert compose_run("backend=cpu", "model=qwen3-8b").model.name == "qwen3-8b"
 
 
 @pytest.fixture(scope="module")
@@ -99,20 +70,6 @@ def test_a_run_leaves_one_folder_with_everything(finished: Path) -> None:
     assert names == {"config.yaml", "summary.json", "requests.csv", "steps.csv", "tokens.npz", "timeline.json.gz"}
     assert yaml.safe_load((finished / "config.yaml").read_text())["policy"]["watermark"] == 0.01
     assert json.loads(gzip.decompress((finished / "timeline.json.gz").read_bytes()))["traceEvents"]
-
-
-def test_tables_hold_a_row_for_each_request_and_iteration(finished: Path) -> None:
-    figures = summary(finished)
-    requests, steps, tokens = read_requests(finished), read_steps(finished), read_tokens(finished)
-    assert len(requests) == figures["run"]["requests"] == 30
-    assert len(steps) == figures["run"]["iterations"]
-    assert len(tokens) == requests["output_tokens"].sum()
-    assert requests["ttft_seconds"].to_list() == pytest.approx(
-        (requests["first_token"] - requests["arrival"]).to_list()
-    )
-    assert len(time_between_tokens(finished)) == len(tokens) - len(requests)
-    with (finished / "steps.csv").open() as file:
-        assert next(csv.reader(file))[:2] == ["iteration", "planned_at"]
 
 
 def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
@@ -182,25 +139,19 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("setting", ["on", "auto", "off"])
 def test_progress_shows_requests_speed_and_time_left(
-    hydra_config: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Here, where stderr is no terminal, `auto` says instead that it serves."""
     monkeypatch.setattr("experiments.progress._DELAY", 0.0)
     monkeypatch.setattr("experiments.progress._INTERVAL", 0.0)
-    for setting in ("on", "auto", "off"):
-        run = assemble(read_settings(composed("backend=sim", *QUICK)))
-        said: list[str] = []
-        with progress(setting, len(run.requests), False, said.append) as on_step:
-            run.engine.run(on_step)
-        assert said == (["serving 20 requests; progress=on shows how far it is"] if setting == "auto" else [])
-        shown = capsys.readouterr().err.split("\r")
-        if setting == "on":
-            assert any(
-                re.fullmatch(r"20/20 requests \|.+\| 00:00 elapsed, 00:00 left, [\d,]+ tokens/s *", line)
-                for line in shown
-            )
-        else:
-            assert shown == [""]  # stderr is not a terminal here
+    run, said = assemble(compose_run("backend=sim", *QUICK)), list[str]()
+    with progress(setting, len(run.requests), False, said.append) as on_step:
+        run.engine.run(on_step)
+    shown = capsys.readouterr().err.split("\r")
+    done = r"20/20 requests \|.+\| 00:00 elapsed, 00:00 left, [\d,]+ tokens/s *"
+    assert [len(said), any(re.fullmatch(done, line) for line in shown)] == [setting == "auto", setting == "on"]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

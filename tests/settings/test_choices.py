@@ -125,15 +125,3 @@ def test_a_sweep_crosses_own_arguments_with_built_in_policies(tmp_path: Path) ->
     }
     again = command("run", *arguments, cwd=tmp_path)
     assert again.stdout.count(": finished before\n") == 3
-
-
-def test_the_other_commands_take_them(tmp_path: Path) -> None:
-    (tmp_path / "greedy.py").write_text(POLICY)
-    arguments = ("policy=greedy.Greedy(budget=64)", "backend=sim", "decisions=true", "output=run", *QUICK)
-    assert command("run", *arguments, cwd=tmp_path).returncode == 0
-    same = command("replay", "run", "policy=greedy.Greedy(budget=64)", cwd=tmp_path)
-    assert (same.returncode, same.stderr) == (0, "")
-    assert command("replay", "run", "policy=greedy.Greedy(budget=32)", cwd=tmp_path).returncode == 1
-    assert command("replay", "run", cwd=tmp_path).returncode == 0
-    wrong = command("check", "policy=greedy.Greedy(bugdet=64)", cwd=tmp_path)
-    assert wrong.stderr.startswith("error: policy.bugdet: greedy.Greedy takes no such argument; did you mean budget?")

@@ -50,22 +50,9 @@ def test_an_identity_holds_what_a_run_depends_on() -> None:
     """A chunk is part of the policies that read it; a seed is told although a policy's text leaves it out."""
     one = identity(compose_run("policy=orca", "backend=sim"))
     assert one == json.loads(json.dumps(one))
-    same = ("chunk=128", "chunking=fixed", "predictor=oracle", "progress=on", "output=x", "timeline=off")
-    assert [word for word in same if identity(compose_run("policy=orca", "backend=sim", word)) != one] == []
-    others = (
-        "policy=sarathi",
-        "seed=1",
-        "batch=4",
-        "workload.length=80",
-        "model.num_layers=3",
-        "runtime=sync",
-        "bounds=true",
-    )
-    assert [
-        word
-        for word in others
-        if identity(compose_run(word, *(["policy=orca"] if not word.startswith("policy") else []), "backend=sim"))
-        == one
-    ] == []
+    for words in ("chunk=128 chunking=fixed predictor=oracle", "progress=on output=x timeline=off"):
+        assert identity(compose_run("policy=orca", "backend=sim", *words.split())) == one
+    for words in ("policy=sarathi", "policy=orca seed=1", "policy=orca model.num_layers=3", "policy=orca bounds=true"):
+        assert identity(compose_run(*words.split(), "backend=sim")) != one
     noisy = [identity(compose_run("policy=trail", "predictor=noisy", f"predictor.seed={seed}")) for seed in (1, 2)]
     assert noisy[0]["policy"] == noisy[1]["policy"] and noisy[0] != noisy[1]

@@ -121,23 +121,11 @@ class Once:
         return plan
 
 
+MORE = [f"more {name}" for name in ("requests", "num_tokens", "preempt", "reject")]
 once = st.builds(
     Once,
     when=st.integers(0, 9),
-    field=st.sampled_from(
-        (
-            "plan",
-            "entry",
-            "count",
-            "more requests",
-            "more num_tokens",
-            "more preempt",
-            "more reject",
-            *FIELDS,
-            *FIELDS,
-            *(f"del {name}" for name in FIELDS),
-        )
-    ),
+    field=st.sampled_from(["plan", "entry", "count", *MORE, *FIELDS, *FIELDS, *(f"del {name}" for name in FIELDS)]),
     thing=st.sampled_from(tuple(THINGS)),
 )
 
@@ -231,7 +219,7 @@ WRONG = (
     "next(iter(view.running)).output = None",
 )
 
-HOOKS = (
+HOOKS = [
     "plan_b",
     "on_arrival",
     "on_step",
@@ -241,7 +229,7 @@ HOOKS = (
     "__repr__",
     "__getattr__",
     "__deepcopy__",
-)
+]
 
 modules = st.builds(
     lambda turn, wrong, method, hook: (

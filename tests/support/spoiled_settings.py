@@ -11,16 +11,11 @@ from spoiled_inputs import spoiled_json, values
 
 from experiments.settings.error_lines import CONFIG_FOLDER
 
-SMALL = ("backend=sim", "batch=3", "workload.num_requests=6", "workload.length=64")
-QUEUE = (
-    "backend=sim",
-    "batch=3",
-    "workload.num_requests=6",
-    "workload.lengths.min_length=16",
-    "workload.lengths.max_length=64",
-)
-TRACE = ("backend=sim", "batch=3", "workload.num_requests=6", "workload.path=trace.csv")
-TABLE = ("backend=sim", "batch=3", "workload.num_requests=2", "workload.lengths.path=table.csv")
+FEW = ("backend=sim", "batch=3", "workload.num_requests=6")
+SMALL = (*FEW, "workload.length=64")
+QUEUE = (*FEW, "workload.lengths.min_length=16", "workload.lengths.max_length=64")
+TRACE = (*FEW, "workload.path=trace.csv")
+TABLE = (*FEW, "workload.lengths.path=table.csv")
 BASES = (
     SMALL,
     ("policy=request_level", "runtime=sync", *SMALL),
@@ -55,22 +50,13 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     base = draw(st.sampled_from(BASES))
     names = [
         *keys_of(composed(base)),
-        "nothing",
-        "policy.x",
-        "workload.a.b",
+        *["nothing", "policy.x", "workload.a.b", ".", "ä", "hydra.job.name", "chunk.x", "x[0]"],
         "",
-        ".",
-        "ä",
-        "hydra.job.name",
-        "chunk.x",
-        "x[0]",
     ]
     lines = list(base)
     for _ in range(draw(st.sampled_from((1, 1, 2, 3)))):
-        sign, equals = (
-            draw(st.sampled_from(("", "", "", "", "+", "++", "~"))),
-            draw(st.sampled_from(("=", "=", "=", "=", ""))),
-        )
+        sign = draw(st.sampled_from(("", "", "", "", "+", "++", "~")))
+        equals = draw(st.sampled_from(("=", "=", "=", "=", "")))
         lines.append(f"{sign}{draw(st.sampled_from(names))}{equals}{draw(values) if equals else ''}")
     return lines
 
