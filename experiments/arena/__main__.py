@@ -17,12 +17,12 @@ from cbatch.validation import Switch, parse, whole
 from experiments.arena import page
 from experiments.arena.board import read_board
 from experiments.capacity.__main__ import COMMAND as CAPACITY
-from experiments.capacity.command import read_simulated
+from experiments.capacity.command import SimulatedSettings
 from experiments.capacity.folder import result_folders
 from experiments.job import Command
 from experiments.run import main
 from experiments.settings.command_line import HELP
-from experiments.settings.settings import Keys, Settings
+from experiments.settings.settings import Keys, read_as
 from experiments.store.provenance import write_text
 from experiments.store.run_folder import run_folders
 from experiments.sweep import sweep_folder
@@ -43,7 +43,7 @@ class ArenaKeys(Keys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArenaSettings(ArenaKeys, Settings):
+class ArenaSettings(ArenaKeys, SimulatedSettings):
     """The settings of a run of the arena."""
 
 
@@ -51,9 +51,7 @@ def _count(root: Path) -> str:
     return f"{len(run_folders(root))} runs"
 
 
-COMMAND = Command(
-    "arena", partial(read_simulated, ArenaSettings, ArenaKeys), folders=run_folders, table=_count, stem="_arena"
-)
+COMMAND = Command("arena", partial(read_as, ArenaSettings, ArenaKeys), folders=run_folders, table=_count, stem="_arena")
 
 
 def arena(arguments: list[str]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.capacity.command import slo_text
 from experiments.capacity.folder import read_searches
 from experiments.store.intervals import compare, mean_of
 from experiments.store.labels import label_runs
@@ -51,7 +52,7 @@ class Board:
 def read_board(root: Path) -> Board:
     """Reads what is finished in and below a folder."""
     runs, searches = read_runs(root) if run_folders(root) else pd.DataFrame(), read_searches(root)
-    abouts = [summary["about"] for frame in (runs, searches) for summary in frame.get("summary", ())]
+    abouts = [*_abouts(runs), *_abouts(searches)]
     notes = [_describe_origin(abouts), *notes_of(abouts), *_failed(root)]
     return Board(_cells(_replications(runs)), _sort(_capacities(searches), ["trace", "slo", "rate"]), notes)
 
@@ -68,23 +69,21 @@ def rank(cells: pd.DataFrame) -> pd.DataFrame:
     return _sort(cells[complete].groupby("policy", as_index=False).agg(**means), [ATTAINED])
 
 
-def _places(runs: pd.DataFrame, slo: str) -> pd.DataFrame:
-    """Returns the policies with what else varies that has no column of its own, the traces and the objectives.
-
-    slo: the default of the command.
-    """
+def _places(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the policies with what else varies that has no column of its own, the traces and the objectives."""
     shown = [key for key in map(str, runs) if key.split(".")[0] in _SHOWN_APART]
-    slos = [_slo_of(summary["about"]["overrides"], slo) for summary in runs["summary"]]
+    slos = [about.get("slo") or _slo_of(about["overrides"]) for about in _abouts(runs)]
     traces = runs["workload"].str.removeprefix("traces/")
     return pd.DataFrame({"policy": label_runs(runs, shown), "trace": traces, "slo": slos})
 
 
-def _slo_of(overrides: Sequence[str], slo: str) -> str:
-    """Returns the objectives that a command line asks for, by the name of their file and the keys that differ from it."""
-    values = [override.partition("=")[::2] for override in overrides]
-    changed = [f"{key}={value}" for key, value in values if key.startswith("slo.")]
-    name = dict(values).get("slo", slo)
-    return " ".join(changed if name == "none" and changed else [name, *changed])
+def _slo_of(overrides: Sequence[str]) -> str:
+    """Returns the objectives of a run of the arena; those of a search stand in its `about`."""
+    return slo_text(dict(override.partition("=")[::2] for override in overrides).get("slo", "strict"), overrides)
+
+
+def _abouts(runs: pd.DataFrame) -> list[Any]:
+    return [summary["about"] for summary in runs.get("summary", ())]
 
 
 def _replications(runs: pd.DataFrame) -> pd.DataFrame:
@@ -93,7 +92,7 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
         return runs
     figures = {name: factor * runs.get(key, np.nan) for name, (key, factor) in FIGURES.items()}
     cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
-    return _places(runs, "strict").assign(**cell, **figures)
+    return _places(runs).assign(**cell, **figures)
 
 
 def _capacities(searches: pd.DataFrame) -> pd.DataFrame:
@@ -102,7 +101,7 @@ def _capacities(searches: pd.DataFrame) -> pd.DataFrame:
         return searches
     ends = {"rate": "capacity.requests_per_second", "low": "capacity.low", "high": "capacity.high"}
     bound = searches.get("regret.capacity", np.nan)
-    return _places(searches, "none").assign(**{name: searches[key] for name, key in ends.items()}, of_bound=bound)
+    return _places(searches).assign(**{name: searches[key] for name, key in ends.items()}, of_bound=bound)
 
 
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:

@@ -6,15 +6,16 @@ With -m, comma-separated values are swept, as in `experiments.run`. `--help` lis
 import sys
 from functools import partial
 
-from experiments.capacity.command import SearchKeys, SearchSettings, measure, read_simulated
+from experiments.capacity.command import SearchKeys, SearchSettings, measure
 from experiments.capacity.folder import read_finished, result_folders
 from experiments.capacity.report import capacity_line, capacity_table, capacity_text
 from experiments.job import Command
 from experiments.run import main
+from experiments.settings.settings import read_as
 
 COMMAND = Command(
     "capacity",
-    partial(read_simulated, SearchSettings, SearchKeys),
+    partial(read_as, SearchSettings, SearchKeys),
     measure,
     read_finished,
     result_folders,

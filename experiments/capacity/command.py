@@ -2,11 +2,11 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ from experiments.capacity.simulation import simulate
 from experiments.serve import about_run
 from experiments.settings.assemble import assemble
 from experiments.settings.identity import identity
-from experiments.settings.settings import Keys, Settings, read_as
+from experiments.settings.settings import Keys, Settings
 from experiments.store.intervals import CONFIDENCE
 from experiments.store.sources import sources_of
 from experiments.trials.rates import bounds_together, replicate
@@ -30,7 +30,6 @@ from experiments.trials.replications import natural_rate, num_recorded
 _REQUESTS, _PIECES = 2000, 20
 _FEWEST_REQUESTS, _MOST_REQUESTS = 20, 1_000_000
 _NUM_REQUESTS = f"auto, or a whole number from {_FEWEST_REQUESTS} to {_MOST_REQUESTS}"
-S = TypeVar("S", bound=Settings)
 
 Share = Annotated[float, Field(gt=0, lt=1, strict=True), Give("a share between 0 and 1, as in 0.99")]
 
@@ -51,7 +50,16 @@ class SearchKeys(Keys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchSettings(SearchKeys, Settings):
+class SimulatedSettings(Settings):
+    """The settings of a command that simulates runs. Raises ConfigError for a backend that is not simulated."""
+
+    def __post_init__(self) -> None:
+        if not self.backend.simulated:
+            raise ConfigError(f"backend={self.backend.name}: this command simulates; give backend=sim")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings(SearchKeys, SimulatedSettings):
     """The settings of a search."""
 
 
@@ -72,14 +80,17 @@ def measure(
     rule = Rule(settings.definition, settings.slo, settings.attainment, bool(getattr(settings.workload, "tiers", None)))
     goal = _goal(settings, rule)
     if settings.bounds and settings.definition != "joint":
-        problem = (
-            f"definition={settings.definition} does not ask for all objectives of the same requests, as the bound does"
-        )
+        problem = f"definition={settings.definition} does not ask for all objectives of each request, as the bound does"
         raise ConfigError(f"bounds=true: {problem}; give definition=joint, or bounds=false")
     natural_rate(settings.workload, goal.requests)  # raises if the workload has no rate
     run = assemble(replicate(settings, 0, 1.0, goal.requests))
     code, keys = sources_of(settings.composed), identity(settings)
-    about = {**about_run(run), "identity": keys, "slo": slo_name(settings), "code": code}
+    about = {
+        **about_run(run),
+        "identity": keys,
+        "slo": slo_text(settings.choices.get("slo", "none"), settings.overrides),
+        "code": code,
+    }
     cores = (os.cpu_count() or 1) if bar else 1  # without a bar, a launcher runs other searches beside this one
     work, others = partial(simulate, settings, rule), settings.other_code == "keep"
     cores = cores if settings.cores == "auto" else settings.cores
@@ -93,45 +104,22 @@ def measure(
         figures = {
             **_figures(capacity, settings),
             "one_alone": estimate_alone(shares_of(search.outcomes, rule.criteria)),
-            "simulations": len(simulations.all()),
-            "cpu_seconds": sum(outcome.seconds for outcome in simulations.all()),
+            "simulations": len(simulations.outcomes),
+            "cpu_seconds": sum(outcome.seconds for outcome in simulations.outcomes.values()),
         }
-        names = [criterion.name for criterion in rule.criteria]
-        curves = {name: _curve(shares) for name, shares in zip(names, capacity.shares, strict=True)}
-        summary = {
-            "about": about,
-            "capacity": figures,
-            "curves": curves,
-            "by_replication": by_replication(capacity.shares),
-        }
+        pairs = zip(rule.criteria, capacity.shares, strict=True)
+        curves = {criterion.name: _curve(shares) for criterion, shares in pairs}
+        owed = by_replication(capacity.shares)
+        summary = {"about": about, "capacity": figures, "curves": curves, "by_replication": owed}
         if settings.bounds:
             summary["regret"] = _regret(capacity, settings)
         write_result(folder, summary, settings.composed)
     return summary
 
 
-def read_simulated(
-    kind: type[S],
-    keys: type[Keys],
-    config: Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    choices: Mapping[str, str] | None = None,
-) -> S:
-    """Returns the settings of a command that simulates runs; the arguments are those of `read_as`.
-
-    Raises:
-        ConfigError: as `read_as`; a backend that is not simulated.
-    """
-    settings = read_as(kind, keys, config, overrides, choices)
-    if not settings.backend.simulated:
-        raise ConfigError(f"backend={settings.backend.name}: this command simulates; give backend=sim")
-    return settings
-
-
-def slo_name(settings: Settings) -> str:
+def slo_text(name: str, overrides: Sequence[str]) -> str:
     """Returns the objectives: the name of their file, and the keys that the command line changes."""
-    changed = [override for override in settings.overrides if override.startswith("slo.")]
-    name = settings.choices.get("slo", "none")
+    changed = [override for override in overrides if override.startswith("slo.")]
     return " ".join(changed if name == "none" and changed else [name, *changed])
 
 

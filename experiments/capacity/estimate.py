@@ -110,12 +110,6 @@ class Shares:
         low, high = self.band()
         return self.crossing(low), self.crossing(high)
 
-    def naive_interval(self) -> tuple[float, float]:
-        """Returns the ends if requests were independent, for comparison: this interval covers the truth far too seldom."""
-        share, num = self.share(), self.total.sum(axis=0)
-        half = 1.96 * np.sqrt(share * (1 - share) / num)
-        return self.crossing(share - half), self.crossing(share + half)
-
 
 def _interval(good: Floats, total: Floats) -> tuple[float, float]:
     """Returns the interval of sum(good) / sum(total), by the studentized bootstrap over replications."""

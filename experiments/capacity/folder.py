@@ -6,7 +6,7 @@ capacity.json       the result and the settings; written last and atomically
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -36,7 +36,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     """Returns what capacity.json holds; None if there is none."""
     with suppress(OSError, ValueError):
         result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        return result if {"about", "settings", "capacity"} <= result.keys() else None
+        return result
     return None
 
 
@@ -55,42 +55,31 @@ def read_searches(root: Path) -> "pd.DataFrame":
     """Reads the finished searches in and below a folder as `experiments.store.runs.read_runs` does; an empty frame without any."""
     from experiments.store.runs import frame_of  # loads pandas
 
-    results = ((folder, read_result(folder)) for folder in result_folders(root))
-    return frame_of((folder, result) for folder, result in results if result is not None)
+    return frame_of((folder, read_result(folder) or {}) for folder in result_folders(root))
 
 
 class Simulations:
     """The simulations of a search: those kept by earlier processes, and those made now.
 
-    simulate: called with replication, rate, requests and warm-up, in `cores` processes. resumed: number of those kept.
+    simulate: called with replication, rate, requests and warm-up, in the pool's processes. outcomes: by rate, replication,
+    requests and warm-up. resumed: number of those kept.
     """
 
     def __init__(
-        self,
-        file: TextIO,
-        kept: Mapping[Any, Outcome],
-        simulate: Callable[..., Outcome],
-        pool: ProcessPoolExecutor | None,
+        self, file: TextIO, kept: Mapping[Any, Outcome], simulate: Callable[..., Outcome], pool: Executor | None
     ) -> None:
-        self._file, self._outcomes, self._simulate, self._pool = file, dict(kept), simulate, pool
+        self._file, self.outcomes, self._simulate, self._pool = file, dict(kept), simulate, pool
         self.resumed = len(kept)
 
     def __call__(self, pairs: Sequence[tuple[int, float]], requests: int, warmup: int) -> list[Outcome]:
         """Returns the outcomes for pairs of (replication, rate); simulates those that are not kept."""
         keys = [(rate, number, requests, warmup) for number, rate in pairs]
-        new = [
-            (number, rate, requests, warmup)
-            for rate, number, *_ in keys
-            if (rate, number, requests, warmup) not in self._outcomes
-        ]
+        new = [(key[1], key[0], requests, warmup) for key in keys if key not in self.outcomes]
         for outcome in (self._pool.map if self._pool else map)(self._simulate, *zip(*new, strict=True)) if new else ():
-            self._outcomes[outcome[:4]] = outcome
+            self.outcomes[outcome[:4]] = outcome
             self._file.write(json.dumps(outcome) + "\n")
             self._file.flush()
-        return [self._outcomes[key] for key in keys]
-
-    def all(self) -> list[Outcome]:
-        return list(self._outcomes.values())
+        return [self.outcomes[key] for key in keys]
 
 
 @contextmanager
@@ -139,7 +128,7 @@ def open_simulations(
 
 
 @contextmanager
-def _pool(cores: int) -> Iterator[ProcessPoolExecutor | None]:
+def _pool(cores: int) -> Iterator[Executor | None]:
     if cores == 1:
         yield None
         return

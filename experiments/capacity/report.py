@@ -61,7 +61,7 @@ def _replications(figures: Summary) -> str:
 def describe_alone(figures: Summary) -> str:
     """Returns the span of the capacities of single replications, and how many fail or pass at all of their rates."""
     single, num = figures["one_alone"], figures["replications"]
-    failed, passed = (single.get(key, 0) for key in ("failed", "passed"))  # searches of earlier versions lack them
+    failed, passed = single["failed"], single["passed"]
     rest = num - failed - passed
     span = [(f"{single['least']:.4g} to {single['most']:.4g}", rest)] if rest else []
     below = [(f"below {single['failed_at']:.4g}", failed)] if failed else []
@@ -75,7 +75,9 @@ def interval(figures: Summary) -> str:
     return f"{rate:.4g} [{low:.4g}, {high:.4g}] requests/s (±{100 * (high - low) / 2 / rate:.2g}%)"
 
 
-def _of_bound(regret: Summary) -> str:
+def _of_bound(regret: Summary | None) -> str:
+    if regret is None:
+        return "-"
     low, high = (format_share(regret[f"capacity_{end}"]) for end in ("low", "high"))
     return f"{format_share(regret['capacity'])} [{low}, {high}]"
 
@@ -90,16 +92,10 @@ def capacity_table(root: Path) -> str:
     from experiments.store.labels import label_runs  # loads pandas
 
     runs = read_searches(root)
+    runs = runs.assign(label=label_runs(runs, apart=True)).sort_values("capacity.requests_per_second", ascending=False)
     rows = [
-        (
-            summary["capacity"]["requests_per_second"],
-            label,
-            interval(summary["capacity"]),
-            _of_bound(summary["regret"]) if "regret" in summary else "-",
-            _replications(summary["capacity"]),
-        )
-        for summary, label in zip(runs["summary"], label_runs(runs, apart=True), strict=True)
+        (label, interval(found["capacity"]), _of_bound(found.get("regret")), _replications(found["capacity"]))
+        for label, found in zip(runs["label"], runs["summary"], strict=True)
     ]
-    heads = ["search", "capacity, 95% interval", "of the bound", "from"]
-    table = tabulate([row[1:] for row in sorted(rows, reverse=True)], heads, disable_numparse=True)
+    table = tabulate(rows, ["search", "capacity, 95% interval", "of the bound", "from"], disable_numparse=True)
     return "\n".join([table, *notes_of(summary["about"] for summary in runs["summary"])])
