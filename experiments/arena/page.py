@@ -8,6 +8,7 @@ import pandas as pd
 
 from experiments.arena.board import ATTAINED, CELL, LATENCY, Board, rank
 from experiments.store.intervals import Mean
+from experiments.store.labels import coincide_text
 from experiments.store.text import format_mean
 
 READING = (
@@ -75,7 +76,8 @@ def attainment_figure(board: Board) -> Any:
         ends = {"error_x": "above", "error_x_minus": "below"}
         order = {"policy": rank(cells)["policy"].tolist()}
         figure = express.scatter(cells, ATTAINED, "policy", category_orders=order, **ends, **look)
-    return _annotate(figure, [*board.notes, _coinciding(cells)])
+    same = coincide_text(cells.assign(label=cells["policy"]), [*CELL, ATTAINED, f"{ATTAINED} ±"])
+    return _annotate(figure, [*board.notes, same])
 
 
 def capacity_figure(board: Board) -> Any:
@@ -111,15 +113,6 @@ def _annotate(figure: Any, notes: Iterable[str]) -> Any:
     subtitle = {"text": text, "font": {"size": 11}}
     figure.update_layout(title={"text": " ", "subtitle": subtitle}, margin_t=80 + 14 * text.count("<br>"))
     return figure
-
-
-def _coinciding(cells: pd.DataFrame) -> str:
-    """Returns which policies have equal attainments and intervals in all cells."""
-    same: dict[str, list[str]] = {}
-    for policy, rows in cells.groupby("policy"):
-        key = rows[[*CELL, ATTAINED, f"{ATTAINED} ±"]].to_json(double_precision=15, orient="values")
-        same.setdefault(key, []).append(str(policy))
-    return "; ".join(f"{' and '.join(policies)} coincide" for policies in same.values() if len(policies) > 1)
 
 
 def _ranking(cells: pd.DataFrame) -> pd.DataFrame:

@@ -18,10 +18,10 @@ from matplotlib.ticker import StrMethodFormatter
 from cbatch import ConfigError
 from cbatch.results.metrics import PERCENTILES
 from experiments.plots.parts import draw_line, label_log
-from experiments.plots.series import coincide_text, describe_points, leave_out, load_series, points_of
+from experiments.plots.series import describe_points, leave_out, load_series, points_of
 from experiments.plots.style import PLAIN, Look, add_title, new_figure, print_style
 from experiments.store.headings import Heading, heading_of
-from experiments.store.labels import is_policy
+from experiments.store.labels import coincide_text, is_policy
 from experiments.store.notes import tail_text
 from experiments.store.run_table import matching
 from experiments.store.runs import read_runs

@@ -97,11 +97,3 @@ def describe_points(runs: pd.DataFrame, x: str) -> str:
     if points["figures"].nunique().max() == 1:
         return f"{number} equal runs per point: the seed changes nothing"
     return f"mean and 95% interval of {number} runs per point"
-
-
-def coincide_text(runs: pd.DataFrame, columns: Iterable[str]) -> str:
-    """Returns which labels have equal values of these columns in their runs, in the same order; empty if none do."""
-    same: dict[str, list[str]] = {}
-    for label, rows in runs[list(columns)].groupby(runs["label"], sort=False):
-        same.setdefault(rows.to_json(orient="values", double_precision=15), []).append(str(label))
-    return "; ".join(f"{' and '.join(labels)} coincide" for labels in same.values() if len(labels) > 1)

@@ -1,7 +1,7 @@
 """Labels of runs, by one rule: the policy, and key=value of every setting that varies and is not shown otherwise."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -59,6 +59,14 @@ def code_text(about: Mapping[str, Any]) -> str:
     """Returns the hashes of a run's own modules and files by name, in a line."""
     own = about.get("code", {}).get("own", {})
     return " ".join(f"{name}:{own[name]}" for name in sorted(own))
+
+
+def coincide_text(runs: pd.DataFrame, columns: Iterable[str]) -> str:
+    """Returns which labels have equal values of these columns in their runs, in the same order; empty if none do."""
+    same: dict[str, list[str]] = {}
+    for label, rows in runs[list(columns)].groupby(runs["label"], sort=False):
+        same.setdefault(rows.to_json(orient="values", double_precision=15), []).append(str(label))
+    return "; ".join(f"{' and '.join(labels)} coincide" for labels in same.values() if len(labels) > 1)
 
 
 def is_policy(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":

@@ -18,7 +18,6 @@ Read by `experiments.store.tables`.
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -69,8 +68,9 @@ PLOTS = "plots"
 def read_finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the figures of a complete run with this identity and whole tables; None if the folder holds none."""
     summary = read_summary(folder)
-    same = summary is not None and summary["about"].get("identity") == identity
-    return summary if summary and same and not damage(folder, summary) else None
+    if summary is None or summary["about"].get("identity") != identity or damage(folder, summary):
+        return None
+    return summary
 
 
 def damage(folder: Path, summary: Mapping[str, Any]) -> str:
@@ -99,13 +99,8 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """Returns the folders of complete runs in and below a folder, sorted by name with numbers in numerical order."""
-
-    def with_numbers(path: Path) -> list[tuple[int, str]]:
-        return [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", str(path))]
-
-    folders = [path.parent for path in root.rglob(SUMMARY) if read_summary(path.parent) is not None]
-    return sorted(folders, key=with_numbers)
+    """Returns the folders of complete runs in and below a folder, sorted by name."""
+    return sorted(path.parent for path in root.rglob(SUMMARY) if read_summary(path.parent) is not None)
 
 
 @contextmanager
@@ -133,25 +128,9 @@ def open_run_folder(
         ClaimedError: another process writes to it.
         CbatchError: as in `report_crashes`.
     """
-    missing = _missing(folder)
     _check_ours(folder, identity, replace)
-    try:
-        with _begun(folder, config, identity, replace) as claim, report_crashes(folder, claim, facts):
-            try:
-                yield
-            except BaseException as error:  # partial results may have filled the disk
-                _remove_files(folder, but=() if isinstance(error, KeyboardInterrupt) else (CONFIG, DECISIONS))
-                raise
-    finally:
-        _remove_empty(missing)
-
-
-@contextmanager
-def _begun(
-    folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any], replace: bool
-) -> Iterator[dict[str, Any]]:
-    """Claims the folder for a run, empties it and writes config.yaml."""
     with ExitStack() as held:
+        held.callback(_remove_empty, _missing(folder))
         try:
             claim = held.enter_context(claimed(folder))
             _check_ours(folder, identity, replace)  # another run may have ended here just now
@@ -159,7 +138,12 @@ def _begun(
             (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written ({error.strerror}); {_OTHER_FOLDER}") from error
-        yield claim
+        held.enter_context(report_crashes(folder, claim, facts))
+        try:
+            yield
+        except BaseException as error:  # partial results may have filled the disk
+            _remove_files(folder, but=() if isinstance(error, KeyboardInterrupt) else (CONFIG, DECISIONS))
+            raise
 
 
 def remove_killed(root: Path, since: datetime) -> None:

@@ -2,9 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from itertools import zip_longest
-from math import prod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,13 +72,9 @@ def find_unfinished(root: Path) -> list[Omitted]:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         reasons |= {file.parent / name: error for name, _, error in (line.partition(": ") for line in lines)}
     for folder in sorted(path.parent for path in root.rglob(CONFIG)):
-        reasons.setdefault(folder, _why_unfinished(folder))
+        state = read_state(folder)
+        reasons.setdefault(folder, state.get("error", "is running, or was killed") if state else "did not finish")
     return [Omitted(path.name, why) for path, why in reasons.items() if read_summary(path) is None]
-
-
-def _why_unfinished(folder: Path) -> str:
-    state = read_state(folder)
-    return str(state.get("error", "is running, or was killed")) if state else "did not finish"
 
 
 def print_omitted(omitted: Iterable[Omitted]) -> None:
@@ -97,14 +91,5 @@ def omitted_text(omitted: Iterable[Omitted]) -> str:
     lines = []
     for reason, names in by_reason.items():
         runs = "1 run" if len(names) == 1 else f"{len(names)} runs"
-        lines += [f"{runs} not shown: {reason}", *(f"  {name}" for name in _combine(names))]
+        lines += [f"{runs} not shown: {reason}", *(f"  {name}" for name in names)]
     return "\n".join(lines)
-
-
-def _combine(names: Sequence[str]) -> list[str]:
-    """Returns names of all combinations of some values as one: a=1,b=1 and a=2,b=1 as a=1|2,b=1; other names as they are."""
-    columns = [list(dict.fromkeys(parts)) for parts in zip_longest(*(name.split(",") for name in names), fillvalue="")]
-    keys = [{part.partition("=")[0] for part in parts} for parts in columns]
-    if prod(map(len, columns)) != len(set(names)) or any(len(heads) > 1 for heads in keys):
-        return list(names)
-    return [",".join("|".join([first, *(part.partition("=")[2] for part in rest)]) for first, *rest in columns)]

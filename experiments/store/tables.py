@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 
 from cbatch import ConfigError, StepRecord
-from cbatch.executor import CopyTimes
 from cbatch.results.service import NO_CLIENT, Service
 from experiments.store.csv_tables import EXTRA, LATENCY_COLUMNS, REQUESTS, STEPS, read_extra
-from experiments.store.run_folder import COPIES, TOKENS, check_whole, read_summary
+from experiments.store.run_folder import TOKENS, check_whole, read_summary
 from experiments.store.runs import read_runs, reading
 
 _NAMES = {"client", "session", "tier"}
@@ -41,13 +40,6 @@ def read_service(folder: str | Path) -> Service | None:
 def read_steps(folder: str | Path) -> pd.DataFrame:
     """Reads one row for each iteration of a run: the columns of `cbatch.record.StepRecord`, times in seconds."""
     return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
-
-
-def read_copies(folder: str | Path) -> pd.DataFrame:
-    """Reads one row for each timed iteration of a run: the columns of `cbatch.executor.CopyTimes`, in seconds."""
-    if not (Path(folder) / COPIES).is_file():
-        return pd.DataFrame(columns=CopyTimes._fields, dtype=float)
-    return _table(folder, COPIES, CopyTimes._fields)
 
 
 def read_tokens(folder: str | Path) -> pd.DataFrame:

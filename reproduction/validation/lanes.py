@@ -16,7 +16,8 @@ from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
 from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL, add_title, new_figure, print_style
 from experiments.settings.command_line import Count, Index
-from experiments.store.tables import read_copies, read_steps
+from experiments.store.run_folder import COPIES
+from experiments.store.tables import read_steps
 
 _COPIES = {"copy in": ("upload_started", "upload_ended"), "copy out": ("download_started", "download_ended")}
 _LABELLED = 0.03  # an iteration this wide, as a share of the panel, has room for its number
@@ -54,8 +55,8 @@ def draw(folder: Path, first: Index = 20, iterations: Count = 8, runs: str = "")
 
 def _window(folder: str, first: int, iterations: int) -> tuple[pd.DataFrame, float, float]:
     """All iterations of a run, and the seconds when the shown ones begin and end on the device."""
-    copies = read_copies(folder)
-    steps = read_steps(folder) if copies.empty else read_steps(folder).join(copies)
+    steps, copies = read_steps(folder), Path(folder) / COPIES
+    steps = steps.join(pd.read_csv(copies)) if copies.is_file() else steps
     shown = steps[(steps["iteration"] >= first) & (steps["iteration"] < first + iterations)]
     if shown.empty:
         asked = f"first={first} iterations={iterations}"

@@ -11,20 +11,12 @@ from hand_made import end, make_record, make_summary, write_run
 from test_figures import FIGURES
 
 from cbatch import SLO, ConfigError, FinishReason, Request, StepRecord
-from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.service import service_of
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_lines, write_csv
 from experiments.store.notes import beyond_text, origin_of
 from experiments.store.runs import read_runs
-from experiments.store.tables import (
-    read_copies,
-    read_requests,
-    read_service,
-    read_steps,
-    read_tokens,
-    time_between_tokens,
-)
+from experiments.store.tables import read_requests, read_service, read_steps, read_tokens, time_between_tokens
 from experiments.store.text import format_number, format_share, run_text
 
 
@@ -119,12 +111,6 @@ def test_the_printed_report_shows_each_figure_under_its_name() -> None:
     service = {"clients": {"ann": 5, "bob": 6}, "service_difference": difference, "jain_index": jain}
     text = run_text(make_summary(make_record()) | {"service": service})
     assert "service     2 clients; difference 1.5 per s, at most 4; Jain's index 0.75" in text.splitlines()
-
-
-def test_copies_of_a_run_if_it_timed_them(folder: Path, tmp_path: Path) -> None:
-    assert read_copies(folder).columns.to_list() == list(CopyTimes._fields) and read_copies(folder).empty
-    copies = read_copies(write_run(tmp_path / "run", copies=True))
-    assert copies.iloc[2].to_list() == [5.5, 6.0, 7.875, 8.0]
 
 
 @pytest.mark.parametrize(

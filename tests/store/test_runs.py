@@ -11,9 +11,9 @@ from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
 from experiments.plots import series
-from experiments.plots.series import coincide_text, describe_points, load_runs, load_series, points_of
+from experiments.plots.series import describe_points, load_runs, load_series, points_of
 from experiments.plots.style import Look
-from experiments.store.labels import is_policy, label_runs
+from experiments.store.labels import coincide_text, is_policy, label_runs
 from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import frame_of, read_runs
 from experiments.store.selection import Omitted, choose_runs, drop_repeats, find_unfinished, omitted_text, select_runs
@@ -97,7 +97,7 @@ def test_a_text_names_runs_by_label_or_policy_with_or_without_arguments() -> Non
 
 
 def test_the_frame_has_the_settings_as_they_were(tmp_path: Path) -> None:
-    """Lists too; rows as in the sweep, then by name. A policy that does not print a parameter has it in its label."""
+    """Lists too; rows as in the sweep. A policy that does not print a parameter has it in its label."""
     for number, chunk in enumerate((256, 128)):
         settings = {"policy": {"budget": chunk, "sizes": [chunk, 1]}}
         write_run(tmp_path / f"{chunk}", {"overrides": [f"chunk={chunk}"], "number": number}, settings)
@@ -105,9 +105,6 @@ def test_the_frame_has_the_settings_as_they_were(tmp_path: Path) -> None:
     assert runs["policy.budget"].to_list() == [256, 128]
     assert runs["policy.sizes"].to_list() == [[256, 1], [128, 1]]
     assert runs["label"].to_list() == ["prefill_first, budget=256", "prefill_first, budget=128"]
-    for name in ("run 10", "run 9"):
-        write_run(tmp_path / "more" / name)
-    assert [Path(folder).name for folder in read_runs(tmp_path / "more")["folder"]] == ["run 9", "run 10"]
 
 
 def test_labels_pool_seeds_and_repeated_runs_are_shown_once(tmp_path: Path) -> None:
@@ -138,14 +135,6 @@ def test_the_reasons_are_listed_with_the_names() -> None:
     omitted = [Omitted("a", "x"), Omitted("b", "y"), Omitted("c", "x")]
     assert omitted_text(omitted) == "2 runs not shown: x\n  a\n  c\n1 run not shown: y\n  b"
     assert omitted_text([]) == ""
-    names = [f"chunk={chunk},policy=orca,ratio={ratio}" for chunk in (256, 512) for ratio in (2, 5, 14)]
-    assert omitted_text([Omitted(name, "x") for name in names]).splitlines()[1:] == [
-        "  chunk=256|512,policy=orca,ratio=2|5|14"
-    ]
-    for separate in (names[:-1], ["a=1,b=1", "a=1,c=1"], ["a=1,b=1", "a=1"]):
-        assert omitted_text([Omitted(name, "x") for name in separate]).splitlines()[1:] == [
-            f"  {name}" for name in separate
-        ]
 
 
 def test_unfinished_runs_are_named_with_the_reason(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ a row for each client and window, a line for each client. arg1 is the fitted sha
 are not read: the rate sets the scale. Nor is `reason_ratio`: reasoning tokens are part of the output.
 """
 
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -41,10 +41,9 @@ class ServeGenClients:
     family: Strings
     shape: Floats
     _datasets: dict[int, tuple[int, dict[str, dict[str, str]]]]  # client -> line, its length windows
-    _histograms: dict[tuple[int, str], tuple[Histogram, Histogram]] = field(default_factory=dict)  # those parsed so far
 
     def lengths(self, client: int, start: int) -> tuple[Histogram, Histogram]:
-        """Returns input and output lengths in tokens of a client in the 600 s window `start`; parses them on first use.
+        """Returns input and output lengths in tokens of a client in the 600 s window `start`.
 
         Raises:
             WorkloadError: there are none, or they are malformed.
@@ -53,11 +52,9 @@ class ServeGenClients:
             problem = f"no line for client {client} of {self.trace_path}; give the two files of one data set"
             raise WorkloadError(f"{self.dataset_path}: {problem}")
         key = str(start // LENGTH_WINDOW_SECONDS * LENGTH_WINDOW_SECONDS)
-        if (client, key) not in self._histograms:
-            line, windows = self._datasets[client]
-            read = partial(self._histogram, line, key, windows.get(key))
-            self._histograms[client, key] = read("input_tokens"), read("output_tokens")
-        return self._histograms[client, key]
+        line, windows = self._datasets[client]
+        read = partial(self._histogram, line, key, windows.get(key))
+        return read("input_tokens"), read("output_tokens")
 
     def _histogram(self, line: int, key: str, window: object, name: str) -> Histogram:
         text = window.get(name) if isinstance(window, dict) else None
@@ -100,6 +97,7 @@ def read_servegen(trace_path: str, dataset_path: str) -> ServeGenClients:
     return clients
 
 
+@lru_cache(10_000)
 def _parse_histogram(text: str) -> Histogram:
     """Parses "{bin: probability, ...}"; a bin of 0 tokens, which one client's output has, counts as 1 token."""
     numbers = np.array(text.strip("{}").replace(":", ",").split(","), np.float64)
