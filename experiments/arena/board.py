@@ -1,6 +1,6 @@
 """The cells and capacities of a folder as tables, with the policies that cannot be told apart from the best one of each cell."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ from experiments.capacity.command import slo_text
 from experiments.capacity.folder import read_searches
 from experiments.store.intervals import compare, mean_of
 from experiments.store.labels import label_runs
-from experiments.store.notes import notes_of
+from experiments.store.notes import made_text, notes_of
 from experiments.store.run_folder import ERRORS, run_folders
 from experiments.store.runs import read_runs
 
@@ -53,7 +53,10 @@ def read_board(root: Path) -> Board:
     """Reads what is finished in and below a folder."""
     runs, searches = read_runs(root) if run_folders(root) else pd.DataFrame(), read_searches(root)
     abouts = [*_abouts(runs), *_abouts(searches)]
-    notes = [_describe_origin(abouts), *notes_of(abouts), *_failed(root)]
+    seconds = sum(about["wall_seconds"] for about in abouts)
+    origin = f"{len(abouts)} runs and searches, {seconds:,.0f} s, {made_text(abouts)}"
+    errors = [line for file in sorted(root.rglob(ERRORS)) for line in file.read_text(encoding="utf-8").splitlines()]
+    notes = [origin, *notes_of(abouts), *(f"not finished: {line}" for line in errors)]
     return Board(_cells(_replications(runs)), _sort(_capacities(searches), ["trace", "slo", "rate"]), notes)
 
 
@@ -128,18 +131,3 @@ def _sort(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """Sorts rows by the columns; by the last one from the highest value on."""
     ascending = [True] * (len(columns) - 1) + [False]
     return frame if frame.empty else frame.sort_values(columns, ascending=ascending, kind="stable", ignore_index=True)
-
-
-def _describe_origin(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """Returns how much was simulated, when, and by which code."""
-    seconds = sum(about["wall_seconds"] for about in abouts)
-    days = sorted({str(about["date"])[:10] for about in abouts})
-    commits = sorted({str(about["commit"])[:12] for about in abouts})
-    span = " to ".join(dict.fromkeys((days[0], days[-1])))
-    return f"{len(abouts)} runs and searches, {seconds:,.0f} s, {span}, commit {', '.join(commits)}"
-
-
-def _failed(root: Path) -> list[str]:
-    """Returns what the sweeps could not do, by their errors."""
-    lines = [line for file in sorted(root.rglob(ERRORS)) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [f"not finished: {line}" for line in lines]

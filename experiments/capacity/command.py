@@ -15,7 +15,7 @@ from cbatch.validation import Give, positive, whole
 from experiments.capacity.control import draw_queue
 from experiments.capacity.definitions import Rule
 from experiments.capacity.estimate import Shares, by_replication, estimate_alone
-from experiments.capacity.folder import open_simulations, write_result
+from experiments.capacity.folder import RESULT, open_simulations
 from experiments.capacity.search import LEAST, Capacity, Goal, Search, shares_of
 from experiments.capacity.simulation import simulate
 from experiments.serve import about_run
@@ -23,6 +23,7 @@ from experiments.settings.assemble import assemble
 from experiments.settings.identity import identity
 from experiments.settings.settings import Keys, Settings
 from experiments.store.intervals import CONFIDENCE
+from experiments.store.provenance import write_json
 from experiments.store.sources import sources_of
 from experiments.trials.rates import bounds_together, replicate
 from experiments.trials.replications import natural_rate, num_recorded
@@ -113,7 +114,7 @@ def measure(
         summary = {"about": about, "capacity": figures, "curves": curves, "by_replication": owed}
         if settings.bounds:
             summary["regret"] = _regret(capacity, settings)
-        write_result(folder, summary, settings.composed)
+        write_json(folder / RESULT, {**summary, "settings": dict(settings.composed)})  # last: says that it is complete
     return summary
 
 

@@ -16,7 +16,6 @@ from cbatch import CbatchError, ConfigError
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome
 from experiments.store.claim import LOCK, UNFINISHED, claimed
-from experiments.store.provenance import write_json
 from experiments.store.run_folder import PLOTS
 
 if TYPE_CHECKING:
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
 RESULT, SIMULATIONS = "capacity.json", "simulations.jsonl"
 _EFFORT = ("accuracy", "replications", "cores", "bounds")  # keys that do not affect a simulation
 _FILES = {RESULT, SIMULATIONS, UNFINISHED, LOCK, PLOTS}
-
-
-def write_result(folder: Path, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Writes capacity.json atomically: its presence means that the result is complete."""
-    write_json(folder / RESULT, {**summary, "settings": dict(settings)})
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

@@ -104,7 +104,7 @@ class Search:
         self._add(rates, range(num), warmup)
         while True:
             capacity = self._estimate(warmup)
-            self._log_estimate(capacity, num)
+            self.log(f"{num} replications: {capacity.rate:.4g} [{capacity.low:.4g}, {capacity.high:.4g}] requests/s")
             if beyond := self._rates_beyond(capacity, rates):
                 rates = sorted([*rates, *beyond])
                 self._add(beyond, range(min(FIRST, num)), warmup)
@@ -243,9 +243,6 @@ class Search:
                 remedy = f"give replications={needed}, a larger requests=, or a larger accuracy="
             raise TooFewError(f"{missed}; {remedy}")
         return min(most, max(LEAST, num + 2, min(needed, 2 * num)))
-
-    def _log_estimate(self, capacity: Capacity, num: int) -> None:
-        self.log(f"{num} replications: {capacity.rate:.4g} [{capacity.low:.4g}, {capacity.high:.4g}] requests/s")
 
 
 def shares_of(outcomes: Sequence[Outcome], criteria: Sequence[Criterion]) -> list[Shares]:

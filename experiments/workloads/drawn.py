@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,7 @@ class Drawn(Sequence[Request]):
     def __len__(self) -> int:
         return len(self.seeds)
 
-    @overload
-    def __getitem__(self, index: int) -> Request: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Request]: ...
-    def __getitem__(self, index: int | slice) -> Request | list[Request]:
+    def __getitem__(self, index: Any) -> Any:
         return self._made[index]
 
     def __iter__(self) -> Iterator[Request]:
@@ -49,16 +45,15 @@ class Drawn(Sequence[Request]):
         """Yields each request as it is made; keeps none."""
         for begin in range(0, len(self), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
-            values = {name: _listed(column[part]) for name, column in self.columns.items()}
+            parts = {name: column[part] for name, column in self.columns.items()}
+            values = {
+                name: column.tolist() if isinstance(column, np.ndarray) else column for name, column in parts.items()
+            }
             if "sampling" not in values:
                 values["sampling"] = [replace(self.sampling, seed=seed) for seed in self.seeds[part].tolist()]
             for id_, row in enumerate(zip(*values.values(), strict=True), begin):
                 stated = {name: value for name, value in zip(values, row, strict=True) if value is not None}
                 yield Request(id_, stop_tokens=self.stop_tokens, **stated)
-
-
-def _listed(column: NDArray[Any] | Sequence[Any]) -> Sequence[Any]:
-    return column.tolist() if isinstance(column, np.ndarray) else column
 
 
 @dataclass(eq=False)

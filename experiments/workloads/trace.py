@@ -88,20 +88,21 @@ class Fit:
             WorkloadError: a request is too long, or there are fewer requests than asked for.
         """
         if self.length_scale != 1:
-            columns = trace.prompt_tokens, trace.output_tokens
-            prompts, outputs = (_scale(tokens, self.length_scale) for tokens in columns)
+            columns = np.array([trace.prompt_tokens, trace.output_tokens]) * float(self.length_scale)
+            prompts, outputs = np.clip(np.floor(columns + 0.5), 1, MOST_TOKENS).astype(np.int64)
             trace = replace(trace, prompt_tokens=prompts, output_tokens=outputs)
         if self.max_length is None:
             return trace.first(num_requests)
-        if self.too_long == "drop":
-            return _drop(trace, self.max_length).first(num_requests)
-        trace = trace.first(num_requests)
-        return _clip(trace, self.max_length) if self.too_long == "clip" else _check(trace, self.max_length)
-
-
-def _scale(tokens: Ints, scale: float) -> Ints:
-    scaled: Ints = np.clip(np.floor(tokens * float(scale) + 0.5), 1, MOST_TOKENS).astype(np.int64)
-    return scaled
+        fits = trace.prompt_tokens + trace.output_tokens <= self.max_length
+        limit = f"max_length={self.max_length}; raise it, lower length_scale, or set too_long"
+        if self.too_long == "drop" and not fits.any():
+            raise WorkloadError(f"{trace.source}: every request exceeds {limit}=clip")
+        trace = (trace.select(fits) if self.too_long == "drop" else trace).first(num_requests)
+        if self.too_long == "error" and not (fits := fits[: len(trace)]).all():
+            row = int(np.argmin(fits))
+            lengths = f"{trace.prompt_tokens[row]} prompt + {trace.output_tokens[row]} output tokens"
+            raise WorkloadError(f"{trace.where(row)}: {lengths} exceed {limit} to clip or drop")
+        return _clip(trace, self.max_length) if self.too_long == "clip" else trace
 
 
 def _clip(trace: Trace, max_length: int) -> Trace:
@@ -115,21 +116,3 @@ def _clip(trace: Trace, max_length: int) -> Trace:
             hashes = fields["prefix_hashes"][row]
             fields["prefix_hashes"][row] = hashes[: int(np.ceil(len(hashes) * shares[row]))]
     return replace(trace, prompt_tokens=prompt_tokens, output_tokens=output_tokens, fields=fields)
-
-
-def _drop(trace: Trace, max_length: int) -> Trace:
-    fits = trace.prompt_tokens + trace.output_tokens <= max_length
-    if not fits.any():
-        remedy = "raise it, lower length_scale, or set too_long=clip"
-        raise WorkloadError(f"{trace.source}: every request exceeds max_length={max_length}; {remedy}")
-    return trace.select(fits)
-
-
-def _check(trace: Trace, max_length: int) -> Trace:
-    too_long = trace.prompt_tokens + trace.output_tokens > max_length
-    if not too_long.any():
-        return trace
-    row = int(np.argmax(too_long))
-    lengths = f"{trace.prompt_tokens[row]} prompt + {trace.output_tokens[row]} output tokens"
-    remedy = "raise it, lower length_scale, or set too_long to clip or drop"
-    raise WorkloadError(f"{trace.where(row)}: {lengths} exceed max_length={max_length}; {remedy}")
