@@ -17,8 +17,23 @@ _LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line wit
 def notes_of(abouts: Iterable[About]) -> list[str]:
     """Returns the notes on some results, one line each."""
     known = list(abouts)
-    notes = (beyond_text(known), outside_text(known), lengths_text(known), mixed_text(known))
-    return [*sorted(set(map(origin_of, known))), *filter(None, notes)]
+    outside = [about["execution"]["iterations_outside_measured_range"] for about in known if about["simulated"]]
+    seen = [about.get("output_lengths_known") is True for about in known]
+    notes = [*sorted(set(map(origin_of, known))), beyond_text(known)]
+    if any(outside):
+        notes.append(f"iterations outside the measured range: {sum(outside):,}{_of_several(outside)}")
+    if any(seen):
+        notes.append(
+            f"true output lengths known to the policy, as max_new_tokens{'' if all(seen) else _of_several(seen)}"
+        )
+    if different := mixed(about["code"] for about in known if "code" in about):
+        notes.append(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
+    return [*filter(None, notes)]
+
+
+def _of_several(counts: Sequence[int]) -> str:
+    """Returns in how many of several runs something was counted; nothing for a single run."""
+    return "" if len(counts) == 1 else f", in {sum(map(bool, counts))} of {len(counts)} runs"
 
 
 def made_text(abouts: Iterable[About]) -> str:
@@ -64,26 +79,6 @@ def beyond_text(abouts: Iterable[About]) -> str:
         most = f"{max(waiting):,.0f} requests waiting on average"
         texts.append(f"overload{several.format(len(waiting), len(known))}, {'at most ' * bool(several)}{most}")
     return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
-
-
-def outside_text(abouts: Iterable[About]) -> str:
-    """Counts simulated iterations outside the measured range; empty if there is none."""
-    outside = [about["execution"]["iterations_outside_measured_range"] for about in abouts if about["simulated"]]
-    runs = "" if len(outside) == 1 else f", in {sum(map(bool, outside))} of {len(outside)} runs"
-    return f"iterations outside the measured range: {sum(outside):,}{runs}" if any(outside) else ""
-
-
-def lengths_text(abouts: Iterable[About]) -> str:
-    """Says whether policies could see true output lengths; empty if none could."""
-    known = [about.get("output_lengths_known") is True for about in abouts]
-    some = "" if all(known) else f", in {sum(known)} of {len(known)} runs"
-    return f"true output lengths known to the policy, as max_new_tokens{some}" if any(known) else ""
-
-
-def mixed_text(abouts: Iterable[About]) -> str:
-    """Names the code that differs among runs; empty if none does."""
-    different = mixed(about["code"] for about in abouts if "code" in about)
-    return f"made by different versions of {', '.join(different)}; see about.code in summary.json" if different else ""
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from experiments.store.headings import COLUMNS, heading_of
-from experiments.store.intervals import Mean, mean_of
+from experiments.store.intervals import mean_of
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.selection import Omitted, omitted_text
 from experiments.store.text import figures_text, format_mean
@@ -31,7 +31,11 @@ def run_table(
     """
     shown = matching(columns, runs)
     groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
-    rows = [[label, *(format_mean(mean_in_unit(group, key)) for key in shown)] for label, group in groups]
+    factors = [heading_of(key).factor for key in shown]
+    rows = [
+        [label, *(format_mean(mean_of([*values])) for _, values in (group[shown].astype(float) * factors).items())]
+        for label, group in groups
+    ]
     heads = ["run", *(heading_of(key).text for key in shown)]
     aligned = ("left", *["right"] * len(shown))
     table = tabulate(rows, heads, tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
@@ -48,20 +52,10 @@ def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
     return [key for pattern in patterns for key in known if fnmatchcase(key, pattern)]
 
 
-def mean_in_unit(runs: pd.DataFrame, key: str) -> Mean:
-    """Returns the mean of a figure over runs, in the unit of its heading."""
-    return mean_of([heading_of(key).factor * value for value in runs[key].astype(float)])
-
-
-def all_equal(runs: pd.DataFrame) -> bool:
-    """Returns whether several runs have all figures in common: they are one replication."""
-    return len(runs) > 1 and runs["summary"].map(figures_text).nunique() == 1
-
-
 def _replications_text(groups: Sequence[pd.DataFrame]) -> str:
     """Explains rows that average several runs; empty if there are none."""
     several = [group for group in groups if len(group) > 1]
-    sizes = [len(group) for group in several if not all_equal(group)]
+    sizes = [len(group) for group in several if group["summary"].map(figures_text).nunique() > 1]
     equal = len(several) - len(sizes)
     note = f"{ONE_REPLICATION}; so in {equal} of {len(several)} rows" if equal and sizes else ONE_REPLICATION
     if not sizes:
