@@ -8,13 +8,11 @@ compares that many.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 from hand_made import end
-from in_process import outcome
 from optimum import Ask, Machine
 from schedules import make_engine
 
@@ -31,7 +29,6 @@ from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
-from experiments.run import main as run
 from experiments.settings.presets import load_spec
 from policies.chunking.fixed import Fixed
 from policies.orca import Orca
@@ -301,21 +298,3 @@ def test_regret_by_hand() -> None:
     }
     assert "violations" not in regret(asked[:1], collect_served(record), bounds_of)
     assert regret(asked, collect_served(RunRecord()), bounds_of) == {}
-
-
-RUN = ("policy=orca", "model=tiny", "bounds=true", "progress=off", "workload.num_requests=4", "workload.length=40")
-
-
-@pytest.mark.parametrize(
-    ("override", "why"),
-    [
-        ("backend=cpu", "bounds=true: lower bounds hold for simulated times, not for backend=cpu; give backend=sim"),
-        (
-            "backend=sim workload.stagger=even",
-            "lower bounds: a request arrives by iteration; give requests with arrival times",
-        ),
-    ],
-)
-def test_a_run_without_valid_bounds_is_refused(override: str, why: str, tmp_path: Path) -> None:
-    assert outcome(run, [*RUN, *override.split(), f"output={tmp_path / 'run'}"]).complaint == why
-    assert not (tmp_path / "run").exists()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from landscape import LANDSCAPE
+from contended import POLICIES
 from unit_machine import golden, running, view_of
 
 from cbatch import Request
@@ -32,10 +32,10 @@ class Listening(Oracle):
         self.observed.append(request.id)
 
 
-@pytest.mark.parametrize("name", LANDSCAPE)
+@pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_tells_its_predictor_of_every_end_and_forgets_the_request(name: str) -> None:
     """Its chunk selector too. Under a cache that holds two or three of the six requests at a time."""
-    policy: Any = LANDSCAPE[name](8)
+    policy: Any = POLICIES[name]()
     ended: list[int] = []
     if chunks := hasattr(policy, "chunking"):
         policy.chunking.observe = lambda request: ended.append(request.id)

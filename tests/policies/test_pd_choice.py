@@ -8,29 +8,21 @@ from schedules import UnitCost
 from cbatch import BatchShape, CostModel, Limits, Request
 from policies.chunking import PDAware, pd_aware, steady_state
 from policies.chunking.steady_state import best_total, steady_state_seconds
-from policies.longest_first import LongestFirst
-from policies.sarathi import Sarathi
-from policies.sarathi_serve import SarathiServe
 
-
-@dataclass
-class Asked:
-    """Stands for `best_total`: keeps the prompts and the output length that a total is to be chosen for."""
-
-    prompts: list[list[int]] = field(default_factory=list)
-    outputs: list[float] = field(default_factory=list)
-
-    def __call__(self, cost: CostModel, limits: Limits, prompts: list[int], output: float) -> int:
-        assert (cost, limits) == (Queue.cost, Queue.limits)
-        self.prompts.append(prompts)
-        self.outputs.append(output)
-        return 4 * len(self.outputs)
+Asked = list[tuple[list[int], float]]
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The prompts and the output lengths that totals are to be chosen for."""
     asked = Asked()
-    monkeypatch.setattr(pd_aware, "best_total", asked)
+
+    def best_total(cost: CostModel, limits: Limits, prompts: list[int], output: float) -> int:
+        assert (cost, limits) == (Queue.cost, Queue.limits)
+        asked.append((prompts, output))
+        return 4 * len(asked)
+
+    monkeypatch.setattr(pd_aware, "best_total", best_total)
     return asked
 
 
@@ -68,7 +60,7 @@ def test_typical_prompts_are_the_medians_of_the_eighths(asked: Asked, prompts: l
     for prompt in prompts:
         selector.observe(ended(prompt, 6))
     choose(selector)
-    assert (asked.prompts, asked.outputs) == ([typical], [6])
+    assert asked == [(typical, 6)]
 
 
 def test_the_output_is_the_mean_of_ended_requests_or_follows_from_the_ratio(asked: Asked) -> None:
@@ -77,7 +69,7 @@ def test_the_output_is_the_mean_of_ended_requests_or_follows_from_the_ratio(aske
         for prompt, output in ((10, 2), (20, 3), (60, 10)):
             selector.observe(ended(prompt, output))
         choose(selector)
-    assert asked.outputs == [(2 + 3 + 10) / 3, (10 + 20 + 60) / 3 / 5]
+    assert [output for _, output in asked] == [(2 + 3 + 10) / 3, (10 + 20 + 60) / 3 / 5]
 
 
 def test_only_the_requests_in_the_window_count_and_those_without_output_never(asked: Asked) -> None:
@@ -85,15 +77,14 @@ def test_only_the_requests_in_the_window_count_and_those_without_output_never(as
     for prompt, output in ((50, 50), (10, 2), (10, 4), (70, 0)):
         selector.observe(ended(prompt, output))
     choose(selector)
-    assert (asked.prompts, asked.outputs) == ([[10]], [3])
+    assert asked == [([10], 3)]
 
 
 def test_before_the_first_end_it_takes_the_lengths_of_the_first_batch_as_predicted(asked: Asked) -> None:
     """3 places: the fourth request does not count. Where nothing is predicted the limit stands for the length."""
     choose(PDAware(), Request(0, 8, 90, predicted_new_tokens=3), Request(1, 8, 5), Request(2, 8, 7), Request(3, 99, 1))
-    assert (asked.prompts, asked.outputs) == ([[8]], [(3 + 5 + 7) / 3])
     choose(PDAware())
-    assert (asked.prompts[1], asked.outputs[1]) == ([1], 1)
+    assert asked == [([8], (3 + 5 + 7) / 3), ([1], 1)]
 
 
 def test_it_chooses_again_when_a_length_has_changed_by_more_than_the_tolerance(asked: Asked) -> None:
@@ -101,15 +92,7 @@ def test_it_chooses_again_when_a_length_has_changed_by_more_than_the_tolerance(a
     for prompt, output, choices in ((100, 20, 1), (100, 25, 1), (100, 15, 1), (100, 26, 2), (130, 26, 3), (98, 26, 3)):
         selector.observe(ended(prompt, output))
         choose(selector)
-        assert len(asked.outputs) == choices, (prompt, output)
-
-
-@pytest.mark.parametrize("policy", [Sarathi, SarathiServe, LongestFirst])
-def test_policies_tell_it_of_requests_that_have_ended(policy: type[Sarathi | SarathiServe], asked: Asked) -> None:
-    selector = PDAware()
-    policy(selector).on_finish(ended(12, 5))
-    choose(selector)
-    assert (asked.prompts, asked.outputs) == ([[12]], [5])
+        assert len(asked) == choices, (prompt, output)
 
 
 def test_decodes_count_into_the_total(asked: Asked) -> None:

@@ -159,15 +159,3 @@ def test_large_runs_are_streamed_by_themselves(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "one" / "tokens.npz").exists()
     a_run(tmp_path / "two", "backend.replicas=2")
     assert (tmp_path / "two" / "tokens.npz").exists()
-
-
-@pytest.mark.parametrize(
-    ("workload", "setting", "why"),
-    [
-        ("open_loop", "backend.replicas=2", "several replicas are not served in turn"),
-        ("closed", "workload.stagger=1", "requests arrive by iteration"),
-    ],
-)
-def test_what_cannot_be_streamed_is_refused(workload: str, setting: str, why: str, tmp_path: Path) -> None:
-    refused = a_run(tmp_path / "run", "stream=on", setting, workload=workload)
-    assert refused.complaint == f"stream=on: not possible, as {why}; give stream=off"
