@@ -130,8 +130,10 @@ def _fewest_of_all_subsets(release: Floats, due: Floats, work: Floats) -> int:
 
 # Against all schedules
 
+Instances = Iterator[tuple[list[Ask], Machine, list[Minorant]]]
 
-def unit_instances(number: int) -> Iterator[tuple[list[Ask], Machine, list[Minorant]]]:
+
+def unit_instances(number: int) -> Instances:
     """Four requests in rounds of 1 s and 10 tokens of KV cache."""
     draw = Random(number)
     for _ in range(number):
@@ -143,7 +145,7 @@ def unit_instances(number: int) -> Iterator[tuple[list[Ask], Machine, list[Minor
         )
 
 
-def line_instances(number: int) -> Iterator[tuple[list[Ask], Machine, list[Minorant]]]:
+def line_instances(number: int) -> Instances:
     """Three requests on a machine whose iterations take what a minorant says, with chunks."""
     draw = Random(-number)
     for _ in range(number):
@@ -160,9 +162,7 @@ def num_instances(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.mark.parametrize("instances", [unit_instances, line_instances])
-def test_no_bound_exceeds_the_optimum(
-    instances: Callable[[int], Iterator[tuple[list[Ask], Machine, list[Minorant]]]], num_instances: int
-) -> None:
+def test_no_bound_exceeds_the_optimum(instances: Callable[[int], Instances], num_instances: int) -> None:
     shares = []
     for asked, machine, minorants in instances(num_instances):
         found = bounds(asked, machine, minorants)

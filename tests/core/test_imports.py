@@ -1,6 +1,9 @@
 """What imports what: no arrow runs upwards, and nothing that is installed imports the evidence."""
 
 import ast
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,3 +30,22 @@ def test_nothing_is_imported_from_above(package: str) -> None:
     arrows = [(path, name) for path in (ROOT / package).rglob("*.py") for name in imported(path)]
     upwards = [(path, name) for path, name in arrows if name.partition(".")[0] in BANNED[package]]
     assert arrows and upwards == []
+
+
+@pytest.mark.parametrize(
+    ("program", "unused"),
+    [
+        ("import cbatch, policies.sarathi", {"pydantic"}),
+        ("import cbatch.sim, cbatch.cluster; cbatch.sim.load_profile('h200')", {"torch", "pandas"}),
+    ],
+)
+def test_what_is_slow_to_import_is_not_imported_where_nobody_needs_it(program: str, unused: set[str]) -> None:
+    program = f"{program}; import sys; sys.exit(not {unused}.isdisjoint(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
+
+
+def test_no_policy_reads_the_true_length_of_an_output_but_predictors_that_stand_for_a_model() -> None:
+    """A request does not show its length: it stands in the specification that the request was made from."""
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "policies").rglob("*.py")}
+    readers = {name for name, text in sources.items() if re.search(r"spec_of|true_new_tokens|_spec\b", text)}
+    assert readers == {"predictors.py"}

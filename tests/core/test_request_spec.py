@@ -1,14 +1,10 @@
 """What a request was asked for is one record; its true output length ends it, and policies cannot see it."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import FrozenInstanceError
 
 import pytest
-from contended import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, simulated
 
-from cbatch import SLO, Engine, Plan, Policy, Request, RequestSpec, Sampling, View
+from cbatch import SLO, Request, RequestSpec, Sampling
 from cbatch.request import spec_of
 from experiments.workloads.drawn import totals_of
 
@@ -73,46 +69,3 @@ def test_totals_by_hand() -> None:
     assert told == ({None, "ann"}, ["tier"], False, True)
     alone = totals_of([last])
     assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)
-
-
-@contextmanager
-def length_guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Counts the reads of any request's true length within, but for those of predictors, which stand for a trained model."""
-    reads: list[int] = []
-    slot = RequestSpec.__dict__["true_new_tokens"]
-
-    def read(spec: RequestSpec) -> int | None:
-        if sys._getframe(1).f_globals["__name__"] != "policies.predictors":
-            reads.append(spec.id)
-        return slot.__get__(spec)  # type: ignore[no-any-return]
-
-    with monkeypatch.context() as context:
-        context.setattr(RequestSpec, "true_new_tokens", property(read))
-        yield reads
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_no_policy_of_this_repository_reads_the_true_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Watched:
-        def __init__(self, policy: Policy) -> None:
-            self.policy = policy
-
-        def plan(self, view: View) -> Plan:
-            with length_guarded(monkeypatch) as reads:
-                plan = self.policy.plan(view)
-            assert reads == []
-            return plan
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.policy, name)
-
-    engine = Engine(
-        Watched(POLICIES[name]()), simulated(), LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK
-    )
-    requests = [Request(id_, 3 + id_ % 20, 8, true_new_tokens=1 + id_ % 7) for id_ in range(30)]
-    engine.submit(requests)
-    engine.run()
-    assert [request.num_output_tokens for request in requests] == [1 + id_ % 7 for id_ in range(30)]
-    with length_guarded(monkeypatch) as reads:
-        assert spec_of(requests[4]).true_new_tokens == 5
-    assert reads == [4]

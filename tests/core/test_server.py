@@ -1,6 +1,6 @@
 """A server serves one set of requests after another, each from a clock at 0."""
 
-import pytest
+from schedules import UnitCost
 from tiny_models import LLAMA
 
 from cbatch import Limits, Request, Server
@@ -30,7 +30,9 @@ def test_a_simulated_server_serves_the_same_requests_twice_alike() -> None:
 
 
 def test_real_requests_arrive_when_they_say_in_every_run() -> None:
-    server = Server(cpu.build(LLAMA, limits := Limits(2, 32, 16), kv := KVSize(16, 4), Options()), limits, Unused(), kv)
+    server = Server(
+        cpu.build(LLAMA, limits := Limits(2, 32, 16), kv := KVSize(16, 4), Options()), limits, UnitCost(), kv
+    )
     try:
         for _ in range(2):
             late = Request(0, 4, 2, arrival_time=0.3, prompt=[1, 2, 3, 4])
@@ -38,10 +40,3 @@ def test_real_requests_arrive_when_they_say_in_every_run() -> None:
             assert late.admitted_at is not None and late.admitted_at >= 0.3
     finally:
         server.close()
-
-
-class Unused:
-    """A cost model that no policy here asks."""
-
-    def predict(self, shape: object) -> float:
-        pytest.fail("Orca predicts nothing")

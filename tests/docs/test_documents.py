@@ -4,7 +4,6 @@ Files and commands are taken from the documents themselves. Workloads are made s
 FILE; a command that is not followed is in `ELSEWHERE`, with the reason. Notebooks are executed by `test_notebooks`.
 """
 
-import ast
 import json
 import re
 import shlex
@@ -13,19 +12,16 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-import nbformat
 import pytest
 import torch
 from commands import ROOT, as_in_a_new_process, command, few_swept, write_azure_trace
 from tiny_models import LLAMA
 
-from cbatch import Policy
 from cbatch.runtime.weights import load_model
 from experiments.capacity import command as capacity
 from experiments.capacity import control
 from experiments.capacity.simulation import Outcome
 from experiments.check import search
-from experiments.check.properties import PROPERTIES
 from experiments.settings import backends
 from experiments.workloads import PromptFile, ServeGen, TraceReplay
 from experiments.workloads.trace import Format
@@ -46,7 +42,6 @@ ELSEWHERE = {
     r"python -m experiments\.(arena|capacity -m experiment=arena) traces=FOLDER": "of the published traces; see test_arena",
     r"python -m experiments\.(replay|run) .*today": "of what vLLM decided; see test_vllm_record",
 }
-CHUNK = 4
 COMMANDS = ("make ", "pip ", "python ")
 
 
@@ -75,36 +70,12 @@ def blocks(document: Path) -> list[Block]:
     return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)]
 
 
-def sources() -> Iterator[tuple[str, str]]:
-    """Yields (where, Python source) of every block and every cell."""
-    for document in DOCUMENTS:
-        yield from ((document.name, block.text) for block in blocks(document) if block.language == "python")
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
-        yield from (
-            (path.name, cell.source) for cell in cells if cell.cell_type == "code" and cell.source[0] not in "%!"
-        )
-
-
-def policies() -> dict[str, str]:
-    """The sources of those that define a policy, by document and class."""
-    found = {}
-    for where, source in sources():
-        if "def plan(" not in source:
-            continue
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.ClassDef) and "plan" in {getattr(part, "name", None) for part in node.body}:
-                found[f"{where}:{node.name}"] = source
-    return found
-
-
-def few(chunk: int, step: int = 60) -> Iterator[search.Scenario]:
+def few(chunk: int) -> Iterator[search.Scenario]:
     """Some of the tiny scenarios; `experiments.check` takes them all."""
-    return islice(ALL_TINY(chunk), 0, None, step)
+    return islice(ALL_TINY(chunk), 0, None, 60)
 
 
 ALL_TINY = search.tiny_scenarios
-POLICIES = policies()
 README = {line.partition("  ")[0] for block in blocks(DOCUMENTS[0]) for line in block.commands}
 
 
@@ -190,17 +161,3 @@ def test_the_files_of_requests_that_are_shown_can_be_read(tmp_path: Path) -> Non
     assert [request.arrival_time for request in PromptFile(path=prompts).requests(None)] == [0, 1.5]
     served = ServeGen(path=rates, dataset=lengths, duration=1200).requests(None)
     assert {request.num_prompt_tokens for request in served} == {100, 900}
-
-
-def violated(source: str, name: str) -> set[str]:
-    """The properties needed of every policy that this one lacks."""
-    scope: dict[str, type[Policy]] = {}
-    exec(source, scope)
-    needed = [prop for prop in PROPERTIES if prop.needed]
-    found = search.search(scope[name](CHUNK), needed, CHUNK, num_random=2, tiny=few(CHUNK, 20))
-    return {prop for prop, counterexample in found.items() if counterexample}
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_policy_shown_anywhere_is_legal_and_ends(policy: str) -> None:
-    assert violated(POLICIES[policy], policy.partition(":")[2]) == set()

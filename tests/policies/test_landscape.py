@@ -10,18 +10,12 @@ from contended import POLICIES
 from unit_machine import golden, running, view_of
 
 from cbatch import Request
-from experiments.settings.compose import compose_run
 from policies.chunking import Fixed
 from policies.length_order import LengthOrder
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.shared.future_memory import draw_left
 from policies.vllm_v1 import VllmV1
-
-
-def test_whole_numbers_are_numbers_and_lists_are_not_judged() -> None:
-    policy = compose_run("policy=past_future", "policy.reserve=0", "+policy.history=[3,5]").policy()
-    assert isinstance(policy, PastFuture) and policy._ended.ascending == [3, 5]
 
 
 class Listening(Oracle):

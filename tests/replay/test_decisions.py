@@ -56,23 +56,6 @@ def test_a_policy_says_the_same_again(name: str, asynchronous: bool) -> None:
     assert all(followed.same for followed in heard)
 
 
-def test_another_policy_is_asked_at_every_view_of_the_first() -> None:
-    recorded = record(Orca(), simulated(), requests())
-    heard = ask(PrefillFirst(), recorded, requests())
-    assert len(heard) == num_plans(recorded)
-    assert not any(followed.answer.problem for followed in heard)
-    mixed = [
-        followed
-        for followed in heard
-        if followed.recorded.seen.running
-        and max((count for _, count in followed.recorded.decided.entries), default=0) > 1
-    ]
-    assert len(mixed) > 5  # Orca computes prompts beside decodes ...
-    for followed in mixed:  # ... which vLLM's first scheduler lets wait
-        running = {id_ for id_, *_ in followed.recorded.seen.running}
-        assert not running & {id_ for id_, _ in followed.answer.decided.entries}
-
-
 def test_a_run_of_real_tokens_is_followed_without_them() -> None:
     """End-of-sequence tokens shorten requests by surprise; where they came is all that is kept of the tokens."""
     references = greedy_references(LLAMA)[:12]

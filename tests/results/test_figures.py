@@ -141,22 +141,6 @@ def test_columns_of_iterations_are_all_but_the_note() -> None:
     assert list(step_columns([])) == list(columns)
 
 
-@pytest.mark.parametrize(
-    ("objectives", "attained"),
-    [
-        (Objectives(ttft=2.75), 2),  # requests 0, exactly, and 3
-        (Objectives(ttft=2.7), 1),
-        (Objectives(tpot=1.0), 2),  # 1 and 3, whose single token cannot come late
-        (Objectives(end_to_end=7.75), 2),  # 0 and 3
-        (Objectives(ttft=9.5, tpot=1.0, end_to_end=10.5), 2),  # 1 and 3
-        (Objectives(ttft=9.5, tpot=2.5, end_to_end=10.5), 3),
-    ],
-)
-def test_goodput_counts_a_rejected_request_as_one_that_attained_nothing(objectives: Objectives, attained: int) -> None:
-    found = make_summary(make_record(slo=SLO()), objectives=objectives)["goodput"]
-    assert found == {"requests_per_second": pytest.approx(attained / 11), "attained_share": attained / 4}
-
-
 def test_goodput_leaves_out_a_request_rejected_during_warm_up() -> None:
     """The window begins when the first request, number 0, has ended, at 8 s: 3 ended with it, 2 was rejected before."""
     options: dict[str, Any] = {"warmup_requests": 1, "objectives": Objectives(ttft=9.5)}

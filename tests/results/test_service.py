@@ -223,6 +223,11 @@ NEVER = dict.fromkeys(("r1", "r2", "r3"), SLO(ttft=0.1))
         ({"ttft": 2.6}, {"r3": SLO(ttft=2.4)}, 0),
         ({"tpot": 5.0 / 2}, NEVER, 1 / 5),  # request 0: from 2.75 to 7.75 after its arrival, 3 tokens
         ({"tpot": 5.0 / 2 - 0.01}, NEVER, 0),
+        ({"ttft": 2.75}, {}, 2 / 5),  # 0, exactly, and 3
+        ({"tpot": 1.0}, {}, 2 / 5),  # 1 and 3, whose single token cannot come late
+        ({"end_to_end": 7.75}, {}, 2 / 5),  # 0 and 3
+        ({"ttft": 9.5, "tpot": 1.0, "end_to_end": 10.5}, {}, 2 / 5),  # 1 and 3
+        ({"ttft": 9.5, "tpot": 2.5, "end_to_end": 10.5}, {}, 3 / 5),
     ],
 )
 def test_goodput_counts_objectives_as_attainment_does(run: dict[str, float], own: dict[str, SLO], share: float) -> None:

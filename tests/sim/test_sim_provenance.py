@@ -124,12 +124,3 @@ def test_a_model_may_have_its_own_host_time(tmp_path: Path) -> None:
     profile = load_profile(str(path))
     assert profile.host and profile.host_time(True, "llama-3.1-8b") == profile.host_time(True) == profile.host["async"]
     assert replace(profile, host=None).host_time(True) == HostTime(0.0)
-
-
-def test_a_command_prints_where_each_entry_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "hardware=a6000-llama-13b"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    row = next(line.split() for line in lines if line.startswith("models.nanogpt-13b.tensor_parallel.1.linear "))
-    assert row[1] == "derived" and any(line.startswith(f"{row[2]}  derived: 44.28 ms at 4: Table 2.") for line in lines)
-    where = [f"models: nanogpt-13b; loop: {loop}; GPUs: 1; elsewhere: {NOT_COMPARED}" for loop in ("sync", "async")]
-    assert lines[-2:] == [f"printed for {each}" for each in where]

@@ -29,43 +29,29 @@ def test_a_curve_goes_through_its_points_and_never_beyond_its_neighbours(points:
     assert measured.covers(size) == (size <= max(points))
 
 
-def test_a_step_between_neighbouring_sizes_stays_a_step() -> None:
+def test_curves_by_hand() -> None:
+    """A step stays a step; a curve holds below its points and grows in proportion beyond; points measured twice are averaged."""
     measured = PiecewiseLinear((128, 256, 257, 384), (55.0, 69.8, 92.33, 92.33))
     assert [measured.at(size) for size in (128, 192, 256, 257, 300, 384)] == [55.0, 62.4, 69.8, 92.33, 92.33, 92.33]
-
-
-def test_a_curve_holds_below_its_points_and_grows_in_proportion_beyond() -> None:
-    measured = PiecewiseLinear((10, 20), (1.0, 3.0))
-    assert (measured.at(1), measured.at(40)) == (1.0, 6.0)
-
-
-def test_points_measured_twice_are_averaged() -> None:
-    assert PiecewiseLinear.through([(2, 3.0), (1, 1.0), (2, 5.0)]) == PiecewiseLinear((1, 2), (1.0, 4.0))
-
-
-def test_curves_of_one_table_add_up() -> None:
-    assert PiecewiseLinear.sum(
-        [PiecewiseLinear((1, 2), (1.0, 2.0)), PiecewiseLinear((1, 2), (0.5, 0.5))]
-    ) == PiecewiseLinear((1, 2), (1.5, 2.5))
+    assert [PiecewiseLinear((10, 20), (1.0, 3.0)).at(size) for size in (1, 40)] == [1.0, 6.0]
+    curve, flat = PiecewiseLinear.through([(2, 3.0), (1, 1.0), (2, 5.0)]), PiecewiseLinear((1, 2), (0.5, 0.5))
+    assert curve == PiecewiseLinear((1, 2), (1.0, 4.0))
+    assert PiecewiseLinear.sum([curve, flat]) == PiecewiseLinear((1, 2), (1.5, 4.5))
 
 
 def test_a_grid_interpolates_both_ways_and_knows_what_it_covers() -> None:
     ragged = BilinearGrid.through([(64, 0, 1.0), (64, 100, 2.0), (64, 200, 3.0), (128, 0, 2.0), (128, 100, 4.0)])
     assert ragged == BilinearGrid((64, 128), ((0, 100, 200), (0, 100)), ((1.0, 2.0, 3.0), (2.0, 4.0)))
-    assert ragged.at(64, 100) == 2.0
-    assert ragged.at(64, 150) == 2.5
-    assert ragged.at(96, 100) == 3.0
-    assert ragged.at(96, 50) == 2.25  # 1.5 and 3
-    assert ragged.at(128, 200) == 6.0  # the row's mean slope goes on
-    assert ragged.at(256, 100) == 8.0  # in proportion to the last row
-    assert ragged.at(32, 0) == 1.0
-    assert [ragged.covers(*place) for place in ((64, 200), (100, 200), (128, 200), (128, 100), (129, 0))] == [
-        True,
-        True,
-        False,
-        True,
-        False,
+    assert [ragged.at(*place) for place in ((64, 100), (64, 150), (96, 100), (96, 50))] == [
+        2.0,
+        2.5,
+        3.0,
+        (1.5 + 3) / 2,
     ]
+    assert ragged.at(128, 200) == 6.0  # the row's mean slope goes on
+    assert (ragged.at(256, 100), ragged.at(32, 0)) == (8.0, 1.0)  # in proportion to the last row; as the first
+    places = ((64, 200), (100, 200), (128, 200), (128, 100), (129, 0))
+    assert [ragged.covers(*place) for place in places] == [True, True, False, True, False]
 
 
 def test_attention_tables_sum_chunks_and_add_decodes_at_their_mean_context() -> None:
