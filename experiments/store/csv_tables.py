@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from io import StringIO
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -47,13 +46,13 @@ class RunTables:
         folder.mkdir(parents=True, exist_ok=True)
         self._extra = extra
         self._files = [(folder / name).open("w", newline="", encoding="utf-8") for name in (REQUESTS, STEPS)]
-        self._requests, steps = map(csv.writer, self._files)
+        self._requests, self._steps = map(csv.writer, self._files)
         self._requests.writerow((*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra)))
-        steps.writerow(StepRecord._fields)
+        self._steps.writerow(StepRecord._fields)
 
     def write(self, record: RunRecord, served: Served) -> None:
         """Appends the rows of a record, or of a piece of one. served: its requests, as `collect_served` returns them."""
-        self._files[1].writelines(step_lines(record.steps))
+        self._steps.writerows(record.steps)
         self._requests.writerows(request_rows(record, served, self._extra))
 
     def __enter__(self) -> Self:
@@ -103,28 +102,6 @@ def has_rows(path: Path, num_rows: int) -> bool:
         return True
     with path.open(newline="", encoding="utf-8", errors="replace") as file:  # a text may hold line breaks
         return sum(1 for _ in csv.reader(file)) == 1 + num_rows
-
-
-def step_lines(steps: Sequence[StepRecord]) -> Iterator[str]:
-    """Yields the steps as lines of CSV; a csv.writer would look at every character.
-
-    Most times occur in several columns; each is formatted once.
-    """
-    if not steps:
-        return iter(())
-    *columns, notes = zip(*steps, strict=True)
-    first, last = (StepRecord._fields.index(name) for name in ("planned_at", "ended"))
-    times = set().union(*columns[first : last + 1])
-    text = dict(zip(times, map(repr, times), strict=True)).__getitem__
-    texts = (map(text if first <= place <= last else str, column) for place, column in enumerate(columns))
-    ends = {note: f"{_quoted(str(note))}\r\n" for note in set(notes)}
-    return map(",".join, zip(*texts, map(ends.__getitem__, notes), strict=True))
-
-
-def _quoted(text: str) -> str:
-    """Returns a text as it stands in a row that has other fields."""
-    csv.writer(line := StringIO()).writerow(["", text])
-    return line.getvalue()[1:-2]
 
 
 def extra_names(requests: Iterable[Request]) -> list[str]:

@@ -10,10 +10,10 @@ import pytest
 from hand_made import end, make_record, make_summary, write_run
 from test_figures import FIGURES
 
-from cbatch import SLO, ConfigError, FinishReason, Request, StepRecord
+from cbatch import SLO, ConfigError, FinishReason, Request
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.service import service_of
-from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_lines, write_csv
+from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
 from experiments.store.notes import beyond_text, origin_of
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests, read_service, read_steps, read_tokens, time_between_tokens
@@ -60,14 +60,6 @@ def test_a_table_has_its_rows_or_was_cut_off(tmp_path: Path) -> None:
         assert [has_rows(table, number) for number in range(3)] == [number == rows for number in range(3)]
         table.write_bytes(text[:-1])
         assert not has_rows(table, rows)
-
-
-@pytest.mark.parametrize("note", ["", "a,b", 'x "q"', "two\nlines", "x\r", "ä", " lead", "''"])
-def test_lines_of_steps_are_those_of_the_csv_module(note: str, tmp_path: Path) -> None:
-    steps = [StepRecord(3, *(0.1 * place for place in range(1, 8)), *range(1, 10), note=text) for text in (note, "y")]
-    write_csv(tmp_path / "rows.csv", [], steps)
-    assert (tmp_path / "rows.csv").read_bytes() == f"\r\n{''.join(step_lines(steps))}".encode()
-    assert list(step_lines([])) == []
 
 
 def test_names_of_digits_are_text(tmp_path: Path) -> None:
