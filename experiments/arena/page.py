@@ -6,14 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.arena.board import ATTAINED, CELL, LATENCY, Board, rank
-from experiments.store.intervals import Mean
+from experiments.arena.board import ATTAINED, CELL, Board, rank
 from experiments.store.labels import coincide_text
-from experiments.store.text import format_mean
 
 READING = (
     "Load: the request rate over the highest that any policy can sustain (B3). attained: share of the requests that meet all "
-    "of their objectives, mean ± half of the 95% interval over replications; bold, or best: cannot be told apart from the best "
+    "of their objectives, mean and ± half of the 95% interval over replications; best: cannot be told apart from the best "
     "policy of the cell, paired by replication, which is weak evidence with few. latency / bound: mean end-to-end latency over "
     "what no policy can beat (B6). The ranking's means have no interval."
 )
@@ -27,11 +25,11 @@ def markdown(board: Board, title: str) -> str:
     """Returns the Markdown page."""
     parts = [f"# {title}", READING]
     if len(board.cells):
-        parts += ["## Ranking", _markdown(_ranking(board.cells))]
+        parts += ["## Ranking", _markdown(rank(board.cells))]
         for (trace, slo), rows in board.cells.groupby(["trace", "slo"]):
-            parts += [f"## {trace}, {slo}", _markdown(_by_load(rows))]
+            parts += [f"## {trace}, {slo}", _markdown(rows.drop(columns=["trace", "slo"]))]
     if len(board.capacities):
-        parts += ["## Capacities", _markdown(_capacities(board.capacities))]
+        parts += ["## Capacities", _markdown(board.capacities)]
     return "\n\n".join([*parts, *board.notes]) + "\n"
 
 
@@ -115,41 +113,8 @@ def _annotate(figure: Any, notes: Iterable[str]) -> Any:
     return figure
 
 
-def _ranking(cells: pd.DataFrame) -> pd.DataFrame:
-    ranked = rank(cells)
-    best = ranked["best"].map(str) + " of " + ranked["cells"].map(str)
-    means = {ATTAINED: ranked[ATTAINED].map("{:.1f}".format), LATENCY: ranked[LATENCY].map("{:.2f}".format)}
-    return ranked[["policy"]].assign(**means, **{"not told apart from the best in": best})
-
-
-def _by_load(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per policy, ordered by attainment at the highest load, with two columns per load."""
-    order = rows.sort_values("load", ascending=False, kind="stable")["policy"].drop_duplicates()
-    columns: dict[str, Any] = {"policy": order}
-    for load, cells in rows.groupby("load"):
-        rates = cells["rate"].map("{:.3g}".format).unique()
-        rate = f" ({rates[0]}/s)" if len(rates) == 1 else ""
-        cells = cells.set_index("policy")
-        attained = _means(cells, ATTAINED)
-        columns[f"{ATTAINED}, load {load:g}{rate}"] = order.map(attained.where(~cells["best"], "**" + attained + "**"))
-        columns[f"{LATENCY}, load {load:g}"] = order.map(_means(cells, LATENCY))
-    return pd.DataFrame(columns).fillna("-")
-
-
-def _means(cells: pd.DataFrame, name: str) -> "pd.Series[str]":
-    return cells.apply(lambda cell: format_mean(Mean(cell[name], cell[f"{name} ±"], 0)), axis=1)
-
-
-def _capacities(rows: pd.DataFrame) -> pd.DataFrame:
-    intervals = rows.apply(lambda row: f"{row.rate:.4g} [{row.low:.4g}, {row.high:.4g}]", axis=1)
-    shares = (100 * rows["of_bound"]).map("{:.1f}".format).replace("nan", "-")
-    columns = {"capacity [requests/s], 95% interval": intervals, "of the bound [%]": shares}
-    return rows[["trace", "slo", "policy"]].assign(**columns)
-
-
 def _markdown(frame: pd.DataFrame) -> str:
-    aligned = ["left", *["right"] * (len(frame.columns) - 1)]
-    return str(frame.to_markdown(index=False, colalign=aligned, disable_numparse=True))
+    return str(frame.to_markdown(index=False, floatfmt=".4g"))
 
 
 def _table(frame: pd.DataFrame) -> str:

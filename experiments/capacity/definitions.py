@@ -6,6 +6,7 @@ Every rule is a conjunction of shares. "P99 of the time between tokens is at mos
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,18 +43,14 @@ class Definition:
     all_count: bool = True
 
 
-def _joint(slo: SLO, level: float) -> list[Criterion]:
-    return [Criterion("attainment", level, lambda requests, served: _met(requests, served, (True, True, True)))]
+def _attainment(which: Sequence[bool], slo: SLO, level: float) -> list[Criterion]:
+    """Returns the share of requests that meet all of their objectives ttft, tbt and total that `which` selects."""
+    return [Criterion("attainment", level, lambda requests, served: _met(requests, served, which))]
 
 
 def _sarathi_serve(slo: SLO, _: float) -> list[Criterion]:
     """Returns the rule of branch osdi-sarathi-serve: P50 of the scheduling delay <= 2 s, P99 of all gaps <= the objective."""
     return [_delays(0.5, 2.0), Criterion("tbt", 0.99, lambda _, served: _below(served.gaps()[0], slo.tbt))]
-
-
-def _vidur(slo: SLO, _: float) -> list[Criterion]:
-    """Returns the rule of Vidur's config_optimizer: P99 of the scheduling delay <= 5 s, and nothing else."""
-    return [_delays(0.99, 5.0)]
 
 
 def _distserve(slo: SLO, _: float) -> list[Criterion]:
@@ -64,17 +61,14 @@ def _distserve(slo: SLO, _: float) -> list[Criterion]:
     ]
 
 
-def _qoserve(slo: SLO, _: float) -> list[Criterion]:
-    """Returns QoServe's rule: at most 1% of the requests violate the objectives of the first or of the last token."""
-    return [Criterion("attainment", 0.99, lambda requests, served: _met(requests, served, (True, False, True)))]
-
-
 DEFINITIONS = {
-    "joint": Definition(_joint, all_count=False),
+    "joint": Definition(partial(_attainment, (True, True, True)), all_count=False),
     "sarathi_serve": Definition(_sarathi_serve, ("tbt",), 2048),
-    "vidur": Definition(_vidur, (), 16_000),
+    "vidur": Definition(lambda slo, level: [_delays(0.99, 5.0)], (), 16_000),  # of its config_optimizer
     "distserve": Definition(_distserve, ("ttft", "tbt"), 1000),
-    "qoserve": Definition(_qoserve, (), 42_000),
+    "qoserve": Definition(
+        lambda slo, level: _attainment((True, False, True), slo, 0.99), (), 42_000
+    ),  # first, last token
 }
 """The default, and the rules of published searches (docs/capacity.md), by name."""
 
