@@ -16,10 +16,8 @@ from experiments.check.scenario import Arrival, Ending, Scenario, play
 from experiments.check.search import Verdicts, search, tight_scenarios, tiny_scenarios
 from experiments.settings.compose import policy_names
 from policies.chunking import Fixed, PDAware, TileAligned
-from policies.length_order import LengthOrder
 from policies.longest_first import LongestFirst
 from policies.orca import Orca
-from policies.predictors import Predictor
 from policies.prefill_first import PrefillFirst
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
@@ -176,14 +174,6 @@ def test_a_random_counterexample_is_shrunk() -> None:
     counterexample = search(Planned(plan_short), NEEDED[:1], CHUNK, num_random=100, tiny=[])["legal"]
     assert counterexample is not None
     assert counterexample.history.scenario.arrivals == (Arrival(13, 1, 0),)
-
-
-def test_shortest_job_first_starves_a_longer_output() -> None:
-    """Beside a stream of outputs of 2 tokens, one of 3 waits for all of them."""
-    streams = [scenario for scenario in tiny_scenarios(CHUNK) if len(scenario.arrivals) > 3]
-    verdicts = search(LengthOrder(TileAligned(CHUNK), Predictor()), PROPERTIES, CHUNK, num_random=0, tiny=streams)
-    assert lacking(verdicts) == {"fair"} and verdicts["fair"] is not None
-    assert verdicts["fair"].history.scenario.arrivals[1].output == 3
 
 
 class Ranked(Orca):

@@ -24,16 +24,6 @@ def test_a_logarithmic_axis_has_a_few_labels_that_do_not_touch(low: float, high:
     assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
-def test_lanes_and_their_spans() -> None:
-    panel = new_figure(1, 1, 2.0)[1][0][0]
-    parts.lane_axes(panel, ("host", "device"), 2.0, 9.0)
-    ticks = dict(zip(panel.get_yticks(), [text.get_text() for text in panel.get_yticklabels()], strict=True))
-    assert ticks == {0: "host", 1: "device"} and panel.get_xlim() == (2, 9)
-    parts.draw_spans(panel, 1, [(3.0, 2.0), (6.0, 0.5)])
-    corners = [path.vertices[:4].tolist() for path in panel.collections[0].get_paths()]
-    assert corners == [[[3, 0.6], [3, 1.4], [5, 1.4], [5, 0.6]], [[6, 0.6], [6, 1.4], [6.5, 1.4], [6.5, 0.6]]]
-
-
 def test_sixteen_series_can_be_told_apart_without_colour() -> None:
     looks = {(style["marker"], "markerfacecolor" in style) for style in map(line_style, range(16))}
     assert len(looks) == len({line_style(index)["color"] for index in range(16)}) == 16

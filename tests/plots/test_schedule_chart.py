@@ -95,24 +95,16 @@ def test_the_chart_has_a_coloured_cell_for_each_request_and_iteration() -> None:
         if letter != " "
     }
     assert drawn == cells
+    width = 9 * 0.06 / (0.85 * PAGE)  # in which nine cells have room for a digit each
+    for share, num_shown in ((1.01, 9), (0.99, 0)):
+        _, narrow = plt.subplots()
+        schedule.draw_schedule(narrow, found, requests, width=width * share)
+        assert len(narrow.texts) == num_shown
     numbers = {(text.get_position(), text.get_text()) for text in panel.texts}
     assert numbers == {
         *(((0, 2), "2"), ((0, 1), "2"), ((1, 1), "3"), ((2, 1), "1"), ((3, 1), "x"), ((4, 1), "4"), ((5, 1), "3")),
         *(((5, 0), "1"), ((6, 0), "1")),
     }
-
-
-def test_a_pause_is_named_and_a_number_needs_room_for_its_digits() -> None:
-    """One digit takes 0.06 inches; the panel takes 85% of a page's width, or of the share of it that is given, for six cells."""
-    requests = list(asked("A 1/4 @0, B 1/2 @1").values())
-    found = run(make_engine(MLFQ(quantum=1), Limits(1, 8, AMPLE, tile=1, max_running=4)), requests)
-    width = 6 * 0.06 / (0.85 * PAGE)
-    for share, numbers in ((1.01, ["1", "1"]), (0.99, [])):
-        _, panel = plt.subplots()
-        handles = schedule.draw_schedule(panel, found, requests, {0: "A", 1: "B"}, width * share)
-        assert [text.get_text() for text in panel.texts] == numbers
-    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["A", "B"]
-    assert [handle.get_label() for handle in handles][-1] == "paused, with its KV cache"
 
 
 def with_decisions(folder: Path) -> Path:

@@ -75,13 +75,6 @@ def test_tiers_have_their_shares_priorities_and_objectives() -> None:
     }
 
 
-def test_tiers_are_pinned() -> None:
-    """Results on disk name a seed: it must mean the same tiers and predictions in later versions."""
-    requests = replace(open_loop(num=6), tiers=TIERS, prediction={"error": 0.5}).requests(None)
-    assert [request.tier for request in requests] == ["silver", "rest", "silver", "rest", "silver", "rest"]
-    assert [request.predicted_new_tokens for request in requests] == [42, 13, 7, 2, 8, 38]
-
-
 # -- predictions ------------------------------------------------------------------------------------------------------
 
 
