@@ -16,7 +16,7 @@ from cbatch.model.topology import Degree, Topology, split_ranks
 from cbatch.sim import PROFILES, Profile, ProfileCost
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
-from cbatch.sim.profile_file import profile_text, read_profile
+from cbatch.sim.profile_file import make_profile, profile_content, profile_text, read_profile
 from cbatch.validation import whole
 from experiments.profile.batches import captured_edges, held_out, prompts
 from experiments.profile.host import host_times
@@ -81,7 +81,8 @@ def _measure_model(
     degree = limits.get("tensor_parallel", 1)
     origin = _origin(spec, limits, backend, batches, hardware)
     profile = read_profile(path) if path.is_file() else _blank(hardware, backend, path.stem, origin)
-    profile = put_links(profile, origin, _transfers(backend, spec, report))
+    content = profile_content(profile)
+    put_links(content, origin, _transfers(backend, spec, report))
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
     with closing(machine.server):
@@ -105,7 +106,8 @@ def _measure_model(
     bases = dict(zip(batches, (*(base for _, base in smaller), iterations.mixed), strict=False)) if ranges else {}
     graphs = captured_graphs(decode_sizes, *(shorter for shorter, _ in smaller), ranges)
     tables = model_tables(iterations, alone, mixed, batches[-1], captured_rows(bases), graphs)
-    write_text(path, profile_text(put_model(profile, spec, origin, tables, host, degree)))
+    put_model(content, spec, origin, tables, host, degree)
+    write_text(path, profile_text(make_profile(content)))
     _compare(ProfileCost(read_profile(path), spec, Topology(degree)), measured, between, report)
     report(f"written: {path}")
     return path

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch import BatchShape, ConfigError, ModelSpec
+from cbatch import BatchShape, ConfigError
 from cbatch.replay.decisions import Decision
 from cbatch.sim import PROFILES, HostTime, Profile, ProfileCost, load_profile
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
-from cbatch.sim.measured import Measured, MeasuredModel
-from cbatch.sim.profile_file import profile_text
+from cbatch.sim.measured import Measured
+from cbatch.sim.profile_file import make_profile, profile_content, profile_text
 from experiments.profile.fitted import count_pairs, fit_prices
 from experiments.profile.kernels import unknown
 from experiments.profile.measure import Iterations
-from experiments.profile.tables import UNCOMPARED, model_tables
+from experiments.profile.tables import UNCOMPARED, model_tables, put_model
 from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import read_decisions
 from experiments.store.provenance import commit, today, write_text
@@ -67,7 +67,19 @@ def profile_recordings(
     found = f"{len(measured)} iterations of vLLM in {len(files)} recordings"
     origin = f"measured by {command}; {card.hardware}; {found}"
     path = Path(output) if output else PROFILES / f"{card.name}-vllm.json"
-    write_text(path, profile_text(_profile(path.stem, card, spec, tables(alone, mixed), origin)))
+    empty = Profile(
+        name=path.stem,
+        hardware=f"{card.hardware}, vLLM",
+        source=origin,
+        error=UNCOMPARED,
+        memory_bytes=card.memory_bytes,
+        ceilings=card.ceilings,
+        host={"sync": HostTime(0.0), "async": HostTime(0.0)},
+        origins={("ceilings",): card.origin("ceilings"), ("host",): "measured within other times"},
+    )
+    content = profile_content(empty)
+    put_model(content, spec, origin, tables(alone, mixed), None, 1)
+    write_text(path, profile_text(make_profile(content)))
     cost = ProfileCost(load_profile(str(path)), spec)
     for name, kind in (("decodes alone", alone), ("with prompts", mixed)):
         errors = np.abs([cost.predict(shape) / seconds - 1 for shape, seconds in kind])
@@ -75,24 +87,6 @@ def profile_recordings(
         report(f"{len(kind)} iterations, {name}: predicted within {within}")
     report(f"written: {path}")
     return path
-
-
-def _profile(name: str, card: Profile, spec: ModelSpec, measured: Measured, origin: str) -> Profile:
-    return Profile(
-        name=name,
-        hardware=f"{card.hardware}, vLLM",
-        source=origin,
-        error=UNCOMPARED,
-        memory_bytes=card.memory_bytes,
-        ceilings=card.ceilings,
-        host={"sync": HostTime(0.0), "async": HostTime(0.0)},
-        models={spec.name: MeasuredModel(num_layers=spec.num_layers, tensor_parallel={1: measured})},
-        origins={
-            ("ceilings",): card.origin("ceilings"),
-            ("host",): "measured within other times",
-            ("models", spec.name): origin,
-        },
-    )
 
 
 def iterations(path: Path) -> Iterator[tuple[BatchShape, float]]:

@@ -5,16 +5,16 @@ Only the measured model, the host times and the links are replaced in an existin
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from cbatch import ModelSpec
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
-from cbatch.sim.measured import CapturedGraphs, DecodeOnly, HostTimes, Measured, MeasuredModel
-from cbatch.sim.profile import Profile
-from cbatch.sim.provenance import Place
+from cbatch.sim.measured import CapturedGraphs, DecodeOnly, HostTimes, Measured
+from cbatch.sim.provenance import FROM
 from experiments.profile.kernels import ShareOf
 from experiments.profile.measure import Iterations
 
@@ -52,7 +52,7 @@ def model_tables(
     head = mixed(base.sizes[0]).head * base.seconds[0]
     heads = tuple(alone(size).head * seconds for size, seconds in zip(*decodes, strict=True))
     linear, other = _divide(base, mixed, [head] * len(base.sizes))
-    tables = Measured(
+    return Measured(
         linear=linear,
         other=other,
         head=PiecewiseLinear((1.0, float(max_batch)), (head, head)),
@@ -65,48 +65,41 @@ def model_tables(
         captured_rows=rows,
         captured_graphs=graphs,
     )
-    return _round(tables)
 
 
-def put_links(profile: Profile, origin: str, links: Links) -> Profile:
-    """Puts copies and links into a profile, beside all-reduces between other numbers of GPUs."""
-    measured = {name: curve for name in ("within_node", "to_device", "to_host") if (curve := getattr(links, name))}
-    places: list[Place] = [("links", name) for name in measured]
-    places += [("links", "all_reduce", str(count)) for count in links.all_reduce]
-    links = replace(profile.links, **measured, all_reduce={**profile.links.all_reduce, **links.all_reduce})
-    return replace(profile, links=links, origins={**profile.origins, **dict.fromkeys(places, origin)})
+def put_links(content: dict[str, Any], origin: str, links: Links) -> None:
+    """Puts copies and links into a profile's content, beside all-reduces between other numbers of GPUs."""
+    known, measured = content.setdefault("links", {}), TypeAdapter(Links).dump_python(links, exclude_defaults=True)
+    reduces = {str(count): {FROM: origin, **curve} for count, curve in measured.pop("all_reduce", {}).items()}
+    known |= {name: {FROM: origin, **curve} for name, curve in measured.items()}
+    known["all_reduce"] = {**known.get("all_reduce", {}), **reduces}
 
 
 def put_model(
-    profile: Profile, spec: ModelSpec, origin: str, tables: Measured, host: HostTimes | None, tensor_parallel: int
-) -> Profile:
-    """Puts the tables of one degree into a profile, beside the model's other degrees.
+    content: dict[str, Any], spec: ModelSpec, origin: str, tables: Measured, host: HostTimes | None, degree: int
+) -> None:
+    """Puts the tables of one degree of tensor parallelism into a profile's content, beside the model's other degrees.
 
-    The host time, and the error that the profile states, are those of single GPUs.
+    host: measured with the tables, also for models that have no host time; None: it is as before.
     """
-    here = ("models", spec.name)
-    place = (*here, "tensor_parallel", str(tensor_parallel))
-    model = profile.models.get(spec.name) or MeasuredModel(num_layers=spec.num_layers, tensor_parallel={})
-    origins = {known: text for known, text in profile.origins.items() if known[:4] != place}
-    if tensor_parallel > 1:
-        assert tables.embedding is not None
-        tables = replace(tables, exchange=tables.embedding)
-        origins = {here: origin, **origins, place: origin}
+    measured = _rounded(tables)
+    models = content.setdefault("models", {})
+    model = models.setdefault(spec.name, {FROM: origin, "num_layers": spec.num_layers, "tensor_parallel": {}})
+    degrees = model["tensor_parallel"]
+    if degree > 1:
+        measured |= {FROM: origin, "exchange": measured["embedding"]}
     else:
-        others = [(*here, "tensor_parallel", str(degree)) for degree in model.tensor_parallel if degree > 1]
-        origins = {**dict.fromkeys(others, profile.origin(*here)), **origins, here: origin}
-        model = replace(model, host=host)
-    model = replace(model, tensor_parallel={**model.tensor_parallel, tensor_parallel: tables})
-    origins |= {(*place, name): text for name, text in ORIGINS.items() if getattr(tables, name)}
-    profile = replace(profile, models={**profile.models, spec.name: model}, origins=origins)
-    return profile if tensor_parallel > 1 else _with_host(profile)
-
-
-def _with_host(profile: Profile) -> Profile:
-    """Takes the host times of the first model that has them for models that have none; drops what was compared before."""
-    first, host = next((name, model.host) for name, model in profile.models.items() if model.host)
-    origins = {**profile.origins, ("host",): f"fallback: of {first}, for models without their own"}
-    return replace(profile, host=host, origins=origins, error=UNCOMPARED, compared={})
+        for other in degrees.values():
+            other.setdefault(FROM, model.get(FROM, content["source"]))
+        model[FROM] = origin
+    degrees[str(degree)] = measured | {
+        name: {FROM: text, **measured[name]} for name, text in ORIGINS.items() if name in measured
+    }
+    if host:
+        model["host"] = {loop: asdict(time) for loop, time in host.items()}
+        first = next(name for name in models if "host" in models[name])
+        fallback = f"fallback: of {first}, for models without their own"
+        content |= {"host": {FROM: fallback, **models[first]["host"]}, "error": UNCOMPARED, "compared": {}}
 
 
 def captured_graphs(decodes: Sequence[int], *machines: Sequence[tuple[int, int]]) -> CapturedGraphs | None:
@@ -152,8 +145,8 @@ def _divide(
     return PiecewiseLinear(base.sizes, tuple(linear)), PiecewiseLinear(base.sizes, tuple(other))
 
 
-def _round(tables: Measured) -> Measured:
-    """Rounds the seconds and shares of tables to `DIGITS` significant digits; sizes are whole numbers."""
-    file = TypeAdapter(Measured)
-    text = file.dump_json(tables, exclude_defaults=True)
-    return file.validate_python(json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}")))
+def _rounded(tables: Measured) -> dict[str, Any]:
+    """Returns tables as in a file, seconds and shares with `DIGITS` significant digits; sizes are whole numbers."""
+    text = TypeAdapter(Measured).dump_json(tables, exclude_defaults=True)
+    content: dict[str, Any] = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
+    return content

@@ -19,7 +19,7 @@ from cbatch.sim.links import Links
 from cbatch.sim.measured import CapturedGraphs, HostTime, HostTimes, Measured, MeasuredModel
 from cbatch.sim.power import GpuClock, PowerLimit
 from cbatch.sim.profile import Profile
-from cbatch.sim.profile_file import load_profile, make_profile, profile_text
+from cbatch.sim.profile_file import load_profile, make_profile, profile_content, profile_text
 from cbatch.sim.provenance import Compared
 from cbatch.sim.roofline import Ceilings
 from experiments.profile import host, laboratory
@@ -144,6 +144,12 @@ def rewritten(profile: Profile) -> Profile:
     return read
 
 
+def with_model(profile: Profile, origin: str, tables: Measured, host_times: HostTimes | None, degree: int) -> Profile:
+    content = profile_content(profile)
+    put_model(content, SPEC, origin, tables, host_times, degree)
+    return rewritten(make_profile(content))
+
+
 POWER = PowerLimit(
     gain=PiecewiseLinear((100, 300, 1000), (0.02, 0.1, 0.1)),
     loss=PiecewiseLinear((100, 300, 1000), (0.03, 0.0, 0.0)),
@@ -204,7 +210,7 @@ def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees() -> N
     lab = lab_of(Clockwork())
     single = replace(profile_of(lab), origins={("models", SPEC.name): "measured first"})
     host_times: HostTimes = {"sync": HostTime(1.0), "async": HostTime(2.0)}
-    profile = rewritten(put_model(single, SPEC, "measured on two", tables_of(lab), None, 2))
+    profile = with_model(single, "measured on two", tables_of(lab), None, 2)
     two = ProfileCost(profile, SPEC, Topology(2))
     for batch, seconds in lab.measured.items():
         assert two.predict(batch.shape()) == pytest.approx(seconds, rel=2e-4), batch
@@ -213,7 +219,7 @@ def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees() -> N
     assert linear_origins(profile) == ["measured first", "measured on two"]
     assert "all_reduce.2" not in two.origins() and two.origins()["exchange"] == "measured within linear and other"
     assert (profile.error, profile.host) == ("x", None)
-    again = rewritten(put_model(profile, SPEC, "measured again", tables_of(lab), host_times, 1))
+    again = with_model(profile, "measured again", tables_of(lab), host_times, 1)
     assert linear_origins(again) == ["measured again", "measured on two"]
     assert (again.error, again.compared, again.host_time(True, "other").seconds) == (UNCOMPARED, {}, 2.0)
     assert again.origin("host") == f"fallback: of {SPEC.name}, for models without their own"
@@ -225,9 +231,10 @@ def linear_origins(profile: Profile) -> list[str]:
 
 def test_links_are_put_beside_those_of_other_numbers_of_gpus() -> None:
     curve, other = PiecewiseLinear((1.0,), (1e-6,)), PiecewiseLinear((1.0,), (2e-6,))
-    profile = replace(load_profile("h200"), links=Links(), origins={})
-    profile = put_links(profile, "measured first", Links({2: curve, 4: curve}, within_node=curve))
-    profile = rewritten(put_links(profile, "measured again", Links({2: other}, to_host=other)))
+    content = profile_content(replace(load_profile("h200"), links=Links(), origins={}))
+    put_links(content, "measured first", Links({2: curve, 4: curve}, within_node=curve))
+    put_links(content, "measured again", Links({2: other}, to_host=other))
+    profile = make_profile(content)
     assert profile.links == Links({2: other, 4: curve}, within_node=curve, to_host=other)
     places = [("all_reduce", "2"), ("all_reduce", "4"), ("within_node",), ("to_host",)]
     origins = [profile.origin("links", *place).removeprefix("measured ") for place in places]
