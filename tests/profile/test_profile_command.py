@@ -406,23 +406,3 @@ def test_the_command_measures_a_model_and_keeps_the_others(
     assert origin.startswith("measured by python -m experiments.profile model=tiny backend=cpu batch=2,4 max_tokens=64")
     assert re.search(r"; \d{4}-\d\d-\d\d; [^;]* cores; commit [0-9a-f]{40}", origin)
     assert ProfileCost(profile, load_spec("tiny")).predict(BatchShape(((32, 0),), 2, 100)) > 0
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("model=tiny backend=tpu", "backend=tpu is unknown; give cuda or cpu"),
-        ("model=tiny batch=0 backend=cpu", "batch=0: give a whole number, at least 2"),
-        ("model=tiny backend=cpu tensor_parallel=2", "tensor_parallel is measured on GPUs; give backend=cuda"),
-        ("model=tiny tensor_parallel=3", "tensor_parallel=3 does not divide the 4 attention heads of model=tiny"),
-        ("model=tiny backend=cpu output=broken", "cannot read the profile"),
-    ],
-)
-def test_user_errors_are_one_line(
-    options: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("broken").write_text("{")
-    assert main(options.split()) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1

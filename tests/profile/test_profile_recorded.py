@@ -85,9 +85,3 @@ def test_prices_are_found_again(tmp_path: Path) -> None:
     ):
         assert cost.predict(shape) == pytest.approx(price(shape), rel=0.01)
     assert cost.profile.host_time(True, "llama-3.1-8b").seconds == 0
-
-
-def test_too_few_iterations_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert profile(["engine=vllm", "model=llama-3.1-8b", f"recordings={tmp_path}", "output=x.json"]) == 2
-    said = capsys.readouterr().err
-    assert "0 iterations of decodes alone" in said and said.count("\n") == 1
