@@ -26,9 +26,8 @@ GROWTH = 1.4
 ONE_IN, LONGER = 8, 4
 """In uneven batches, one context in `ONE_IN` is `LONGER` times as long as the mean."""
 
-
 GOLDEN = 0.6180339887
-"""The multiples' fractional parts are evenly mixed."""
+"""The fractional parts of its multiples are evenly mixed."""
 
 
 def decode_counts(captured: Sequence[int]) -> list[int]:
@@ -82,11 +81,6 @@ def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:
     if rest == 1 and whole:
         return ((WHOLE, 0),) * (whole - 1) + ((WHOLE - 1, 0), (2, 0))
     return ((WHOLE, 0),) * whole + (((rest, 0),) if rest else ())
-
-
-def decodes_and(num_tokens: int, decodes: Sequence[int]) -> Batch:
-    """Returns an iteration of `num_tokens`: the decodes, and one prompt's chunk for the rest."""
-    return Batch(((num_tokens - len(decodes), 0),), tuple(decodes))
 
 
 def uneven(number: int, mean: int, most: int) -> tuple[int, ...]:

@@ -105,7 +105,8 @@ def _measure_model(
     smaller = [_captured_by(make(batch=number), spec, iterations, report) for number in batches[:-1] if ranges]
     bases = dict(zip(batches, (*(base for _, base in smaller), iterations.mixed), strict=False)) if ranges else {}
     graphs = captured_graphs(decode_sizes, *(shorter for shorter, _ in smaller), ranges)
-    tables = model_tables(iterations, alone, mixed, batches[-1], captured_rows(bases), graphs)
+    tables = model_tables(iterations, alone, mixed, batches[-1])
+    tables = replace(tables, captured_rows=captured_rows(bases), captured_graphs=graphs)
     put_model(content, spec, origin, tables, host, degree)
     write_text(path, profile_text(make_profile(content)))
     _compare(ProfileCost(read_profile(path), spec, Topology(degree)), measured, between, report)
@@ -115,14 +116,13 @@ def _measure_model(
 
 def _blank(hardware: str, backend: str, name: str, origin: str) -> Profile:
     """Returns a new profile; called before a model takes the memory."""
-    device = torch.device(backend)
     return Profile(
         name=name,
         hardware=hardware,
         source=origin,
         error=UNCOMPARED,
         memory_bytes=device_memory(backend),
-        ceilings=ceilings(device, TILES[backend]),
+        ceilings=ceilings(torch.device(backend), TILES[backend]),
         origins={("ceilings",): origin},
     )
 
@@ -183,8 +183,6 @@ def _origin(spec: ModelSpec, limits: dict[str, int], backend: str, batches: list
     """Returns the command, date, card, commit and versions of what is measured now."""
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     given = {"model": spec.name, "backend": backend, "batch": ",".join(map(str, batches)), **limits}
-    options = " ".join(f"{key}={value}" for key, value in given.items())
-    return (
-        f"measured by python -m experiments.profile {options}; {today()}; {hardware}; commit {commit() or 'unknown'}; {packages}; "
-        f"{torch.get_num_threads()} threads"
-    )
+    command = " ".join(["python -m experiments.profile", *(f"{key}={value}" for key, value in given.items())])
+    state = f"commit {commit() or 'unknown'}; {packages}; {torch.get_num_threads()} threads"
+    return f"measured by {command}; {today()}; {hardware}; {state}"

@@ -14,19 +14,7 @@ from functools import partial
 
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
-from experiments.profile.batches import (
-    BEFORE,
-    CHUNKS,
-    CONTEXTS,
-    WHOLE,
-    attention_counts,
-    decode_counts,
-    decodes_and,
-    fit_in,
-    mixed_totals,
-    prompts,
-    spread,
-)
+from experiments.profile import batches
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.power import power_limit
 
@@ -72,16 +60,16 @@ def measure(
     limits = laboratory.limits
     report("decodes alone")
     alone = PiecewiseLinear.through(
-        (number, laboratory.seconds(Batch((), (1,) * number))) for number in decode_counts(decode_sizes)
+        (number, laboratory.seconds(Batch((), (1,) * number))) for number in batches.decode_counts(decode_sizes)
     )
-    decodes = _contexts(laboratory, attention_counts(decode_sizes), partial(Batch, ()), alone.at)
+    decodes = _contexts(laboratory, batches.attention_counts(decode_sizes), partial(Batch, ()), alone.at)
     report("chunks of prompts")
-    sizes = fit_in(CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
-    small = _chunks(laboratory, [size for size in sizes if size <= WHOLE])
+    sizes = batches.fit_in(batches.CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
+    small = _chunks(laboratory, [size for size in sizes if size <= batches.WHOLE])
     report("iterations with prompts")
-    totals = mixed_totals(mixed_ranges, limits.tile, limits.max_tokens)
+    totals = batches.mixed_totals(mixed_ranges, limits.tile, limits.max_tokens)
     mixed = mixed_bases(laboratory, totals, BilinearGrid.through(small))
-    large = _chunks(laboratory, [size for size in sizes if size > WHOLE], mixed)
+    large = _chunks(laboratory, [size for size in sizes if size > batches.WHOLE], mixed)
     power = None
     if power_limited:
         report("power")
@@ -109,16 +97,19 @@ def _mixed_decodes(
     def base(number: int) -> float:
         return mixed.at(total(number)) + chunks.at(total(number) - number, 0)
 
+    def beside_chunk(contexts: tuple[int, ...]) -> Batch:
+        return Batch(((total(len(contexts)) - len(contexts), 0),), contexts)
+
     most = min(limits.max_batch - 1, limits.max_tokens - 2)
     counts = sorted({*(number for number in decode_sizes if number < most), max(3 * most // 4, 1), most})
-    return _contexts(laboratory, counts, lambda contexts: decodes_and(total(len(contexts)), contexts), base)
+    return _contexts(laboratory, counts, beside_chunk, base)
 
 
 def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: BilinearGrid) -> PiecewiseLinear:
     """Returns the base of iterations of these prompt tokens, as whole prompts: their times without attention."""
     points = []
     for total in totals:
-        batch = Batch(prompts(total))
+        batch = Batch(batches.prompts(total))
         if laboratory.holds(batch):
             attention = sum(chunks.at(tokens, 0) for tokens, _ in batch.chunks)
             seconds = laboratory.seconds(batch)
@@ -134,9 +125,9 @@ def _chunks(laboratory: Laboratory, sizes: Iterable[int], base: PiecewiseLinear 
     limits = laboratory.limits
     points: list[Point] = []
     for tokens in sizes:
-        contexts = fit_in(BEFORE, limits.max_request_tokens - tokens)
-        batches = {context: Batch(((tokens, context),)) for context in (0, *contexts)}
-        seconds = {context: laboratory.seconds(batch) for context, batch in batches.items() if laboratory.holds(batch)}
+        contexts = batches.fit_in(batches.BEFORE, limits.max_request_tokens - tokens)
+        chunks = {context: Batch(((tokens, context),)) for context in (0, *contexts)}
+        seconds = {context: laboratory.seconds(batch) for context, batch in chunks.items() if laboratory.holds(batch)}
         slope = _slope([(context, value) for context, value in seconds.items() if context or len(seconds) < 3])
         itself = slope * (tokens + 1) / 2 if base is None else max(seconds[0] - base.at(tokens), 0.0)
         points += [(tokens, context, max(value - seconds[0], 0.0) + itself) for context, value in seconds.items()]
@@ -153,8 +144,8 @@ def _contexts(
     points: list[Point] = []
     longest = laboratory.limits.max_request_tokens
     for number in counts:
-        for context in fit_in(CONTEXTS, longest):
-            batch = batch_of(spread(number, context, longest))
+        for context in batches.fit_in(batches.CONTEXTS, longest):
+            batch = batch_of(batches.spread(number, context, longest))
             if laboratory.holds(batch):
                 points.append((number, context, max(laboratory.seconds(batch) - base(number), 0.0)))
     return BilinearGrid.through(points)

@@ -32,21 +32,13 @@ ORIGINS = {
 """Of tables that were not measured as the others were."""
 
 
-def model_tables(
-    iterations: Iterations,
-    alone: ShareOf,
-    mixed: ShareOf,
-    max_batch: int,
-    rows: BilinearGrid | None = None,
-    graphs: CapturedGraphs | None = None,
-) -> Measured:
-    """Returns the tables of one degree of tensor parallelism of a model.
+def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_batch: int) -> Measured:
+    """Returns the tables of one degree of tensor parallelism of a model, except what is known of graphs.
 
     The captured head of an iteration with prompts has a row per request of the largest batch, that of decodes alone a row
     per decode.
 
     alone, mixed: shares of iterations without prompts and with. max_batch: largest batch for which graphs were captured.
-    rows, graphs: the captured ones; None without graphs.
     """
     base, decodes = iterations.mixed, iterations.alone
     head = mixed(base.sizes[0]).head * base.seconds[0]
@@ -62,8 +54,6 @@ def model_tables(
         decodes=iterations.decodes,
         mixed_decodes=iterations.mixed_decodes,
         power=iterations.power,
-        captured_rows=rows,
-        captured_graphs=graphs,
     )
 
 

@@ -121,7 +121,8 @@ def tables_of(lab: Laboratory) -> Measured:
     def share(size: float) -> Shares:
         return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
 
-    return model_tables(found, share, share, 8, captured_rows({2: small, 8: found.mixed}))
+    tables = model_tables(found, share, share, 8)
+    return replace(tables, captured_rows=captured_rows({2: small, 8: found.mixed}))
 
 
 def profile_of(lab: Laboratory) -> Profile:
