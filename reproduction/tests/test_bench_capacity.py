@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_fidelity import trace as trace
 
-from cbatch import ConfigError, Limits, Server
+from cbatch import Limits, Server
 from cbatch.kv import KVSize
 from cbatch.request import SLO
 from cbatch.sim.executor import SimExecutor
@@ -77,14 +77,3 @@ def test_a_kept_run_on_each_side_gives_the_capacity(trace: str, tmp_path: Path) 
     assert row["measured"] == row["profile"] == row["card"]
     assert row["measured"][0] >= 0.9 > row["measured"][1]
     assert 0.9 * found <= row["capacity, measured"] == row["capacity, card"] <= 1.1 * found
-
-
-def test_what_has_no_capacity_says_so(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for slo, says in (
-        (SLO(1000.0), "even if all requests arrive at once"),
-        (SLO(1e-6), "no rate meets the objectives"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            capacity.simulated_capacity(replace(at(1.0, 1.0), slo=slo), trace, NUMBERS, 0.9, PROFILE)
-    assert main(["capacity"]) == 2
-    assert "give a trace to serve on a GPU" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from policies.orca import Orca
 from policies.sarathi import Sarathi
 from reproduction.experiment_files import composed, swept
 from reproduction.papers.claims import check, read_claims
-from reproduction.papers.figures import async_lanes, chunk_drift, chunk_regret, fig4, fig12, graph_gain, stagger, table2
+from reproduction.papers.figures import chunk_drift, fig4, fig12, graph_gain, table2
 from reproduction.papers.figures.fig5 import Calendar
 from reproduction.papers.machines import LARGEST_BATCH, Machines
 from reproduction.papers.operations import ORDER, intensity_by_operation, seconds_by_operation
@@ -89,15 +89,6 @@ def test_the_steady_state_by_hand_is_that_of_a_run(name: str, pd_ratio: float, t
     assert steady_state_seconds(cost, total, load.batch, prompt, load.output) == pytest.approx(run, rel=0.01)
 
 
-def test_a_chosen_chunk_is_within_2_percent_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_regret, "HARDWARE", ("a6000",))
-    monkeypatch.setattr(chunk_regret, "swept_numbers", lambda *_: [14.0, 50.0])
-    data = chunk_regret.measure(machines(), quiet)
-    assert chunk_regret.worst_regret(data, hardware="a6000") <= 2.0
-    assert chunk_regret.worst_regret(data, "fixed", "a6000") > 10
-    assert (chunk_regret.regret(data)["value"] >= 0).all()
-
-
 def chosen_at_the_end_of_each_phase(drift: chunk_drift.Drift) -> list[int]:
     """The total of an iteration when the last request of each P:D ended."""
     in_force = [(begin, end, total) for (begin, total), (end, _) in pairwise(drift.chunks)]
@@ -125,26 +116,6 @@ def test_the_chosen_chunk_follows_a_drift(hardware: str) -> None:
         assert of_phase[total] <= 1.02, (total, min(of_phase, key=of_phase.__getitem__))
     assert all(max(of_phase[total] for of_phase in slowdowns) > 1.02 for total in totals)
     assert aware.seconds < chunk_drift.run(at.cost, TileAligned(256)).seconds
-
-
-def test_orca_gains_with_the_stagger_and_sarathi_does_not() -> None:
-    data = stagger.measure(machines(), quiet)
-    assert stagger.worst_case(data, "a6000") == pytest.approx(1.0, abs=0.005)
-    assert stagger.best_case(data, "a6000") == pytest.approx(1.11, abs=0.06)
-    assert stagger.reached(data, "a6000", 14) > 0.98
-    sarathi = data[data["series"] != "Orca"].groupby(["hardware", "pd_ratio"])["value"]
-    assert (sarathi.max() - sarathi.min()).max() < 0.01
-
-
-def test_the_posts_asynchronous_run_follows_from_its_synchronous_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_lanes, "FOLDER", tmp_path)
-    data = async_lanes.measure(machines(), quiet)
-    assert async_lanes.of(data, "simulated", "async", "seconds") == pytest.approx(234.5, rel=0.03)
-    assert async_lanes.gain(data, "simulated") == pytest.approx(1.28, abs=0.04)
-    verdicts = list(check(read_claims("async_lanes"), machines(), async_lanes, data))
-    assert len(verdicts) == 6 and all(verdict.holds for verdict in verdicts)
 
 
 def test_the_gain_of_graphs_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

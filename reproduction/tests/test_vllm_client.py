@@ -42,13 +42,12 @@ class Serve(ModuleType):
     """`vllm.benchmarks.serve`: sends the rows of its data set as its generator of requests yields them."""
 
     def add_cli_args(self, parser: ArgumentParser) -> None:
-        for name in ("backend", "model", "dataset-name", "dataset-path", "extra-body", "percentile-metrics"):
+        for name in ["backend", "model", "dataset-name", "dataset-path", "extra-body", "percentile-metrics"]:
             parser.add_argument(f"--{name}")
-        for name in ("port", "num-prompts", "seed", "custom-output-len", "random-input-len", "random-output-len"):
+        for name in ["port", "num-prompts", "seed", "custom-output-len", "temperature"]:
             parser.add_argument(f"--{name}", type=int)
-        for name in ("temperature", "request-rate", "random-range-ratio"):
-            parser.add_argument(f"--{name}", type=float, default=float("inf"))
-        for name in ("ignore-eos", "save-detailed", "disable-tqdm", "disable-shuffle", "skip-chat-template"):
+        parser.add_argument("--request-rate", type=float, default=float("inf"))
+        for name in ["ignore-eos", "save-detailed", "disable-tqdm", "disable-shuffle", "skip-chat-template"]:
             parser.add_argument(f"--{name}", action="store_true")
 
     async def get_request(self, rows: Any, rate: float) -> Any:
@@ -56,22 +55,16 @@ class Serve(ModuleType):
             yield row, rate
 
     def main(self, given: Any) -> dict[str, Any]:
-        self.given, self.sent = given, []
+        self.given = given
         rows = [json.loads(line) for line in Path(given.dataset_path).read_text().splitlines()]
 
-        async def send() -> None:
-            async for row, _ in self.get_request(rows, given.request_rate):
-                self.sent.append((time.perf_counter(), len(row["prompt"].split()), row["output_tokens"]))
+        async def send() -> list[tuple[float, int, int]]:
+            chosen = self.get_request(rows, given.request_rate)
+            return [(time.perf_counter(), len(row["prompt"].split()), row["output_tokens"]) async for row, _ in chosen]
 
-        asyncio.run(send())
-        started, prompts, outputs = map(list, zip(*self.sent, strict=True))
-        return {
-            **FIGURES,
-            "completed": self.completed,
-            "start_times": started,
-            "input_lens": prompts,
-            "output_lens": outputs,
-        }
+        started, prompts, outputs = map(list, zip(*asyncio.run(send()), strict=True))
+        lengths = {"input_lens": prompts, "output_lens": outputs}
+        return {**FIGURES, "completed": len(rows), "start_times": started, **lengths}
 
 
 @pytest.fixture
@@ -90,20 +83,14 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Cl
 
 def test_a_trace_is_sent_at_its_times(served: tuple[Client, Serve, list[Any]]) -> None:
     client, serve, asked = served
-    serve.completed = 3
     requests = [Request(id_, 5 + id_, 7 - id_, arrival_time=10 + at) for id_, at in enumerate((0.0, 0.03, 0.05))]
     figures, rows = client.replay("policy=orca", requests)
     assert figures == {"completed": 3.0, "request_throughput": 2.0, "mean_ttft_ms": 3.0}
     assert [row.split()[1:] for row in rows] == [["5", "7"], ["6", "6"], ["7", "5"]]
     assert all(float(row.split()[0]) >= at - 1e-4 for row, at in zip(rows, (0.0, 0.03, 0.05), strict=True))
-    assert [body["vllm_xargs"] for body in asked] == [{"cbatch": "policy=orca", "turn": 0}], (
-        "the turn begins before the run"
-    )
-    assert json.loads(serve.given.extra_body)["vllm_xargs"] == {
-        "cbatch": "policy=orca",
-        "slo_ttft": 1.0,
-        "slo_tbt": 0.05,
-    }
+    assert [body["vllm_xargs"] for body in asked] == [{"cbatch": "policy=orca", "turn": 0}], "the turn begins before"
+    sent = {"cbatch": "policy=orca", "slo_ttft": 1.0, "slo_tbt": 0.05}
+    assert json.loads(serve.given.extra_body)["vllm_xargs"] == sent
     assert serve.given.disable_shuffle and serve.given.ignore_eos and serve.given.num_prompts == 3
 
 
