@@ -26,7 +26,7 @@ from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
 from experiments.settings.hardware import cost_model
 from experiments.settings.overrides import check_given_once, values_by_key
-from experiments.settings.settings import GROUPS, read_settings
+from experiments.settings.settings import GROUPS, Settings, read_settings
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import CONFIG, DECISIONS
 
@@ -81,64 +81,61 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     Raises:
         CbatchError: an override that cannot be used; the message says which and why.
     """
-    given, keys, config = _compose(overrides)
-    if "policy" not in given:
+    values, keys, settings = _compose(overrides)
+    if "policy" not in values:
         raise ConfigError("policy: is missing; give policy=NAME")
-    settings = read_settings(config)
-    if "model" not in given and _predicts(settings.policy):
+    if "model" not in values and _predicts(settings.policy):
         raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
-    batch = settings.batch if "batch" in given else None
-    recorder = None if keys.record is None else _recorder(Path(keys.record), config, overrides)
+    batch = settings.batch if "batch" in values else None
+    recorder = None if keys.record is None else _recorder(Path(keys.record), settings, overrides)
     adapter = Adapter(settings.policy(), keys.mode, batch=batch, patience=settings.patience, recorder=recorder)
-    if "model" not in given:
+    if "model" not in values:
         return adapter
     cost = cost_model(settings.hardware, settings.model, Topology(tensor_parallel), max_batch=batch)
     return replace(adapter, cost=cost, tile=cost.profile.ceilings.tile)
 
 
-def _predicts(policy: Callable[[], Policy]) -> bool:
-    """Whether the policy asks `view.cost` while it serves three requests: vLLM's first one would be too late to tell."""
-    asked: list[BatchShape] = []
-
-    def predict(shape: BatchShape) -> float:
-        asked.append(shape)
-        return 1e-3
-
-    scenario = Scenario(
-        (Arrival(500, 3, 0), Arrival(900, 3, 0), Arrival(500, 3, 4)), 256, 2048, 1024, 16, asynchronous=False
-    )
-    play(policy, scenario, cost=CostFunction(predict))
-    return bool(asked)
-
-
 def predictions(overrides: Sequence[str], batch: int) -> ProfileCost:
     """Returns what predicts iterations of at most `batch` requests on one GPU. Raises CbatchError as `make_adapter`."""
-    given, _, config = _compose(overrides)
-    if "model" not in given:
+    values, _, settings = _compose(overrides)
+    if "model" not in values:
         raise ConfigError("model: is missing; give model=NAME, and hardware=NAME of a profile")
-    settings = read_settings(config)
     return cost_model(settings.hardware, settings.model, max_batch=batch)
 
 
-def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Keys, dict[str, Any]]:
-    """Returns the given values by key, the section `vllm`, and every other key."""
-    given = values_by_key(overrides)
+def _predicts(policy: Callable[[], Policy]) -> bool:
+    """Returns whether the policy reads `view.cost` while it serves three requests: vLLM's first one would be too late to tell."""
+    shapes: list[BatchShape] = []
+
+    def predict(shape: BatchShape) -> float:
+        shapes.append(shape)
+        return 1e-3
+
+    arrivals = (Arrival(500, 3, 0), Arrival(900, 3, 0), Arrival(500, 3, 4))
+    play(policy, Scenario(arrivals, 256, 2048, 1024, 16, asynchronous=False), cost=CostFunction(predict))
+    return bool(shapes)
+
+
+def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Keys, Settings]:
+    """Returns the values of the overrides by key, the section `vllm`, and the settings of a run."""
+    values = values_by_key(overrides)
     check_given_once(overrides, GROUPS)
-    if "hardware" in given and "model" not in given:
-        raise ConfigError(f"hardware={given['hardware'][-1]}: predicts nothing without a model; give model=NAME too")
-    for key in given:
+    if "hardware" in values and "model" not in values:
+        raise ConfigError(f"hardware={values['hardware'][-1]}: predicts nothing without a model; give model=NAME too")
+    for key in values:
         if key in Keys.__dataclass_fields__:
             raise ConfigError(f"{key}: no such key; did you mean vllm.{key}?")
         if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
             raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
     config = compose(*overrides, name="vllm").keys
-    return given, read(Keys, config.pop("vllm"), "vllm."), config
+    keys = read(Keys, config.pop("vllm"), "vllm.")
+    return values, keys, read_settings(config)
 
 
-def _recorder(folder: Path, config: Mapping[str, Any], overrides: Sequence[str]) -> DecisionsWriter:
+def _recorder(folder: Path, settings: Settings, overrides: Sequence[str]) -> DecisionsWriter:
     """Writes config.yaml, and returns what writes the decisions next to it."""
     if (folder / DECISIONS).exists():
         raise ConfigError(f"vllm.record={folder}: holds a recording; give another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-    return DecisionsWriter(folder / DECISIONS, [each for each in overrides if not each.startswith("vllm.")])
+    (folder / CONFIG).write_text(yaml.safe_dump(dict(settings.composed), sort_keys=False), encoding="utf-8")
+    return DecisionsWriter(folder / DECISIONS, [text for text in overrides if not text.startswith("vllm.")])

@@ -187,9 +187,9 @@ class ProfileCost:
         links = ["between_nodes" if topology.leaves_node(stage) else "within_node" for stage in stages]
         if self._all_reduce and "all_reduce" not in self.estimated:
             links.append(f"all_reduce.{topology.tensor_parallel}")
-        found = {name: profile.origin("links", *name.split(".")) for name in links}
+        of_links = {name: profile.origin("links", *name.split(".")) for name in links}
         estimated = dict.fromkeys(self.estimated, f"{FALLBACK}: not measured for {self.spec.name}")
-        return {**profile.table_origins(self.spec, topology.tensor_parallel), **found, **estimated}
+        return {**profile.table_origins(self.spec, topology.tensor_parallel), **of_links, **estimated}
 
     def provenance(self, asynchronous: bool | None = None, *, own_host: bool = False) -> dict[str, Any]:
         """The profile, its error, what was not measured, and extrapolated iterations; part of every simulated result.
@@ -248,10 +248,10 @@ class ProfileCost:
         return self._decode_only
 
     def _token_times(self, tables: _Tables, num_tokens: int) -> _TokenTimes:
-        found = tables.by_tokens.get(num_tokens)
-        if found is None:
-            found = tables.by_tokens[num_tokens] = self._compute_token_times(tables, num_tokens)
-        return found
+        times = tables.by_tokens.get(num_tokens)
+        if times is None:
+            times = tables.by_tokens[num_tokens] = self._compute_token_times(tables, num_tokens)
+        return times
 
     def _compute_token_times(self, tables: _Tables, num_tokens: int) -> _TokenTimes:
         layers, embedding = self._layers, self.operations.embedding

@@ -47,16 +47,17 @@ def run_benchmark(arguments: Sequence[str], benchmarks: Mapping[str, Benchmark],
     """Runs the benchmark that a command line names; returns the exit status."""
 
     def measure(name: str, *options: str) -> None:
-        check_name("benchmark", name, {known: each.about for known, each in benchmarks.items()})
+        check_name("benchmark", name, {known: benchmark.about for known, benchmark in benchmarks.items()})
         chosen = benchmarks[name]
         if chosen.needs_gpu and count_gpus() == 0:
-            others = ", ".join(other for other, each in benchmarks.items() if not each.needs_gpu)
+            others = ", ".join(other for other, benchmark in benchmarks.items() if not benchmark.needs_gpu)
             raise ConfigError(f"benchmark {name} needs a GPU and finds none; these need none: {others}")
         function = chosen.load()
         function(**{**chosen.presets, **keyword_arguments(function, options, name)})
 
     def describe() -> str:
-        texts = {name: each.about + ("" if each.needs_gpu else " (no GPU needed)") for name, each in benchmarks.items()}
+        notes = {True: "", False: " (no GPU needed)"}
+        texts = {name: f"{known.about}{notes[known.needs_gpu]}" for name, known in benchmarks.items()}
         return f"{usage}\n{listed(texts)}"
 
     return run(measure, arguments, describe, interrupted="interrupted; files already written are complete")

@@ -54,7 +54,7 @@ def main(folder: str = "results") -> None:
     for name in policy_names():
         times = {f"waiting {number}": _times_of(name, specs[: number + 2 * RUNNING]) for number in WAITING}
         plans[name] = times
-        print(f"  {name:30} " + "".join(f"{found['median']:18.3f}" for found in times.values()), flush=True)
+        print(f"  {name:30} " + "".join(f"{spread['median']:18.3f}" for spread in times.values()), flush=True)
     content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": ratio, "plans": plans}
     print(f"written: {write('host', cpu_name(), content, folder)}")
 

@@ -8,7 +8,7 @@ backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same.
 """
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from math import inf
@@ -29,12 +29,7 @@ from policies.orca import Orca
 WARM_UP_TOKENS = 16
 CAUSES = ("compute", "pb1", "pb2", "pb3", "communication", "host", "no_work")
 """Of a stage's time, see `cbatch.sim.stages.StageAccount`."""
-COLUMNS = {
-    "tokens/s": ("tokens_per_second", ".0f"),
-    "ms per iteration": ("ms_per_iteration", ".3f"),
-    "device active": ("active_share", ".2%"),
-    "host ms": ("host_ms_per_iteration", ".3f"),
-}
+COLUMNS = ("tokens_per_second", "ms_per_iteration", "active_share", "host_ms_per_iteration")
 
 
 def main(
@@ -79,12 +74,7 @@ def main(
             figures[policy] = {**runs.figures, **counts, **_stages_of(server, runs.record)}
             print(f"  {policy}: {runs.figures['tokens_per_second']['median']:.0f} tokens/s", flush=True)
             written = write(name, hardware, stamped, folder, command)
-    medians = [[found[key]["median"] for key, _ in COLUMNS.values()] for found in figures.values()]
-    rows = [(policy, *row, figures[policy]["eager"]) for policy, row in zip(figures, medians, strict=True)]
-    formats = ("", *(kind for _, kind in COLUMNS.values()), ".0f")
-    print(
-        f"\n{tabulate(rows, ['policy', *COLUMNS, 'iterations without a graph'], floatfmt=formats)}\nwritten: {written}"
-    )
+    print(f"\n{_table(figures)}\nwritten: {written}")
 
 
 class Runs(NamedTuple):
@@ -145,8 +135,10 @@ def _num_eager(server: Server[Any]) -> int:
 def shortened(requests: Sequence[Request], number: int) -> list[Request]:
     """Returns the first of the requests with few tokens to generate, whose iterations allocate and compile what longer ones do."""
     return [
-        Request(each.id, each.num_prompt_tokens, min(each.max_new_tokens, WARM_UP_TOKENS), prompt=each.prompt)
-        for each in islice(requests, number)
+        Request(
+            request.id, request.num_prompt_tokens, min(request.max_new_tokens, WARM_UP_TOKENS), prompt=request.prompt
+        )
+        for request in islice(requests, number)
     ]
 
 
@@ -158,3 +150,9 @@ def _stages_of(server: Server[Any], record: RunRecord) -> dict[str, Any]:
     bubbles = sum(account.bubbles for account in accounts) / sum(account.span for account in accounts)
     shares = [{cause: getattr(account, cause) / account.span for cause in CAUSES} for account in accounts]
     return {"bubble_share": bubbles, "stages": shares}
+
+
+def _table(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [(policy, *(row[name]["median"] for name in COLUMNS), row["eager"]) for policy, row in figures.items()]
+    head = ("policy", "tokens/s", "ms per iteration", "device active", "host ms", "iterations without a graph")
+    return tabulate(rows, head, floatfmt=("", ".0f", ".3f", ".2%", ".3f", ".0f"))

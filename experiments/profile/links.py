@@ -86,9 +86,9 @@ def _added_seconds(
             add_norm(parts[rank][None], residuals[rank], weights[rank], 1e-5, dependent=True, meeting=meeting)
 
     def add_together(turn: int) -> None:
-        for part, stream, each in zip(parts, streams, meetings, strict=True):
+        for part, stream, turns in zip(parts, streams, meetings, strict=True):
             with torch.cuda.stream(stream):
-                push(part, each[turn], dependent=True)
+                push(part, turns[turn], dependent=True)
         for rank in range(len(streams)):
             add(rank, meetings[rank][turn])
 
