@@ -5,10 +5,8 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 
 import pytest
 from hypothesis import Phase, settings
@@ -32,6 +30,15 @@ def pytest_configure(config: pytest.Config) -> None:
         shared = TemporaryDirectory(prefix="tests-")
         config.add_cleanup(shared.cleanup)
         os.environ["TESTS_KEEP"] = shared.name
+    if folder := config.getoption("--vllm"):
+        import vllm_sources
+
+        vllm_sources.load(Path(folder))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The tests of vLLM import its sources."""
+    return True if collection_path.name.startswith("test_vllm") and not config.getoption("--vllm") else None
 
 
 def pytest_collection_finish() -> None:
@@ -47,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=160, help="inputs to draw (test_fuzz.py)")
     parser.addoption("--runs", type=int, default=8, help="of vLLM's scheduler, for each mode (test_vllm_fuzz.py)")
     parser.addoption("--launchers", action="store_true", help="sweep by Ray and submitit, too (test_sweep.py)")
-    parser.addoption("--vllm", metavar="FOLDER", help="with a wheel of vLLM (test_vllm_*.py)")
+    parser.addoption("--vllm", metavar="FOLDER", help="with a wheel of vLLM, without which test_vllm_*.py are left out")
     parser.addoption(
         "--compiler", default="eager", help="torch.compile's backend, such as inductor (test_runtime_model.py)"
     )
@@ -93,19 +100,3 @@ def golden(pytestconfig: pytest.Config) -> str:
 def draw(pytestconfig: pytest.Config) -> int:
     number: int = pytestconfig.getoption("--draw")
     return number
-
-
-@pytest.fixture(scope="session")
-def vllm_rig(pytestconfig: pytest.Config) -> ModuleType:
-    """The module that drives vLLM's real scheduler."""
-    import vllm_sources
-
-    folder = pytestconfig.getoption("--vllm")
-    if folder is None or not (wheels := vllm_sources.find_wheels(Path(folder))):
-        pytest.skip(f"--vllm={folder}: give a folder with a wheel of vLLM (tests/support/vllm_sources.py)")
-    if missing := [name for name in ("msgspec", "cachetools") if find_spec(name) is None]:
-        pytest.fail(f"--vllm: vLLM's scheduler imports {' and '.join(missing)}: pip install {' '.join(missing)}")
-    vllm_sources.load(wheels)
-    import vllm_rig
-
-    return vllm_rig

@@ -4,23 +4,23 @@ import json
 import shlex
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from vllm_rig import Rig
 
 from cbatch import Limits, Request
 from cbatch.policy import check_policy
 from experiments.settings.presets import load_spec
+from experiments.vllm import make_adapter
+from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST
+from reproduction.bench.in_vllm.offline import _coverage
+from reproduction.bench.in_vllm.turns import SETTLING, SWITCHING, TurnsScheduler
 
 
-def test_an_idle_engine_changes_what_serves_the_next_requests(
-    vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_idle_engine_changes_what_serves_the_next_requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each turn is timed by itself, also one of the side that was served before it."""
-    from reproduction.bench.in_vllm.turns import SETTLING, TurnsScheduler
-
     monkeypatch.setenv("CBATCH_TIMES", str(tmp_path / "times.json"))
-    rig = vllm_rig.Rig(None, Limits(4, 64, 80), 80, 4, asynchronous=True)
+    rig = Rig(None, Limits(4, 64, 80), 80, 4, asynchronous=True)
     rig.scheduler = rig.make(TurnsScheduler)
     policy = "policy=sarathi_serve chunking=fixed chunk=8"
     chunks, timed = [], []
@@ -46,13 +46,11 @@ def test_an_idle_engine_changes_what_serves_the_next_requests(
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_iterations_of_the_same_requests_alternate(
-    asynchronous: bool, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    asynchronous: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Newcomers are the policy's; every request gets its tokens, and no plan after a stretch of vLLM's own asks for too many."""
-    from reproduction.bench.in_vllm.turns import SETTLING, SWITCHING, TurnsScheduler
-
     monkeypatch.setenv("CBATCH_TIMES", str(tmp_path / "times.json"))
-    rig = vllm_rig.Rig(None, Limits(4, 64, 300), 300, 4, asynchronous=asynchronous)
+    rig = Rig(None, Limits(4, 64, 300), 300, 4, asynchronous=asynchronous)
     rig.scheduler = rig.make(TurnsScheduler)
     policy, stretch = "policy=vllm_v1 chunk=16", 12
     given = [Request(id_, 20, 200 + 10 * id_) for id_ in range(3)]
@@ -73,11 +71,7 @@ def test_iterations_of_the_same_requests_alternate(
     )
 
 
-def test_what_is_recorded_for_a_profile_fits_vllms_limits(vllm_rig: Any) -> None:
-    from experiments.vllm import make_adapter
-    from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST
-    from reproduction.bench.in_vllm.offline import _coverage
-
+def test_what_is_recorded_for_a_profile_fits_vllms_limits() -> None:
     sizes = set()
     for side, requests in _coverage(load_spec("llama-3.1-8b")):
         adapter = make_adapter(shlex.split(side))

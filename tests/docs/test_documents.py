@@ -40,7 +40,7 @@ ELSEWHERE = {
     r"python -m experiments\.(plot|compare) .*multirun/(chat|idea|rates|slo|noise|landscape)": "of a sweep that is not made",
     r"python -m experiments\.compare runs/": "of searches that are not made",
     r"python -m experiments\.(arena|capacity -m experiment=arena) traces=FOLDER": "of the published traces; see test_arena",
-    r"python -m experiments\.(replay|run) .*today": "of what vLLM decided; see test_vllm_record",
+    r"python -m experiments\.(replay|run) .*today": "of what vLLM decided; see test_vllm_plans",
 }
 COMMANDS = ("make ", "pip ", "python ")
 

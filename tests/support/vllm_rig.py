@@ -25,74 +25,52 @@ def digest(value: Any) -> bytes:
 init_none_hash(digest)
 
 
+class Options(SimpleNamespace):
+    """A section of vLLM's configuration. Options that are not given are off."""
+
+    def __getattr__(self, name: str) -> bool:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return False
+
+
 def vllm_config(limits: Limits, num_blocks: int, block_size: int, *, asynchronous: bool, prefix_cache: bool) -> Any:
-    scheduler = SimpleNamespace(
-        max_num_seqs=2 * limits.max_running,  # a request whose last token is in flight has a row, too
-        max_num_scheduled_tokens=limits.max_tokens,
-        max_num_batched_tokens=limits.max_tokens,
-        long_prefill_token_threshold=0,
-        enable_chunked_prefill=True,
-        scheduler_reserve_full_isl=True,
-        async_scheduling=asynchronous,
-        policy="fcfs",
-        long_prefill_token_threshold_adaptive=False,
-        max_num_active_seqs=None,
-        prefill_schedule_interval=1,
-        watermark=0.0,
-    )
-    parallel = SimpleNamespace(
-        decode_context_parallel_size=1,
-        prefill_context_parallel_size=1,
-        pipeline_parallel_size=1,
-        tensor_parallel_size=1,
-        data_parallel_index=0,
-        data_parallel_rank=0,
-        data_parallel_size=1,
-    )
-    cache = SimpleNamespace(
-        num_gpu_blocks=num_blocks + 1,  # one is vLLM's null block
-        block_size=block_size,
-        enable_prefix_caching=prefix_cache,
-        mamba_cache_mode="none",
-        enable_mamba_shared_prefix_checkpoint=False,
-        hisparse_host_num_blocks=0,
-    )
-    model = SimpleNamespace(
-        is_encoder_decoder=False,
-        max_model_len=limits.max_request_tokens,
-        enable_return_routed_experts=False,
-        runner_type="generate",
-        is_diffusion=False,
-        supports_multimodal_inputs=False,
-        return_sampling_mask=False,
-        uses_mrope=False,
-    )
-    return SimpleNamespace(
-        scheduler_config=scheduler,
-        parallel_config=parallel,
-        cache_config=cache,
-        model_config=model,
-        lora_config=None,
-        kv_events_config=None,
-        observability_config=SimpleNamespace(
-            kv_cache_metrics=False,
-            enable_mfu_metrics=False,
-            enable_logging_iteration_details=False,
-            per_request_spec_decode_metrics="none",
+    return Options(
+        scheduler_config=Options(
+            max_num_seqs=2 * limits.max_running,  # a request whose last token is in flight has a row, too
+            max_num_scheduled_tokens=limits.max_tokens,
+            max_num_batched_tokens=limits.max_tokens,
+            enable_chunked_prefill=True,
+            scheduler_reserve_full_isl=True,
+            async_scheduling=asynchronous,
+            policy="fcfs",
+            max_num_active_seqs=None,
+            prefill_schedule_interval=1,
         ),
-        aux_output_config=SimpleNamespace(enabled=False),
-        ec_manager_config=SimpleNamespace(get_encoder_cache_manager_obj=lambda: None),
-        is_mm_encoder_only=False,
+        parallel_config=Options(
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            pipeline_parallel_size=1,
+            tensor_parallel_size=1,
+            data_parallel_size=1,
+        ),
+        cache_config=Options(
+            num_gpu_blocks=num_blocks + 1,  # one is vLLM's null block
+            block_size=block_size,
+            enable_prefix_caching=prefix_cache,
+            mamba_cache_mode="none",
+        ),
+        model_config=Options(max_model_len=limits.max_request_tokens, runner_type="generate"),
+        observability_config=Options(per_request_spec_decode_metrics="none"),
+        aux_output_config=Options(),
+        ec_manager_config=Options(get_encoder_cache_manager_obj=lambda: None),
         max_concurrent_batches=2,
         max_in_flight_tokens=2 * limits.max_tokens,
-        num_hash_lookahead_tokens=0,
-        num_lookahead_tokens=0,
-        num_prefill_lookahead_tokens=0,
-        num_speculative_tokens=0,
+        lora_config=None,
+        kv_events_config=None,
         kv_transfer_config=None,
         ec_transfer_config=None,
         speculative_config=None,
-        use_v2_model_runner=False,
     )
 
 

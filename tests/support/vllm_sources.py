@@ -119,14 +119,9 @@ class VllmFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """A stand-in has nothing to run."""
 
 
-def find_wheels(folder: Path) -> list[Path]:
-    """Returns vLLM's wheels in a folder."""
-    return sorted(folder.glob("vllm-*.whl"))
-
-
-def load(wheels: Sequence[Path]) -> None:
-    """Makes `import vllm` find the scheduler of the one wheel. Once in a process."""
-    if any(isinstance(finder, VllmFinder) for finder in sys.meta_path):
-        return
-    (wheel,) = wheels
-    sys.meta_path.insert(0, VllmFinder(wheel))
+def load(folder: Path) -> None:
+    """Makes `import vllm` find the scheduler of the one wheel in a folder. Once in a process."""
+    wheels = list(folder.glob("vllm-*.whl"))
+    if len(wheels) != 1:
+        raise FileNotFoundError(f"--vllm={folder}: give a folder with one wheel of vLLM, not {len(wheels)}")
+    sys.meta_path.insert(0, VllmFinder(*wheels))

@@ -9,8 +9,15 @@ import pytest
 import torch
 from fuzz_policy import FuzzPolicy
 from test_vllm_fuzz import Clients, check_nothing_is_lost
+from vllm_rig import Rig
 
 from cbatch import BatchShape, ConfigError, Limits, Request
+from cbatch.vllm import Adapter
+from cbatch.vllm.executor import Device
+from experiments.vllm_executor import SimulatedExecutor
+from experiments.vllm_platform import register
+from policies.chunking import Fixed
+from policies.sarathi_serve import SarathiServe
 
 
 class Costs:
@@ -29,14 +36,11 @@ def tokens(output: Any) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_the_device_samples_what_vllm_expects(asynchronous: bool, vllm_rig: Any) -> None:
+def test_the_device_samples_what_vllm_expects(asynchronous: bool) -> None:
     """With chunks, prefix hits, aborts and preempted requests that come back with their outputs."""
-    from cbatch.vllm import Adapter
-    from cbatch.vllm.executor import Device
-
     for seed in range(10):
         numbers, device = random.Random(seed), Device(Costs(), token=7)
-        rig = vllm_rig.Rig(
+        rig = Rig(
             Adapter(FuzzPolicy(seed, preempts=0.1)),
             Limits(4, 20, 60),
             24,
@@ -66,16 +70,11 @@ def test_the_device_samples_what_vllm_expects(asynchronous: bool, vllm_rig: Any)
         assert len(device._prompts) <= 1, "requests that have ended are forgotten"
 
 
-def test_an_iteration_takes_what_is_predicted_and_follows_the_one_before(vllm_rig: Any) -> None:
+def test_an_iteration_takes_what_is_predicted_and_follows_the_one_before() -> None:
     """A prompt of 20 tokens in chunks of 8, and its decodes."""
-    from cbatch.vllm import Adapter
-    from cbatch.vllm.executor import Device
-    from policies.chunking import Fixed
-    from policies.sarathi_serve import SarathiServe
-
     costs = Costs()
     device = Device(costs, token=7)
-    rig = vllm_rig.Rig(Adapter(SarathiServe(Fixed(8))), Limits(4, 20, 60), 24, 4)
+    rig = Rig(Adapter(SarathiServe(Fixed(8))), Limits(4, 20, 60), 24, 4)
     rig.scheduler.add_request(rig.request(Request(0, 20, 3)))
     ends = []
     while rig.scheduler.has_requests():
@@ -95,8 +94,6 @@ def test_an_iteration_takes_what_is_predicted_and_follows_the_one_before(vllm_ri
 
 def executor(monkeypatch: pytest.MonkeyPatch, variable: str, world_size: int = 1, num_layers: int = 32) -> Any:
     """The one that `--distributed-executor-backend` names, as vLLM makes it for a model of 4,096 wide layers."""
-    from experiments.vllm_executor import SimulatedExecutor
-
     monkeypatch.setenv("CBATCH", variable)
     made = SimulatedExecutor()
     text = SimpleNamespace(num_hidden_layers=num_layers, hidden_size=4096)
@@ -108,7 +105,7 @@ def executor(monkeypatch: pytest.MonkeyPatch, variable: str, world_size: int = 1
     return made
 
 
-def test_a_simulated_gpu_has_the_memory_of_its_profile(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulated_gpu_has_the_memory_of_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     made = executor(monkeypatch, "policy=orca hardware=h200 model=llama-3.1-8b vllm.simulate=true")
     (memory,), (layers,) = made.determine_available_memory(), made.get_kv_cache_specs()
     assert memory == pytest.approx(0.9 * 150109880320 - 2 * 8.03e9, rel=1e-3), "16 bits for each of 8.03e9 weights"
@@ -129,18 +126,14 @@ def test_a_simulated_gpu_has_the_memory_of_its_profile(vllm_rig: Any, monkeypatc
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(
-    variable: str, given: Any, said: str, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch
+    variable: str, given: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         executor(monkeypatch, variable, **given)
     assert "\n" not in str(raised.value)
 
 
-def test_only_a_variable_that_asks_for_it_takes_the_place_of_a_gpu(
-    vllm_rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from experiments.vllm_platform import register
-
+def test_only_a_variable_that_asks_for_it_takes_the_place_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, name in (
         ("policy=orca", None),
         ("policy=orca vllm.simulate=true", "experiments.vllm_platform.NoDevice"),

@@ -4,8 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.sched.interface import PauseState
+from vllm_rig import Rig
 
 from cbatch import Limits, Plan, Request, View
+from cbatch.vllm import Adapter
 from policies.chunking import Fixed
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
@@ -13,10 +17,8 @@ from policies.sarathi_serve import SarathiServe
 LIMITS = Limits(4, 64, 60)
 
 
-def rig_of(vllm_rig: Any, policy: Any, **given: Any) -> Any:
-    from cbatch.vllm import Adapter
-
-    return vllm_rig.Rig(Adapter(policy), LIMITS, 60, 4, **given)
+def rig_of(policy: Any, **given: Any) -> Any:
+    return Rig(Adapter(policy), LIMITS, 60, 4, **given)
 
 
 def add(rig: Any, *requests: Request, **attributes: Any) -> None:
@@ -38,9 +40,9 @@ def serve(rig: Any) -> list[dict[str, int]]:
     return scheduled
 
 
-def test_a_request_beyond_the_adapters_that_fit_waits_and_is_counted(vllm_rig: Any) -> None:
+def test_a_request_beyond_the_adapters_that_fit_waits_and_is_counted() -> None:
     """max_loras=1: the policy plans both requests, vLLM admits the second when the first has ended."""
-    rig = rig_of(vllm_rig, Orca())
+    rig = rig_of(Orca())
     rig.scheduler.lora_config = SimpleNamespace(max_loras=1)
     for id_ in range(2):
         add(rig, Request(id_, 10, 3), lora_request=SimpleNamespace(lora_int_id=id_ + 1))
@@ -60,11 +62,9 @@ class Image:
         return begin, end
 
 
-def test_an_image_is_encoded_when_the_plan_reaches_it(vllm_rig: Any) -> None:
+def test_an_image_is_encoded_when_the_plan_reaches_it() -> None:
     """vLLM would compute the prompt at once, and so encode its image in the first iteration."""
-    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
-
-    rig = rig_of(vllm_rig, SarathiServe(Fixed(16)))
+    rig = rig_of(SarathiServe(Fixed(16)))
     scheduler = rig.scheduler
     scheduler.max_num_encoder_input_tokens, scheduler.encoder_cache_manager = 32, EncoderCacheManager(32)
     scheduler.scheduler_config.disable_chunked_mm_input = False
@@ -98,9 +98,9 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "later"])
-def test_blocks_that_a_connector_brings_need_not_be_computed(asynchronous: bool, vllm_rig: Any) -> None:
+def test_blocks_that_a_connector_brings_need_not_be_computed(asynchronous: bool) -> None:
     """A request whose blocks are on their way is hidden from the policy until they are there."""
-    rig = rig_of(vllm_rig, Orca())
+    rig = rig_of(Orca())
     rig.scheduler.connector = Elsewhere(asynchronous)
     add(rig, Request(0, 20, 2))
     first = rig.schedule()
@@ -131,12 +131,10 @@ class Noting(Orca):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_a_steady_policy_is_asked_when_a_request_arrives_ends_or_frees_blocks(
-    asynchronous: bool, vllm_rig: Any
-) -> None:
+def test_a_steady_policy_is_asked_when_a_request_arrives_ends_or_frees_blocks(asynchronous: bool) -> None:
     """Request 1 arrives for iteration 5 and samples its last token in 6, which async frees its blocks after 7 is planned."""
     policy = Noting()
-    rig = rig_of(vllm_rig, policy, asynchronous=asynchronous)
+    rig = rig_of(policy, asynchronous=asynchronous)
     add(rig, Request(0, 10, 12))
     while rig.scheduler._planner.view.iteration < 5:
         rig.step()
@@ -147,10 +145,8 @@ def test_a_steady_policy_is_asked_when_a_request_arrives_ends_or_frees_blocks(
     assert rig.scheduler.counts.iterations == 12 and rig.scheduler.counts.short == 0
 
 
-def test_a_paused_vllm_computes_nothing_and_then_goes_on(vllm_rig: Any) -> None:
-    from vllm.v1.core.sched.interface import PauseState
-
-    rig = rig_of(vllm_rig, Noting())
+def test_a_paused_vllm_computes_nothing_and_then_goes_on() -> None:
+    rig = rig_of(Noting())
     add(rig, Request(0, 10, 9))
     for _ in range(4):
         rig.step()
@@ -172,8 +168,8 @@ class HoldsBack:
         return plan.build()
 
 
-def test_vllm_computes_decodes_alone_while_a_policy_holds_a_begun_prompt_back(vllm_rig: Any) -> None:
-    rig = rig_of(vllm_rig, HoldsBack())
+def test_vllm_computes_decodes_alone_while_a_policy_holds_a_begun_prompt_back() -> None:
+    rig = rig_of(HoldsBack())
     add(rig, Request(0, 4, 6), Request(1, 12, 1))
     alone, both = {"0": 1}, {"0": 1, "1": 4}
     assert serve(rig) == [{"0": 4, "1": 4}, alone, both, alone, both, alone]

@@ -13,9 +13,12 @@ import pytest
 from contended import LinearCost
 from fuzz_policy import FuzzPolicy
 from test_leaps import STEADY
+from vllm.v1.request import RequestStatus
+from vllm_rig import Rig
 
 from cbatch import Limits, Plan, Policy, Request, View
 from cbatch.plan_check import check_rules
+from cbatch.vllm import Adapter
 
 STOP = 3
 
@@ -60,8 +63,6 @@ class Clients:
             self.abort(numbers.choice(sorted(scheduler.requests)), rig)
 
     def abort(self, id_: str, rig: Any) -> None:
-        from vllm.v1.request import RequestStatus
-
         self.aborted.add(id_)
         rig.scheduler.finish_requests(id_, RequestStatus.FINISHED_ABORTED)
 
@@ -91,16 +92,14 @@ def run(rig: Any, numbers: random.Random) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("mode", ["strict", "fallback", "shadow"])
-def test_no_request_and_no_block_is_lost(mode: Any, num_runs: int, draw: int, vllm_rig: Any) -> None:
-    from cbatch.vllm import Adapter
-
+def test_no_request_and_no_block_is_lost(mode: Any, num_runs: int, draw: int) -> None:
     short = 0
     for seed in range(draw, draw + num_runs):
         numbers = random.Random(seed)
         policy = Checked(seed, preempts=numbers.choice((0, 0.05, 0.2)), rejects=numbers.choice((0, 0.02)))
         limits = Limits(numbers.randint(2, 6), numbers.randint(8, 64), 60)
         flags = {"asynchronous": numbers.random() < 0.6, "prefix_cache": numbers.random() < 0.5}
-        rig = vllm_rig.Rig(Adapter(policy, mode), limits, numbers.randint(16, 40), 4, **flags)
+        rig = Rig(Adapter(policy, mode), limits, numbers.randint(16, 40), 4, **flags)
         rig.sample = lambda id_: STOP if numbers.random() < 0.05 else 7  # noqa: B023 - of this run
         run(rig, numbers)
         short += rig.scheduler.counts.short
@@ -126,11 +125,7 @@ class Steady(Counted):
 
 
 @pytest.mark.parametrize("name", STEADY)
-def test_a_steady_policy_is_asked_less_and_schedules_the_same(
-    name: str, num_runs: int, draw: int, vllm_rig: Any
-) -> None:
-    from cbatch.vllm import Adapter
-
+def test_a_steady_policy_is_asked_less_and_schedules_the_same(name: str, num_runs: int, draw: int) -> None:
     num_asked = {Counted: 0, Steady: 0}
     for seed in range(draw, draw + num_runs):
         schedules = []
@@ -139,7 +134,7 @@ def test_a_steady_policy_is_asked_less_and_schedules_the_same(
             policy = kind(STEADY[name](numbers.choice((8, 16))))
             flags = {"asynchronous": numbers.random() < 0.6, "prefix_cache": numbers.random() < 0.5}
             limits = Limits(numbers.randint(2, 6), 64, 60, tile=8)
-            rig = vllm_rig.Rig(Adapter(policy, cost=LinearCost()), limits, numbers.randint(24, 60), 4, **flags)
+            rig = Rig(Adapter(policy, cost=LinearCost()), limits, numbers.randint(24, 60), 4, **flags)
             rig.sample = lambda id_, numbers=numbers: STOP if numbers.random() < 0.03 else 7
             schedules.append((run(rig, numbers), rig.scheduler.counts))
             num_asked[kind] += policy.num_asked

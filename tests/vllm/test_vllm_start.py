@@ -4,8 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm import __version__
+from vllm.v1 import kv_cache_interface as kinds
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm_rig import Rig
 
 from cbatch import BatchShape, ConfigError, Limits, Plan, PlanError, PolicyError, Request, View
+from cbatch.vllm import Adapter
+from experiments.vllm import PolicyScheduler
 
 LIMITS = Limits(4, 64, 60)
 FULL = ("FullAttentionSpec", {"block_size": 4, "num_kv_heads": 1, "head_size": 8, "dtype": "float16"})
@@ -23,9 +29,8 @@ class Broken:
         raise ValueError("no idea")
 
 
-def start(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, overrides: str, **changes: Any) -> Any:
+def start(monkeypatch: pytest.MonkeyPatch, overrides: str, **changes: Any) -> Any:
     """vLLM builds the scheduler that `--scheduler-cls` names."""
-    from experiments.vllm import PolicyScheduler
 
     def change(config: Any) -> None:
         for path, value in changes.items():
@@ -33,12 +38,12 @@ def start(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, overrides: str, **chan
             setattr(getattr(config, section) if name else config, name or section, value)
 
     monkeypatch.setenv("CBATCH", overrides)
-    return vllm_rig.Rig(None, LIMITS, 20, 4, change=change).make(PolicyScheduler)
+    return Rig(None, LIMITS, 20, 4, change=change).make(PolicyScheduler)
 
 
-def test_the_variable_chooses_policy_mode_and_predictions(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_chooses_policy_mode_and_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = "policy=qoserve chunking=slack model=llama-3.1-8b vllm.mode=fallback batch=3 policy.alpha=0.5"
-    scheduler = start(vllm_rig, monkeypatch, overrides)
+    scheduler = start(monkeypatch, overrides)
     planner = scheduler._planner
     assert planner._policy.alpha == 0.5 and planner.mode == "fallback"
     assert planner.view.limits == Limits(3, 64, 60, tile=128)
@@ -65,12 +70,12 @@ def test_the_variable_chooses_policy_mode_and_predictions(vllm_rig: Any, monkeyp
     ],
 )
 def test_settings_that_cannot_be_used(
-    overrides: str, said: str, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    overrides: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.py").write_text("class Policy:\n    def plan(self, view)\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said) as raised:
-        start(vllm_rig, monkeypatch, overrides)
+        start(monkeypatch, overrides)
     assert "\n" not in str(raised.value) and not Path("kept").exists()
 
 
@@ -84,11 +89,9 @@ def test_settings_that_cannot_be_used(
         ({"speculative_config": type("Spec", (), {"method": "eagle3"})}, "speculative decoding .eagle3."),
     ],
 )
-def test_features_that_no_plan_describes(
-    change: Any, said: str, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_that_no_plan_describes(change: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=said):
-        start(vllm_rig, monkeypatch, "policy=orca", **change)
+        start(monkeypatch, "policy=orca", **change)
 
 
 @pytest.mark.parametrize(
@@ -99,41 +102,30 @@ def test_features_that_no_plan_describes(
         ([], "0 KV cache groups"),
     ],
 )
-def test_kinds_of_kv_cache_that_no_view_describes(
-    groups: Any, said: str, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.v1 import kv_cache_interface as kinds
-
+def test_kinds_of_kv_cache_that_no_view_describes(groups: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     built = [
         kinds.KVCacheGroupSpec([str(place)], getattr(kinds, kind)(**given))
         for place, (kind, given) in enumerate(groups)
     ]
     monkeypatch.setattr(
-        vllm_rig, "KVCacheConfig", lambda blocks, tensors, _: kinds.KVCacheConfig(blocks, tensors, built)
+        "vllm_rig.KVCacheConfig", lambda blocks, tensors, _: kinds.KVCacheConfig(blocks, tensors, built)
     )
     with pytest.raises(ConfigError, match=f"cbatch cannot schedule vLLM with {said}"):
-        start(vllm_rig, monkeypatch, "policy=orca")
+        start(monkeypatch, "policy=orca")
 
 
-def test_a_seam_that_a_version_lacks(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm import __version__
-    from vllm.v1.core.sched.scheduler import Scheduler
-
+def test_a_seam_that_a_version_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Scheduler, "_mamba_block_aligned_split")
     with pytest.raises(ConfigError, match=f"vLLM {__version__}: its scheduler has no _mamba_block_aligned_split"):
-        start(vllm_rig, monkeypatch, "policy=orca")
+        start(monkeypatch, "policy=orca")
 
 
 @pytest.mark.parametrize(("policy", "error"), [(Greedy, PlanError), (Broken, PolicyError)])
-def test_modes(policy: Any, error: type[Exception], vllm_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes(policy: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that fails: strict ends the engine; in fallback and shadow mode vLLM's own rule serves the request."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    from cbatch.vllm import Adapter
-
     requests = [Request(0, 50, 3), Request(1, 50, 3)]
     for mode in ("strict", "fallback", "shadow"):
-        rig = vllm_rig.Rig(Adapter(policy(), mode), LIMITS, 40, 4)
+        rig = Rig(Adapter(policy(), mode), LIMITS, 40, 4)
         for request in requests:
             rig.scheduler.add_request(rig.request(request))
         if mode == "strict":
