@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from tiny_models import LONGEST_OUTPUT, LONGEST_PROMPT, paged_weights
 
@@ -17,6 +18,8 @@ TINY_LLAMA = ModelSpec("gpu-llama", "llama", 2, 64, 4, 2, 16, 128, 96, 512, "flo
 TINY_QWEN3 = ModelSpec("gpu-qwen3", "qwen3", 2, 64, 4, 1, 32, 128, 96, 512, "float32", tied_embeddings=True)
 TINY_NANOGPT = ModelSpec("gpu-nanogpt", "nanogpt", 2, 64, 4, 4, 16, 256, 96, 512, "float32")
 LARGE = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, rope_theta=500000.0)
+SLICE = replace(LARGE, name="slice", num_layers=6, vocab_size=32000)
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 
 
 def with_same_weights(spec: ModelSpec, folder: Path) -> ModelSpec:

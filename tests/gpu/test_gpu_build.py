@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from gpu_models import BLOCK_SIZE, CUDA, LARGE, TINY_LLAMA
@@ -29,16 +30,12 @@ def test_float32_runs_on_our_own_kernel_and_says_why() -> None:
         choose_attention(TINY_LLAMA, BLOCK_SIZE, CUDA, "flash4")
 
 
-def test_attention_is_our_own_where_it_was_asked_for() -> None:
-    choice = choose_attention(LARGE, 128, CUDA, "triton")
-    assert choice.attention.name.startswith("triton")
-    assert not choice.reason
-
-
-def test_attention_is_flash4_where_it_is_installed() -> None:
-    pytest.importorskip("flash_attn.cute")
-    choice = choose_attention(LARGE, 128, CUDA)
-    assert choice.attention.name.startswith("flash-attn-4")
+@pytest.mark.parametrize(("asked", "name"), [("triton", "triton"), ("auto", "flash-attn-4")])
+def test_attention_is_what_was_asked_for_or_flash4_where_it_is_installed(asked: Any, name: str) -> None:
+    if asked == "auto":
+        pytest.importorskip("flash_attn.cute")
+    choice = choose_attention(LARGE, 128, CUDA, asked)
+    assert choice.attention.name.startswith(name)
     assert not choice.reason
 
 
@@ -51,17 +48,21 @@ def test_sizes_that_no_kernel_takes_are_refused() -> None:
         choose_attention(replace(TINY_LLAMA, dtype="float64"), BLOCK_SIZE, CUDA)
 
 
-def test_products_of_quack_are_refused_where_they_would_not_be_used() -> None:
-    problem = r"backend\.products=quack cannot compute gpu-llama: they are of the fused models, in 16-bit floats; give"
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            Options(products="quack"),
+            r"backend\.products=quack cannot compute gpu-llama: they are of the fused models, in 16-bit floats; give",
+        ),
+        (
+            Options(last_layer="sampled", fused=False),
+            r"backend\.last_layer=sampled is of the fused models \(llama, .*\); choose one of them",
+        ),
+    ],
+)
+def test_options_that_would_not_be_used_are_refused(options: Options, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        gpu.build(TINY_LLAMA, Limits(4, 256, 64), KVSize(9, 16), Options(products="quack"))
-
-
-def test_a_last_layer_of_sampled_rows_is_refused_where_it_would_be_computed_whole() -> None:
-    options = Options(last_layer="sampled", fused=False)
-    with pytest.raises(
-        ConfigError, match=r"backend\.last_layer=sampled is of the fused models \(llama, .*\); choose one of them"
-    ):
         gpu.build(TINY_LLAMA, Limits(4, 256, 64), KVSize(9, 16), options)
 
 

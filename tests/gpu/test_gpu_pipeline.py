@@ -1,22 +1,16 @@
-"""Two stages on two GPUs: peer stores, equal bits in bfloat16, and the tokens of `generate` with any policy, loop and graphs."""
+"""Two stages on two GPUs: peer stores, equal bits in bfloat16, and clocks that agree; tokens are in `test_gpu_tokens`."""
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
-from gpu_models import BLOCK_SIZE, LARGE, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
-from poison import poisoned
-from races import check_races
+from gpu_models import BLOCK_SIZE, LARGE, SLICE, TWO_GPUS
 from schedules import UnitCost
-from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, expected_of, generated, serve
-from tiny_models import greedy_references, sampled_references
 
 from cbatch import Limits, Request, Server
 from cbatch.errors import CapacityError
 from cbatch.kv import KVSize
-from cbatch.model import ModelSpec
 from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.gpu.devices import CudaClock, choose_devices
@@ -25,11 +19,7 @@ from cbatch.runtime.options import Options
 from policies.chunking import TileAligned
 from policies.sarathi import Sarathi
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, this machine has {torch.cuda.device_count()}"
-)
-STAGES = replace(LIMITS, num_stages=2)
-SLICE = replace(LARGE, name="slice", num_layers=6, vocab_size=32000)
+pytestmark = TWO_GPUS
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "graph"])
@@ -71,37 +61,6 @@ def test_what_leaves_a_stage_arrives_on_the_other_gpu(here: int, captured: bool)
         send(torch.full((1,), 7, dtype=torch.int32, device=mine), tokens[39:])  # a batch of one: a single drawn token
         torch.cuda.synchronize(mine)
     assert tokens[38:].tolist() == [-1, 7]
-
-
-@pytest.mark.parametrize("graphs", ["off", "all"])
-@pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
-def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
-    references = greedy_references(spec)
-    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), STAGES, KV, Options(graphs=graphs))
-    for name, make in POLICIES.items():
-        for asynchronous in (False, True):
-            for num_blocks in (AMPLE, SCARCE):
-                tokens, _ = serve(executor, make(), references, num_blocks, asynchronous=asynchronous, limits=STAGES)
-                assert tokens == expected_of(references), f"{name}, asynchronous={asynchronous}, {num_blocks} blocks"
-    assert (executor.iteration.num_eager == 0) == (graphs == "all")
-    executor.close()
-
-
-@pytest.mark.parametrize("graphs", ["off", "all"])
-def test_sampled_tokens_and_a_model_that_is_not_fused(graphs: str, checkpoints: Path) -> None:
-    options = Options(graphs=graphs)  # type: ignore[arg-type]
-    references = sampled_references(TINY_LLAMA)
-    for last_layer in ("all", "sampled"):
-        chosen = replace(options, last_layer=last_layer)
-        executor = check_races(gpu.build(with_same_weights(TINY_LLAMA, checkpoints), STAGES, KV, chosen))
-        found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=STAGES)
-        executor.close()
-        assert found == expected_of(references)
-    references = generated(TINY_NANOGPT, 1, 5, 17, 40)
-    executor = check_races(gpu.build(TINY_NANOGPT, STAGES, KV, options))
-    found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=STAGES)
-    executor.close()
-    assert found == [reference.expected(1 + index) for index, reference in enumerate(references)]
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (4, 2)])

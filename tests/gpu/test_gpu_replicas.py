@@ -1,15 +1,15 @@
-"""Replicas on GPUs of their own, and stages of several ranks: the tokens of `generate`."""
+"""Replicas on GPUs of their own: the tokens of `generate`; and links, timed."""
 
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from gpu_models import LIMITS, TINY_LLAMA, TINY_QWEN3, with_same_weights
-from poison import poisoned
+from gpu_models import LIMITS, TINY_LLAMA, TWO_GPUS, with_same_weights
 from schedules import UnitCost
-from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, expected_of, serve
+from test_gpu_tokens import KV, POLICIES, expected_of
 from tiny_models import LONGEST_OUTPUT, greedy_references
 
 from cbatch import Server
@@ -21,9 +21,7 @@ from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from experiments.profile.links import TOKENS, link_times
 
-FOUND = torch.cuda.device_count()
-pytestmark = pytest.mark.skipif(FOUND < 2, reason=f"needs 2 GPUs, this machine has {FOUND}")
-four_gpus = pytest.mark.skipif(FOUND < 4, reason=f"needs 4 GPUs, this machine has {FOUND}")
+pytestmark = TWO_GPUS
 
 
 def serve_by_replicas(spec: ModelSpec, options: Options, num_gpus: int) -> None:
@@ -50,27 +48,13 @@ def serve_by_replicas(spec: ModelSpec, options: Options, num_gpus: int) -> None:
 
 
 @pytest.mark.parametrize("graphs", ["off", "all"])
-def test_replicas_serve_on_gpus_of_their_own(graphs: str, checkpoints: Path) -> None:
-    serve_by_replicas(with_same_weights(TINY_LLAMA, checkpoints), Options(graphs=graphs), 1)  # type: ignore[arg-type]
+def test_replicas_serve_on_gpus_of_their_own(graphs: Any, checkpoints: Path) -> None:
+    serve_by_replicas(with_same_weights(TINY_LLAMA, checkpoints), Options(graphs=graphs), 1)
 
 
-@four_gpus
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs 4 GPUs")
 def test_replicas_of_two_ranks(checkpoints: Path) -> None:
     serve_by_replicas(with_same_weights(TINY_LLAMA, checkpoints), Options(tensor_parallel=2), 2)
-
-
-@four_gpus
-@pytest.mark.parametrize("graphs", ["off", "all"])
-@pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
-def test_stages_of_two_ranks(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
-    references, limits = greedy_references(spec), replace(LIMITS, num_stages=2)
-    options = Options(graphs=graphs, tensor_parallel=2)  # type: ignore[arg-type]
-    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), limits, KV, options)
-    for name, make in POLICIES.items():
-        for num_blocks in (AMPLE, SCARCE):
-            tokens, _ = serve(executor, make(), references, num_blocks, asynchronous=True, limits=limits)
-            assert tokens == expected_of(references), f"{name}, {num_blocks} blocks"
-    executor.close()
 
 
 def test_links_are_timed() -> None:

@@ -1,16 +1,14 @@
-"""Two ranks on two GPUs: parts in each other's memory, equal bits on both, and the tokens of `generate` with any policy, loop and graphs."""
+"""Two ranks on two GPUs: parts in each other's memory, and equal bits on both; tokens are in `test_gpu_tokens`."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from gpu_models import BLOCK_SIZE, LARGE, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
-from poison import poisoned
-from races import check_races
+from gpu_models import BLOCK_SIZE, LARGE, LIMITS, SLICE, TINY_LLAMA, TINY_NANOGPT, TWO_GPUS, with_same_weights
 from schedules import UnitCost
-from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, expected_of, serve
-from tiny_models import Reference, greedy_references, sampled_references
+from test_gpu_tokens import KV, POLICIES, serve
+from tiny_models import Reference, greedy_references
 
 from cbatch import Limits, Request, Server
 from cbatch.errors import CapacityError, ConfigError
@@ -25,16 +23,13 @@ from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.gpu.devices import choose_devices, synchronize
 from cbatch.runtime.gpu.exchange import Exchange
 from cbatch.runtime.gpu.ranks import Steps, finish, lockstep
-from cbatch.runtime.options import LastLayer, Options
+from cbatch.runtime.options import Options
 from reproduction.bench.async_loop import kernel_shares
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, this machine has {torch.cuda.device_count()}"
-)
+pytestmark = TWO_GPUS
 RANKS = 2
 TRACED = (16, 46)
 """Iterations whose kernels are traced."""
-SLICE = replace(LARGE, name="slice", num_layers=6, vocab_size=32000)
 TWO = Options(tensor_parallel=RANKS)
 
 
@@ -118,32 +113,6 @@ def test_the_likeliest_token_of_all_shares_and_the_lowest_of_equals() -> None:
     expected = logits.argmax(-1).tolist()
     assert expected[1:3] == [77, 16000]
     assert [tokens.tolist() for tokens in out] == [expected, expected]
-
-
-@pytest.mark.parametrize("graphs", ["off", "all"])
-@pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
-def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
-    """The second model has one key-value head, which both ranks have."""
-    references = greedy_references(spec)
-    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), LIMITS, KV, replace(TWO, graphs=graphs))
-    for name, make in POLICIES.items():
-        for asynchronous in (False, True):
-            for num_blocks in (AMPLE, SCARCE):
-                tokens, _ = serve(executor, make(), references, num_blocks, asynchronous=asynchronous)
-                assert tokens == expected_of(references), f"{name}, asynchronous={asynchronous}, {num_blocks} blocks"
-    assert (executor.iteration.num_eager == 0) == (graphs == "all")
-    executor.close()
-
-
-@pytest.mark.parametrize("last_layer", ["all", "sampled"])
-@pytest.mark.parametrize("graphs", ["off", "all"])
-def test_sampled_tokens(graphs: str, last_layer: LastLayer, checkpoints: Path) -> None:
-    references = sampled_references(TINY_LLAMA)
-    options = replace(TWO, graphs=graphs, last_layer=last_layer)
-    executor = check_races(gpu.build(with_same_weights(TINY_LLAMA, checkpoints), LIMITS, KV, options))
-    found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True)
-    executor.close()
-    assert found == expected_of(references)
 
 
 def test_the_residual_stream_has_the_same_bits_on_both_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,16 @@
-"""On the GPU as on the CPU: with any policy, loop and graphs, each request gets the tokens that it gets alone."""
+"""On GPUs as on the CPU: with any policy, loop, graphs, stages and ranks, each request gets the tokens that it gets alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fuzz_policy import FuzzPolicy
 from gpu_models import BLOCK_SIZE, CUDA, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
 from poison import poisoned
+from races import check_races
 from schedules import UnitCost
 from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, plain_model, sampled_references
 
@@ -16,7 +19,7 @@ from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.request import Sampling
 from cbatch.runtime.gpu import build as gpu
-from cbatch.runtime.options import Options
+from cbatch.runtime.options import LastLayer, Options
 from policies.chunking import Fixed, TileAligned
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -58,52 +61,73 @@ def serve(
     return [request.output for request in requests], sum(request.num_preemptions for request in requests)
 
 
+def needing(num_gpus: int, *values: object) -> Any:
+    """Values of a parameter for which a machine needs that many GPUs."""
+    few = torch.cuda.device_count() < num_gpus
+    return pytest.param(*values, marks=pytest.mark.skipif(few, reason=f"needs {num_gpus} GPUs"), id=f"{values}")
+
+
+LAYOUTS = [needing(stages * ranks, stages, ranks) for stages, ranks in ((1, 1), (2, 1), (1, 2), (2, 2))]
+
+
+@pytest.mark.parametrize(("num_stages", "num_ranks"), LAYOUTS)
 @pytest.mark.parametrize("graphs", ["off", "decode", "all"])
 @pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
-def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
+def test_every_policy_gives_the_tokens_of_generate(
+    spec: ModelSpec, graphs: Any, num_stages: int, num_ranks: int, checkpoints: Path
+) -> None:
+    """The second model has one key-value head, which both ranks have."""
     references = greedy_references(spec)
-    expected = expected_of(references)
-    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs))
+    limits, options = replace(LIMITS, num_stages=num_stages), Options(graphs=graphs, tensor_parallel=num_ranks)
+    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), limits, KV, options)
     for name, make in POLICIES.items():
         for asynchronous in (False, True):
             for num_blocks in (AMPLE, SCARCE):
-                tokens, preemptions = serve(executor, make(), references, num_blocks, asynchronous=asynchronous)
-                assert tokens == expected, f"{name}, asynchronous={asynchronous}, {num_blocks} blocks"
-                if num_blocks == SCARCE and name in ("prefill_first", "sarathi_serve"):
-                    assert preemptions > 0
-    if graphs == "all":
-        assert executor.iteration.num_eager == 0
-    if graphs == "off":
-        assert executor.iteration.num_replayed == 0
+                tokens, preemptions = serve(
+                    executor, make(), references, num_blocks, asynchronous=asynchronous, limits=limits
+                )
+                what = f"{name}, asynchronous={asynchronous}, {num_blocks} blocks"
+                assert tokens == expected_of(references), what
+                if num_stages == 1 and num_blocks == SCARCE and name in ("prefill_first", "sarathi_serve"):
+                    assert preemptions > 0, what
+    executor.close()
+    assert (executor.iteration.num_eager == 0) == (graphs == "all")
+    assert (executor.iteration.num_replayed == 0) == (graphs == "off")
 
 
+@pytest.mark.parametrize(("num_stages", "num_ranks"), LAYOUTS)
+@pytest.mark.parametrize("last_layer", ["all", "sampled"])
 @pytest.mark.parametrize("graphs", ["off", "all"])
-@pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
-def test_sampled_tokens_do_not_depend_on_the_batch(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
-    references = sampled_references(spec)
-    expected = expected_of(references)
-    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs))
-    for make in (Orca, POLICIES["sarathi"], POLICIES["fuzz"]):
-        for asynchronous in (False, True):
-            assert serve(executor, make(), references, AMPLE, asynchronous=asynchronous)[0] == expected
-
-
-@pytest.mark.parametrize("graphs", ["off", "all"])
-def test_a_last_layer_of_sampled_rows_changes_no_token(graphs: str, checkpoints: Path) -> None:
-    references = greedy_references(TINY_QWEN3)
-    options = Options(graphs=graphs, last_layer="sampled")  # type: ignore[arg-type]
-    executor = poisoned(gpu.build, with_same_weights(TINY_QWEN3, checkpoints), LIMITS, KV, options)
+@pytest.mark.parametrize("make_references", [sampled_references, greedy_references])
+def test_tokens_do_not_depend_on_the_last_layer(
+    make_references: Callable[[ModelSpec], list[Reference]],
+    graphs: Any,
+    last_layer: LastLayer,
+    num_stages: int,
+    num_ranks: int,
+    checkpoints: Path,
+) -> None:
+    """Of all rows or of the sampled ones. Every access is checked for races."""
+    spec = TINY_LLAMA if make_references is sampled_references else TINY_QWEN3
+    limits = replace(LIMITS, num_stages=num_stages)
+    options = Options(graphs=graphs, last_layer=last_layer, tensor_parallel=num_ranks)
+    executor = check_races(gpu.build(with_same_weights(spec, checkpoints), limits, KV, options))
+    references = make_references(spec)
     for name in ("orca", "sarathi", "fuzz"):
-        tokens, _ = serve(executor, POLICIES[name](), references, SCARCE, asynchronous=True)
-        assert tokens == expected_of(references), name
+        for asynchronous in (False, True):
+            tokens, _ = serve(executor, POLICIES[name](), references, SCARCE, asynchronous=asynchronous, limits=limits)
+            assert tokens == expected_of(references), name
+    executor.close()
 
 
+@pytest.mark.parametrize("num_stages", [needing(1, 1), needing(2, 2)])
 @pytest.mark.parametrize("graphs", ["off", "all"])
-def test_a_model_that_is_not_fused(graphs: str) -> None:
-    references = generated(TINY_NANOGPT, 1, 5, 17, 40)
-    executor = poisoned(gpu.build, TINY_NANOGPT, LIMITS, KV, Options(graphs=graphs))
-    expected = [reference.expected(1 + index) for index, reference in enumerate(references)]
-    assert serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True)[0] == expected
+def test_a_model_that_is_not_fused(graphs: Any, num_stages: int) -> None:
+    references, limits = generated(TINY_NANOGPT, 1, 5, 17, 40), replace(LIMITS, num_stages=num_stages)
+    executor = poisoned(gpu.build, TINY_NANOGPT, limits, KV, Options(graphs=graphs))
+    tokens, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=limits)
+    executor.close()
+    assert tokens == expected_of(references)
 
 
 def generated(spec: ModelSpec, *lengths: int) -> list[Reference]:
@@ -134,7 +158,7 @@ def test_an_iteration_beyond_the_graphs_runs_and_is_counted(checkpoints: Path) -
     executor = gpu.build(spec, limits, KV)
     references = greedy_references(TINY_LLAMA)[-4:]
     tokens, _ = serve(executor, Orca(), references, AMPLE, asynchronous=True)
-    assert tokens == [reference.expected(1 + index) for index, reference in enumerate(references)]
+    assert tokens == expected_of(references)
     assert executor.iteration.num_eager > 0
     assert executor.iteration.num_replayed > 0
     torch.cuda.synchronize()
