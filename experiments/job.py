@@ -7,9 +7,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from multiprocessing import current_process
@@ -19,10 +18,10 @@ from typing import Any, NamedTuple
 from cbatch import ConfigError
 from experiments.objective import known_figures, may_exist, no_such_figure, objective_of
 from experiments.serve import serve
-from experiments.settings.compose import MULTIRUN, Composed
+from experiments.settings.compose import MULTIRUN
 from experiments.settings.error_lines import one_line
 from experiments.settings.identity import identity
-from experiments.settings.settings import Settings, read_settings
+from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished, run_folders
 from experiments.store.sources import differences, sources_of
@@ -51,7 +50,7 @@ class Command(NamedTuple):
     """
 
     config: str = "config"
-    read: Callable[[Mapping[str, Any], Sequence[str], Mapping[str, str]], Any] = read_settings
+    read: Callable[[Composed], Any] = read_settings
     serve: Callable[..., dict[str, Any]] = serve
     read_finished: Callable[[Path, Mapping[str, Any]], dict[str, Any] | None] = read_finished
     folders: Callable[[Path], list[Path]] = run_folders
@@ -73,7 +72,7 @@ def read_checked(command: Command, composed: Composed) -> Settings:
     Raises:
         CbatchError: as `Command.read`; no run has the figure that `objective` names; a file of the workload does not exist.
     """
-    settings: Settings = command.read(composed.keys, composed.overrides, composed.choices)
+    settings: Settings = command.read(composed)
     objective = settings.objective
     if objective is not None and not may_exist(objective) and not objective.startswith(command.figures or ("/",)):
         raise ConfigError(no_such_figure(f"objective={objective}", known_figures()))
@@ -118,8 +117,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
     _leave_interrupts_to_the_launcher()
     name = folder_name(composed.name)
     try:
-        settings: Settings = command.read(composed.keys, composed.overrides, composed.choices)
-        settings = replace(settings, number=composed.number)
+        settings: Settings = command.read(composed)
         summary = _finish(command, settings, sweep / name, alone)
         return None if settings.objective is None else objective_of(summary, settings.objective)
     except BrokenPipeError:
@@ -188,7 +186,7 @@ def _output_folder(output: str) -> Path:
 
 def _other_code(summary: Mapping[str, Any], settings: Settings) -> str:
     """Returns what differs between the code and files that made a run and those of now, in words."""
-    return differences(summary["about"].get("code"), sources_of(settings.composed))
+    return differences(summary["about"].get("code"), sources_of(settings.composed.keys))
 
 
 def _by(changed: str) -> str:

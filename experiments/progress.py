@@ -26,7 +26,7 @@ def progress(
 
     With "auto" the bar shows if stderr is a terminal; if it is not, and the run may take long, `say` gets a line instead.
     """
-    if not _shown(setting):
+    if not (setting == "on" or (setting == "auto" and sys.stderr.isatty())):
         if setting == "auto" and not (simulated and num_requests < _MANY):
             say(f"serving {num_requests:,} requests; progress=on shows how far it is")
         yield lambda engine, to_come=0: None
@@ -36,18 +36,6 @@ def progress(
     layout = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
     with tqdm(total=num_requests, bar_format=layout, delay=_DELAY, mininterval=0, miniters=0, leave=False) as bar:
         yield _Watch(bar)
-
-
-def loading_bars(setting: Setting) -> None:
-    """Hides the bars that `transformers` shows while it loads a checkpoint, unless bars are wanted."""
-    from transformers.utils import logging
-
-    if not _shown(setting):
-        logging.disable_progress_bar()
-
-
-def _shown(setting: Setting) -> bool:
-    return setting == "on" or (setting == "auto" and sys.stderr.isatty())
 
 
 class _Watch:

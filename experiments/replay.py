@@ -26,7 +26,7 @@ from experiments.settings.compose import compose_run
 from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.settings.hardware import cost_model
 from experiments.settings.overrides import check_effects, check_recorded, key_of
-from experiments.settings.settings import PLANS_BY, Keys, Recipe, Settings, read_settings
+from experiments.settings.settings import PLANS_BY, Composed, Keys, Recipe, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
 from experiments.store.sources import differences, sources_of
@@ -58,7 +58,7 @@ def _replay(run_folder: str, *overrides: str) -> int:
         print(f"the recorded run ended here: {error}\n")
     print(found.text(folder))
     code = (read_summary(folder) or {"about": {}})["about"].get("code")
-    if code and (changed := differences(code, sources_of(settings.composed))):
+    if code and (changed := differences(code, sources_of(settings.composed.keys))):
         print(f"\nchanged since the recording: {changed}")
     return 1 if found.num_different else 0
 
@@ -140,7 +140,7 @@ def _settings(folder: Path) -> Settings:
         raise ReplayError(f"{folder / CONFIG}: does not hold a run's settings; give the folder of a run")
     defaults: Any = OmegaConf.load(CONFIG_FOLDER / "config.yaml")
     newer = {field.name for field in fields(Keys)} - keys.keys()
-    return read_settings({**keys, **{key: defaults[key] for key in newer}})
+    return read_settings(Composed({**keys, **{key: defaults[key] for key in newer}}))
 
 
 def _policy(file: DecisionsFile, overrides: Sequence[str]) -> Recipe:

@@ -20,16 +20,14 @@ from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
 from experiments.progress import progress
-from experiments.settings.assemble import Run, assemble
+from experiments.settings.assemble import Run, assemble, bounds_of
 from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.settings.identity import identity
 from experiments.settings.settings import Settings
 from experiments.store.csv_tables import StreamedTables
-from experiments.store.notes import origin_of
 from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary
 from experiments.store.sources import sources_of
-from experiments.trials.rates import at_load, bounds_of
 from experiments.workloads.drawn import Drawn
 
 
@@ -49,13 +47,12 @@ def serve(
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
     began = time.perf_counter()
-    resolved = at_load(settings)
-    run = assemble(resolved, say)
-    bounds = bounds_of(run) if run.settings.bounds else None
-    sources = sources_of(settings.composed)
-    _say_chosen(run, say)
-    depends_on = identity(settings)
-    with open_run_folder(folder, settings.composed, depends_on, lambda: _facts(run), replace=replace):
+    run = assemble(settings, say)
+    bounds = bounds_of(run) if settings.bounds else None
+    if run.chosen:
+        say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
+    origin = origin_of_run(settings)
+    with open_run_folder(folder, settings.composed.keys, origin["identity"], lambda: _facts(run), replace=replace):
         try:
             record = _run(run, folder, say, bar)
         except UnmeasuredError as error:
@@ -63,35 +60,20 @@ def serve(
 
             say(f"view.cost: measuring this CPU with model={error.spec.name}, once, into {cpu_profile(error.spec)}")
             measure_cpu(error.spec)
-            began, run = time.perf_counter(), assemble(resolved)
+            began, run = time.perf_counter(), assemble(settings)
             record = _run(run, folder, say, bar)
         requests = run.streamed.run.served() if run.streamed else collect_served(record)
         figures = figures_of(run, record, requests)
         if bounds is not None:
             figures["regret"] = regret(run.requests, requests, bounds)
-        about = {
-            "identity": depends_on,
-            **about_run(run),
-            "load": _load(settings, resolved),
-            "mean_waiting": requests.mean_waiting,
-            "code": sources,
-            "wall_seconds": time.perf_counter() - began,
-        }
-        title = f"{about['policy']}, {origin_of(about)}" if run.settings.timeline else None
-        summary = {"about": about, **figures}
-        if run.streamed:
-            write_summary(folder, summary)
-        else:
-            tables, decode = run.settings.tables, _decoder(run)
-            write_results(folder, record, requests, summary, tables=tables, timeline_title=title, decode=decode)
+        load = None if run.rate is None else {"load": settings.workload.load, "rate": run.rate}
+        measured = {"load": load, "mean_waiting": requests.mean_waiting, "wall_seconds": time.perf_counter() - began}
+        summary = {"about": about_run(run) | origin | measured, **figures}
+        if settings.tables and not run.streamed:
+            write_results(folder, record, requests, summary, timeline=settings.timeline, decode=_decoder(run))
+        write_summary(folder, summary)
         gc.unfreeze()
     return summary
-
-
-def _load(settings: Settings, resolved: Settings) -> dict[str, Any] | None:
-    """Returns the load of a run and its rate in requests per second; None without a load."""
-    rate = getattr(resolved.workload, "rate", None)
-    return None if resolved is settings else {"load": settings.workload.load, "rate": rate}
 
 
 def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> dict[str, Any]:
@@ -167,7 +149,7 @@ def _decisions_of(run: Run, folder: Path) -> AbstractContextManager[None]:
 
     if run.settings.hardware == CPU and (measured := cpu_profile(run.spec)).is_file():
         copy(measured, folder / PROFILE)  # for a replay on another machine
-    return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, run.settings.overrides)
+    return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, run.settings.composed.overrides)
 
 
 def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
@@ -180,42 +162,36 @@ def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
     return decode
 
 
-def _say_chosen(run: Run, say: Callable[[str], None]) -> None:
-    if run.chosen:
-        say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
+def origin_of_run(settings: Settings) -> dict[str, Any]:
+    """Returns what a run depends on, and the code that makes it."""
+    return {"identity": identity(settings), "code": sources_of(settings.composed.keys)}
 
 
 def about_run(run: Run) -> dict[str, Any]:
     """Returns the origin of the figures: what was chosen, the hardware, the versions."""
-    settings, workload = run.settings, run.settings.choices.get("workload", "").partition("(")[0]
+    settings, composed, record = run.settings, run.settings.composed, run.engine.record
+    workload = composed.choices.get("workload", "external").partition("(")[0]
+    execution = run.backend.facts(run.engine.executor, run.cost, settings.runtime.asynchronous)
+    if record.stages:  # of a real pipeline; a simulated one keeps its own account
+        execution["stages"] = [asdict(account) for account in account_stages(record)]
+    limits = {"batch": run.limits.max_batch, "tokens": run.limits.max_tokens}
     return {
         "policy": repr(settings.policy),
         "chunk": settings.chunk,
-        "workload": workload if workload not in ("", "external") else name_of_class(type(settings.workload)),
+        "workload": workload if workload != "external" else name_of_class(type(settings.workload)),
         "model": run.spec.name,
         "runtime": settings.runtime.name,
         "backend": run.backend.name,
         "simulated": run.backend.simulated,
         "hardware": run.backend.hardware(run.cost.profile),
-        "execution": run.backend.facts(run.engine.executor, run.cost, settings.runtime.asynchronous)
-        | _stages(run.engine.record),
-        "limits": {
-            "batch": run.limits.max_batch,
-            "tokens": run.limits.max_tokens,
-            "kv_blocks": run.kv.num_blocks,
-            "block_size": run.kv.block_size,
-        },
+        "execution": execution,
+        "limits": {**limits, "kv_blocks": run.kv.num_blocks, "block_size": run.kv.block_size},
         "chosen": run.chosen,
         "requests": len(run.requests),
         "output_lengths_known": run.totals.lengths_known,  # to policies, by `max_new_tokens`
-        "overrides": list(settings.overrides),
-        "number": settings.number,
+        "overrides": list(composed.overrides),
+        "number": composed.number,
         "date": now(),
         "commit": commit(),
         "versions": versions(),
     }
-
-
-def _stages(record: RunRecord) -> dict[str, Any]:
-    """Returns the seconds of each stage of a real pipeline by cause; a simulated one keeps its own account."""
-    return {"stages": [asdict(account) for account in account_stages(record)]} if record.stages else {}

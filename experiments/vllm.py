@@ -26,7 +26,7 @@ from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
 from experiments.settings.hardware import cost_model
 from experiments.settings.overrides import check_given_once, values_by_key
-from experiments.settings.settings import GROUPS, Settings, read_settings
+from experiments.settings.settings import GROUPS, Composed, Settings, read_settings
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import CONFIG, DECISIONS
 
@@ -87,7 +87,7 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     if "model" not in values and _predicts(settings.policy):
         raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
     batch = settings.batch if "batch" in values else None
-    recorder = None if keys.record is None else _recorder(Path(keys.record), settings, overrides)
+    recorder = None if keys.record is None else _recorder(Path(keys.record), settings.composed)
     adapter = Adapter(settings.policy(), keys.mode, batch=batch, patience=settings.patience, recorder=recorder)
     if "model" not in values:
         return adapter
@@ -127,15 +127,15 @@ def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Key
             raise ConfigError(f"{key}: no such key; did you mean vllm.{key}?")
         if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
             raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
-    config = compose(*overrides, name="vllm").keys
+    config = dict(compose(*overrides, name="vllm").keys)
     keys = read(Keys, config.pop("vllm"), "vllm.")
-    return values, keys, read_settings(config)
+    return values, keys, read_settings(Composed(config, overrides))
 
 
-def _recorder(folder: Path, settings: Settings, overrides: Sequence[str]) -> DecisionsWriter:
+def _recorder(folder: Path, composed: Composed) -> DecisionsWriter:
     """Writes config.yaml, and returns what writes the decisions next to it."""
     if (folder / DECISIONS).exists():
         raise ConfigError(f"vllm.record={folder}: holds a recording; give another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(yaml.safe_dump(dict(settings.composed), sort_keys=False), encoding="utf-8")
-    return DecisionsWriter(folder / DECISIONS, [text for text in overrides if not text.startswith("vllm.")])
+    (folder / CONFIG).write_text(yaml.safe_dump(dict(composed.keys), sort_keys=False), encoding="utf-8")
+    return DecisionsWriter(folder / DECISIONS, [text for text in composed.overrides if not text.startswith("vllm.")])

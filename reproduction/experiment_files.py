@@ -5,9 +5,9 @@ from functools import cache
 from typing import Any
 
 from cbatch import ConfigError
-from experiments.settings.compose import Composed, compose
+from experiments.settings.compose import compose
 from experiments.settings.error_lines import CONFIG_FOLDER
-from experiments.settings.settings import read_settings
+from experiments.settings.settings import Composed, read_settings
 from experiments.workloads import Workload
 
 FOLDER = CONFIG_FOLDER / "experiment"
@@ -36,7 +36,7 @@ def swept_numbers(name: str, key: str) -> list[float]:
 
 def workload(name: str) -> Workload:
     """Returns the workload of the experiment."""
-    return read_settings(composed(name)).workload
+    return read_settings(_composed(name)).workload
 
 
 @cache

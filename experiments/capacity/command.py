@@ -17,15 +17,12 @@ from experiments.capacity.definitions import Rule
 from experiments.capacity.estimate import Shares, by_replication, estimate_alone
 from experiments.capacity.folder import RESULT, open_simulations
 from experiments.capacity.search import LEAST, Capacity, Goal, Search, shares_of
-from experiments.capacity.simulation import simulate
-from experiments.serve import about_run
-from experiments.settings.assemble import assemble
-from experiments.settings.identity import identity
+from experiments.capacity.simulation import replicate, simulate
+from experiments.serve import about_run, origin_of_run
+from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.settings import Keys, Settings
 from experiments.store.intervals import CONFIDENCE
 from experiments.store.provenance import write_json
-from experiments.store.sources import sources_of
-from experiments.trials.rates import bounds_together, replicate
 from experiments.trials.replications import natural_rate, num_recorded
 
 _REQUESTS, _PIECES = 2000, 20
@@ -85,17 +82,14 @@ def measure(
         raise ConfigError(f"bounds=true: {problem}; give definition=joint, or bounds=false")
     natural_rate(settings.workload, goal.requests)  # raises if the workload has no rate
     run = assemble(replicate(settings, 0, 1.0, goal.requests))
-    code, keys = sources_of(settings.composed), identity(settings)
-    about = {
-        **about_run(run),
-        "identity": keys,
-        "slo": slo_text(settings.choices.get("slo", "none"), settings.overrides),
-        "code": code,
-    }
+    origin, composed = origin_of_run(settings), settings.composed
+    about = {**about_run(run), **origin, "slo": slo_text(composed.choices.get("slo", "none"), composed.overrides)}
     cores = (os.cpu_count() or 1) if bar else 1  # without a bar, a launcher runs other searches beside this one
     work, others = partial(simulate, settings, rule), settings.other_code == "keep"
     cores = cores if settings.cores == "auto" else settings.cores
-    with open_simulations(folder, keys, code, work, cores=cores, other_code=others) as simulations:
+    with open_simulations(
+        folder, origin["identity"], origin["code"], work, cores=cores, other_code=others
+    ) as simulations:
         if simulations.resumed:
             say(f"{simulations.resumed} simulations of an earlier search are kept")
         search = Search(goal, simulations, say)
@@ -114,7 +108,8 @@ def measure(
         summary = {"about": about, "capacity": figures, "curves": curves, "by_replication": owed}
         if settings.bounds:
             summary["regret"] = _regret(capacity, settings)
-        write_json(folder / RESULT, {**summary, "settings": dict(settings.composed)})  # last: says that it is complete
+        keys = dict(composed.keys)
+        write_json(folder / RESULT, {**summary, "settings": keys})  # last: says that it is complete
     return summary
 
 

@@ -3,11 +3,12 @@
 import time
 from typing import NamedTuple
 
+from cbatch import ConfigError
 from cbatch.results.metrics import collect_served
 from experiments.capacity.definitions import Count, Rule, select
-from experiments.settings.assemble import assemble
+from experiments.settings.assemble import assemble, with_workload
 from experiments.settings.settings import Settings
-from experiments.trials.rates import replicate
+from experiments.trials.replications import Replication
 
 
 class Outcome(NamedTuple):
@@ -25,6 +26,17 @@ class Outcome(NamedTuple):
     in_system: float
     seconds: float
     outside: int = 0
+
+
+def replicate(settings: Settings, number: int, rate: float, num_requests: int) -> Settings:
+    """Returns the settings of the run that serves one replication at one rate.
+
+    Raises:
+        ConfigError: the workload has a load, which gives it a rate already.
+    """
+    if (load := getattr(settings.workload, "load", None)) is not None:
+        raise ConfigError(f"workload.load={load}: has no effect here, as the rate is varied; leave it out")
+    return with_workload(settings, Replication(settings.workload, number, rate, num_requests))
 
 
 def simulate(settings: Settings, rule: Rule, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:

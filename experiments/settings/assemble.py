@@ -1,19 +1,23 @@
-"""From resolved settings to a server, a policy and requests. All automatic choices are made, and noted, here."""
+"""From settings to a server, a policy and requests. All automatic choices are made, and noted, here."""
 
+import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Request, Server
+from cbatch.bounds import Bounds, minorants_of
 from cbatch.cluster import Cluster, ReplicatedServer
 from cbatch.policy import check_policy
 from cbatch.results.service import NO_CLIENT
 from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest
-from experiments.progress import loading_bars
 from experiments.settings.backend import Backend
-from experiments.settings.settings import Settings
+from experiments.settings.settings import Composed, Recipe, Settings
 from experiments.store.csv_tables import StreamedTables
+from experiments.trials.replications import Replication, Together, num_recorded
+from experiments.workloads import TraceReplay, Workload
 from experiments.workloads.drawn import Drawn, Totals, totals_of
 
 LARGE = 1e9
@@ -35,7 +39,8 @@ class Run:
 
     engine: has the requests submitted, unless the run streams; one engine of `server`, or one per replica.
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
-    totals: of the requests. streams: whether they are to be submitted as they arrive; the engine then has none yet.
+    rate: requests per second of a workload with a load. totals: of the requests.
+    streams: whether the requests are to be submitted as they arrive; the engine then has none yet.
     streamed: the tables that are written meanwhile, once that has begun.
     """
 
@@ -48,6 +53,7 @@ class Run:
     server: Server[Any] | ReplicatedServer
     engine: Engine | Cluster
     requests: Sequence[Request]
+    rate: float | None
     totals: Totals
     streams: bool
     chosen: dict[str, str] = field(default_factory=dict)
@@ -78,10 +84,8 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     if here not in (there, there.partition(",")[0]):
         chosen["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
     policy = settings.policy()
-    if (load := getattr(settings.workload, "load", None)) is not None:
-        raise ConfigError(f"workload.load={load}: has no effect on this command; leave it out, and give a rate")
-
-    requests = settings.workload.requests(backend.vocabulary(spec))
+    workload, rate = _at_load(settings, chosen)
+    requests = workload.requests(backend.vocabulary(spec))
     once = settings.stream == "on" or (settings.stream == "auto" and len(requests) > MANY)
     totals = totals_of(requests.stream() if once and isinstance(requests, Drawn) else requests)
     _check_metrics(settings, totals, len(requests))
@@ -91,7 +95,9 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
     if not backend.simulated:
         backend.check_fits(spec, limits, kv)
-        loading_bars(settings.progress)
+        from transformers.utils import logging  # loaded only where needed
+
+        logging.disable_progress_bar()
         if spec.weight_bytes >= LARGE:
             kind = "random weights" if spec.path is None else f"weights from {spec.path}"
             say(f"loading {spec.name} on {backend.hardware(profile)}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
@@ -108,7 +114,7 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     except BaseException:
         server.close()
         raise
-    return Run(settings, backend, cost, spec, limits, kv, server, engine, requests, totals, streams, chosen)
+    return Run(settings, backend, cost, spec, limits, kv, server, engine, requests, rate, totals, streams, chosen)
 
 
 def _check_metrics(settings: Settings, totals: Totals, num_requests: int) -> None:
@@ -170,3 +176,80 @@ def _kv_size(
         remedy = "raise kv_tokens" if settings.kv_tokens else "choose a smaller model, or lower block_size"
         raise ConfigError(f"kv_tokens={kv_tokens} is less than one block of block_size={block_size}; {remedy}")
     return KVSize(kv_tokens // block_size, block_size)
+
+
+def bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds]:
+    """Returns what computes the lower bounds of some of a run's requests. Raises ConfigError where they are not valid."""
+    lines, replicas = minorants_of(run.cost, run.limits), run.cost.topology.replicas
+
+    def bounds(requests: Sequence[Request]) -> Bounds:
+        return Bounds(requests, lines, run.limits, run.kv.num_tokens, replicas)
+
+    bounds(run.requests)  # raises before anything is served
+    return bounds
+
+
+def bounds_together(settings: Settings, replications: int, num_requests: int) -> Bounds:
+    """Returns the lower bounds of the requests of several replications. Raises as `bounds_of`."""
+    run = assemble(with_workload(settings, Together(settings.workload, replications, num_requests)))
+    return bounds_of(run)(run.requests)
+
+
+def with_workload(settings: Settings, workload: Any) -> Settings:
+    """Returns the settings of a run that serves a workload and keeps only its record."""
+    return replace(settings, workload=workload, timeline=False, decisions=False, stream="off")
+
+
+def _at_load(settings: Settings, chosen: dict[str, str]) -> tuple[Any, float | None]:
+    """Returns the replication that `workload.load` and `workload.seed` describe, and its rate; without a load, the workload.
+
+    The rate is the load times the highest rate that any policy can sustain on the replications 0 to `workload.replications` - 1
+    together: all policies, seeds and objectives have the same rate.
+
+    Raises:
+        ConfigError: the backend is not simulated, the workload has no rate, or too few requests for its replications.
+    """
+    load = getattr(settings.workload, "load", None)
+    if load is None:
+        return settings.workload, None
+    if not settings.backend.simulated:
+        problem = f"workload.load={load}: is a share of a simulated rate, unknown for backend={settings.backend.name}"
+        raise ConfigError(f"{problem}; give backend=sim, or a rate")
+    workload, number, num_requests = _replication_of(settings.workload)
+    without = _without_policy(settings, workload)
+    highest = _highest_rate(pickle.dumps(without), settings.workload.replications, num_requests)
+    chosen["rate"] = f"{load * highest:.4g} (load {load:g} of at most {highest:.4g} requests/s)"
+    return Replication(workload, number, load * highest, num_requests), load * highest
+
+
+def _replication_of(workload: Workload) -> tuple[Workload, int, int]:
+    """Returns a workload without a load, which of its replications the settings describe, and their number of requests."""
+    plain, pieces = replace(workload, load=None, replications=1), workload.replications
+    if not isinstance(plain, TraceReplay):
+        if plain.num_requests is None:
+            raise ConfigError(f"workload.load={workload.load}: needs a number of requests; give workload.num_requests=")
+        return replace(plain, seed=0), workload.seed, plain.num_requests
+    whole = replace(plain, num_requests=None)
+    recorded = num_recorded(whole) or 0
+    if not recorded // pieces:
+        raise ConfigError(f"workload.replications={pieces}: the trace has {recorded} requests; give fewer replications")
+    num_requests = min(plain.num_requests or recorded, recorded // pieces)
+    if pieces == 1:
+        return whole, 0, num_requests
+    if workload.seed >= pieces:
+        problem = f"workload.seed={workload.seed}: selects one of workload.replications={pieces} pieces of the trace"
+        raise ConfigError(f"{problem}; give at most {pieces - 1}")
+    return replace(whole, seed=0), workload.seed, num_requests
+
+
+def _without_policy(settings: Settings, workload: Workload) -> Settings:
+    """Returns settings that are equal for all policies and objectives."""
+    workload, policy = replace(workload, slo=None, tiers=None), Recipe({"_target_": "policies.orca.Orca"})
+    others: dict[str, Any] = {"composed": Composed({}), "chosen": {}, "sweep": "", "output": None}
+    return replace(settings, policy=policy, workload=workload, **others)
+
+
+@lru_cache(maxsize=16)
+def _highest_rate(pickled: bytes, replications: int, num_requests: int) -> float:
+    """pickled: settings, which cannot be hashed."""
+    return bounds_together(pickle.loads(pickled), replications, num_requests).rate

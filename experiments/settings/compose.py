@@ -5,7 +5,7 @@ Errors of Hydra become a ConfigError of one line here, where the overrides that 
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from cbatch import ConfigError
 from experiments.settings.choices import with_arguments
 from experiments.settings.error_lines import CONFIG_FOLDER, explain
 from experiments.settings.overrides import key_of
-from experiments.settings.settings import Settings, read_settings
+from experiments.settings.settings import Composed, Settings, read_settings
 
 VERSION = "1.3"
 MULTIRUN = "multirun.yaml"
@@ -37,26 +37,9 @@ MULTIRUN = "multirun.yaml"
 _COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
 
 
-@dataclass(frozen=True)
-class Composed:
-    """What Hydra composed for one run.
-
-    keys: of the run, resolved. overrides: of its command line. name: of its folder in a sweep, before it is shortened.
-    swept: the values that its experiment sweeps, by key; those of `keys` are the defaults. number: the run's place in its sweep.
-    """
-
-    keys: dict[str, Any]
-    overrides: Sequence[str]
-    name: str
-    swept: Mapping[str, str]
-    choices: Mapping[str, str]
-    number: int | None = None
-
-
 def compose_run(*overrides: str) -> Settings:
     """Composes and reads the settings of one run of `experiments.run`."""
-    composed = compose(*overrides)
-    return read_settings(composed.keys, composed.overrides, composed.choices)
+    return read_settings(compose(*overrides))
 
 
 def compose(*overrides: str, name: str = "config") -> Composed:
@@ -174,7 +157,7 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     with open_dict(config):
         del config["hydra"]
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return Composed(keys, overrides, name, swept, choices, number)
+    return Composed(keys, overrides, choices, name, number, swept)
 
 
 def _swept(config: DictConfig) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from cbatch.described import name_of_class
 from experiments.settings.settings import Settings
 
-_NO_VALUES = ("policy", "chosen", "composed", "overrides", "choices", "number")
+_NO_VALUES = ("policy", "chosen", "composed")
 _OURS = ("cbatch", "experiments", "policies")
 
 
@@ -21,7 +21,7 @@ def identity(settings: Settings) -> dict[str, Any]:
     columns = {"policy": repr(settings.policy), **dict(_columns("policy", section, {}))}
     for field in fields(settings):
         if field.name not in (*_NO_VALUES, *settings.without_effect):
-            given = settings.composed.get(field.name)
+            given = settings.composed.keys.get(field.name)
             columns.update(_columns(field.name, getattr(settings, field.name), given))
     return columns
 

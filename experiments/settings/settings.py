@@ -127,12 +127,28 @@ class Recipe:
         return describe(kind.__name__, arguments)
 
 
+@dataclass(frozen=True)
+class Composed:
+    """What Hydra composed for one run.
+
+    keys: of the run, resolved. overrides: of its command line. choices: the option of each group.
+    name: of its folder in a sweep, before it is shortened. number: its place in its sweep.
+    swept: the values that its experiment sweeps, by key; those of `keys` are the defaults.
+    """
+
+    keys: Mapping[str, Any]
+    overrides: Sequence[str] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    number: int | None = None
+    swept: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings(Keys):
     """Everything that a run is told.
 
-    chosen: what each `auto` of a group was resolved to, and why, by key. composed: all keys as Hydra resolved them, for config.yaml.
-    overrides: of the command line, for the record. choices: the option of each group. number: the run's place in its sweep.
+    chosen: what each `auto` of a group was resolved to, and why, by key. composed: what the settings were read from.
     """
 
     policy: Recipe
@@ -141,10 +157,7 @@ class Settings(Keys):
     runtime: Runtime
     backend: Backend
     chosen: Mapping[str, str] = field(compare=False)
-    composed: Mapping[str, Any] = field(compare=False, repr=False)
-    overrides: Sequence[str] = field(default=(), compare=False)
-    choices: Mapping[str, str] = field(default_factory=dict, compare=False)
-    number: int | None = field(default=None, compare=False)
+    composed: Composed = field(compare=False, repr=False)
 
 
 S = TypeVar("S", bound=Settings)
@@ -152,33 +165,23 @@ S = TypeVar("S", bound=Settings)
 PLANS_BY = ("policy", "chunking", "predictor", "chunk", "seed", "metrics")
 """The keys that describe a policy: its sections in conf/policy take them up."""
 
-ROOT_KEYS = (*(found.name for found in fields(Keys)), *GROUPS)
+ROOT_KEYS = (*(key.name for key in fields(Keys)), *GROUPS)
 """All keys of a configuration outside its sections."""
 
 
-def read_settings(
-    config: Mapping[str, Any], overrides: Sequence[str] = (), choices: Mapping[str, str] | None = None
-) -> Settings:
-    """Returns the settings of a run that a resolved configuration describes. Arguments and errors are those of `read_as`."""
-    return read_as(Settings, Keys, config, overrides, choices)
+def read_settings(composed: Composed) -> Settings:
+    """Returns the settings of a run. Raises as `read_as`."""
+    return read_as(Settings, Keys, composed)
 
 
-def read_as(
-    kind: type[S],
-    keys: type[Keys],
-    config: Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    choices: Mapping[str, str] | None = None,
-) -> S:
-    """Returns the settings of a command with root keys of its own.
-
-    kind: of the settings, with the fields of `keys`. config: resolved. overrides, choices: see `Settings`.
+def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
+    """Returns the settings of a command with root keys of its own. kind: of the settings, with the fields of `keys`.
 
     Raises:
         ConfigError: an unknown or missing key, a value out of range, an object that cannot be built.
         CbatchError: raised by an object of a group.
     """
-    names = [found.name for found in fields(keys)]
+    config, names = composed.keys, [key.name for key in fields(keys)]
     check_known(config, (*names, *GROUPS))
     for key in _SECTIONS:
         if key not in config:
@@ -193,9 +196,7 @@ def read_as(
         workload=construct("workload", config["workload"], needs=("requests",)),
         policy=_policy(config["policy"], root.chunk, chosen),
         chosen=chosen,
-        composed=config,
-        overrides=tuple(overrides),
-        choices=choices or {},
+        composed=composed,
     )
 
 

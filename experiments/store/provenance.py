@@ -1,7 +1,6 @@
 """Provenance of results - command, date, versions - and atomic writing of their files."""
 
 import json
-import os
 import platform
 import shlex
 import subprocess
@@ -27,17 +26,18 @@ def provenance(command: str) -> dict[str, Any]:
 def commit() -> str | None:
     """Returns the commit of this source tree, "+ changes" behind it if files other than results differ from it.
 
-    For a copy without git, such as one on a GPU host, the environment variable CBATCH_COMMIT. None if there is neither.
+    None for a copy without git.
     """
-    return os.environ.get("CBATCH_COMMIT") or _commit_of(Path(__file__).resolve().parents[2])
+    return commit_of(Path(__file__).resolve().parents[2])
 
 
 @cache
-def _commit_of(tree: Path) -> str | None:
+def commit_of(tree: Path) -> str | None:
+    """Returns `commit` of a source tree; None for a tree that was installed inside another repository."""
     git = partial(subprocess.check_output, cwd=tree, stderr=subprocess.DEVNULL, text=True)
     with suppress(OSError, subprocess.CalledProcessError):
         root, head = git(["git", "rev-parse", "--show-toplevel", "HEAD"]).splitlines()
-        if Path(root).resolve() != tree:  # installed inside another repository
+        if Path(root).resolve() != tree:
             return None
         changes = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!reproduction/results"])
         return f"{head} + changes" if changes else head

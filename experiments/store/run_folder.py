@@ -35,6 +35,7 @@ from cbatch.results.timeline import write_timeline
 from experiments.store.claim import LOCK, UNFINISHED, ClaimedError, claimed, make_new_folder
 from experiments.store.crash_report import Facts, report_crashes, was_killed
 from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
+from experiments.store.notes import origin_of
 from experiments.store.provenance import write_json
 
 CONFIG, SUMMARY, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, *_ = FILES = (
@@ -172,18 +173,13 @@ def write_results(
     requests: Served,
     summary: Mapping[str, Any],
     *,
-    tables: bool = True,
-    timeline_title: str | None,
+    timeline: bool,
     decode: Decode | None = None,
 ) -> None:
-    """Writes all files except config.yaml.
+    """Writes the tables of a run, its tokens and its timeline.
 
-    requests: `collect_served(record)`. tables: False writes summary.json alone. timeline_title: None omits the timeline.
-    decode: None without a tokenizer.
+    requests: `collect_served(record)`. summary: of the run; it titles the timeline. decode: None without a tokenizer.
     """
-    if not tables:
-        write_summary(folder, summary)
-        return
     with RunTables(folder, extra_names(record.requests)) as writer:
         writer.write(record, requests)
     if record.copies:
@@ -196,9 +192,9 @@ def write_results(
         in_order = sorted(record.requests, key=lambda request: request.id)
         lines = [json.dumps(_output(request, decode)) for request in in_order]
         (folder / OUTPUTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if timeline_title is not None:
-        write_timeline(folder / TIMELINE, record, timeline_title, requests)
-    write_summary(folder, summary)
+    if timeline:
+        about = summary["about"]
+        write_timeline(folder / TIMELINE, record, f"{about['policy']}, {origin_of(about)}", requests)
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

@@ -59,7 +59,7 @@ class Workload(Described, ABC):
     sampling: temperature, top-k and top-p of every request; each request gets its own sampling seed.
     use_stop_tokens: end a request at an end-of-sequence token. No effect in simulation, which has no tokens.
     max_new_tokens, tiers, slo, prediction, pad_outputs: see `Annotations`; None adds nothing.
-    load, replications: see `experiments.trials.rates.at_load`; None keeps the workload's own rate.
+    load, replications: see `experiments.settings.assemble`; None keeps the workload's own rate.
 
     Raises:
         WorkloadError: when built, for an unusable setting; by `requests`, for unusable input.

@@ -24,11 +24,10 @@ from experiments.capacity import control
 from experiments.capacity.definitions import Rule, select
 from experiments.capacity.simulation import Outcome, simulate
 from experiments.run import main
-from experiments.settings.assemble import assemble
-from experiments.settings.compose import compose
+from experiments.settings.assemble import assemble, bounds_together
+from experiments.settings.compose import compose, compose_run
 from experiments.settings.construct import construct
-from experiments.settings.settings import Settings, read_settings
-from experiments.trials.rates import bounds_together
+from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.workloads import GammaArrivals, OpenLoop, UniformLengths
 
 LENGTHS = UniformLengths(min_length=20, max_length=90, pd_ratio=4)
@@ -135,7 +134,7 @@ def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: p
     assert Path("found/simulations.jsonl").read_text() == simulated, "nothing is simulated again"
     regret, figures = result()["regret"], result()["capacity"]
     keys = compose("policy=orca", "workload=open_loop", "backend=sim", "+workload.slo.tbt=1").keys
-    bounds = bounds_together(read_settings(keys), figures["replications"], 200)
+    bounds = bounds_together(read_settings(Composed(keys)), figures["replications"], 200)
     assert regret["rate_bound"] == pytest.approx(bounds.rate_attained(0.99))
     assert bounds.rate < regret["rate_bound"] < 1.1 * bounds.rate
     assert regret["capacity"] == pytest.approx(figures["requests_per_second"] / regret["rate_bound"])
@@ -145,7 +144,7 @@ def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: p
 
 def open_loop(policy: str, limit: float) -> Settings:
     """The settings of a run of requests with this objective of the first token."""
-    settings = read_settings(compose(f"policy={policy}", "backend=sim").keys)
+    settings = compose_run(f"policy={policy}", "backend=sim")
     return replace(settings, workload=replace(OPEN, slo={"ttft": limit}))
 
 

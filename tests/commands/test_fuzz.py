@@ -41,7 +41,7 @@ from experiments.replay import main as replay
 from experiments.run import main as run
 from experiments.settings.assemble import assemble
 from experiments.settings.error_lines import one_line
-from experiments.settings.settings import read_settings
+from experiments.settings.settings import Composed, read_settings
 from experiments.store.csv_tables import REQUESTS, STEPS
 from experiments.store.run_folder import CONFIG, DECISIONS, SUMMARY, TOKENS
 
@@ -140,7 +140,7 @@ def test_option_files(fuzz: Fuzz, folder: Path) -> None:
 
 def test_settings(fuzz: Fuzz, folder: Path) -> None:
     def serve(config: Any) -> None:
-        made = assemble(read_settings(config))
+        made = assemble(read_settings(Composed(config)))
         try:
             made.engine.run()
         finally:

@@ -21,7 +21,7 @@ from cbatch.executor import CopyTimes
 from cbatch.request import Status
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.summary import summarize
-from experiments.store.run_folder import write_results
+from experiments.store.run_folder import write_results, write_summary
 from experiments.store.text import flat
 
 # (planned, launched, waited, received, done, started, ended), (requests, prefill, decode, padding, sampled, preempted,
@@ -121,5 +121,6 @@ def write_run(
         summary["throughput"]["total_tokens_per_second"] = speed
     for group, values in figures.items():
         summary[group] |= values
-    write_results(folder, record, collect_served(record), summary, timeline_title="by hand")
+    write_results(folder, record, collect_served(record), summary, timeline=True)
+    write_summary(folder, summary)
     return folder

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from cbatch import ConfigError, WorkloadError
+from experiments.capacity.simulation import replicate
+from experiments.settings.assemble import Run, assemble, bounds_together
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
-from experiments.trials.rates import at_load, bounds_together, replicate
 from experiments.trials.replications import Replication, natural_rate, num_recorded
 from experiments.workloads import GammaArrivals, OpenLoop, TraceReplay, UniformLengths, Workload
 
@@ -25,8 +26,8 @@ def trace(tmp_path: Path) -> TraceReplay:
     return TraceReplay(path=str(path), format="vtc")
 
 
-def arrivals(workload: Workload | Replication) -> tuple[list[float], list[int]]:
-    requests = workload.requests(None)
+def arrivals(of: Workload | Replication | Run) -> tuple[list[float], list[int]]:
+    requests = of.requests if isinstance(of, Run) else of.requests(None)
     assert [request.id for request in requests] == list(range(len(requests)))
     return [request.arrival_time for request in requests], [request.num_prompt_tokens for request in requests]
 
@@ -56,22 +57,22 @@ def test_a_load_is_a_share_of_the_highest_rate_of_all_replications_together(trac
     for whole, size, workloads in ((trace, 3, of_a_trace), (replace(OPEN, seed=0), 7, drawn)):
         highest = bounds_together(settings(whole), 2, size).rate
         for number, workload in enumerate(workloads):
-            resolved = at_load(settings(workload)).workload
-            assert arrivals(resolved) == arrivals(Replication(whole, number, 0.5 * highest, size))
-    assert at_load(settings(OPEN)).workload is OPEN, "it has no load"
-    alone = at_load(settings(replace(trace, load=0.5, num_requests=4))).workload
+            run = assemble(settings(workload))
+            assert run.rate == 0.5 * highest and arrivals(run) == arrivals(Replication(whole, number, run.rate, size))
+    assert assemble(settings(OPEN)).rate is None
+    alone = assemble(settings(replace(trace, load=0.5, num_requests=4)))
     assert arrivals(alone)[1] == [11, 12, 13, 14]
 
 
 def test_a_load_that_cannot_be_is_refused(trace: TraceReplay) -> None:
     loaded = settings(replace(OPEN, load=0.5))
     with pytest.raises(ConfigError, match=r"workload\.replications=7"):
-        at_load(settings(replace(trace, load=0.5, replications=7)))
+        assemble(settings(replace(trace, load=0.5, replications=7)))
     with pytest.raises(ConfigError, match=r"workload\.seed=2"):
-        at_load(settings(replace(trace, load=0.5, replications=2, seed=2)))
+        assemble(settings(replace(trace, load=0.5, replications=2, seed=2)))
     with pytest.raises(ConfigError, match=r"workload\.load=0\.5"):
         replicate(loaded, 0, 1.0, 7)
     with pytest.raises(ConfigError, match=r"workload\.load=0\.5.*backend=cpu"):
-        at_load(replace(loaded, backend=compose_run("backend=cpu").backend))
+        assemble(replace(loaded, backend=compose_run("backend=cpu").backend))
     with pytest.raises(WorkloadError, match=r"workload\.replications=2"):
         replace(OPEN, replications=2)
