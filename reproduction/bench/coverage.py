@@ -1,8 +1,8 @@
 """How often 95% intervals cover the truth: M/M/1 and M/D/1 queues of our own parts, whose capacity and mean are known.
 
 Orca with a batch of one serves requests of one output token on a device that takes 1 ms per prompt token: a single server, first come,
-first served. Its waits obey Lindley's recursion of 1952, which the repetitions use: the engine serves a sample of them, and must agree. Beside
-each interval is the naive one, which takes requests for independent.
+first served. Its waits obey Lindley's recursion of 1952, which the repetitions use (a test compares it with the engine). Beside each
+interval is the naive one, which takes requests for independent.
 """
 
 import math
@@ -15,15 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from cbatch import CostFunction, KVSize, Limits, Request, Server
-from cbatch.results.metrics import collect_served
-from cbatch.sim import SimExecutor
 from experiments.capacity.control import Control
 from experiments.capacity.estimate import Shares
 from experiments.settings.command_line import Count
 from experiments.settings.this_machine import cpu_name
 from experiments.store.intervals import mean_of
-from policies.orca import Orca
 from reproduction import RESULTS
 from reproduction.stored import write
 
@@ -36,7 +32,6 @@ SPREAD = (0.76, 0.88, 0.96, 1.04, 1.12, 1.24)
 
 _MEAN_AT = 0  # the rate at which the mean is estimated
 _TOKENS = 1000  # of a mean prompt: one second
-_COST = CostFunction(lambda shape: shape.num_tokens / _TOKENS)
 _KNOWN, _DRAWN = 25, 400  # the control variate: shape of the error of its services, and its replications
 
 
@@ -75,17 +70,8 @@ class Queue:
         arrivals, tokens = self.draw(first + number)
         return arrivals, tokens * np.random.default_rng([first, number]).gamma(_KNOWN, size=REQUESTS)
 
-    def serve(self, seed: int, rate: float) -> Floats:
-        """Seconds from arrival to end of one replication's requests, by the engine, [requests]."""
-        limits, kv = Limits(1, 100 * _TOKENS, 100 * _TOKENS), KVSize(110, _TOKENS)
-        server = Server(SimExecutor(_COST), limits, _COST, kv, asynchronous=False)
-        arrivals, tokens = self.draw(seed)
-        rows = zip(tokens.tolist(), (arrivals / rate).tolist(), strict=True)
-        asked = [Request(id_, length, 1, arrival_time=time) for id_, (length, time) in enumerate(rows)]
-        return collect_served(server.serve(Orca(), asked)).end_to_end
-
     def recur(self, seeds: range, rates: Floats) -> Floats:
-        """The same of several replications and rates by the recursion, [requests, replications, rates]."""
+        """Seconds from arrival to end of several replications' requests at several rates, [requests, replications, rates]."""
         draws = [self.draw(seed) for seed in seeds]
         gaps = np.diff(np.stack([arrivals for arrivals, _ in draws], axis=1), axis=0)[..., None] / rates
         services = np.stack([tokens for _, tokens in draws], axis=1)[..., None] / _TOKENS
@@ -99,7 +85,6 @@ QUEUES = {"M/M/1": Queue(12.0, deterministic=False), "M/D/1": Queue(7.0, determi
 
 
 COLUMNS = ("capacity", "capacity, control variate", "capacity, naive", "mean", "mean, naive")
-_SAMPLE = 50  # the engine serves one replication in each of this many repetitions
 
 
 def main(repetitions: Count = 1000, folder: str = RESULTS) -> None:
@@ -128,8 +113,6 @@ def repeat(queue: Queue, number: int) -> list[bool]:
     """Whether the intervals of one repetition cover the truth, in the order of `COLUMNS`."""
     rates, seeds = queue.capacity * np.array(SPREAD), range(number * REPLICATIONS, (number + 1) * REPLICATIONS)
     found = queue.recur(seeds, rates)
-    if number % _SAMPLE == 0:
-        np.testing.assert_allclose(queue.serve(seeds[0], rates[-1]), found[:, 0, -1], atol=1e-9)
     found = found[WARMUP:]
     good = (found <= queue.limit + 1e-9).sum(axis=0).astype(float)
     shares = Shares(rates, good, np.full(good.shape, float(len(found))), LEVEL)

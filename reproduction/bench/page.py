@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from tabulate import tabulate
 
 from cbatch import ConfigError
@@ -19,28 +20,8 @@ from reproduction import RESULTS
 Json = dict[str, Any]
 
 BEGIN, END = "<!-- begin: written by `python -m reproduction.bench page` -->", "<!-- end -->"
-INTRODUCTION = """# Speed on an {hardware}
-
-Written by `python -m reproduction.bench page` from the files in this folder. Figures are medians of the runs that a command repeats.
-Runs of cbatch are timed from the first plan to the last token, runs of other engines from the submission of all requests to the last token. Cards
-differ by a few percent and commits by their kernels: compare rows of one date and commit.
-
-Rows "by hand" are other engines on the same work and a GPU of the same kind ({setting}). vLLM's rows with a commit use `FLASH_ATTN`
-version 3, no FlashInfer sampler, `gpu_memory_utilization` 0.9 and no prefix caching. The row of transformers uses PyTorch's attention, with which it
-captures no graphs and does not run ahead.
-
-Of copy speed: the time in which a copy on the device reads the weights and the KV cache at {copy_bandwidth}, over the measured time. The copy is a
-yardstick, not a bound. Device active: the share of the run in which an iteration computes."""
-
-FURTHER = {
-    "active_share": ("device active", "{:.2%}"),
-    "kernel_share": ("kernels run", "{:.1%}"),
-    "build_seconds": ("built in [s]", "{:.1f}"),
-    "capture_seconds": ("captures, of it [s]", "{:.1f}"),
-    "warm_up_seconds": ("first request [s]", "{:.1f}"),
-    "bytes_bound": ("at copy speed", "{:.1f}"),
-    "chunks_alone": ("its chunk alone", "{:.1f}"),
-}
+TABLES: Json = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+FURTHER: dict[str, list[str]] = TABLES["further"]
 """Heading and format of further columns, by the figure's name in results files."""
 
 
@@ -63,25 +44,6 @@ class Entry(NamedTuple):
     further: Json
 
 
-TOKENS = "prompt and output tokens/s"
-SECTIONS = (
-    Section("Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens", "async*.json", "ms_per_iteration", "ms per iteration", "decode"),
-    Section("One request: llama-2-7b, 32 prompt and 512 new tokens", "graphs*.json", "output_tokens_per_second", "output tokens/s", "one_request"),
-    Section("Prompts and decodes: llama-13b, 144 requests of 1,024 tokens, batch 18", "pd*.json", "tokens_per_second", TOKENS, "pd"),
-    Section("A trace, queued at once: llama-3.1-8b, 512 requests of the Azure conversation trace", "trace*.json", "tokens_per_second", TOKENS, "trace"),
-    Section("Attention of decodes, one layer", "attention-*.json", "time", "us per layer"),
-)  # fmt: skip
-
-COMPARED = (
-    ("Llama-3.1-8B, 32 requests, 2,048 new tokens", "ms per iteration", "async-2048/2048 new/async/ms_per_iteration", "decode-2048"),
-    ("LLaMA-2-7B, one request", "tokens/s", "graphs-1/fused, graphs/output_tokens_per_second", "one"),
-    ("LLaMA-13B, batch 18, P:D 14", "tokens/s", "pd-256/14/sarathi, 256 tokens/tokens_per_second", "pd-256"),
-    ("Azure trace, batch 128", "tokens/s", "trace-128/sarathi_serve, 1024 tokens/tokens_per_second", "trace-128-2048"),
-    ("Azure trace, batch 256", "tokens/s", "trace-256/sarathi_serve, 1024 tokens/tokens_per_second", "trace-256-2048"),
-)  # fmt: skip
-"""Equal batch, one card, one session: the work, the unit, our figure (file and keys), and vLLM's file."""
-
-
 def main(results: str = f"{RESULTS}/h200", readme: str = "") -> None:
     """Writes the page and, if `readme` is given, the comparison in that file; prints the paths."""
     folder = Path(results)
@@ -101,8 +63,12 @@ def main(results: str = f"{RESULTS}/h200", readme: str = "") -> None:
 def text(folder: Path) -> str:
     """Returns the page: a section for each kind of work of which results are stored."""
     peers = _load(folder / "peers.json")
-    parts = [INTRODUCTION.format_map({"hardware": "unknown card", "setting": "", "copy_bandwidth": "?", **peers})]
-    for section in SECTIONS:
+    parts = [
+        TABLES["introduction"]
+        .strip()
+        .format_map({"hardware": "unknown card", "setting": "", "copy_bandwidth": "?", **peers})
+    ]
+    for section in (Section(**section) for section in TABLES["sections"]):
         theirs = [_load(path) for path in sorted(folder.glob("peers/*.json"))]
         theirs = [file for file in theirs if section.peers and file["section"][0] == section.peers]
         ours = [_load(path) for path in sorted(folder.glob(section.files))]
@@ -117,9 +83,9 @@ def text(folder: Path) -> str:
 
 
 def comparison(folder: Path) -> str:
-    """Returns the table of `COMPARED`: cbatch, vLLM, and the ratio of their speeds."""
+    """Returns the table of what is compared in the README: cbatch, vLLM, and the ratio of their speeds."""
     rows = []
-    for work, unit, ours, name in COMPARED:
+    for work, unit, ours, name in TABLES["compared"]:
         file, *keys = ours.split("/")
         figure, theirs = _load(folder / f"{file}.json")["figures"], _load(folder / "peers" / f"vllm-{name}.json")
         for key in keys:

@@ -73,9 +73,9 @@ class Machines:
             real: serves real tokens; with it, only single iterations are simulated, on its measured profile.
             a6000: name or file of its profile.
         """
-        self.tables = tables
-        self.links = links
-        self.traces = traces
+        self.tables, self.links, self.traces = tables, links, traces
+        self.are_real = real is not None
+        """Whether loads are served with real tokens, in real time; figures then choose fewer."""
         self._makers: Mapping[str, Callable[[], SteadyState | None]] = (
             {REAL: lambda: real}
             if real
@@ -87,54 +87,47 @@ class Machines:
             }
         )
         self._made: dict[str, SteadyState | None] = {}
-        self._asked: set[str] = set()
-        self._noted: dict[str, Any] = {}
-
-    @property
-    def are_real(self) -> bool:
-        """Whether loads are served with real tokens, in real time; figures then choose fewer."""
-        return REAL in self._makers
+        self._used: dict[str, Mapping[str, Any] | SteadyState | None] = {}  # by the present figure
 
     def get(self, name: str) -> SteadyState | None:
-        """The machine, or None if it is not available.
+        """Returns the machine, or None if it is not available.
 
         Raises:
             ProfileError: the machine's profile or tables cannot be read.
         """
-        self._asked.add(name)
         if name not in self._made:
             maker = self._makers.get(name)
             self._made[name] = maker() if maker else None
+        self._used[name] = self._made[name]
         return self._made[name]
 
     def available(self, names: Iterable[str]) -> Iterator[tuple[str, SteadyState]]:
-        """(name, machine) of the available ones."""
+        """Yields name and machine of the available ones."""
         return ((name, at) for name in names if (at := self.get(name)))
 
     def begin(self) -> None:
-        """Start a figure: forget which machines were requested."""
-        self._asked.clear()
-        self._noted.clear()
+        """Starts a figure: forgets which machines were requested."""
+        self._used.clear()
 
     def note(self, name: str, provenance: Mapping[str, Any]) -> None:
-        """Record the model, profile and error of a machine that a figure has built itself."""
-        self._noted[name] = provenance
+        """Records the model, profile and error of a machine; figures call it for those that they have built themselves."""
+        self._used[name] = provenance
 
     def provenance(self) -> dict[str, Any]:
-        """Where the times come from, for each available machine requested since `begin`."""
-        return {name: {"model": at.cost.spec.name, **at.provenance()} for name, at in self._requested()} | self._noted
-
-    def _requested(self) -> list[tuple[str, SteadyState]]:
-        """(name, machine) of the available ones requested since `begin`."""
-        return [(name, at) for name in sorted(self._asked) if (at := self._made[name])]
+        """Returns where the times come from, for each available machine requested since `begin`."""
+        return {
+            name: {"model": used.cost.spec.name, **used.provenance()} if isinstance(used, SteadyState) else used
+            for name, used in sorted(self._used.items())
+            if used
+        }
 
     def left_out(self) -> str:
-        """The machines requested since `begin` that need an option, and which; empty if there are none."""
-        missing = "a100" in self._asked and not self.are_real and self.tables is None
+        """Returns which machine requested since `begin` needs an option, and which; empty if there is none."""
+        missing = "a100" in self._used and not self.are_real and self.tables is None
         return f"a100 is left out: give {TABLES_OPTION}" if missing else ""
 
     def close(self) -> None:
-        """Release what real machines hold."""
+        """Releases what real machines hold."""
         for at in self._made.values():
             if at:
                 at.close()

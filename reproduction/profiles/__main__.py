@@ -19,11 +19,11 @@ from reproduction.profiles import convert
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run(_convert, arguments, lambda: str(__doc__))
 
+    def convert_tables(*options: str) -> None:
+        write_profile(**keyword_arguments(write_profile, options, "profiles"))
 
-def _convert(*options: str) -> None:
-    write_profile(**keyword_arguments(write_profile, options, "profiles"))
+    return run(convert_tables, arguments, lambda: str(__doc__))
 
 
 def write_profile(tables: str, model: tuple[str, ...], output: str) -> None:

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
+from cbatch import CostFunction, KVSize, Limits, Request, Server
+from cbatch.results.metrics import collect_served
+from cbatch.sim import SimExecutor
 from experiments.store.intervals import mean_of
-from reproduction.bench.coverage import COLUMNS, QUEUES, REPLICATIONS, REQUESTS, repeat
+from policies.orca import Orca
+from reproduction.bench.coverage import COLUMNS, QUEUES, REPLICATIONS, repeat
 
 
 def test_truths_by_hand() -> None:
@@ -21,10 +25,14 @@ def test_truths_by_hand() -> None:
 
 @pytest.mark.parametrize("name", QUEUES)
 def test_the_engine_is_the_queue(name: str) -> None:
-    queue, rate = QUEUES[name], 0.7
-    found = queue.recur(range(3, 4), np.array([rate]))
-    assert found.shape == (REQUESTS, 1, 1)
-    np.testing.assert_allclose(queue.serve(3, rate), found[:, 0, 0], atol=1e-9)
+    """Orca with a batch of one, on a device that takes 1 ms per prompt token."""
+    cost, rate = CostFunction(lambda shape: shape.num_tokens / 1000), 0.7
+    server = Server(SimExecutor(cost), Limits(1, 100_000, 100_000), cost, KVSize(110, 1000), asynchronous=False)
+    rows = zip(*(column.tolist() for column in QUEUES[name].draw(3)), strict=True)
+    asked = [Request(id_, tokens, 1, arrival_time=time / rate) for id_, (time, tokens) in enumerate(rows)]
+    found = QUEUES[name].recur(range(3, 4), np.array([rate]))
+    served = collect_served(server.serve(Orca(), asked)).end_to_end
+    np.testing.assert_allclose(served, found[:, 0, 0], atol=1e-9)
 
 
 @pytest.mark.parametrize("name", QUEUES)
