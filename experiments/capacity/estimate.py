@@ -59,16 +59,11 @@ class Shares:
         share: Floats = self.good.sum(axis=0) / self.total.sum(axis=0)
         return share
 
-    def without(self, replication: int) -> "Shares":
-        """Returns the counts of all other replications."""
-        kept = np.arange(len(self.good)) != replication
-        return Shares(self.rates, self.good[kept], self.total[kept], self.level)
-
-    def only(self, replication: int) -> "Shares":
-        """Returns the counts of one replication at the rates where it was simulated."""
-        rates = self.total[replication] > 0
-        rows = slice(replication, replication + 1)
-        return Shares(self.rates[rates], self.good[rows, rates], self.total[rows, rates], self.level)
+    def only(self, replications: Any) -> "Shares":
+        """Returns the counts of some replications, a mask, at the rates where one of them was simulated."""
+        good, total = self.good[replications], self.total[replications]
+        rates = total.any(axis=0)
+        return Shares(self.rates[rates], good[:, rates], total[:, rates], self.level)
 
     def crossing(self, share: Floats | None = None) -> float:
         """Returns the rate at which the share falls below the level; 0 or inf if it does so beyond the rates.
@@ -150,9 +145,10 @@ def by_replication(criteria: Sequence[Shares]) -> list[float]:
     The differences of these values compare two capacities on the same replications.
     """
     whole, num = min(map(Shares.crossing, criteria)), len(criteria[0].good)
-    without = [min(shares.without(index).crossing() for shares in criteria) for index in range(num)]
-    values = whole + (num - 1) * (np.mean(without) - np.array(without))
-    return [float(value) for value in values]
+    others = ~np.eye(num, dtype=bool)  # [replications, replications]
+    without = np.array([min(shares.only(kept).crossing() for shares in criteria) for kept in others])
+    values: list[float] = (whole + (num - 1) * (without.mean() - without)).tolist()
+    return values
 
 
 def estimate_alone(criteria: Sequence[Shares]) -> dict[str, float]:
@@ -162,8 +158,8 @@ def estimate_alone(criteria: Sequence[Shares]) -> dict[str, float]:
     their rates, up to `passed_at`. Neither is within least and most.
     """
     capacities, failed_at, passed_at = [], [], []
-    for index in range(len(criteria[0].good)):
-        alone = [shares.only(index) for shares in criteria]
+    for own in np.eye(len(criteria[0].good), dtype=bool):
+        alone = [shares.only(own) for shares in criteria]
         value, rates = min(map(Shares.crossing, alone)), alone[0].rates
         if value == 0:
             failed_at.append(float(rates[0]))

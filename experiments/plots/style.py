@@ -84,24 +84,8 @@ def line_style(index: int) -> dict[str, Any]:
 
 @contextmanager
 def print_style() -> Iterator[None]:
-    """Settings for print: small type, thin lines, fonts that stay text in the PDF. Also a decorator."""
-    settings: dict[str, Any] = {
-        "font.size": 8,
-        "axes.titlesize": 8,
-        "axes.labelsize": 8,
-        "legend.fontsize": 7,
-        "axes.linewidth": 0.6,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlelocation": "left",
-        "axes.grid": True,
-        "grid.linewidth": 0.4,
-        "grid.color": "#DDDDDD",
-        "axes.axisbelow": True,
-        "legend.frameon": False,
-        "pdf.fonttype": 42,
-    }
-    with plt.style.context(settings):
+    """Applies the settings of print.mplstyle inside the `with`. Also a decorator."""
+    with plt.style.context(Path(__file__).with_name("print.mplstyle")):
         yield
 
 
