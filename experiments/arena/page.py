@@ -1,6 +1,5 @@
 """The pages of the arena: Markdown, and HTML that needs no network, with curves by plotly and tables by itables."""
 
-from collections.abc import Iterable
 from html import escape
 from typing import Any
 
@@ -23,29 +22,21 @@ _STYLE = "body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-w
 
 def markdown(board: Board, title: str) -> str:
     """Returns the Markdown page."""
-    parts = [f"# {title}", READING]
-    if len(board.cells):
-        parts += ["## Ranking", _markdown(rank(board.cells))]
-        for (trace, slo), rows in board.cells.groupby(["trace", "slo"]):
-            parts += [f"## {trace}, {slo}", _markdown(rows.drop(columns=["trace", "slo"]))]
-    if len(board.capacities):
-        parts += ["## Capacities", _markdown(board.capacities)]
-    return "\n\n".join([*parts, *board.notes]) + "\n"
+    tables = [f"## {heading}\n\n{frame.to_markdown(index=False, floatfmt='.4g')}" for heading, frame in _tables(board)]
+    return "\n\n".join([f"# {title}", READING, *tables, *board.notes]) + "\n"
 
 
 def html(board: Board, title: str) -> str:
-    """Returns the HTML page, with the code of plotly and of DataTables inside."""
-    from itables import options
+    """Returns the HTML page, with the code of plotly and of DataTables inside: a click on a heading sorts, words filter."""
+    from itables import options, to_html_datatable
     from itables.javascript import generate_init_offline_itables_html
 
-    tables, figures = [], []
-    if len(board.cells):
-        tables += [("Ranking", rank(board.cells)), ("Cells", board.cells)]
-        figures.append(("Attainment against load", attainment_figure(board)))
-    if len(board.capacities):
-        tables.append(("Capacities", board.capacities))
-        figures.append(("Capacity of each policy", capacity_figure(board)))
-    parts = [(heading, _table(frame)) for heading, frame in tables]
+    figures = [
+        *([("Attainment against load", attainment_figure(board))] if len(board.cells) else []),
+        *([("Capacity of each policy", capacity_figure(board))] if len(board.capacities) else []),
+    ]
+    look: Any = {"connected": False, "showIndex": False, "paging": False, "scrollX": True}
+    parts = [(heading, str(to_html_datatable(frame.round(4), **look))) for heading, frame in _tables(board)]
     for number, (heading, figure) in enumerate(figures):
         code = figure.to_html(full_html=False, include_plotlyjs=number == 0, config={"displaylogo": False})
         parts.insert(1 + number, (heading, code))
@@ -55,6 +46,12 @@ def html(board: Board, title: str) -> str:
     scripts = generate_init_offline_itables_html(options.dt_bundle)
     text = f"{scripts}<h1>{escape(title)}</h1><p>{escape(READING)}</p>{body}{notes}"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{text}</body></html>\n'
+
+
+def _tables(board: Board) -> list[tuple[str, pd.DataFrame]]:
+    """Returns the tables of both pages, with their headings."""
+    tables = [("Ranking", rank(board.cells)), ("Cells", board.cells)] if len(board.cells) else []
+    return [*tables, ("Capacities", board.capacities)] if len(board.capacities) else tables
 
 
 def attainment_figure(board: Board) -> Any:
@@ -75,7 +72,7 @@ def attainment_figure(board: Board) -> Any:
         order = {"policy": rank(cells)["policy"].tolist()}
         figure = express.scatter(cells, ATTAINED, "policy", category_orders=order, **ends, **look)
     same = coincide_text(cells.assign(label=cells["policy"]), [*CELL, ATTAINED, f"{ATTAINED} ±"])
-    return _annotate(figure, [*board.notes, same])
+    return _name_panels(figure, same)
 
 
 def capacity_figure(board: Board) -> Any:
@@ -90,7 +87,7 @@ def capacity_figure(board: Board) -> Any:
     far = bool(rows["rate"].max() > _FAR * rows["rate"].min())
     labels = {"rate": "capacity [requests/s]"}
     figure = express.scatter(rows, "rate", "policy", category_orders=order, log_x=far, labels=labels, **ends, **look)
-    return _annotate(figure, board.notes)
+    return _name_panels(figure)
 
 
 def _panels(names: Any) -> dict[str, Any]:
@@ -104,21 +101,7 @@ def _panels(names: Any) -> dict[str, Any]:
     }
 
 
-def _annotate(figure: Any, notes: Iterable[str]) -> Any:
-    """Titles each panel by its name alone, and writes the notes above all panels."""
+def _name_panels(figure: Any, note: str = "") -> Any:
+    """Titles each panel by its name alone, and writes a note above all panels."""
     figure.for_each_annotation(lambda title: title.update(text=title.text.partition("=")[2]))
-    text = "<br>".join(escape(note) for note in notes if note)
-    subtitle = {"text": text, "font": {"size": 11}}
-    figure.update_layout(title={"text": " ", "subtitle": subtitle}, margin_t=80 + 14 * text.count("<br>"))
-    return figure
-
-
-def _markdown(frame: pd.DataFrame) -> str:
-    return str(frame.to_markdown(index=False, floatfmt=".4g"))
-
-
-def _table(frame: pd.DataFrame) -> str:
-    """Returns a table that a click on a heading sorts and words filter."""
-    from itables import to_html_datatable
-
-    return str(to_html_datatable(frame.round(4), connected=False, showIndex=False, paging=False, scrollX=True))
+    return figure.update_layout(title={"text": escape(note), "font": {"size": 11}})

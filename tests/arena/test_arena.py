@@ -109,13 +109,13 @@ def test_policies_are_ranked_where_all_have_been_and_told_apart_in_pairs(board: 
     assert ranked["best"].tolist() == [1, 0, 1, 0] and set(ranked["cells"]) == {1}
 
 
-def test_the_markdown_page_has_a_table_per_trace_and_objectives(board: Board) -> None:
+def test_the_markdown_page_has_a_row_per_policy_and_cell(board: Board) -> None:
     text = page.markdown(board, "Title")
-    table = text.partition("## a<b, strict\n\n")[2].partition("\n\n")[0].splitlines()
+    table = text.partition("## Cells\n\n")[2].partition("\n\n")[0].splitlines()
     head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
     half = 3.182446 * np.std(SCATTER, ddof=1) / 2  # Student's t of 3 degrees of freedom
-    assert head[:6] == ["policy", "load", "rate", "best", ATTAINED, f"{ATTAINED} ±"]
-    assert rows[0][:6] == ["high", "0.4", "4", "True", "90", f"{half:.4g}"]
+    assert head[:8] == ["policy", "trace", "slo", "load", "rate", "best", ATTAINED, f"{ATTAINED} ±"]
+    assert rows[0][:8] == ["high", "a<b", "strict", "0.4", "4", "True", "90", f"{half:.4g}"]
     assert [row[0] for row in rows] == ["high", "low", "wide", "partial", "high", "low", "wide"], (
         "the best of each load first"
     )
@@ -137,4 +137,3 @@ def test_figures_draw_means_with_intervals_within_0_and_100(board: Board) -> Non
     assert (list(row.x), list(row.y)) == ([pytest.approx(60)], ["high"]), "of one load: lines would be points"
     drawn = page.capacity_figure(board)
     assert {point.name: list(point.x) for point in drawn.data} == {"strict": [10], "relaxed": [20]}
-    assert "&lt;h200&gt;" in drawn.layout.title.subtitle.text
