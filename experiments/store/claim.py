@@ -20,7 +20,6 @@ from experiments.store.provenance import now, write_json
 LOCK, UNFINISHED = ".lock", "unfinished.json"
 
 _PATIENCE = 0.2  # seconds for `check_free` of another process
-_MOST_ATTEMPTS = 1000  # while other processes create and remove the same folders
 
 
 class ClaimedError(ResultsError):
@@ -43,7 +42,7 @@ def claimed(folder: Path) -> Iterator[dict[str, Any]]:
         ClaimedError: another process holds the folder.
         OSError: the folder cannot be written or locked.
     """
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         claim = {"status": "begun", "process": os.getpid(), "host": socket.gethostname(), "begun": now()}
         try:
@@ -85,30 +84,13 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def make_new_folder(stem: Path) -> Path:
-    """Creates a folder called `stem`, or `stem_2` and so on if that exists. Raises as `make_folder`."""
+    """Creates a folder called `stem`, or `stem_2` and so on if that exists. Raises OSError if none can be created."""
     for number in count(1):
         folder = stem if number == 1 else stem.with_name(f"{stem.name}_{number}")
         try:
-            make_folder(folder, new=True)
+            folder.mkdir(parents=True)
             break
-        except FileExistsError as error:
-            if error.filename != str(folder):
+        except FileExistsError:
+            if not folder.exists():  # what exists is a parent, and no folder
                 raise
     return folder
-
-
-def make_folder(folder: Path, *, new: bool = False) -> None:
-    """Creates a folder and its parents, even if other processes remove empty ones at the same time.
-
-    Raises:
-        FileExistsError: the folder or one of its parents is a file; or, with `new`, the folder exists.
-        OSError: the folder cannot be created.
-    """
-    for attempt in range(1, 1 + _MOST_ATTEMPTS):
-        try:
-            folder.mkdir(parents=True, exist_ok=not new)
-            return
-        except (FileNotFoundError, FileExistsError) as error:  # also of a folder that was removed just now
-            there = isinstance(error, FileExistsError) and os.path.lexists(error.filename)
-            if there or attempt == _MOST_ATTEMPTS:
-                raise

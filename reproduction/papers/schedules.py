@@ -14,7 +14,6 @@ from cbatch.sim import SimExecutor
 from experiments.plots.schedule import draw_schedule
 from experiments.plots.style import new_figure, print_style
 from experiments.settings.compose import compose_run, policy_names
-from experiments.store.claim import make_folder
 from experiments.store.provenance import atomic_write
 
 FCFS = "sarathi_serve"
@@ -55,7 +54,7 @@ def record(policy: str) -> tuple[Schedule, list[Request]]:
 
 def main(folder: str = "docs/figures/policies") -> None:
     """Draw every policy's figure into a folder."""
-    make_folder(Path(folder))
+    Path(folder).mkdir(parents=True, exist_ok=True)
     fcfs, _ = record(FCFS)
     for policy in policy_names():
         schedule, requests = record(policy)
