@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -16,7 +17,7 @@ from cbatch import CbatchError, ConfigError
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome
 from experiments.store.claim import LOCK, UNFINISHED, claimed
-from experiments.store.run_folder import PLOTS
+from experiments.store.run_folder import PLOTS, read_summary, run_folders
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,30 +27,21 @@ _EFFORT = ("accuracy", "replications", "cores", "bounds")  # keys that do not af
 _FILES = {RESULT, SIMULATIONS, UNFINISHED, LOCK, PLOTS}
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """Returns what capacity.json holds; None if there is none."""
-    with suppress(OSError, ValueError):
-        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        return result
-    return None
+result_folders = partial(run_folders, name=RESULT)
+"""Returns the folders of finished searches in and below a folder."""
 
 
 def read_finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the result in a folder, if it has this identity."""
-    result = read_result(folder)
+    result = read_summary(folder, RESULT)
     return result if result and result["about"].get("identity") == identity else None
-
-
-def result_folders(root: Path) -> list[Path]:
-    """Returns the folders of finished searches in and below a folder."""
-    return sorted(path.parent for path in root.rglob(RESULT) if read_result(path.parent) is not None)
 
 
 def read_searches(root: Path) -> "pd.DataFrame":
     """Reads the finished searches in and below a folder as `experiments.store.runs.read_runs` does; an empty frame without any."""
     from experiments.store.runs import frame_of  # loads pandas
 
-    return frame_of((folder, read_result(folder) or {}) for folder in result_folders(root))
+    return frame_of((folder, read_summary(folder, RESULT) or {}) for folder in result_folders(root))
 
 
 class Simulations:

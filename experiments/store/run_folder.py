@@ -90,18 +90,17 @@ def check_whole(folder: Path, summary: Mapping[str, Any] | None) -> None:
         raise ConfigError(problem)
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Returns the figures of a complete run; None if there is none."""
-    try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if isinstance(summary, dict) and "about" in summary else None
+def read_summary(folder: Path, name: str = SUMMARY) -> dict[str, Any] | None:
+    """Returns the figures of a complete run; None if there is none. name: of the file, which is written last."""
+    with suppress(OSError, ValueError):
+        summary = json.loads((folder / name).read_text(encoding="utf-8"))
+        return summary if isinstance(summary, dict) and "about" in summary else None
+    return None
 
 
-def run_folders(root: Path) -> list[Path]:
-    """Returns the folders of complete runs in and below a folder, sorted by name."""
-    return sorted(path.parent for path in root.rglob(SUMMARY) if read_summary(path.parent) is not None)
+def run_folders(root: Path, name: str = SUMMARY) -> list[Path]:
+    """Returns the folders of complete runs in and below a folder, sorted by name. name: as for `read_summary`."""
+    return sorted(path.parent for path in root.rglob(name) if read_summary(path.parent, name) is not None)
 
 
 @contextmanager

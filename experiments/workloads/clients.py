@@ -16,7 +16,7 @@ from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive, read
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.seeds import Stream, generator
-from experiments.workloads.trace import MOST_TOKENS, Floats, Ints, Trace
+from experiments.workloads.trace import MOST_TOKENS, Floats, Ints, join_clients
 
 _Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
 
@@ -117,23 +117,12 @@ class Clients(Workload):
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         parts = [self._draw(key, entry) for key, entry in self._entries().items()]
-        names, times, prompts, outputs = map(np.concatenate, zip(*parts, strict=True))
-        if not len(times):
+        if not (num := sum(len(times) for _, times, *_ in parts)):
             raise WorkloadError(f"workload.duration={self.duration}: no client sends a request; raise it, or the rates")
-        if self.num_requests is not None and self.num_requests > len(times):
-            requested = f"workload.num_requests={self.num_requests}"
-            raise WorkloadError(
-                f"{requested}: the clients send {len(times)}; ask for fewer, or raise workload.duration"
-            )
-        first = np.argsort(times, kind="stable")[: self.num_requests]
-        trace = Trace(
-            source="clients",
-            prompt_tokens=prompts[first],
-            output_tokens=outputs[first],
-            arrival_time=times[first],
-            fields={"client": names[first]},
-        )
-        return self._build(trace, vocabulary)
+        if self.num_requests is not None and self.num_requests > num:
+            remedy = "ask for fewer, or raise workload.duration"
+            raise WorkloadError(f"workload.num_requests={self.num_requests}: the clients send {num}; {remedy}")
+        return self._build(join_clients("clients", parts, self.num_requests), vocabulary)
 
     def _entries(self) -> dict[str, Client]:
         if not self.clients:

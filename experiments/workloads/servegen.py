@@ -21,7 +21,7 @@ from experiments.workloads.base import MOST_REQUESTS, Vocabulary
 from experiments.workloads.readers.servegen import WINDOW_SECONDS, ServeGenClients, read_servegen
 from experiments.workloads.recorded import Replay
 from experiments.workloads.seeds import Stream, generator
-from experiments.workloads.trace import Floats, Ints, Strings, Trace
+from experiments.workloads.trace import Floats, Ints, Strings, Trace, join_clients
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -61,15 +61,7 @@ class ServeGen(Replay):
             problem = f"no requests from {self.start:g} s to {self.start + self.duration:g} s"
             remedy = "choose another workload.start, or raise duration or rate_scale"
             raise WorkloadError(f"{self.path}: {problem}; {remedy}")
-        client, times, prompt_tokens, output_tokens = map(np.concatenate, zip(*parts, strict=True))
-        order = np.argsort(times, kind="stable")
-        return Trace(
-            source=self.path,
-            prompt_tokens=prompt_tokens[order],
-            output_tokens=output_tokens[order],
-            arrival_time=times[order] - times[order[0]],
-            fields={"client": client[order]},
-        )
+        return join_clients(self.path, parts).select(slice(None))  # times from the first one
 
     def _scale(self, data: ServeGenClients, windows: Ints) -> float:
         """Returns the factor from recorded to wanted rates."""

@@ -1,6 +1,6 @@
 """Requests as columns, without tokens: from a trace file, a generator or a length distribution."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -65,6 +65,22 @@ class Trace:
             usable = f"{len(self)} requests are usable; ask for at most {len(self)}"
             raise WorkloadError(f"{self.source}: workload.num_requests={num_requests}, but {usable}")
         return self.select(slice(num_requests))
+
+
+def join_clients(source: str, parts: Iterable[tuple[Column, Floats, Ints, Ints]], num: int | None = None) -> Trace:
+    """Returns the first requests of several clients in order of arrival; None takes all.
+
+    parts: client, arrival times, prompt and output tokens, of any number of requests each.
+    """
+    clients, times, prompts, outputs = map(np.concatenate, zip(*parts, strict=True))
+    rows = np.argsort(times, kind="stable")[:num]
+    return Trace(
+        source=source,
+        prompt_tokens=prompts[rows],
+        output_tokens=outputs[rows],
+        arrival_time=times[rows],
+        fields={"client": clients[rows]},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
