@@ -78,7 +78,7 @@ def _measure_model(
     """Measures one model into the existing file."""
     hardware = hardware_name(backend)
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
-    degree = limits.get("tensor_parallel", 1)
+    degree, on_gpu = limits.get("tensor_parallel", 1), backend == "cuda"
     origin = _origin(spec, limits, backend, batches, hardware)
     profile = read_profile(path) if path.is_file() else _blank(hardware, backend, path.stem, origin)
     content = profile_content(profile)
@@ -88,7 +88,7 @@ def _measure_model(
     with closing(machine.server):
         report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
         laboratory, decode_sizes, ranges = machine.laboratory(spec), machine.decode_sizes, machine.mixed_ranges
-        iterations = measure(laboratory, decode_sizes, ranges, report, power_limited=backend == "cuda")
+        iterations = measure(laboratory, decode_sizes, ranges, report, power_limited=on_gpu)
         report("batches between the measured ones")
         between = [batch for batch in held_out(decode_sizes, laboratory.limits) if laboratory.holds(batch)]
         for batch in between:
@@ -98,8 +98,7 @@ def _measure_model(
             report("host time")
             host = host_times(machine.server, laboratory, spec.vocab_size, ranges[-1][1] if ranges else 0)
         report("shares of kernels")
-        known = backend == "cuda"
-        alone, mixed = _shares(laboratory, machine, iterations) if known else (unknown, unknown)
+        alone, mixed = _shares(laboratory, machine, iterations) if on_gpu else (unknown, unknown)
         measured = laboratory.measured
     del laboratory, machine  # their memory is the next machine's
     smaller = [_captured_by(make(batch=number), spec, iterations, report) for number in batches[:-1] if ranges]

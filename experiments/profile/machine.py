@@ -63,7 +63,6 @@ def build(
     if backend == "cpu":
         sizes = [2**power for power in range(batch.bit_length()) if 2**power < batch]
         return Machine(name, real_server(Cpu(), spec, limits), [*sizes, batch], (), "reference")
-
     release_memory()
     server = real_server(Cuda(tensor_parallel=tensor_parallel), spec, limits)
     iteration = server.executor.iteration
