@@ -36,7 +36,10 @@ def test_nothing_is_imported_from_above(package: str) -> None:
     ("program", "unused"),
     [
         ("import cbatch, policies.sarathi", {"pydantic"}),
-        ("import cbatch.sim, cbatch.cluster; cbatch.sim.load_profile('h200')", {"torch", "pandas"}),
+        (
+            "import cbatch.sim, cbatch.cluster, cbatch.model.checkpoint; cbatch.sim.load_profile('h200')",
+            {"torch", "pandas"},
+        ),
     ],
 )
 def test_what_is_slow_to_import_is_not_imported_where_nobody_needs_it(program: str, unused: set[str]) -> None:

@@ -5,13 +5,11 @@ from dataclasses import replace
 from itertools import cycle
 
 import pytest
-from clock_replay import RecordedTimes, ReplayedTimes
 from contended import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests, simulated
 from schedules import Logged
 from tiny_models import LLAMA, make_executor
 
-from cbatch import CbatchError, Engine, Executor, Policy
-from policies.orca import Orca
+from cbatch import Engine, Executor, Policy
 
 MODEL = replace(LLAMA, name="one layer", num_layers=1)  # no plan depends on the tokens
 
@@ -27,13 +25,14 @@ def plans(policy: Policy, executor: Executor, asynchronous: bool) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "asynchronous"), list(zip(POLICIES, cycle((True, False)))))
-def test_the_cpu_executor_plans_as_the_simulation_whose_times_it_replays(name: str, asynchronous: bool) -> None:
-    recorded = RecordedTimes(simulated())
+def test_the_cpu_executor_plans_as_the_simulation_whose_times_it_replays(
+    name: str, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, times = simulated(), list[float]()
+    now = recorded.now
+    monkeypatch.setattr(recorded, "now", lambda: (times.append(now()), times[-1])[1])
     expected = plans(POLICIES[name](), recorded, asynchronous)
     with closing(make_executor(MODEL, LIMITS, NUM_BLOCKS, BLOCK)) as real:
-        assert plans(POLICIES[name](), ReplayedTimes(real, recorded.times), asynchronous) == expected
-
-
-def test_a_replay_that_outlasts_its_recording_says_so() -> None:
-    with pytest.raises(CbatchError, match="their plans differ"):
-        plans(Orca(), ReplayedTimes(simulated(), [0.0] * 20), asynchronous=True)
+        monkeypatch.setattr(real, "now", iter(times).__next__)
+        monkeypatch.setattr(real, "sleep_until", lambda time: None)  # the recorded clock has passed it already
+        assert plans(POLICIES[name](), real, asynchronous) == expected

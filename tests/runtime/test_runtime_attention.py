@@ -32,20 +32,9 @@ def paged_batch(lengths: list[tuple[int, int]], block_size: int, kv_heads: int, 
         keys.flatten(0, 1)[indices], values.flatten(0, 1)[indices] = pair
         contexts.append(pair)
     starts = torch.tensor([0, *np.cumsum([queries for queries, _ in lengths])], dtype=torch.int32)
-    unused = torch.zeros(0)
-    batch = Fields(
-        unused,
-        unused,
-        unused,
-        unused,
-        starts,
-        torch.tensor([context for _, context in lengths]).int(),
-        unused,
-        unused,
-        unused,
-        unused,
-        tables,
-    )
+    fields = dict.fromkeys(Fields.__dataclass_fields__, torch.zeros(0))
+    lens = torch.tensor([context for _, context in lengths]).int()
+    batch = Fields(**{**fields, "query_starts": starts, "context_lens": lens, "block_tables": tables})
     return keys, values, batch, contexts
 
 
@@ -89,8 +78,7 @@ def test_half_precision_stays_half_precision(dtype: torch.dtype) -> None:
     keys, values, batch, _ = paged_batch([(1, 9), (4, 7)], 4, 2, np.random.default_rng(2))
     query = torch.ones(5, 4, HEAD_DIM, dtype=dtype)
     output = ReferenceAttention()(query, keys.to(dtype), values.to(dtype), batch, Bounds(4, 9, 1), scaling=SCALING)
-    assert output.dtype is dtype
-    assert not output.isnan().any()
+    assert output.dtype is dtype and not output.isnan().any()
 
 
 @given(lengths=row_lengths(), spare=st.integers(0, 2))

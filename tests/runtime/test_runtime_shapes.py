@@ -33,6 +33,8 @@ def test_a_step_far_below_the_next_shape_runs_unpadded_where_launching_hides() -
     share = (least[1024] - 1 - 512) / 512
     assert 2.0 + 2.0 * share == pytest.approx(WORTH * 4.0, rel=0.01)
     assert set(least_tokens(seconds, launch_seconds=HIDDEN * 4.0).values()) == {0}
+    close = least_tokens(shapes({256: 1.0, 384: 1.1}), launch_seconds=0.0)
+    assert set(close.values()) == {0}
 
 
 @pytest.mark.parametrize(
@@ -60,30 +62,15 @@ def test_which_steps_are_padded_depends_on_layers_and_ranks_not_on_the_speed_of_
     assert [of_1024 > 769, of_2048 > 1025] == unpadded
 
 
-def test_shapes_close_in_time_take_all_steps() -> None:
-    seconds = shapes({256: 1.0, 384: 1.1})
-    assert set(least_tokens(seconds, launch_seconds=0.0).values()) == {0}
-
-
-def test_a_shape_takes_as_many_chunks_as_its_tokens_allow() -> None:
-    assert [max_chunks(Shape(size, 33, 16)) for size in (64, 256, 1024, 4096)] == [4, 8, 32, 33]
-
-
-def test_a_step_that_is_not_worth_the_next_shape_goes_to_no_larger_one() -> None:
+def test_a_step_takes_the_first_shape_for_its_tokens_and_chunks_that_is_worth_it() -> None:
     seconds = shapes({256: 1.0, 512: 2.0, 1024: 2.1})
     least = least_tokens(seconds, launch_seconds=0.0)
     assert tokens(least) == [256, 512, 1024] and least[Shape(1024, 33, 16)] == 0
     assert [find_shape(least, size, 1) for size in (257, 300)] == [None, None]
     assert [find_shape(least, size, 1) for size in (256, 500, 600, 1025)] == [*seconds, None]
-
-
-def test_a_step_with_many_chunks_takes_a_larger_shape() -> None:
-    least = dict.fromkeys(shapes({64: 1.0, 256: 1.1}), 0)
-    assert [find_shape(least, 60, chunks) for chunks in (4, 5, 8, 9)] == [
-        Shape(64, 33, 16),
-        *[Shape(256, 33, 16)] * 2,
-        None,
-    ]
+    assert [max_chunks(Shape(size, 33, 16)) for size in (64, 256, 1024, 4096)] == [4, 8, 32, 33]
+    small, large = least = dict.fromkeys(shapes({64: 1.0, 256: 1.1}), 0)
+    assert [find_shape(least, 60, chunks) for chunks in (4, 5, 8, 9)] == [small, large, large, None]
 
 
 def test_more_chunks_than_a_graph_holds_run_eagerly_though_the_shape_is_the_same() -> None:

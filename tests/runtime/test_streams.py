@@ -16,17 +16,11 @@ from cbatch.runtime.streams import Stream, StreamError, ThreadEvent, ThreadStrea
 
 
 @pytest.fixture
-def first() -> Iterator[ThreadStream]:
-    stream = ThreadStream("first")
-    yield stream
-    stream.close()
-
-
-@pytest.fixture
-def second() -> Iterator[ThreadStream]:
-    stream = ThreadStream("second")
-    yield stream
-    stream.close()
+def streams() -> Iterator[list[ThreadStream]]:
+    streams = [ThreadStream(name) for name in ("first", "second")]
+    yield streams
+    for stream in streams:
+        stream.close()
 
 
 def finish(stream: Stream) -> None:
@@ -40,77 +34,59 @@ def fail() -> NoReturn:
     raise ZeroDivisionError("the device divides by zero")
 
 
-def test_enqueueing_returns_at_once_and_synchronize_blocks(first: ThreadStream) -> None:
-    gate, done, event = threading.Event(), [], first.event()
-    first.run(gate.wait)
-    first.run(lambda: done.append(1))
-    first.record(event)
-    assert not done  # the host is here while the stream is still at its first operation
-    gate.set()
-    event.synchronize()
-    assert done == [1]
+def test_two_streams_run_beside_the_host_and_each_other(streams: list[ThreadStream]) -> None:
+    """Each waits for the other and for the host; a single thread for two of them would deadlock."""
+    meeting, done = threading.Barrier(3, timeout=PATIENCE), list[int]()
+    for stream in streams:
+        stream.run(meeting.wait)
+        stream.run(lambda: done.append(1))
+    assert not done
+    meeting.wait()
+    for stream in streams:
+        finish(stream)
+    assert done == [1, 1]
 
 
-def test_two_streams_run_at_the_same_time(first: ThreadStream, second: ThreadStream) -> None:
-    """Each waits for the other; a single thread for both would deadlock."""
-    meeting = threading.Barrier(2, timeout=PATIENCE)
-    first.run(meeting.wait)
-    second.run(meeting.wait)
-    finish(first)
-    finish(second)
-
-
-def test_an_event_tells_when_it_was_reached(first: ThreadStream) -> None:
-    begun, ended = first.event(), first.event()
+def test_an_event_tells_when_it_was_reached(streams: list[ThreadStream]) -> None:
+    stream = streams[0]
+    begun, ended = stream.event(), stream.event()
     before = time.perf_counter()
-    first.record(begun)
-    first.run(lambda: time.sleep(0.02))
-    first.record(ended)
+    stream.record(begun)
+    stream.run(lambda: time.sleep(0.02))
+    stream.record(ended)
     ended.synchronize()
     assert before <= begun.time() <= ended.time() - 0.02 <= time.perf_counter() - 0.02
 
 
-def test_an_exception_surfaces_at_the_next_synchronize_with_its_traceback(first: ThreadStream) -> None:
+def test_a_failure_surfaces_at_each_synchronize_that_depends_on_it(streams: list[ThreadStream]) -> None:
+    """With its traceback, on the streams that wait for it too; not in work that was recorded before or that is independent."""
+    first, second = streams
     done: list[int] = []
-    event = first.event()
+    earlier, failed, independent, dependent = (stream.event() for stream in (first, first, second, second))
+    first.record(earlier)
     first.run(fail)
     first.run(lambda: done.append(1))
-    first.record(event)
-    with pytest.raises(StreamError, match="stream 'first' failed: ZeroDivisionError: the device divides") as caught:
-        event.synchronize()
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert "in fail" in "".join(traceback.format_exception(caught.value))
+    first.record(failed)
+    second.record(independent)
+    second.wait(failed)
+    second.run(lambda: done.append(2))
+    second.record(dependent)
+    earlier.synchronize()
+    independent.synchronize()
+    for event in (failed, dependent):
+        with pytest.raises(StreamError, match="stream 'first' failed: ZeroDivisionError: the device divides") as caught:
+            event.synchronize()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert "in fail" in "".join(traceback.format_exception(caught.value))
     assert done == []  # what came behind the failure was skipped
-    for refused in (lambda: first.run(lambda: None), lambda: first.record(event), lambda: first.wait(event)):
+    for refused in (
+        lambda: first.run(fail),
+        lambda: first.record(failed),
+        lambda: first.wait(failed),
+        lambda: second.run(fail),
+    ):
         with pytest.raises(StreamError, match="stream 'first' failed"):
             refused()
-
-
-def test_a_failure_reaches_the_streams_that_depend_on_it(first: ThreadStream, second: ThreadStream) -> None:
-    done: list[int] = []
-    computed, downloaded = first.event(), second.event()
-    first.run(fail)
-    first.record(computed)
-    second.wait(computed)
-    second.run(lambda: done.append(1))
-    second.record(downloaded)
-    with pytest.raises(StreamError, match="stream 'first' failed"):
-        downloaded.synchronize()
-    assert done == []
-    with pytest.raises(StreamError):
-        second.run(lambda: None)
-
-
-def test_a_failure_leaves_independent_streams_alone(first: ThreadStream, second: ThreadStream) -> None:
-    first.run(fail)
-    finish(second)
-
-
-def test_work_recorded_before_a_failure_counts(first: ThreadStream) -> None:
-    event = first.event()
-    first.record(event)
-    first.run(fail)
-    event.synchronize()
 
 
 def test_close_drops_work_that_has_not_begun_and_lets_nobody_wait() -> None:
@@ -174,7 +150,7 @@ def check_order(calls: list[tuple[str, int, int]], streams: Sequence[Stream]) ->
     assert all(required[number] <= seen[number] for number in required)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(calls=calls)
 def test_any_program_runs_in_an_order_that_the_rules_allow(calls: list[tuple[str, int, int]]) -> None:
     streams = [ThreadStream(str(index)) for index in range(NUM_STREAMS)]
