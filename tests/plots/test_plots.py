@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -227,16 +226,6 @@ def test_service_of_clients_over_time(folder: Path, tmp_path: Path, capsys: pyte
     total = service.draw(write_run(tmp_path / "run", settings=settings)).axes[0]
     assert lines(total)["ann"][1][-1] == pytest.approx(11 / 2 / 1e3)
     assert "has no service difference" in capsys.readouterr().err
-
-
-def test_of_many_clients_the_smallest_are_grey(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_MOST_CLIENTS", 2)
-    three: Any = SimpleNamespace(
-        weight=np.ones(3), clients=["a", "b", "c"], received=lambda at: np.array([[1.0, 3.0, 2.0]])
-    )
-    panel = service.new_figure(1, 1, 1)[1][0][0]
-    service._draw_clients(panel, np.arange(2), np.ones((2, 3)), three)
-    assert [label for label in lines(panel) if not label.startswith("_")] == ["2 others", "b"]
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from in_process import message
-from test_workloads import composed
 
 from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.workloads import Clients
@@ -78,25 +77,6 @@ def test_another_client_and_a_longer_run_change_no_request() -> None:
     ]
     assert facts[0] == facts[1] == facts[2][: len(facts[0])]
     assert not set(times_of(beside, "bob")) & set(times_of(beside, "ann"))
-
-
-PUBLISHED = {
-    "vtc_overload": {"client1": 1.5 * 360, "client2": 3 * 360},
-    "vtc_overload_multi": {f"client{i}": (0.4 if i < 4 else 0.6) * 360 for i in range(1, 9)},
-    "vtc_weights": {f"client{i}": 2 * 600 for i in range(1, 5)},
-    "vtc_proportional": {"client1": 0.25 * 600, "client2": 0.5 * 600, "client3": 1.5 * 600},
-    "vtc_on_off": {"client1": 0.5 * 300, "client2": 2 * 600},
-    "vtc_increase": {"client1": 0.5 * 600, "client2": 1.1 * 600},
-    "vtc_shift": {"client1": 0.5 * 180 + 300 + 0.5 * 300, "client2": 2 * 300 + 300 + 1.5 * 300},
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_suites(name: str) -> None:
-    requests = composed(f"+workload={name}").requests(None)
-    clients = [request.client for request in requests]
-    assert {client: clients.count(client) for client in sorted(set(clients), key=str)} == PUBLISHED[name]
-    assert {(request.num_prompt_tokens, request.max_new_tokens) for request in requests} == {(256, 256)}
 
 
 BAD: list[tuple[Callable[[], object], str]] = [

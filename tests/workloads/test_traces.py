@@ -360,14 +360,3 @@ def test_published_traces(name: str, num: int, span: float | None, prompt: int, 
     assert len(trace) == num and medians == (pytest.approx(prompt, abs=0.5), output)
     end = None if trace.arrival_time is None else trace.arrival_time[-1]
     assert end == (span and pytest.approx(span, abs=0.5))
-
-
-def test_published_servegen_rates_and_lengths() -> None:
-    """A whole day of all clients has the rate and the median lengths that the files' notes give."""
-    stem = "servegen_reason_deepseek-r1"
-    workload = ServeGen(path=published(f"{stem}_trace.csv.gz"), dataset=published(f"{stem}_dataset.jsonl.gz"))
-    day = replace(workload, duration=86_400).trace()
-    assert len(day) / 86_400 == pytest.approx(16.0, abs=0.05)
-    assert len(by_client(day)) == 73
-    assert np.median(day.prompt_tokens) == pytest.approx(208, abs=3)
-    assert np.median(day.output_tokens) == pytest.approx(792, abs=8)
