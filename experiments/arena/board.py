@@ -57,7 +57,9 @@ def read_board(root: Path) -> Board:
     origin = f"{len(abouts)} runs and searches, {seconds:,.0f} s, {made_text(abouts)}"
     errors = [line for file in sorted(root.rglob(ERRORS)) for line in file.read_text(encoding="utf-8").splitlines()]
     notes = [origin, *notes_of(abouts), *(f"not finished: {line}" for line in errors)]
-    return Board(_cells(_replications(runs)), _sort(_capacities(searches), ["trace", "slo", "rate"]), notes)
+    cells = _cells(_replications(runs)) if len(runs) else runs
+    capacities = _sort(_capacities(searches), ["trace", "slo", "rate"]) if len(searches) else searches
+    return Board(cells, capacities, notes)
 
 
 def rank(cells: pd.DataFrame) -> pd.DataFrame:
@@ -91,8 +93,6 @@ def _abouts(runs: pd.DataFrame) -> list[Any]:
 
 def _replications(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per run: its cell, seed and figures."""
-    if runs.empty:
-        return runs
     figures = {name: factor * runs.get(key, np.nan) for name, (key, factor) in FIGURES.items()}
     cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
     return _places(runs).assign(**cell, **figures)
@@ -100,8 +100,6 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _capacities(searches: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per search: the capacity, its interval, and its share of the bound."""
-    if searches.empty:
-        return searches
     ends = {"rate": "capacity.requests_per_second", "low": "capacity.low", "high": "capacity.high"}
     bound = searches.get("regret.capacity", np.nan)
     return _places(searches).assign(**{name: searches[key] for name, key in ends.items()}, of_bound=bound)
@@ -110,7 +108,7 @@ def _capacities(searches: pd.DataFrame) -> pd.DataFrame:
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:
     """Returns means over replications. Policies are compared in pairs of replications, which have the same requests."""
     cells = []
-    for place, group in replications.groupby(CELL) if len(replications) else ():
+    for place, group in replications.groupby(CELL):
         attained = {policy: rows.set_index("seed")[ATTAINED].to_dict() for policy, rows in group.groupby("policy")}
         best = max(attained.values(), key=lambda shares: fmean(shares.values()))
         for policy, rows in group.groupby("policy"):
@@ -130,4 +128,4 @@ def _cells(replications: pd.DataFrame) -> pd.DataFrame:
 def _sort(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """Sorts rows by the columns; by the last one from the highest value on."""
     ascending = [True] * (len(columns) - 1) + [False]
-    return frame if frame.empty else frame.sort_values(columns, ascending=ascending, kind="stable", ignore_index=True)
+    return frame.sort_values(columns, ascending=ascending, kind="stable", ignore_index=True)

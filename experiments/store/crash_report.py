@@ -56,27 +56,21 @@ def report_crashes(folder: Path, begun: Mapping[str, Any], facts: Facts) -> Iter
 
 def was_killed(folder: Path, since: datetime) -> bool:
     """Whether a run began in this folder at `since` or later, and its end was not reported (it may still be running)."""
-    state = read_state(folder)
-    if state.get("status") != "begun":
-        return False
-    return datetime.fromisoformat(state["begun"]) >= since.astimezone().replace(microsecond=0)  # as stored
+    state, second = read_state(folder), since.astimezone().replace(microsecond=0)  # as stored
+    return state.get("status") == "begun" and datetime.fromisoformat(state["begun"]) >= second
 
 
 def _named(error: BaseException, folder: Path) -> BaseException:
     """Returns the error for the command line."""
     see = f"see {folder / UNFINISHED}"
-    match error:
-        case TerminatedError():
-            return TerminatedError(f"terminated; {see}")
-        case ResultsError():
-            return error
-        case OSError():
-            why = error.strerror or error
-            return ResultsError(f"{folder}: {why}; make room, or choose another folder with output=")
-        case Exception():
-            return CbatchError(f"{_message(error)}; {see}")
-        case _:
-            return error
+    if isinstance(error, TerminatedError):
+        return TerminatedError(f"terminated; {see}")
+    if isinstance(error, ResultsError) or not isinstance(error, Exception):
+        return error
+    if isinstance(error, OSError):
+        why = error.strerror or error
+        return ResultsError(f"{folder}: {why}; make room, or choose another folder with output=")
+    return CbatchError(f"{_message(error)}; {see}")
 
 
 @contextmanager
