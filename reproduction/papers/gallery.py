@@ -29,6 +29,8 @@ FOLDER = Path(__file__).parent / "figures"
 
 OF_THE_PAPER = ("fig3", "fig4", "table2", "fig5", "fig7", "fig8", "table4", "fig9", "fig10", "fig11", "fig12", "fig13")
 """In the paper's order; the other figures follow by name."""
+LANDSCAPE = "landscape"
+"""The group of figures about the published policies, in a folder of their own."""
 
 
 class Shown(NamedTuple):
@@ -44,14 +46,9 @@ class Shown(NamedTuple):
     drawn: bool = True
 
 
-LANDSCAPE = "landscape"
-"""The group of figures about the published policies, in a folder of their own."""
-
-
 def names() -> list[str]:
     """Names of all figures but the landscape's."""
-    found = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
-    return [*(name for name in OF_THE_PAPER if name in found), *sorted(found - {*OF_THE_PAPER})]
+    return [*OF_THE_PAPER, *sorted({path.stem for path in FOLDER.glob("[!_]*.py")} - {*OF_THE_PAPER})]
 
 
 def landscape() -> list[str]:
@@ -157,10 +154,7 @@ def totals(shown: Sequence[Shown]) -> str:
     each = [(source, [verdict for verdict in verdicts if verdict.claim.source == source]) for source in sources]
     lines = [f"{conclusion(verdicts)}; {len(shown)} figures in {seconds:.0f} s"]
     lines += [f"  {source}: {conclusion(own)}" for source, own in each if len(each) > 1]
-    return "\n".join([*lines, *(_failure(verdict) for verdict in verdicts if verdict.outcome not in SETTLED)])
-
-
-def _failure(verdict: Verdict) -> str:
-    claim = verdict.claim
-    reason = claim.note or "no reason is known"
-    return f"  {verdict.outcome}: {claim.id}, {claim.where}: {claim.asked}, ours {verdict.value:.3g}: {reason}"
+    for verdict, claim in ((verdict, verdict.claim) for verdict in verdicts if verdict.outcome not in SETTLED):
+        ours = f"{claim.asked}, ours {verdict.value:.3g}: {claim.note or 'no reason is known'}"
+        lines.append(f"  {verdict.outcome}: {claim.id}, {claim.where}: {ours}")
+    return "\n".join(lines)

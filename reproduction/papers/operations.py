@@ -46,11 +46,6 @@ class OpCount(NamedTuple):
     flops: float
     bytes: float
 
-    @property
-    def intensity(self) -> float:
-        """Arithmetic intensity in FLOP/byte; above the hardware's ratio of the two rates it is compute-bound."""
-        return self.flops / self.bytes
-
 
 def matmul(inputs: int, outputs: int, num_tokens: float, dtype_bytes: int) -> OpCount:
     """A matrix product: `num_tokens` rows of `inputs` values times weights of [inputs, outputs]."""

@@ -69,11 +69,10 @@ class SteadyState:
         return self.seconds("baseline", load) / self.seconds(scheme, load, chunk)
 
     def provenance(self) -> dict[str, Any]:
-        """Where the times come from."""
         return self.cost.provenance()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Releases nothing."""
 
     def _run(self, scheme: Scheme, load: Load, chunk: int) -> float:
         policy, tile = policy_of(scheme, chunk), tile_of(self.cost, chunk)

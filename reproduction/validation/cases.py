@@ -4,8 +4,9 @@ Those whose names begin with "held out" had no part in building the profile: oth
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,38 +17,17 @@ from cbatch import SLO, ConfigError, Policy, Request
 from cbatch.kv import blocks_for
 from cbatch.request import spec_of
 from experiments.settings.command_line import beginning_with
+from experiments.settings.compose import compose_run
+from experiments.settings.settings import Settings
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
 from experiments.workloads.annotate import Limit
 from experiments.workloads.base import Vocabulary
 from experiments.workloads.seeds import Stream, generator
-from policies.chunking import Slack, TileAligned
-from policies.longest_first import LongestFirst
-from policies.mlfq import MLFQ
-from policies.orca import Orca
-from policies.past_future import PastFuture
-from policies.predictors import Oracle
-from policies.prefill_first import PrefillFirst
-from policies.qoserve import QoServe
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
-from policies.sarathi_serve import SarathiServe
-from policies.vllm_v1 import VllmV1
-from policies.vtc import VTC
 
-POLICIES: Mapping[str, Callable[[], Policy]] = {
-    "request_level": RequestLevel,
-    "orca": Orca,
-    "prefill_first": PrefillFirst,
-    "sarathi, 256 tokens": lambda: Sarathi(TileAligned(256)),
-    "sarathi, 512 tokens": lambda: Sarathi(TileAligned(512)),
-    "sarathi_serve, 512 tokens": lambda: SarathiServe(TileAligned(512)),
-    "longest_first, 512 tokens": lambda: LongestFirst(TileAligned(512)),
-    "vllm_v1, 2048 tokens": lambda: VllmV1(2048),
-    "vtc": lambda: VTC(Oracle()),
-    "qoserve": lambda: QoServe(Slack(), Oracle()),
-    "mlfq": MLFQ,
-    "past_future": PastFuture,
-}
+_TABLES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
+
+POLICIES: Mapping[str, str] = _TABLES["policies"]
+"""Settings of `experiments.run` by the names that results files have."""
 
 SERVE = "sarathi_serve, 512 tokens"
 
@@ -103,12 +83,17 @@ class Case:
         return (self.model, self.batch, self.max_tokens) == (other.model, other.batch, other.max_tokens)
 
 
-def _read_cases(path: Path) -> tuple[Case, ...]:
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["cases"]
-    return tuple(Case(**{**entry, "policies": tuple(entry["policies"])}) for entry in entries)
+CASES = tuple(Case(**{**entry, "policies": tuple(entry["policies"])}) for entry in _TABLES["cases"])
 
 
-CASES = _read_cases(Path(__file__).with_name("cases.yaml"))
+def make_policy(name: str) -> Policy:
+    """Returns a new policy of this name in `POLICIES`."""
+    return _settings(name).policy()
+
+
+@cache
+def _settings(name: str) -> Settings:
+    return compose_run(*POLICIES[name].split())
 
 
 def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float | None) -> Workload:

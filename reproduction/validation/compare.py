@@ -14,7 +14,7 @@ from cbatch.sim.cost import StageTimes
 from cbatch.sim.power import GpuClock
 from experiments.settings.presets import load_spec
 from reproduction.validation.card import AS_MEASURED, CardSpeed, card_speed, eager_seconds
-from reproduction.validation.cases import POLICIES
+from reproduction.validation.cases import make_policy
 from reproduction.validation.runs import ServedRun, figures, percentile_ranks
 
 CLOSED = {"total time": 0.03, "throughput": 0.03}
@@ -80,7 +80,7 @@ def simulate(
     executor = SimExecutor(cost, host)
     server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
     asked = run.requests() if requests is None else requests
-    return server.serve(POLICIES[settings["policy"]](), asked, asynchronous=asynchronous)
+    return server.serve(make_policy(settings["policy"]), asked, asynchronous=asynchronous)
 
 
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests
 from experiments.store.provenance import commit, today, versions
 from experiments.workloads import Workload
-from reproduction.validation.cases import POLICIES, SERVE, Case, workload
+from reproduction.validation.cases import SERVE, Case, make_policy, workload
 from reproduction.validation.runs import ServedRun, Watched, run_of
 
 WARM_UP = (64, 16)
@@ -87,10 +87,10 @@ def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: 
     settings = {"case": case.name, "policy": policy, "model": spec.name, **sizes, "load": case.load, "rate": case.rate}
     settings["loop"] = case.loop
     prompt, output = min(WARM_UP[0], limits.max_request_tokens - WARM_UP[1]), WARM_UP[1]
-    server.serve(POLICIES[policy](), equal_requests(limits.max_batch, prompt, output, vocabulary.size))
+    server.serve(make_policy(policy), equal_requests(limits.max_batch, prompt, output, vocabulary.size))
     asked = requests.requests(vocabulary)
     watched = Watched(server.executor)
-    record = replace(server, executor=watched).serve(POLICIES[policy](), asked, asynchronous=case.loop == "async")
+    record = replace(server, executor=watched).serve(make_policy(policy), asked, asynchronous=case.loop == "async")
     return run_of(settings, record, asked, watched.shapes)
 
 

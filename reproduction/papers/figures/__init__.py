@@ -1,2 +1,1 @@
-"""A module per figure: `measure` gives its data, `draw` the drawing (of a table its Markdown), `text` what is printed
-beside a drawing; its quantities take `data`."""
+"""A module per figure: `measure` gives its data, `draw` the drawing (of a table its Markdown); its quantities take `data`."""
