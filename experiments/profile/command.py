@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from cbatch import ConfigError, ModelSpec
 from cbatch.model.topology import Degree, Topology, split_ranks
-from cbatch.sim import PROFILES, Profile, ProfileCost
+from cbatch.sim import PROFILES, ProfileCost
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile_file import make_profile, profile_content, profile_text, read_profile
@@ -24,7 +24,7 @@ from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, device_memory, hardware_name
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
-from experiments.profile.tables import UNCOMPARED, captured_graphs, captured_rows, model_tables, put_links, put_model
+from experiments.profile.tables import captured_graphs, captured_rows, model_tables, new_content, put_links, put_model
 from experiments.profile.transfers import ceilings, copy_times
 from experiments.settings.hardware import cpu_profile
 from experiments.settings.presets import load_spec
@@ -80,8 +80,7 @@ def _measure_model(
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
     degree, on_gpu = limits.get("tensor_parallel", 1), backend == "cuda"
     origin = _origin(spec, limits, backend, batches, hardware)
-    profile = read_profile(path) if path.is_file() else _blank(hardware, backend, path.stem, origin)
-    content = profile_content(profile)
+    content = _content(path, hardware, backend, origin)
     put_links(content, origin, _transfers(backend, spec, report))
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
@@ -113,17 +112,12 @@ def _measure_model(
     return path
 
 
-def _blank(hardware: str, backend: str, name: str, origin: str) -> Profile:
-    """Returns a new profile; called before a model takes the memory."""
-    return Profile(
-        name=name,
-        hardware=hardware,
-        source=origin,
-        error=UNCOMPARED,
-        memory_bytes=device_memory(backend),
-        ceilings=ceilings(torch.device(backend), TILES[backend]),
-        origins={("ceilings",): origin},
-    )
+def _content(path: Path, hardware: str, backend: str, origin: str) -> dict[str, Any]:
+    """Returns the content of the file, or of a new one; called before a model takes the memory."""
+    if path.is_file():
+        return profile_content(read_profile(path))
+    rates = ceilings(torch.device(backend), TILES[backend])
+    return new_content(path.stem, hardware, origin, device_memory(backend), rates, origin)
 
 
 def _transfers(backend: str, spec: ModelSpec, report: Report) -> Links:

@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 
 from cbatch import BatchShape, ConfigError
 from cbatch.replay.decisions import Decision
-from cbatch.sim import PROFILES, HostTime, Profile, ProfileCost, load_profile
+from cbatch.sim import PROFILES, ProfileCost, load_profile
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.measured import Measured
-from cbatch.sim.profile_file import make_profile, profile_content, profile_text
+from cbatch.sim.profile_file import make_profile, profile_text
+from cbatch.sim.provenance import FROM
 from experiments.profile.fitted import count_pairs, fit_prices
 from experiments.profile.kernels import unknown
 from experiments.profile.measure import Iterations
-from experiments.profile.tables import UNCOMPARED, model_tables, put_model
+from experiments.profile.tables import model_tables, new_content, put_model
 from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import read_decisions
 from experiments.store.provenance import commit, today, write_text
@@ -59,25 +60,17 @@ def profile_recordings(
     alone = [(shape, seconds) for shape, seconds in measured if not shape.chunks]
     mixed = [(shape, seconds) for shape, seconds in measured if shape.chunks]
     if min(len(alone), len(mixed)) < LEAST:
-        parts = (
-            f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts in {len(files)} files {DECISIONS}"
-        )
-        raise ConfigError(f"recordings={','.join(recordings)}: {parts}; record at least {LEAST} of each")
+        parts = f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts"
+        problem = f"recordings={','.join(recordings)}: {parts} in {len(files)} files {DECISIONS}"
+        raise ConfigError(f"{problem}; record at least {LEAST} of each")
     command = f"python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}"
-    found = f"{len(measured)} iterations of vLLM in {len(files)} recordings"
-    origin = f"measured by {command}; {card.hardware}; {found}"
+    counts = f"{len(measured)} iterations of vLLM in {len(files)} recordings"
+    origin = f"measured by {command}; {card.hardware}; {counts}"
     path = Path(output) if output else PROFILES / f"{card.name}-vllm.json"
-    empty = Profile(
-        name=path.stem,
-        hardware=f"{card.hardware}, vLLM",
-        source=origin,
-        error=UNCOMPARED,
-        memory_bytes=card.memory_bytes,
-        ceilings=card.ceilings,
-        host={"sync": HostTime(0.0), "async": HostTime(0.0)},
-        origins={("ceilings",): card.origin("ceilings"), ("host",): "measured within other times"},
-    )
-    content = profile_content(empty)
+    about = path.stem, f"{card.hardware}, vLLM", origin
+    content = new_content(*about, card.memory_bytes, card.ceilings, card.origin("ceilings"))
+    none = {"seconds": 0.0}
+    content["host"] = {FROM: "measured within other times", "sync": none, "async": none}
     put_model(content, spec, origin, tables(alone, mixed), None, 1)
     write_text(path, profile_text(make_profile(content)))
     cost = ProfileCost(load_profile(str(path)), spec)

@@ -15,6 +15,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import CapturedGraphs, DecodeOnly, HostTimes, Measured
 from cbatch.sim.provenance import FROM
+from cbatch.sim.roofline import Ceilings
 from experiments.profile.kernels import ShareOf
 from experiments.profile.measure import Iterations
 
@@ -55,6 +56,14 @@ def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_bat
         mixed_decodes=iterations.mixed_decodes,
         power=iterations.power,
     )
+
+
+def new_content(
+    name: str, hardware: str, origin: str, memory_bytes: float, ceilings: Ceilings, ceilings_from: str
+) -> dict[str, Any]:
+    """Returns the content of a new profile, without models. origin: of its numbers, except the ceilings."""
+    about = {"name": name, "hardware": hardware, "source": origin, "error": UNCOMPARED}
+    return {**about, "memory_bytes": memory_bytes, "ceilings": {FROM: ceilings_from, **asdict(ceilings)}}
 
 
 def put_links(content: dict[str, Any], origin: str, links: Links) -> None:
