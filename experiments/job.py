@@ -200,8 +200,7 @@ def folder_name(overrides: str) -> str:
         one is quoted, as in `orca,'slai(x=1)'`; the name is that of the same value without quotes.
     """
     overrides = _QUOTED_WORD.sub(r"\1", overrides)
-    name = ",".join(part if "/" not in part else _without_folders(part) for part in overrides.split(","))
-    name = _for_a_path(name) or "run"
+    name = _for_a_path(overrides) or "run"
     if name == overrides and len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]},~{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
@@ -210,9 +209,3 @@ def folder_name(overrides: str) -> str:
 def _for_a_path(name: str) -> str:
     """Replaces what a shell or file system may not take: `'orca(x=1)'` becomes `orca_x=1`."""
     return re.sub(r"[^\w.,=+~-]+", "_", re.sub(r"[)']", "", name))
-
-
-def _without_folders(override: str) -> str:
-    """Shortens a path to its last part: `workload.path=/data/trace.csv` becomes `workload.path=trace.csv`."""
-    key, _, value = override.partition("=")
-    return f"{key}={value.rstrip('/').rpartition('/')[2]}"

@@ -14,17 +14,14 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from cbatch import ModelSpec, PlanError
+from cbatch import PlanError
 from cbatch.errors import ReplayError
-from cbatch.model.topology import Topology
 from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
 from cbatch.replay.follow import follow
-from experiments.settings.backends import Cpu, Cuda, with_even_stages
 from experiments.settings.command_line import run
 from experiments.settings.compose import compose_run
 from experiments.settings.error_lines import CONFIG_FOLDER
-from experiments.settings.hardware import cost_model
 from experiments.settings.overrides import check_effects, check_recorded, key_of
 from experiments.settings.settings import PLANS_BY, Composed, Keys, Recipe, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
@@ -33,9 +30,6 @@ from experiments.store.sources import differences, sources_of
 
 _SHOWN = 12
 """Requests of a view or plan that are printed; the rest is counted."""
-
-_TOPOLOGY = ("tensor_parallel", "pipeline_stages", "replicas", "gpus_per_node")
-"""Keys of a backend that the cost model in a policy's view depends on."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,7 +43,7 @@ def _replay(run_folder: str, *overrides: str) -> int:
     settings = _settings(folder)
     policy = (_policy(file, overrides) if overrides else settings.policy)()
     hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings.hardware)
-    cost = cost_model(hardware, *_predicted(settings), max_batch=settings.batch)
+    cost = settings.backend.cost(hardware, settings.model, settings.batch)
     found = Differences(type(policy).__name__)
     try:
         # what vLLM has served is followed: our engine does not know its rules
@@ -61,16 +55,6 @@ def _replay(run_folder: str, *overrides: str) -> int:
     if code and (changed := differences(code, sources_of(settings.composed.keys))):
         print(f"\nchanged since the recording: {changed}")
     return 1 if found.num_different else 0
-
-
-def _predicted(settings: Settings) -> tuple[ModelSpec, Topology]:
-    """Returns the model and the topology that the backend's predictions are of; on a CPU the whole model."""
-    spec, backend = settings.model, settings.backend
-    if isinstance(backend, Cpu):
-        return spec, Topology()
-    if isinstance(backend, Cuda) and backend.sizes:
-        spec = with_even_stages(spec, backend.pipeline_stages, backend.sizes)
-    return spec, Topology(**{key: getattr(backend, key) for key in _TOPOLOGY if hasattr(backend, key)})
 
 
 class Differences:
@@ -139,8 +123,8 @@ def _settings(folder: Path) -> Settings:
     if not isinstance(keys, dict) or not {"policy", "hardware", "model", "backend", "batch"} <= keys.keys():
         raise ReplayError(f"{folder / CONFIG}: does not hold a run's settings; give the folder of a run")
     defaults: Any = OmegaConf.load(CONFIG_FOLDER / "config.yaml")
-    newer = {field.name for field in fields(Keys)} - keys.keys()
-    return read_settings(Composed({**keys, **{key: defaults[key] for key in newer}}))
+    newer = {field.name: defaults[field.name] for field in fields(Keys) if field.name not in keys}
+    return read_settings(Composed(keys | newer))
 
 
 def _policy(file: DecisionsFile, overrides: Sequence[str]) -> Recipe:

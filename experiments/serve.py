@@ -68,9 +68,9 @@ def serve(
             figures["regret"] = regret(run.requests, requests, bounds)
         load = None if run.rate is None else {"load": settings.workload.load, "rate": run.rate}
         measured = {"load": load, "mean_waiting": requests.mean_waiting, "wall_seconds": time.perf_counter() - began}
-        summary = {"about": about_run(run) | origin | measured, **figures}
+        summary, decode = {"about": about_run(run) | origin | measured, **figures}, _decoder(run)
         if settings.tables and not run.streamed:
-            write_results(folder, record, requests, summary, timeline=settings.timeline, decode=_decoder(run))
+            write_results(folder, record, requests, summary, timeline=settings.timeline, decode=decode)
         write_summary(folder, summary)
         gc.unfreeze()
     return summary

@@ -181,7 +181,8 @@ class Cuda(Real):
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Predicts as if all stages had as many layers as the largest."""
-        even = with_even_stages(spec, self.pipeline_stages, self.sizes)
+        most = max(part.size for part in split_layers(spec, self.pipeline_stages, self.sizes))
+        even = replace(spec, num_layers=most * self.pipeline_stages)
         return cost_model(hardware, even, self._topology, max_batch=max_batch)
 
     @property
@@ -233,12 +234,6 @@ class Cuda(Real):
             **counts,
             **super().facts(executor, cost, asynchronous),
         }
-
-
-def with_even_stages(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None) -> ModelSpec:
-    """The model with as many layers in every stage as in the largest. sizes: of each stage; None: equal."""
-    most = max(part.size for part in split_layers(spec, num_stages, sizes))
-    return replace(spec, num_layers=most * num_stages)
 
 
 @dataclass(frozen=True, kw_only=True)

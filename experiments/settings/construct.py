@@ -1,7 +1,7 @@
 """Builds objects from sections of the configuration, by Hydra's `_target_`; an error is one line that names the key."""
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import isclass, isfunction, ismodule
@@ -129,14 +129,6 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
             fits = type(value) in allowed or (type(value) is int and float in allowed)
             if {*allowed} <= _PLAIN.keys() and not fits:
                 raise ConfigError(f"{path}.{key}={shorten(value)}: give {named}")
-
-
-def takes(target: object) -> Collection[str]:
-    """The names of a target's parameters; none if it cannot be imported."""
-    try:
-        return _parameters(locate("", target))
-    except ConfigError:
-        return ()
 
 
 def _is_module(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
+from difflib import get_close_matches
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -47,7 +48,7 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
     """Returns a line for an error of Hydra. name: of the command's file in conf/. overrides: that were composed."""
     match error:
         case MissingConfigException() if error.missing_cfg_file:
-            return _unknown_option(str(error.missing_cfg_file), error.options or [])
+            return _unknown_option(str(error.missing_cfg_file), error.options or ())
         case OverrideParseException():
             return f"{error.override}: cannot be read ({_first_line(error)}); give key=value"
         case MissingMandatoryValue():
@@ -64,30 +65,22 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
 
 def _unknown_option(missing: str, options: Sequence[str]) -> str:
     group, _, option = missing.partition("/") if missing.partition("/")[0] in GROUPS else missing.rpartition("/")
-    made = set("(.") if group == "policy" else set("(")  # in the names of options with arguments, of `choices`
-    options = options or [path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml")]
-    known = [other for other in options if not made & set(other)]
-    own = "; for one of yours give the import path of its class, policy=my_module.MyPolicy" if group == "policy" else ""
-    own = own or "; pip install -e '.[sweep]' has more" * group.startswith("hydra/")
-    return f"{group}={option}: no such {group}; {nearest(option, known)}{own}"
+    own = filter(str.isidentifier, options)  # others may be those with arguments, of `choices`
+    known = {*own, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
+    remedy = "; for one of yours give the import path of its class, policy=my_module.MyPolicy" * (group == "policy")
+    remedy = remedy or "; pip install -e '.[sweep]' has more" * group.startswith("hydra/")
+    return f"{group}={option}: no such {group}; {nearest(option, known)}{remedy}"
 
 
 def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
-    """Names the keys that end as an unknown one does, or else the nearest of its section."""
+    """Names the keys that end as an unknown one does, or else the most similar ones."""
     groups = [override for override in overrides if override.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         keys: Any = OmegaConf.to_container(compose(name, groups), resolve=False)
-    section, _, last = key.rpartition(".")
     names = [known for known, _ in flat(keys)]
-    within = key.partition(".")[0] if section else ""
-    same = [known for known in names if known.endswith(f".{last}") and known.startswith(within)]
-    siblings = {
-        known.removeprefix(f"{section}.").partition(".")[0]
-        for known in names
-        if known.startswith(f"{section}.") or not section
-    }
-    hint = f"did you mean {' or '.join(same[:3])}?" if same else nearest(last, siblings - {"_target_"})
-    return f"{key}: no such key; {hint}" + f"; +{key}=... adds it" * bool(section)
+    near = [known for known in names if known.endswith(f".{key.rpartition('.')[2]}")]
+    near = near or get_close_matches(key, [*names, *keys], 3, 0.4) or ["one that --help lists"]
+    return f"{key}: no such key; did you mean {' or '.join(near[:3])}?" + f"; +{key}=... adds it" * ("." in key)
 
 
 def _first_line(error: BaseException) -> str:

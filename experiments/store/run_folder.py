@@ -198,7 +198,8 @@ def write_results(
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Writes summary.json, the last file of a run."""
-    write_json(folder / SUMMARY, _without_nan(summary))
+    content: dict[str, Any] = _without_nan(summary)
+    write_json(folder / SUMMARY, content)
 
 
 def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
