@@ -12,7 +12,6 @@ import pytest
 from hypothesis import Phase, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
-os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, commands answer mistakes with a traceback
 
 gc.set_threshold(1_000_000)  # each full collection would traverse all of torch
 atexit.register(gc.freeze)  # a process that ends need not look for garbage once more

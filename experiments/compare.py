@@ -34,6 +34,7 @@ from experiments.capacity.folder import RESULT, read_searches
 from experiments.objective import known_figures, may_exist, no_such_figure
 from experiments.settings.choices import option_names
 from experiments.settings.command_line import run
+from experiments.settings.overrides import check_given_once
 from experiments.store import headings
 from experiments.store.intervals import compare
 from experiments.store.labels import is_policy, is_seed, label_runs, settings_of
@@ -59,10 +60,7 @@ def _compare(*arguments: str) -> int | None:
     others = [f"{key}={value}" for key, value in options if key not in _OPTIONS]
     if not names:
         raise ConfigError("compare: give folders of runs, or at least two policies, as in compare orca sarathi_serve")
-    for key in ("baseline", "runs"):
-        if len(values[key]) > 1:
-            first, second, *_ = values[key]
-            raise ConfigError(f"compare: {key} is given twice, as {first} and as {second}; give it once")
+    check_given_once([text for text in arguments if text not in names], ("baseline", "runs"))
     folders, baseline = [Path(name) for name in names if Path(name).is_dir()], "".join(values["baseline"])
     if len(folders) < len(names):
         _check_policies(names, baseline, values["metric"])

@@ -4,7 +4,6 @@ With -m, comma-separated values are swept; the same command with the same `sweep
 """
 
 import logging
-import os
 import sys
 from contextlib import ExitStack
 from datetime import datetime
@@ -80,7 +79,7 @@ def _main(command: Command, claims: ExitStack) -> int:
     except Exception as error:
         message = one_line(error)
         if sweep is None or str(error) != _ALL_FAILED:
-            if message is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            if message is None:
                 raise
             print(f"error: {message}", file=sys.stderr)
             return 2

@@ -194,7 +194,7 @@ def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
     assert one.index("a over b") < one.index("ratio") < one.index("-1 [-1, -1]"), "a table stands below its title"
     assert "-1 [-1, -1]" in one
     assert printed(str(tmp_path), "baseline=c") == "baseline=c: no run of this policy; known: a, b"
-    assert printed(str(tmp_path), "runs=a", "runs=b") == "compare: runs is given twice, as a and as b; give it once"
+    assert printed(str(tmp_path), "runs=a", "runs=b") == "runs: is given twice, as a and as b; give it once"
 
 
 def test_chunks_are_compared_with_the_baseline_of_the_same_chunk(tmp_path: Path) -> None:

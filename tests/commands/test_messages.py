@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import command, new_process
+from commands import command
 from hydra.core.config_store import ConfigStore
 
 HERE = Path(__file__).parent
@@ -26,13 +26,6 @@ def test_a_mistake_is_one_line_that_names_it(arguments: str, named: str, tmp_pat
     assert line.startswith("error: ") and [word for word in named.split() if word not in line] == []
     new = {path.name for path in files_in(folder) - before}
     assert new == ({"config.yaml", "unfinished.json"} if "iteration" in named else set()), "of a run that began"
-
-
-def test_the_full_traceback_is_there_for_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    done = new_process("run", "chunk=0", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr and "ConfigError: chunk=0" in done.stderr
 
 
 @pytest.mark.parametrize(
