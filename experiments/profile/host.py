@@ -6,11 +6,11 @@ its waiting; the device does not notice it while its iterations take longer. Tho
 launching operation by operation adds is measured apart.
 """
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
+from scipy.optimize import nnls
 
 from cbatch import Server
 from cbatch.sim import HostTime
@@ -36,15 +36,16 @@ def host_times(server: Server[Any], laboratory: Laboratory, vocabulary_size: int
 
 
 def _host_time(server: Server[Any], vocabulary_size: int, asynchronous: bool) -> HostTime:
-    """Fits a line through the host times of decodes of one request, a quarter of the batch and the whole batch.
+    """Fits a line without a fall through the host times of decodes, by least squares.
 
-    Measures again where other work on the machine hides the line. If it always does, returns the shortest of the times last
-    measured, the same for any number of requests.
+    Measures again where other work on the machine hides the line, so that no time would be left without requests. If it always
+    does, returns the shortest of the times last measured, the same for any number of requests.
     """
     for _ in range(_ATTEMPTS):
         medians = _medians(server, vocabulary_size, asynchronous)
-        if line := fit_line(medians):
-            return line
+        (constant, slope), _residual = nnls([[1, number] for number in medians], list(medians.values()))
+        if constant > 0:
+            return HostTime(float(constant), float(slope))
     return HostTime(min(medians.values()))
 
 
@@ -56,21 +57,8 @@ def eager_seconds(laboratory: Laboratory, captured: int) -> float:
     return max(laboratory.launch_seconds(eager) - laboratory.launch_seconds(replayed), 0.0)
 
 
-def fit_line(medians: Mapping[int, float]) -> HostTime | None:
-    """Returns the line of least squares through times by number of requests; a flat one where that would fall.
-
-    None where it would leave no time without requests.
-    """
-    if len(medians) == 1:
-        return HostTime(*medians.values())
-    slope, constant = np.polyfit(list(medians), list(medians.values()), 1)
-    if slope <= 0:
-        return HostTime(float(np.mean(list(medians.values()))))
-    return HostTime(float(constant), float(slope)) if constant > 0 else None
-
-
 def _medians(server: Server[Any], vocabulary_size: int, asynchronous: bool) -> dict[int, float]:
-    """Serves equal requests; returns the median host seconds of decodes for all of them by the number of requests."""
+    """Serves one request, a quarter of the batch and the whole batch; returns the median host seconds of decodes for all of them."""
     medians = {}
     most = server.limits.max_batch
     for number in sorted({1, max(most // 4, 1), most}):
