@@ -29,11 +29,8 @@ def test_without_a_model_it_is_the_workloads_prediction_or_the_limit() -> None:
     assert predictor.output(request(limit=20, true_new_tokens=3)) == 20
     assert predictor.output(request(limit=20, predicted_new_tokens=7)) == 7
     assert predictor.remaining(request(limit=20, predicted_new_tokens=7, new=5)) == 2
-
-
-def test_at_least_one_token_is_still_to_come() -> None:
     past = request(predicted_new_tokens=7, new=9)
-    assert (Predictor().output(past), Predictor().remaining(past)) == (10, 1)
+    assert (predictor.output(past), predictor.remaining(past)) == (10, 1), "at least one token is still to come"
 
 
 def test_the_oracle_knows_the_true_length_up_to_the_limit() -> None:

@@ -158,23 +158,17 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert lines == ["SIMULATED with profile h200 (error: 5%)", "iterations outside the measured range: 3"]
 
 
-@pytest.mark.parametrize(
-    ("runs", "says"),  # runs: batch, requests waiting on average, batches that were compared
-    [
-        ([(16, 0.0), (128, 128.0)], ""),
-        ([(129, 130.4)], "batch 129; overload, 130 requests waiting on average"),
-        ([(8, 0.0, ())], ""),  # nothing was compared, as the line above it says
-        (
-            [(8, 0.0), (8, 0.0), (256, 0.0), (64, 65.0), (64, 1000.0)],
-            "batch 8, 256 in 3 of 5 runs; overload in 2 of 5 runs, at most 1,000 requests waiting on average",
-        ),
-    ],
-)
-def test_a_result_says_where_the_error_of_its_profile_was_not_established(runs: list[Any], says: str) -> None:
-    abouts: list[dict[str, Any]] = []
-    for batch, waiting, *compared in runs:
-        about = simulated(batches_compared=list(*compared) if compared else [16, 128])
-        abouts.append({**about, "limits": {"batch": batch}, "mean_waiting": waiting})
-    assert beyond_text(abouts) == (f"outside the conditions of that error: {says}" if says else "")
-    if not says:
-        assert beyond_text([*abouts, {"simulated": False}, simulated()]) == ""
+def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
+    """For other batches than the compared ones, and where more requests wait than may run."""
+
+    def of(batch: int, waiting: float = 0.0, compared: tuple[int, ...] = (16, 128)) -> dict[str, Any]:
+        about = simulated(batches_compared=[*compared])
+        return {**about, "limits": {"batch": batch}, "mean_waiting": waiting}
+
+    assert beyond_text([of(16), of(128, waiting=128.0), {"simulated": False}, simulated()]) == ""
+    assert beyond_text([of(8, compared=())]) == ""  # nothing was compared, as the line above it says
+    assert beyond_text([of(129, waiting=130.4)]).endswith("batch 129; overload, 130 requests waiting on average")
+    assert beyond_text([of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]) == (
+        "outside the conditions of that error: batch 8, 256 in 3 of 5 runs; "
+        "overload in 2 of 5 runs, at most 1,000 requests waiting on average"
+    )

@@ -244,12 +244,10 @@ def test_goodput_counts_objectives_as_attainment_does(run: dict[str, float], own
 
 def test_requests_count_by_when_they_ended() -> None:
     """Request 2 is rejected at 5.5 s, 0 and 3 end at 8 s, 1 at 12 s, 9 never."""
-    lax = {f"r{id_}": (None, SLO(ttft=100.0)) for id_ in (0, 1, 2, 3, 9)}
-    assert [
-        shares(Window(start, stop), **lax)["requests"]
-        for start, stop in ((-math.inf, 5.0), (-math.inf, 5.5), (5.5, 8.0), (8.0, 12.0), (8.0, math.inf))
-    ] == [0, 1, 2, 1, 2]
-    assert math.isnan(shares(Window(-math.inf, 5.0), **lax)["share"])
+    lax, never = {f"r{id_}": (None, LAX) for id_ in (0, 1, 2, 3, 9)}, math.inf
+    windows = ((-never, 5.0), (-never, 5.5), (5.5, 8.0), (8.0, 12.0), (8.0, never))
+    assert [shares(Window(*window), **lax)["requests"] for window in windows] == [0, 1, 2, 1, 2]
+    assert math.isnan(shares(Window(-never, 5.0), **lax)["share"])
 
 
 # -- in the summary ---------------------------------------------------------------------------------------------------
