@@ -19,13 +19,12 @@ from schedules import make_engine
 from cbatch import BatchShape, ConfigError, CostFunction, FinishReason, Limits, Policy, Request, RunRecord, Server
 from cbatch.bounds import Bounds, Minorant, minorants_of
 from cbatch.bounds.machine import Floats, fewest_late
-from cbatch.bounds.minorants import _hull, _per_context
+from cbatch.bounds.minorants import _hull
 from cbatch.errors import ProfileError
 from cbatch.kv import KVSize
 from cbatch.request import SLO
 from cbatch.results.metrics import collect_served
 from cbatch.results.regret import regret
-from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
@@ -222,15 +221,6 @@ def test_a_minorant_by_hand() -> None:
 def test_lines_below_points_by_hand() -> None:
     """Edges through (1, 2) and (2, 2.5), (2, 2.5) and (4, 4); below all: 2 throughout, and 1 a token."""
     assert _hull({1: 2.0, 2: 2.5, 3: 3.9, 4: 4.0}) == [(2.0, 0.0), (1.5, 0.5), (1.0, 0.75), (0.0, 1.0)]
-
-
-def test_decodes_beside_a_chunk_bound_a_context_as_well() -> None:
-    attention = cost_of("h200", "llama-3.1-8b").operations.attention
-    assert isinstance(attention, TableAttention)
-    alone = replace(attention, mixed_decodes=None)
-    cheaper = replace(attention, mixed_decodes=attention.decodes.scaled(0.5))
-    [*_, (_, whole)], [*_, (_, half)] = _per_context(alone, LIMITS), _per_context(cheaper, LIMITS)
-    assert half == pytest.approx(whole / 2) and whole > 0
 
 
 def test_a_minorant_above_the_cost_model_is_refused() -> None:

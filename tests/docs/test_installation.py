@@ -1,6 +1,5 @@
 """What `pip install .` leaves: commands that work in any folder, with all that they read."""
 
-import ast
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 from commands import PATIENCE, QUICK, ROOT, summary
+from test_imports import imported
 
 PACKAGES = ("cbatch", "experiments", "policies")
 
@@ -50,19 +50,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def imported() -> set[str]:
+def third_parties() -> set[str]:
     """The packages that the three import, anywhere.
 
     Triton and attention kernels come with a GPU's PyTorch and `.[gpu]`, tokenizers with transformers; vLLM is the one that
     loads cbatch.vllm.
     """
-    found: set[str] = set()
-    for file in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
+    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    found = {name.partition(".")[0] for path in files for name in imported(path)}
     return found - {*sys.stdlib_module_names, *PACKAGES, "triton", "flash_attn", "tokenizers", "vllm"}
 
 
@@ -72,7 +67,7 @@ def test_every_package_that_is_imported_is_installed_by_pip() -> None:
     needs = [*project["dependencies"], *project["optional-dependencies"]["arena"]]
     names = {re.split(r"[<>=]", need)[0].lower() for need in needs}
     distribution = {"hydra": "hydra-core", "yaml": "pyyaml", "pydantic_core": "pydantic"}
-    assert {distribution.get(name, name) for name in imported()} <= names
+    assert {distribution.get(name, name) for name in third_parties()} <= names
 
 
 def test_an_installed_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:

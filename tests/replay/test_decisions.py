@@ -147,22 +147,24 @@ def test_what_was_decided_before_a_failure_is_in_the_file(tmp_path: Path) -> Non
     assert heard[-1].recorded.iteration == 6 and all(followed.same for followed in heard)
 
 
-def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "no such file; record a run's decisions with decisions=true"),
+        (b"hello", "cannot be read"),
+        *(
+            (gzip.compress(line + b"\n"), "file")
+            for line in (b"[]", b"{", b'{"plan": 3}', b'{"request": {"id": 0}}', b"3")
+        ),
+    ],
+)
+def test_files_that_hold_something_else_are_refused(content: bytes | None, says: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
-
-    def refused() -> str:
-        with pytest.raises(ReplayError) as caught:
-            read_decisions(path)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    assert "no such file; record a run's decisions with decisions=true" in refused()
-    path.write_text("hello")
-    assert "cannot be read" in refused()
-    for line in ("[]", "{", '{"plan": {}}', '{"plan": 3}', '{"request": {"id": 0}}', '{"run": {"limits": {}}}', "3"):
-        with gzip.open(path, "wt") as file:
-            file.write(line + "\n")
-        assert str(path) in refused()
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(ReplayError, match=says) as caught:
+        read_decisions(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 SENSITIVE = """

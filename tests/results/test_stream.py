@@ -82,16 +82,10 @@ def test_counted_values_have_the_percentiles_of_all_values(counted: list[tuple[f
     assert found == all_values
 
 
-def a_run(folder: Path, *arguments: str, workload: str = "open_loop") -> Outcome:
-    settings = [
-        *([] if any(given.startswith("policy=") for given in arguments) else ["policy=orca"]),
-        "backend=sim",
-        f"workload={workload}",
-        "workload.num_requests=40",
-        "batch=4",
-        "progress=off",
-    ]
-    return outcome(run.main, [*settings, *arguments, f"output={folder}"])
+def a_run(folder: Path, *arguments: str) -> Outcome:
+    policy = [] if any(argument.startswith("policy=") for argument in arguments) else ["policy=orca"]
+    settings = ["backend=sim", "workload=open_loop", "workload.num_requests=40", "batch=4", "progress=off"]
+    return outcome(run.main, [*policy, *settings, *arguments, f"output={folder}"])
 
 
 def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(tmp_path: Path) -> None:

@@ -7,45 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from hand_made import make_record
-from schedules import UnitCost
 
-from cbatch import Limits, Request, RunRecord, Server
-from cbatch.kv import KVSize
 from cbatch.results.timeline import write_timeline
-from cbatch.sim.executor import SimExecutor
-from cbatch.sim.measured import HostTime
-from policies.orca import Orca
-
-
-def read(path: Path, record: RunRecord, title: str) -> dict[str, Any]:
-    write_timeline(path, record, title)
-    content: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    return content
-
-
-def test_slices_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
-    """Of an asynchronous loop, whose host plans while the device computes."""
-    executor, limits = SimExecutor(UnitCost(), HostTime(0.25)), Limits(4, 100, 100)
-    server = Server(executor, limits, UnitCost(), KVSize(100, 4), asynchronous=True)
-    asked = [Request(index, 3 + index, 1 + index, arrival_time=index / 3) for index in range(6)]
-    content = read(tmp_path / "timeline.json.gz", server.serve(Orca(), asked), 'a "quoted" title')
-    assert content["otherData"]["title"] == 'a "quoted" title'
-    slices = [event for event in content["traceEvents"] if event["ph"] == "X"]
-    for lane in {event["pid"] for event in slices}:
-        ordered = sorted((event["ts"], event["ts"] + event["dur"]) for event in slices if event["pid"] == lane)
-        assert all(start <= end for start, end in ordered)
-        assert all(first[1] <= second[0] + 1e-3 for first, second in pairwise(ordered))
 
 
 def test_the_timeline_of_a_run_made_by_hand(tmp_path: Path) -> None:
     """See the picture in `hand_made`; times in microseconds."""
-    content = read(tmp_path / "timeline.json.gz", make_record(copies=True), "")
-    events = content["traceEvents"]
+    path = tmp_path / "timeline.json.gz"
+    write_timeline(path, make_record(copies=True), 'a "quoted" title')
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    assert content["otherData"]["title"] == 'a "quoted" title'
+    events: list[dict[str, Any]] = content["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert list(names) == list(range(6))
     order = {event["pid"]: event["args"] for event in events if event["name"] == "process_sort_index"}
     assert order == {number: {"sort_index": number} for number in names}
     slices = [event for event in events if event["ph"] == "X"]
+    for lane in names:
+        ordered = sorted((event["ts"], event["ts"] + event["dur"]) for event in slices if event["pid"] == lane)
+        assert all(first[1] <= second[0] + 1e-3 for first, second in pairwise(ordered)), "they do not overlap"
     spans = {(names[event["pid"]], event["name"]): (event["ts"] / 1e6, event["dur"] / 1e6) for event in slices}
     assert {key: span for key, span in spans.items() if key[1].endswith(" 2")} == {
         ("host", "plan 2"): (5.5, 0.5),
