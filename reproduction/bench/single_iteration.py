@@ -1,22 +1,133 @@
-"""Single iterations for benchmarks of the device's part alone: a model, inputs, a CUDA graph, and the times of its replays."""
+"""The device's part alone: a model or its attention on made-up inputs, captured in a CUDA graph, and the times of its replays.
+
+`attention`: how fast it reads the contexts beside a copy on the device, for several distributions over the requests. A decode takes about as
+long as reading its keys and values. One long context, many uneven ones and a few beside a chunk are the cases in which kernels leave processors
+idle. Each case runs in a graph, as in serving.
+`tiles`: time of an iteration against its tokens: the first chunk of one prompt, token by token around the edges of tiles. Matrix products are
+cut into tiles, so time rises in steps, and some sizes are slower than the next larger ones.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from cbatch import KVSize, ModelSpec
 from cbatch.kv import blocks_for
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Fields, Shape, device_views
+from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel
 from cbatch.runtime.weights import load_model
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
+from experiments.store.benchmark_file import spread
+from reproduction import RESULTS
+from reproduction.stored import write
 
 PAGE = 128
 
 Row = tuple[int, int]
 """Tokens that a request computes, and tokens of its context."""
+
+COPY_BANDWIDTH = 4.27e12
+"""Bytes per second of a device-to-device copy on an H200, reads and writes counted; kernels that only read can be faster."""
+
+NUM_LAYERS = 8
+"""Layers of attention measured in turn, so that a layer's keys and values have left the device's cache."""
+
+AROUND = 4
+"""Sizes on either side of an edge of a tile that are all measured."""
+
+
+def attention(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, folder: str = RESULTS) -> None:
+    """Measures, prints and writes attention-<model>.json."""
+    spec = load_spec(model)
+    hardware = torch.cuda.get_device_name()
+    print(f"{spec.name}, attention of one layer, beside a chunk in graphs for {batch} requests, on {hardware}")
+    figures = {}
+    for name, rows in cases(batch).items():
+        chunks = [row for row in rows if row[0] > 1]
+        bound = _bytes(spec, rows) / COPY_BANDWIDTH * 1e6
+        times = _times(spec, rows, batch, repeats)
+        alone = _times(spec, chunks, batch, repeats) if chunks else None
+        figures[name] = {"rows": rows, "time": times, "chunks_alone": alone, "bytes_bound": bound}
+        less = f", {times['median'] - alone['median']:7.1f} us less its chunk alone" if alone else ""
+        print(f"  {name:32s} {times['median']:8.1f} us; at the speed of a copy {bound:7.1f} us{less}", flush=True)
+    settings = {"unit": "us per layer", "model": spec.name, "batch": batch}
+    print(f"written: {write(f'attention-{spec.name}', hardware, {**settings, 'figures': figures}, folder)}")
+
+
+def cases(batch: int) -> dict[str, list[Row]]:
+    """Returns the iterations to measure, without rows of padding."""
+    uneven = np.random.default_rng(0).lognormal(6.8, 0.9, batch).clip(16, 8192).astype(int).tolist()
+    return {
+        "one decode of 1,024": [(1, 1024)],
+        "one decode of 32,768": [(1, 32768)],
+        "a few decodes of 2,048": [(1, 2048)] * 4,
+        "32 decodes of 4,096": [(1, 4096)] * 32,
+        f"{batch} decodes, even": [(1, 1365)] * batch,
+        f"{batch} decodes, uneven": [(1, context) for context in uneven],
+        "one of 32,768 beside a chunk": [(1, 32768), (512, 512)],
+        "three beside a chunk": [*[(1, 1024)] * 3, (253, 253)],
+        "uneven beside a chunk": [*((1, context) for context in uneven[1:]), (512, 1024)],
+    }
+
+
+def _bytes(spec: ModelSpec, rows: Sequence[Row]) -> int:
+    return sum(context for queries, context in rows if queries == 1) * spec.kv_bytes_per_token // spec.num_layers
+
+
+def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) -> dict[str, float]:
+    """Returns the microseconds of a layer's attention, over layers with their own keys and values.
+
+    num_rows: requests for which a graph with a chunk is captured; a graph of decodes only is captured for `rows`.
+    """
+    device, chunks = torch.device("cuda"), [tokens for tokens, _ in rows if tokens > 1]
+    batch = device_batch(rows, num_rows if chunks else 0)
+    num_pages = sum(blocks_for(context, PAGE) for _, context in rows)
+    cache = PagedCache(replace(spec, num_layers=NUM_LAYERS), KVSize(num_pages, PAGE), device)
+    cache.keys.normal_()
+    cache.values.normal_()
+    kernel = choose_attention(spec, PAGE, device).attention
+    query = torch.randn((len(batch.token_ids), spec.num_heads, spec.head_dim), device=device).to(cache.keys.dtype)
+    bounds = Bounds(max(chunks, default=1), batch.block_tables.shape[1] * PAGE, max(1, len(chunks)))
+
+    def run() -> torch.Tensor:
+        iteration = replace(batch)  # what the kernels derive from a batch is computed inside the graph
+        for layer in range(NUM_LAYERS):
+            out = kernel(query, *cache.layer(layer), iteration, bounds, scaling=spec.head_dim**-0.5)
+        return out
+
+    return spread([1e3 * time / NUM_LAYERS for time in replay_times(capture(run), repeats)])
+
+
+def tiles(
+    model: str = "llama-3.1-8b", largest: Count = 1024, edge: Count = 64, repeats: Count = 5, folder: str = RESULTS
+) -> None:
+    """Measures, prints and writes tiles.json. Edges are the multiples of `edge`; half-way points are measured too."""
+    spec = load_spec(model)
+    fused = build(spec, 1, largest + AROUND)
+    sizes = {most + offset for most in range(edge, largest + 1, edge) for offset in range(-AROUND, AROUND + 1)}
+    sizes |= {1, 2, 4, 8, 16, 32, *range(edge // 2, largest, edge)}
+    times = {}
+    print(f"{spec.name}: milliseconds of an iteration by its tokens")
+    for size in sorted(size for size in sizes if size <= largest + AROUND):
+        inputs = device_batch([(size, size)], vocabulary=spec.vocab_size)
+        graph = capture(partial(iterate, fused, inputs, Bounds(size, size, 1)))
+        times[size] = spread(replay_times(graph, repeats, 1))
+        if size % edge in (0, 1):
+            print(f"  {size:5d}  {times[size]['median']:7.3f} ms", flush=True)
+    figures = {"unit": "ms per iteration", "model": spec.name, "edge": edge, "times": times}
+    print(f"written: {write('tiles', torch.cuda.get_device_name(), figures, folder)}")
+
+
+def iterate(fused: FusedModel, inputs: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:
+    """Computes one iteration on new views: what the model derives from a batch is cached with them."""
+    return fused(inputs.token_ids, replace(inputs), bounds)
 
 
 def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:

@@ -35,7 +35,7 @@ COMMANDS = {
         "check SARATHI's claims that are measured on simulated machines, as one table", f"{HERE}.a6000:closure"
     ),
     "fig12_readings": Benchmark(
-        "show how Fig 12's ratios depend on what the paper leaves open", f"{HERE}.fig12_systems:compare_readings"
+        "show how Fig 12's ratios depend on what the paper leaves open", f"{HERE}.figures.fig12:compare_readings"
     ),
     "redraw": Benchmark("draw figure=NAME from its .csv, as after a change of its drawing", f"{HERE}.gallery:redraw"),
     "schedules": Benchmark(

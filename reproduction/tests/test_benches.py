@@ -3,8 +3,6 @@
 import inspect
 import json
 from collections.abc import Callable
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,7 @@ from reproduction.papers import __main__ as papers
 from reproduction.validation import __main__ as validation
 
 NEED_TRITON = {"attention", "tiles"}
-BENCHMARKS = {**of_users.BENCHMARKS, **bench.BENCHMARKS, **validation.COMPARISONS}
-FUNCTIONS = {name: each.load for name, each in BENCHMARKS.items() if name not in NEED_TRITON}
-FUNCTIONS |= {name: partial(getattr, import_module(f"reproduction.papers.{name}"), "main") for name in papers.COMMANDS}
+COMMANDS = {**of_users.BENCHMARKS, **bench.BENCHMARKS, **validation.COMPARISONS, **papers.COMMANDS}
 
 
 def text_of(value: Any) -> str:
@@ -37,16 +33,16 @@ def text_of(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - NEED_TRITON))
 def test_defaults_and_presets_are_options(name: str) -> None:
-    function = FUNCTIONS[name]()
+    function = COMMANDS[name].load()
     defaults = {key: parameter.default for key, parameter in inspect.signature(function).parameters.items()}
     options = {key: value for key, value in defaults.items() if value not in ((), None, inspect.Parameter.empty)}
     required = [key for key, value in defaults.items() if value is inspect.Parameter.empty]
     given = [f"{key}={'vllm' if key == 'engine' else 'x'}" for key in required]
     given += [f"{key}={text_of(value)}" for key, value in options.items()]
     assert keyword_arguments(function, given, "it").items() >= options.items()
-    assert name not in BENCHMARKS or BENCHMARKS[name].presets.keys() <= defaults.keys()
+    assert COMMANDS[name].presets.keys() <= defaults.keys()
 
 
 @pytest.mark.parametrize("main", [bench.main, papers.main, validation.main])

@@ -1,27 +1,159 @@
 """Fig 12 of SARATHI (arXiv 2308.16369): GPT-3 on 64 A100s, bubble time per request, time to serve 10,000 requests.
 
-`reproduction.papers.fig12_systems` runs the three systems, and explains them and the bubble time of a request.
+    python -m reproduction.papers fig12_readings tables=... links=... [num_requests=3000]
+
+orca: 8 pipeline stages of 8 GPUs, whole prompts mixed with decodes, 27 requests in each of 8 iterations in flight.
+sarathi: the same with chunks, 256 tokens an iteration. tp: 8 replicas of 8 GPUs without a pipeline, Orca, 11 requests
+each. P:D = 10, lengths by Zipf's law (theta 0.4) from 1K to 4K.
+
+The paper does not say whether 27 requests are in each iteration or in the whole pipeline. Memory decides: beside 350 GB
+of weights, 90% of 64 x 80 GB holds 220 requests of 4K, 27 for each of 8 iterations in flight; 90% of 8 x 80 GB holds 11
+requests.
+
+`fig12_readings` shows what else the paper leaves open, and how it changes the ratios. Chunks gain more over whole prompts in a pipeline
+here, 2.7x with 3,000 requests, than in the paper, 1.91x. A whole prompt takes seven times as long in each stage as an iteration of decodes,
+and all iterations behind it wait for it to pass. Prompts that pass one behind the other, in different micro-batches, share that wait; a
+single prompt causes it alone. The ratio therefore depends on how many prompts start in the same round of the pipeline, which the paper does
+not state. With 27 requests in all the pipeline runs nearly empty, and 8 x TP8 is by far the fastest, against the figure.
+
+Bubble time of a request: seconds that stages waited for the iterations it was part of, mean over the stages.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+from tabulate import tabulate
 
+from cbatch import KVSize, Limits, Plan, Policy, Request, Server, Step, View
+from cbatch.cluster import Cluster, RoundRobin
+from cbatch.model.topology import Topology
+from cbatch.sim import Profile, ProfileCost, SimExecutor
+from cbatch.sim.stages import Span
 from experiments.plots.style import line_style, new_figure
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
+from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
+from policies.chunking import Fixed, TileAligned
+from policies.orca import Orca
+from policies.sarathi import Sarathi
 from reproduction.papers.claims import Claim
-from reproduction.papers.fig12_systems import Outcome, load_linked_profile, run_systems
 from reproduction.papers.frames import select
 from reproduction.papers.machines import Machines
 from reproduction.parts import legend, mark_printed, paper_style
+from reproduction.profiles import convert
+from reproduction.profiles.vidur import read_links
 
+MODEL = "gpt-3"
+SHORTEST, LONGEST, BLOCK = 1024, 4096, 16
 NUM_REQUESTS = 10_000
 NAMES = {"orca": "TP8-PP8, Orca", "sarathi": "TP8-PP8, Sarathi", "tp": "8 x TP8, Orca"}
 HEADING = "GPT-3 on 64 A100s: 8 pipeline stages of 8 tensor-parallel GPUs (TP8-PP8) or 8 replicas of 8 (8 x TP8)"
 HARDWARE, BUBBLES, ENDS = "64 A100s", "bubbles", "ends"
+
+
+class Aligned(Orca):
+    """Orca that starts prompts only in every `rounds`-th round of the pipeline, in any iteration of it."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes()
+        if view.iteration // view.limits.num_stages % self.rounds == 0 or not plan.num_requests:
+            for request in view.waiting:
+                if not plan.add(request, whole=True, reserve=request.max_tokens):
+                    break
+        return plan.build()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One way to read the paper. step: lengths are multiples of so many tokens. batch: of an iteration in the pipeline."""
+
+    orca: Callable[[], Policy] = Orca
+    sarathi: Callable[[], Policy] = lambda: Sarathi(TileAligned(256))
+    step: int = 1
+    batch: int = 27
+
+
+READINGS = {
+    "as the figure: 27 in each of 8 iterations in flight, lengths of any number of tokens": Reading(),
+    "27 in all: 3 in each of 8 iterations": Reading(batch=27 // 8),
+    "prompts start in every 4th round of the pipeline": Reading(orca=lambda: Aligned(4)),
+    "in every 8th": Reading(orca=lambda: Aligned(8)),
+    "in every 16th": Reading(orca=lambda: Aligned(16)),
+    "lengths in multiples of 512 tokens": Reading(step=512),
+    "a chunk of 256 tokens, decodes on top": Reading(sarathi=lambda: Sarathi(Fixed(256))),
+}
+
+
+class BubbleTimes(SimExecutor):
+    """Records for each request the bubbles before its iterations, in seconds summed over the stages."""
+
+    def __init__(self, cost: ProfileCost) -> None:
+        super().__init__(cost)
+        self.bubbles: defaultdict[int, float] = defaultdict(float)
+
+    def launch(self, step: Step) -> Span:
+        span = super().launch(step)
+        if span.bubbles:
+            for request in step.requests:
+                self.bubbles[request.id] += span.bubbles
+        return span
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One system's run. ends: seconds at which each request ended, sorted. bubbles: seconds of each request, mean over stages."""
+
+    ends: list[float]
+    bubbles: list[float]
+    provenance: dict[str, Any]
+
+
+def load_linked_profile(tables: str, links: str) -> Profile:
+    """Returns the profile of the A100, with its published links."""
+    return replace(convert(Path(tables), [load_spec(MODEL)]), links=read_links(Path(links)))
+
+
+def run_systems(profile: Profile, count: int, reading: Reading = Reading()) -> Iterator[tuple[str, Outcome]]:
+    """Serves `count` requests with each of the three systems in turn."""
+    pipeline, replicas = Topology(8, 8), Topology(8, replicas=8)
+    yield "orca", run(profile, pipeline, reading.batch, reading.orca(), requests(count, reading.step))
+    yield "sarathi", run(profile, pipeline, reading.batch, reading.sarathi(), requests(count, reading.step))
+    yield "tp", run(profile, replicas, 11, Orca(), requests(count, reading.step))
+
+
+def requests(count: int, step: int) -> list[Request]:
+    """Returns requests with lengths by Zipf's law over the multiples of `step` from 1K to 4K, P:D = 10."""
+    drawn = ZipfLengths(theta=0.4, min_length=SHORTEST // step, max_length=LONGEST // step, pd_ratio=1)
+    steps = OpenLoop(num_requests=count, arrivals=AllAtOnce(), lengths=drawn).requests(None)
+    totals = [step * request.max_tokens for request in steps]
+    return [Request(index, total - round(total / 11), round(total / 11)) for index, total in enumerate(totals)]
+
+
+def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: Sequence[Request]) -> Outcome:
+    """Serves the requests. The replicas share the policy, which must be stateless."""
+    cost = ProfileCost(profile, load_spec(MODEL), topology)
+    limits = Limits(batch, batch * LONGEST, LONGEST, num_stages=topology.pipeline_stages)
+    executors = [BubbleTimes(cost) for _ in range(topology.replicas)]
+    kv = KVSize(limits.max_running * LONGEST // BLOCK, BLOCK)
+    servers = [Server(executor, limits, cost, kv, asynchronous=False) for executor in executors]
+    cluster = Cluster([server.engine(policy) for server in servers], RoundRobin())
+    cluster.submit(work)
+    record = cluster.run()
+    shares = [executor.bubbles for executor in executors]
+    bubbles = [sum(share[each.id] for share in shares) / topology.pipeline_stages for each in record.requests]
+    return Outcome([request.finished_at or 0.0 for request in record.requests], bubbles, cost.provenance())
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
@@ -102,3 +234,15 @@ def _mark(panel: Axes, data: pd.DataFrame, claim: Claim, ratio: float) -> None:
     mark_printed(panel, [place], label="_")
     text = f"{NAMES[over]}\n{ratio:g} ({ours:.3g} here)"
     panel.annotate(text, place, xytext=(6, 5), textcoords="offset points", va="center", fontsize=6)
+
+
+def compare_readings(tables: str, links: str, num_requests: Count = 3000) -> None:
+    """Simulates the systems under each reading and prints the ratios. All rows together take some minutes."""
+    profile, rows = load_linked_profile(tables, links), []
+    for name, reading in READINGS.items():
+        orca, sarathi, tp = (outcome for _, outcome in run_systems(profile, num_requests, reading))
+        bubbles, (end, of_sarathi, of_tp) = np.median(orca.bubbles), (each.ends[-1] for each in (orca, sarathi, tp))
+        rows.append((name, bubbles / np.median(sarathi.bubbles), end / of_sarathi, of_tp / of_sarathi, end / of_tp))
+        print(f"{name}: orca/sarathi {end / of_sarathi:.2f}", flush=True)
+    head = ("reading", "bubbles orca/sarathi", "time orca/sarathi", "time tp/sarathi", "time orca/tp")
+    print(f"\n{tabulate(rows, head, floatfmt='.2f')}")
