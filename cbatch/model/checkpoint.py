@@ -1,20 +1,48 @@
-"""Reads the shape and the vocabulary of a model from a local checkpoint folder, without loading torch.
+"""Reads the shape and the vocabulary of a model from a local checkpoint folder.
 
-`cbatch.runtime.weights` loads the weights.
+`transformers` reads the configuration, so defaults are those of each family there. `cbatch.runtime.weights` loads the weights.
 """
 
 import json
 from collections.abc import Sequence
-from functools import cached_property, partial
+from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cbatch.errors import ModelError
+from cbatch.errors import ConfigError, ModelError
 from cbatch.model.spec import DTYPE_BYTES, ModelSpec
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 CHECKPOINT_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_NO_WINDOW = 2**31 - 1
-_VARYING_ROPE = ("dynamic", "longrope")  # rotate by the longest position of a batch, so results depend on the batch
+_SHAPE = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "intermediate_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "tied_embeddings": "tie_word_embeddings",
+}
+_COMPUTED = {
+    *_SHAPE.values(),
+    *("max_position_embeddings", "rope_parameters", "sliding_window", "use_sliding_window", "max_window_layers"),
+    *("head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "layer_types", "dtype"),
+}
+_WITHOUT_EFFECT = {  # on the tokens of a prompt
+    *("architectures", "transformers_version", "initializer_range", "use_cache", "pretraining_tp", "attention_dropout"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id", "num_labels", "problem_type"),
+    *("tokenizer_class", "model_type"),
+}
+_OLD_NAMES = {"rope_theta", "rope_scaling", "torch_dtype", "head_dim"}  # read by `transformers` as well
+_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+"""Rotations that depend on nothing but a token's position."""
+_ROPE_KEYS = {
+    *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor"),
+}
 
 
 def spec_from_checkpoint(path: str | Path) -> ModelSpec:
@@ -23,40 +51,91 @@ def spec_from_checkpoint(path: str | Path) -> ModelSpec:
     `max_positions` is at most the sliding window: up to there windowed attention is plain attention.
 
     Raises:
-        ModelError: the folder or its config.json is missing, malformed, or describes a model that cannot be run here.
+        ModelError: as `read_config`.
+    """
+    file, config = Path(path) / "config.json", read_config(path)
+    positions, window = _positions(config), sliding_window(config)
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
+    try:
+        return ModelSpec(
+            name=file.parent.resolve().name,
+            family=config.model_type,
+            head_dim=head_dim,
+            max_positions=positions if window is None else min(positions, window),
+            dtype=str(config.dtype or "float32").removeprefix("torch."),
+            rope_theta=config.rope_parameters["rope_theta"],
+            path=str(path),
+            **{name: getattr(config, key) for name, key in _SHAPE.items()},
+        )
+    except ConfigError as error:
+        raise ModelError(f"{file}: {error}; copy the checkpoint again") from error
+
+
+def read_config(path: str | Path) -> "PreTrainedConfig":
+    """Returns the configuration of a checkpoint as the class of its family reads config.json. Loads torch.
+
+    Raises:
+        ModelError: the folder or its config.json is missing or malformed, or has a setting that is not computed here.
     """
     file = Path(path) / "config.json"
-    config = _read(file)
-    family = config.get("model_type")
+    content = _read(file)
+    family = content.get("model_type")
     if family not in CHECKPOINT_FAMILIES:
         raise ModelError(f"{file}: model_type {family!r} is not supported; use one of {', '.join(CHECKPOINT_FAMILIES)}")
-    if "quantization_config" in config:
+    if content.pop("quantization_config", None) is not None:
         raise ModelError(f"{file}: quantized checkpoints are not supported; use one in {', '.join(DTYPE_BYTES)}")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type in _VARYING_ROPE:
-        raise ModelError(f"{file}: rope type {rope_type!r} is not supported; use default, linear, yarn or llama3")
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    if dtype not in DTYPE_BYTES:
-        raise ModelError(f"{file}: dtype {dtype!r} is not supported; use a checkpoint in {', '.join(DTYPE_BYTES)}")
-    size = partial(_size, file, config)
-    num_heads, hidden_size = size("num_attention_heads"), size("hidden_size")
-    return ModelSpec(
-        name=file.parent.resolve().name,
-        family=family,
-        num_layers=size("num_hidden_layers"),
-        hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=size("num_key_value_heads", num_heads),
-        head_dim=size("head_dim", 128 if family == "qwen3" else hidden_size // num_heads),
-        intermediate_size=size("intermediate_size"),
-        vocab_size=size("vocab_size"),
-        max_positions=min(size("max_position_embeddings"), _window(config)),
-        dtype=dtype,
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
-        path=str(path),
-    )
+    from transformers import CONFIG_MAPPING
+
+    try:
+        config: PreTrainedConfig = CONFIG_MAPPING[family].from_dict(content)
+    except Exception as error:
+        raise ModelError(f"{file}: {one_line(error)}; correct it, or copy the checkpoint again") from error
+    if others := _not_computed(content, config):
+        settings = ", ".join(f"{key}={value!r}" for key, value in others.items())
+        raise ModelError(f"{file}: {settings} is not supported; use another checkpoint, or remove what has no effect")
+    return config
+
+
+def sliding_window(config: "PreTrainedConfig") -> int | None:
+    """Returns the tokens to which the attention of some layer is limited; None without such a layer."""
+    windowed = "sliding_attention" in getattr(config, "layer_types", ["sliding_attention"])
+    return getattr(config, "sliding_window", None) if windowed else None
+
+
+def one_line(error: Exception) -> str:
+    """Returns the type and the message of another library's exception."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _positions(config: "PreTrainedConfig") -> int:
+    """Returns the positions for which the rotary embedding is made: yarn stretches those that the model was trained on."""
+    rope, positions = config.rope_parameters, int(config.max_position_embeddings)
+    if rope["rope_type"] != "yarn":
+        return positions
+    return max(positions, int(rope["factor"] * rope["original_max_position_embeddings"]))
+
+
+def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[str, Any]:
+    """Returns the settings of a config.json, by name, that would be ignored although they may change tokens."""
+    defaults = {field.name: field.default for field in fields(config)}
+    known = _COMPUTED.intersection(defaults) | _WITHOUT_EFFECT | _OLD_NAMES
+    others = {
+        key: value
+        for key, value in content.items()
+        if key not in known and not key.startswith("_") and hasattr(config, key)  # without: of text generation
+        if (value != defaults[key] if key in defaults else value)
+    }
+    rope: dict[str, Any] = config.rope_parameters
+    if rope["rope_type"] not in _ROPE_TYPES:
+        others["rope_parameters.rope_type"] = rope["rope_type"]
+    others |= {f"rope_parameters.{key}": value for key, value in rope.items() if key not in _ROPE_KEYS}
+    for key in ("rope_theta", "factor", "original_max_position_embeddings"):
+        if not isinstance(rope.get(key, 1.0), int | float):
+            others[f"rope_parameters.{key}"] = rope[key]
+    layer_types = {*getattr(config, "layer_types", ())}
+    if layer_types - {"full_attention", *(["sliding_attention"] if sliding_window(config) else [])}:
+        others["layer_types"] = config.layer_types
+    return others
 
 
 def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
@@ -106,7 +185,7 @@ class Vocabulary:
         try:
             return AutoTokenizer.from_pretrained(self._path, local_files_only=True)
         except Exception as error:
-            why = f"its tokenizer cannot be loaded ({' '.join(str(error).split())})"
+            why = f"its tokenizer cannot be loaded ({one_line(error)})"
             raise ModelError(f"model.path={self._path}: {why}; add the tokenizer's files, or {give}") from error
 
 
@@ -122,17 +201,3 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{file}: holds a {type(content).__name__}, not an object; copy the checkpoint again")
     return content
-
-
-def _size(file: Path, config: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = config[key] if config.get(key) is not None else default
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"{file}: {key} is {value!r}, not a size of at least 1; copy the checkpoint again")
-    return value
-
-
-def _window(config: dict[str, Any]) -> int:
-    """Returns the sliding window in tokens. Mistral's default is 4096, as in `transformers`."""
-    if config["model_type"] == "mistral":
-        return int(config.get("sliding_window", 4096) or _NO_WINDOW)
-    return int((config.get("use_sliding_window") and config.get("sliding_window")) or _NO_WINDOW)

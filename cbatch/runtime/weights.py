@@ -8,7 +8,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from cbatch.errors import ModelError
 from cbatch.model import Layers, ModelSpec
-from cbatch.model.checkpoint import spec_from_checkpoint
+from cbatch.model.checkpoint import CHECKPOINT_FAMILIES, one_line, read_config, spec_from_checkpoint
 from cbatch.runtime.model import ATTENTION_NAME, paged_attention
 
 
@@ -40,6 +40,15 @@ def move_stages(model: PreTrainedModel, layers: Sequence[Layers], devices: Seque
             getattr(body, name).to(devices[-1])
     for part, device in zip(layers, devices, strict=True):
         body.layers[part.first : part.end].to(device)
+
+
+def can_fuse(spec: ModelSpec) -> bool:
+    """Whether `FusedModel` computes the model: SiLU, and no biases but of queries, keys and values. `PagedModel` computes all."""
+    if spec.family not in CHECKPOINT_FAMILIES or spec.head_dim & (spec.head_dim - 1):
+        return False
+    config = None if spec.path is None else read_config(spec.path)
+    biases = any(getattr(config, key, False) for key in ("attention_bias", "mlp_bias"))  # the first has that of o_proj
+    return not biases and getattr(config, "hidden_act", "silu") in ("silu", "swish")
 
 
 def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
@@ -76,7 +85,7 @@ def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
         return AutoConfig.for_model("gpt_neox" if nanogpt else spec.family, **settings)
     except Exception as error:
         remedy = "change model.hidden_size or model.num_heads"
-        raise ModelError(f"model {spec.name}: transformers refuses its shape ({_one_line(error)}); {remedy}") from error
+        raise ModelError(f"model {spec.name}: transformers refuses its shape ({one_line(error)}); {remedy}") from error
 
 
 def load_skeleton(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
@@ -94,16 +103,18 @@ def _build(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
 
 def _pretrained(spec: ModelSpec, path: str) -> PreTrainedModel:
     _check_shape(spec, spec_from_checkpoint(path))
-    settings = {"dtype": getattr(torch, spec.dtype), "attn_implementation": ATTENTION_NAME}
+    settings = {"config": read_config(path), "dtype": getattr(torch, spec.dtype), "attn_implementation": ATTENTION_NAME}
     factory = cast(Any, AutoModelForCausalLM)
     try:
         model, report = factory.from_pretrained(path, **settings, local_files_only=True, output_loading_info=True)
     except Exception as error:
-        reason = f"the weights cannot be loaded ({_one_line(error)})"
+        reason = f"the weights cannot be loaded ({one_line(error)})"
         raise ModelError(f"model.path={path}: {reason}; copy the checkpoint again") from error
-    if missing := sorted(report["missing_keys"]):
-        reason = f"{len(missing)} weights are missing, {missing[0]} first"
-        raise ModelError(f"model.path={path}: {reason}; copy the checkpoint again")
+    wrong = {"are missing": report["missing_keys"], "are of no part of the model": report["unexpected_keys"]}
+    for what, names in wrong.items():
+        if names:
+            reason = f"{len(names)} weights {what}, {min(names)} first"
+            raise ModelError(f"model.path={path}: {reason}; copy the checkpoint again")
     return cast(PreTrainedModel, model.eval().requires_grad_(False))
 
 
@@ -123,7 +134,3 @@ def _check_shape(spec: ModelSpec, stored: ModelSpec) -> None:
     if spec.max_positions > stored.max_positions:
         reason = f"exceeds the {stored.max_positions} that {spec.path} supports (its positions or sliding window)"
         raise ModelError(f"model.max_positions={spec.max_positions} {reason}; lower it")
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -26,8 +26,7 @@ from cbatch.runtime.gpu.memory import box_rows
 from cbatch.runtime.gpu.peers import send
 from cbatch.runtime.gpu.ranks import Steps, finish
 from cbatch.runtime.options import LastLayer
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+from cbatch.runtime.weights import can_fuse
 
 
 class Layer(NamedTuple):
@@ -230,11 +229,6 @@ def exchanges_of(spec: ModelSpec, limits: Limits, layers: Layers, devices: Seque
     ]
     connect(exchanges)
     return exchanges
-
-
-def can_fuse(spec: ModelSpec) -> bool:
-    """Whether `FusedModel` supports this model; `PagedModel` supports all."""
-    return spec.family in FAMILIES and spec.head_dim & (spec.head_dim - 1) == 0
 
 
 def join(projections: list[Any]) -> torch.Tensor:

@@ -11,14 +11,14 @@ from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank, split_layers
-from cbatch.model.checkpoint import Vocabulary
+from cbatch.model.checkpoint import CHECKPOINT_FAMILIES, Vocabulary
 from cbatch.model.topology import share_of, split_ranks
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.cpu import check_positions
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.fast.attention.choice import choose_attention
-from cbatch.runtime.fast.fused_model import FAMILIES, FusedModel, can_fuse, exchanges_of
+from cbatch.runtime.fast.fused_model import FusedModel, exchanges_of
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes
 from cbatch.runtime.fast.quack_gemm import check_quack
 from cbatch.runtime.gpu.devices import CudaStream, choose_devices, free_memory, make_streams, synchronize
@@ -30,7 +30,7 @@ from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
 from cbatch.runtime.slots import Devices, Slot, make_slots
 from cbatch.runtime.streams import Streams
-from cbatch.runtime.weights import load_model, move_stages
+from cbatch.runtime.weights import can_fuse, load_model, move_stages
 
 BLOCK_SIZE = 128
 """Default tokens of a KV block: flash-attn-4's tile."""
@@ -112,7 +112,7 @@ def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Laye
     """Returns the layers of each stage, the fewest free bytes of its GPUs, and the number of ranks."""
     layers, num_ranks = split_layers(spec, limits.num_stages, options.layers), options.tensor_parallel
     split_ranks(spec, num_ranks)
-    fused = f"{', '.join(FAMILIES)}, with runtime.compile=false"
+    fused = f"{', '.join(CHECKPOINT_FAMILIES)} with SiLU and no biases but of q, k and v, and runtime.compile=false"
     if num_ranks > 1 and not _is_fused(spec, options):
         problem = f"backend.tensor_parallel={num_ranks}: on GPUs only the fused models are shared out ({fused})"
         raise ConfigError(f"{problem}; choose one of them, or backend.pipeline_stages={num_ranks}")
