@@ -64,7 +64,13 @@ def test_modules_of_packages_without_a_file_of_their_own_are_found(
 
 @pytest.mark.parametrize(
     ("edited", "name"),
-    [("mine.py", "mine"), ("limits.py", "limits"), ("profile.json", "profile.json"), ("lengths.csv", "lengths.csv")],
+    [
+        ("mine.py", "mine"),
+        ("limits.py", "limits"),
+        ("profile.json", "profile.json"),
+        ("lengths.csv", "lengths.csv"),
+        ("tiny/config.json", "tiny"),
+    ],
 )
 def test_whatever_is_edited_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, edited: str, name: str) -> None:
     monkeypatch.chdir(folder)
@@ -73,8 +79,11 @@ def test_whatever_is_edited_is_named(folder: Path, monkeypatch: pytest.MonkeyPat
         "policy": {"_target_": "mine.Mine"},
         "workload": {"lengths": [{"path": "lengths.csv"}]},
         "hardware": "profile.json",
+        "model": {"path": "tiny"},
         "output": "notes.txt",
     }
+    (folder / "tiny").mkdir()
+    (folder / "tiny" / "config.json").write_text("{}")
     (folder / "notes.txt").touch()
     before = sources_of(settings)
     assert sources_of(settings) == before
@@ -117,11 +126,3 @@ def test_a_file_that_is_edited_after_its_import_counts_as_it_was(
     finally:
         del sys.modules["loaded_policy"]
     assert differences(before, sources_of(settings)) == "loaded_policy"
-
-
-def test_the_files_of_a_checkpoint_count(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    settings = {"model": {"path": str(tmp_path)}}
-    before = sources_of(settings)
-    (tmp_path / "config.json").write_text("[]")
-    assert differences(before, sources_of(settings)) == str(tmp_path)

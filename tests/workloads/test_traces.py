@@ -246,8 +246,8 @@ def test_a_window_holds_exactly_its_rate(two_clients: ServeGen) -> None:
     assert by_client(replace(two_clients, duration=1200).trace()) == {"1": 300, "7": 1800}
     assert by_client(replace(two_clients, rate_scale=0.5).trace()) == {"1": 150, "7": 600}
     assert by_client(replace(two_clients, clients=[1]).trace()) == {"1": 300}
-    fractions = [len(replace(two_clients, rate_scale=0.001, seed=seed).trace()) for seed in range(300)]
-    assert np.mean(fractions) == pytest.approx(1.5, abs=0.1), "a fraction of a request is a chance of one"
+    fractions = [len(replace(two_clients, rate_scale=0.001, seed=seed).trace()) for seed in range(60)]
+    assert np.mean(fractions) == pytest.approx(1.5, abs=0.2), "a fraction of a request is a chance of one"
     assert "no requests from 1200 s to 1800 s" in message(replace(two_clients, start=1200).trace)
     assert "has no client 2; choose from 1, 7" in message(replace(two_clients, clients=[1, 2]).trace)
 

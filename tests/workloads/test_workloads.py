@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,11 @@ class Letters:
         return [ord(letter) for letter in text]
 
 
-def facts(request: Request) -> tuple[Any, ...]:
-    """All that a workload says of a request."""
-    return (
-        request.id,
-        request.num_prompt_tokens,
-        request.max_new_tokens,
-        request.arrival_time,
-        request.arrival_iteration,
-        request.prompt,
-        request.sampling,
-        request.stop_tokens,
-        request.priority,
-        request.client,
-    )
+facts = attrgetter(
+    *("id", "num_prompt_tokens", "max_new_tokens", "arrival_time", "arrival_iteration", "prompt", "sampling"),
+    *("stop_tokens", "priority", "client"),
+)
+"""Returns all that a workload without annotations says of a request."""
 
 
 def open_loop(seed: int = 0, num: int = 50, rate: float = 2.0, cv: float = 1.0) -> OpenLoop:
@@ -200,7 +192,7 @@ def test_an_even_stagger_stays_even_for_ever(batch: int, num_output: int) -> Non
 # -- open loop --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cv", [0.25, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("cv", [0.25, 1.0, 4.0])
 def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
     times = GammaArrivals(rate=5.0, cv=cv).times(generator(3, Stream.ARRIVALS), 200_001)
     intervals = np.diff(times)
@@ -208,15 +200,6 @@ def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
     assert intervals.min() >= 0
     assert intervals.mean() == pytest.approx(0.2, rel=0.02 * max(1, cv))
     assert intervals.std() / intervals.mean() == pytest.approx(cv, rel=0.03)
-
-
-@settings(max_examples=30)
-@given(cv=st.floats(1e-3, 1e3), rate=st.floats(1e-3, 1e6), num=st.integers(1, 50))
-def test_any_valid_arrivals_are_finite_and_in_order(cv: float, rate: float, num: int) -> None:
-    times = GammaArrivals(rate=rate, cv=cv).times(generator(0, Stream.ARRIVALS), num)
-    assert times.shape == (num,)
-    assert np.isfinite(times).all()
-    assert (np.diff(times) >= 0).all()
 
 
 def test_drifting_lengths_take_the_ratios_in_turn_and_uniform_lengths_reach_both_ends() -> None:
