@@ -19,6 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from textwrap import indent
 
 from tqdm import tqdm
 
@@ -29,7 +30,6 @@ from cbatch.validation import nearest
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, Ending, History
 from experiments.check.search import Verdicts, describe_sizes, search
-from experiments.check.verdicts import describe
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
 from experiments.settings.overrides import check_effects
@@ -86,7 +86,16 @@ def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending],
     print(f"{name} with chunk={chunk}, {tried - len(refusals):,} workloads: {describe_sizes(chunk)}")
     if refusals:
         print(f'{refused} "{refusals[0]}"')
-    print(f"\n{describe(verdicts, PROPERTIES, complete=Ending.COMPLETE in endings)}")
+    held = "yes" if endings[Ending.COMPLETE] else "-  "
+    print()
+    for prop in PROPERTIES:
+        counterexample = verdicts[prop.name]
+        verdict = held if counterexample is None else "NO " if prop.needed else "no "
+        print(f"{prop.name:{max(map(len, NAMES))}}  {verdict}  {prop.text}")
+        if counterexample is not None:
+            print(f"\n{indent(str(counterexample), '    ')}\n")
+    if not endings[Ending.COMPLETE]:
+        print("-: not tested, as no run reached its end")
 
 
 def _policy(overrides: Sequence[str]) -> tuple[Callable[[], Policy], int, Patience]:

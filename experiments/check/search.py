@@ -20,11 +20,22 @@ from experiments.check.scenario import SHORT, Arrival, Ending, History, Scenario
 
 _LARGEST_BATCH = 4
 _MOST_OUTPUT = 12  # tokens
+_SHOWN = 30  # plans of a counterexample's text; earlier ones are left out
 
 
 class Counterexample(NamedTuple):
+    """A schedule that violates a property. Its text ends at the plan that does."""
+
     history: History
     violation: Violation
+
+    def __str__(self) -> str:
+        history, violation = self
+        requests = [f"request {id_}: {arrival}" for id_, arrival in enumerate(history.scenario.arrivals)]
+        plans = [f"iteration {made.iteration}: {made.decided}" for made in history.decisions[: violation.decision + 1]]
+        left_out = [f"... {len(plans) - _SHOWN} plans"] if len(plans) > _SHOWN else []
+        why = f"  <- {violation.why}" if plans else f"\n{violation.why}"
+        return "\n".join([str(history.scenario), *requests, *left_out, *plans[-_SHOWN:]]) + why
 
 
 Verdicts = dict[str, Counterexample | None]
