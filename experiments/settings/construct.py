@@ -2,10 +2,9 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
-from inspect import isclass, isfunction, ismodule
+from inspect import isclass, isfunction
 from pathlib import Path
+from pkgutil import resolve_name
 from sysconfig import get_path
 from traceback import extract_tb
 from types import NoneType, UnionType
@@ -131,13 +130,6 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{path}.{key}={shorten(value)}: give {named}")
 
 
-def _is_module(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ImportError:  # a part of the name is no package
-        return False
-
-
 def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
     """The parameters of a target; any keyword where Python does not know them, as for some built-in functions."""
     try:
@@ -147,31 +139,19 @@ def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def locate(path: str, target: object) -> Any:
-    """Import a class or function."""
-    module_name, _, name = str(target).rpartition(".")
-    given = f"{path}._target_={target}"
-    if not module_name:
-        raise ConfigError(f"{given}: give an import path, as in my_package.my_module.MyClass")
+    """Imports a class or function. Raises ConfigError if there is none, or its module raises an error."""
+    given, (module, _, name) = f"{path}._target_={target}", str(target).rpartition(".")
     try:
-        module = import_module(module_name)
+        located = resolve_name(f"{module}:{name}")
     except (KeyboardInterrupt, Interruption):
         raise
     except BaseException as error:  # SystemExit too
-        absent = error.name if isinstance(error, ModuleNotFoundError) else None
-        if absent is not None and f"{module_name}.".startswith(f"{absent}."):
-            remedy = "run in the folder that contains it, or install it"
-        else:
-            remedy = f"install {absent}, or correct the import" if absent else "correct it"
-        raise ConfigError(f"{given}: {module_name} cannot be imported ({_why(error)}); {remedy}") from error
-    found = getattr(module, name, None)
-    if not callable(found) and (hasattr(module, name) or _is_module(str(target))):
-        what = "module" if found is None or ismodule(found) else f"{type(found).__name__} object"
-        raise ConfigError(f"{given}: is a {what}; give the import path of a class, as in my_package.my_module.MyClass")
-    if not callable(found):
-        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
-        known = nearest(name, getattr(module, "__all__", own))
-        raise ConfigError(f"{given}: {module_name} has no class or function {name}; {known}")
-    return found
+        remedy = "run in the folder that contains it, install it, or correct it"
+        raise ConfigError(f"{given}: cannot be imported ({_why(error)}); {remedy}") from error
+    if not callable(located):
+        kind = type(located).__name__
+        raise ConfigError(f"{given}: is a {kind}; give the import path of a class, as in my_package.my_module.MyClass")
+    return located
 
 
 def _why(error: BaseException) -> str:
