@@ -73,9 +73,6 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     if settings.bounds and not backend.simulated:
         problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
         raise ConfigError(f"{problem}; give backend=sim")
-    if settings.stream == "on" and not backend.simulated:
-        problem = f"stream=on: real tokens of backend={backend.name} are kept to the end"
-        raise ConfigError(f"{problem}; give stream=off, or backend=sim")
     backend.check_here()
     options = runtime.options(times_copies=settings.timeline)
     cost = backend.cost(settings.hardware, spec, settings.batch)
@@ -130,13 +127,16 @@ def _check_metrics(settings: Settings, totals: Totals, num_requests: int) -> Non
 
 def _streams(settings: Settings, backend: Backend, totals: Totals, chosen: dict[str, str]) -> bool:
     """Whether results are written as they come. Raises ConfigError where they are to be, and cannot."""
-    if settings.stream == "on" and (backend.replicas > 1 or totals.by_iteration):
-        why = "several replicas are not served in turn" if backend.replicas > 1 else "requests arrive by iteration"
+    obstacles = {
+        f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
+        "several replicas are not served in turn": backend.replicas > 1,
+        "requests arrive by iteration": totals.by_iteration,
+    }
+    why = next((obstacle for obstacle, met in obstacles.items() if met), "")
+    if settings.stream == "on" and why:
         raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
-    if settings.stream != "auto":
+    if settings.stream != "auto" or why or totals.new_tokens < STREAMED:
         return settings.stream == "on"
-    if not backend.simulated or backend.replicas > 1 or totals.by_iteration or totals.new_tokens < STREAMED:
-        return False
     chosen["stream"] = f"on ({totals.new_tokens / 1e6:,.0f} million tokens: no tokens.npz and no timeline)"
     return True
 

@@ -58,9 +58,8 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(str(cause.full_key), name, overrides)
-    key = getattr(error, "full_key", None)
-    lines = dict.fromkeys(_first_line(part) for part in (error, cause))
-    return ": ".join([str(key)] * bool(key) + [*lines]) + f" ({' '.join(overrides)})" * (not key)
+    key = getattr(error, "full_key", None) or " ".join(overrides)
+    return ": ".join([key, *dict.fromkeys(_first_line(part) for part in (error, cause))])
 
 
 def _unknown_option(missing: str, options: Sequence[str]) -> str:

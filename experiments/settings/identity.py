@@ -48,15 +48,10 @@ def _columns(key: str, value: Any, given: Any) -> Iterator[tuple[str, Any]]:
 def _name(value: object) -> str:
     """Returns the name that an object has, or that of its class; the whole path of a class from outside."""
     kind = type(value)
-    ours = kind.__module__.partition(".")[0] in _OURS
+    if kind.__module__.partition(".")[0] not in _OURS:
+        return f"{kind.__module__}.{kind.__qualname__}"
     name = getattr(value, "name", None)
-    return (
-        name
-        if ours and isinstance(name, str)
-        else name_of_class(kind)
-        if ours
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    return name if isinstance(name, str) else name_of_class(kind)
 
 
 def _plain(value: Any) -> Any:
