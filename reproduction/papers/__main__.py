@@ -27,22 +27,18 @@ from reproduction.papers.claims import SETTLED, conclusion, table
 from reproduction.papers.machines import Machines
 
 HERE = "reproduction.papers"
+_command = partial(Benchmark, needs_gpu=False)
 COMMANDS = {
-    "a6000": Benchmark(
+    "a6000": _command(
         "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers", f"{HERE}.a6000"
     ),
-    "closure": Benchmark(
-        "check SARATHI's claims that are measured on simulated machines, as one table", f"{HERE}.a6000:closure"
+    "closure": _command("check SARATHI's claims on simulated machines, as one table", f"{HERE}.a6000:closure"),
+    "fig12_readings": _command(
+        "show how Fig 12 depends on what the paper leaves open", f"{HERE}.figures.fig12:compare_readings"
     ),
-    "fig12_readings": Benchmark(
-        "show how Fig 12's ratios depend on what the paper leaves open", f"{HERE}.figures.fig12:compare_readings"
-    ),
-    "redraw": Benchmark("draw figure=NAME from its .csv, as after a change of its drawing", f"{HERE}.gallery:redraw"),
-    "schedules": Benchmark(
-        "draw each policy's schedule of five requests beside first come, first served: docs/figures/policies",
-        f"{HERE}.schedules",
-    ),
-    "served": Benchmark("compare a published run, served on a real GPU, with its simulation", f"{HERE}.served"),
+    "redraw": _command("draw figure=NAME from its .csv, as after a change of its drawing", f"{HERE}.gallery:redraw"),
+    "schedules": _command("draw each policy's schedule of five requests: docs/figures/policies", f"{HERE}.schedules"),
+    "served": _command("compare a published run, served on a real GPU, with its simulation", f"{HERE}.served"),
 }
 
 

@@ -1,13 +1,11 @@
-"""Measuring other engines: the same work as ours, and what is written. A fake vLLM stands in; transformers serves itself."""
+"""Measuring other engines: the same work as ours, how its speed is stated, and what is written of transformers, which serves itself."""
 
 import csv
 import gc
 import json
 import os
-import sys
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,8 @@ from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.compose import compose_run
 from experiments.settings.presets import load_spec
 from reproduction.bench.__main__ import BENCHMARKS
-from reproduction.bench.peers import measure, vllm_engine
-from reproduction.bench.peers.cases import CASES, Case, requests_of
+from reproduction.bench.peers import measure
+from reproduction.bench.peers.cases import CASES, Case, requests_of, speed
 from reproduction.bench.peers.transformers_engine import TransformersEngine
 
 
@@ -76,58 +74,11 @@ def test_the_checkpoint_without_weights_has_the_models_shape(tmp_path: Path) -> 
     assert config.rope_parameters["rope_theta"] == spec.rope_theta
 
 
-class FakeVllm(ModuleType):
-    """`vllm` as far as the script uses it."""
-
-    closed = 0
-
-    def LLM(self, model: str, **arguments: Any) -> Any:  # noqa: N802
-        self.arguments, self.generated = arguments, list[list[tuple[int, int]]]()
-        config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=True))
-        engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=self._shut_down), vllm_config=config)
-        return SimpleNamespace(generate=self._generate, llm_engine=engine)
-
-    def SamplingParams(self, *, max_tokens: int, **settings: Any) -> Any:  # noqa: N802
-        assert settings == {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
-        return SimpleNamespace(max_tokens=max_tokens)
-
-    def _generate(self, prompts: list[Any], sampling: list[Any], use_tqdm: bool) -> list[Any]:
-        pairs = zip(prompts, sampling, strict=True)
-        self.generated.append([(len(prompt["prompt_token_ids"]), each.max_tokens) for prompt, each in pairs])
-        outputs = (SimpleNamespace(token_ids=[0] * each.max_tokens) for each in sampling)
-        return [SimpleNamespace(outputs=[output]) for output in outputs]
-
-    def _shut_down(self) -> None:
-        self.closed += 1
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
-    """Its warm-up takes 1 second, its runs 4, 2 and 3."""
-    monkeypatch.setitem(sys.modules, "vllm", module := FakeVllm("vllm"))
-    monkeypatch.setattr(measure, "graphics_card", lambda: ("NVIDIA H200", "580.159"))
-    monkeypatch.setattr(measure.metadata, "version", lambda package: "0.22.1")
-    clock = iter([0, 1, 10, 14, 20, 22, 30, 33])
-    monkeypatch.setattr(vllm_engine, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    return module
-
-
 @pytest.mark.parametrize(("name", "value"), [("decode-2048", 3e3 / 2048), ("one", 512 / 3), ("pd-256", 144 * 1024 / 3)])
-def test_vllm_serves_the_case_and_what_it_took_is_written(
-    name: str, value: float, fake: FakeVllm, tmp_path: Path
-) -> None:
-    measure.main("vllm", name, folder=str(tmp_path))
-    file = json.loads((tmp_path / f"h200/peers/vllm-{name}.json").read_text())
-    assert file["figures"]["value"]["median"] == pytest.approx(value)
-    assert file["figures"]["seconds"] == {"median": 3, "min": 2, "max": 4, "repeats": 3}
-    assert (file["driver"], file["hardware"], file["engine"]["async_scheduling"]) == ("580.159", "NVIDIA H200", True)
+def test_the_speed_of_what_took_3_seconds(name: str, value: float) -> None:
+    """Milliseconds per iteration, output tokens/s, and prompt and output tokens/s."""
     case = CASES[name]
-    sizes = [(each.num_prompt_tokens, each.max_new_tokens) for each in requests_of(case, load_spec(case.model))]
-    warm_up, *runs = fake.generated
-    assert runs == [sizes] * 3 and warm_up == [(prompt, 16) for prompt, _ in sizes[: case.batch]]
-    limits = {"max_num_seqs": case.batch, "max_num_batched_tokens": case.budget, "max_model_len": sum(sizes[0])}
-    assert fake.arguments.items() >= (limits | {"enable_prefix_caching": False}).items() and fake.closed == 1
+    assert speed(case, requests_of(case, load_spec(case.model)), 3.0) == pytest.approx(value)
 
 
 def test_transformers_serves_each_request_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,12 +189,11 @@ def test_figures_are_made_with_real_tokens(tmp_path: Path, monkeypatch: pytest.M
     first = real.seconds("sarathi", Load(64, 4, 3), 16)
     assert first > 0 and real.seconds("sarathi", Load(64, 4, 3), 16) == first
     for module in (fig9, fig11, panels):
-        monkeypatch.setattr(module, "PANELS", (Panel(64, 4), Panel(48, 3)))
+        monkeypatch.setattr(module, "PANELS", (Panel(64, 4),))
     monkeypatch.setattr(fig11, "CHUNK", 16)
     monkeypatch.setattr(fig9, "CHUNKS", (16,))
     monkeypatch.setattr(gallery, "read_claims", lambda name: [])
     monkeypatch.setattr(panels, "FEW", (2, 5))
-    monkeypatch.setattr(panels, "FEWER", (2,))
     served = Machines(real=real)
     shown = gallery.show("fig11", served, tmp_path, lambda text: None)
     real.close()
