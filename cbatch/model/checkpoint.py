@@ -183,10 +183,13 @@ class Vocabulary:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(self._path, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
+            if len(tokenizer) <= len(tokenizer.all_special_ids):
+                raise ValueError("it has no tokens but special ones")  # so `transformers` makes some from no file
         except Exception as error:
             why = f"its tokenizer cannot be loaded ({one_line(error)})"
             raise ModelError(f"model.path={self._path}: {why}; add the tokenizer's files, or {give}") from error
+        return tokenizer
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -42,13 +42,13 @@ class Topology:
         return node[0] != node[1]
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise ConfigError if the topology does not divide the model."""
-        degree, heads = self.tensor_parallel, spec.num_kv_heads
-        self._check_divides("tensor_parallel", spec, spec.num_heads, "attention heads")
-        self._check_divides("tensor_parallel", spec, spec.intermediate_size, "columns of the feed-forward layer")
-        if degree % heads:  # else the heads are replicated
-            self._check_divides("tensor_parallel", spec, heads, "key-value heads")
-        self._check_divides("pipeline_stages", spec, spec.num_layers, "layers")
+        """Raise ConfigError if the topology does not divide the model; it names every degree that does."""
+        for key, uneven in (("tensor_parallel", _uneven_ranks), ("pipeline_stages", _uneven_stages)):
+            degree = getattr(self, key)
+            if what := uneven(spec, degree):
+                divisors = ", ".join(str(number) for number in range(1, 65) if not uneven(spec, number))
+                problem = f"{key}={degree} does not divide the {what} of model={spec.name}"
+                raise ConfigError(f"{problem}; choose one of {divisors}")
 
     def share(self, spec: ModelSpec) -> ModelSpec:
         """One GPU's part of the model, as a model with fewer layers, heads and columns.
@@ -66,11 +66,20 @@ class Topology:
             vocab_size=-(-spec.vocab_size // parts),
         )
 
-    def _check_divides(self, key: str, spec: ModelSpec, number: int, what: str) -> None:
-        if number % getattr(self, key):
-            problem = f"{key}={getattr(self, key)} does not divide the {number} {what} of model={spec.name}"
-            divisors = [str(candidate) for candidate in range(1, min(number, 64) + 1) if number % candidate == 0]
-            raise ConfigError(f"{problem}; choose one of {', '.join(divisors)}")
+
+def _uneven_ranks(spec: ModelSpec, degree: int) -> str | None:
+    """Names what so many ranks cannot share evenly. Key-value heads are replicated for multiples of their number."""
+    if spec.num_heads % degree:
+        return f"{spec.num_heads} attention heads"
+    if spec.intermediate_size % degree:
+        return f"{spec.intermediate_size} columns of the feed-forward layer"
+    if degree % spec.num_kv_heads and spec.num_kv_heads % degree:
+        return f"{spec.num_kv_heads} key-value heads"
+    return None
+
+
+def _uneven_stages(spec: ModelSpec, degree: int) -> str | None:
+    return f"{spec.num_layers} layers" if spec.num_layers % degree else None
 
 
 def split_ranks(spec: ModelSpec, tensor_parallel: int) -> list[Rank]:

@@ -67,6 +67,12 @@ def _named(error: BaseException, folder: Path) -> BaseException:
         return TerminatedError(f"terminated; {see}")
     if isinstance(error, ResultsError) or not isinstance(error, Exception):
         return error
+    if (
+        isinstance(error, OSError)
+        and isinstance(error.filename, str)
+        and not Path(error.filename).is_relative_to(folder)
+    ):
+        return error  # a file of something else
     if isinstance(error, OSError):
         why = error.strerror or error
         return ResultsError(f"{folder}: {why}; make room, or choose another folder with output=")

@@ -82,6 +82,13 @@ def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
     assert summary(folder / "a")["about"]["execution"]["predictions"]["hardware"] == cpu_name()
 
 
+def test_a_home_that_cannot_be_written_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder / "asks.py"))
+    [line] = command("run", "backend=cpu", *SMALL, *ASKS, cwd=folder).stderr.splitlines()
+    assert line.startswith(f"error: view.cost: {folder / 'asks.py/.cache/cbatch'} cannot be written") and "HOME" in line
+    assert "output=" not in line
+
+
 def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = run(folder, "hardware=cpu", "model=tiny", "policy=orca", "output=s", backend="sim")
     assert "measuring this CPU with model=tiny" in measuring, "for a simulation of this CPU as well"

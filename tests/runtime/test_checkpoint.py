@@ -137,7 +137,9 @@ def test_text_goes_through_the_checkpoints_tokenizer(folder: Path) -> None:
     assert vocabulary.size == LLAMA.vocab_size
 
 
-def test_without_a_tokenizer_text_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_tokenizer_text_is_refused(family: str, folder: Path) -> None:
+    edit(folder, lambda config: config.update(model_type=family))
     with pytest.raises(ModelError, match="tiny-llama has random weights and no tokenizer; give prompts as token ids"):
         Vocabulary(LLAMA).encode("hello")
     with pytest.raises(ModelError, match="its tokenizer cannot be loaded") as caught:

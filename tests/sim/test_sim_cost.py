@@ -228,6 +228,9 @@ def test_key_value_heads_are_copied_where_there_are_fewer_than_gpus() -> None:
     odd = ModelSpec("odd", "llama", 8, 64, 12, 3, 16, 144, 100, 64)
     with pytest.raises(ConfigError, match=r"does not divide the 3 key-value heads of model=odd; choose one of 1, 3"):
         Topology(2).share(odd)
+    nine = ModelSpec("nine", "llama", 8, 576, 9, 3, 64, 1536, 100, 64)
+    with pytest.raises(ConfigError, match=r"9 does not divide the 1536 columns .* of model=nine; choose one of 1, 3$"):
+        Topology(9, gpus_per_node=9).share(nine)
 
 
 def test_missing_links_are_named() -> None:
