@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,6 @@ from tiny_models import LLAMA, greedy_references, make_executor
 from cbatch import Engine, Executor, Policy, Request
 from cbatch.results.conservation import take_inventory
 from cbatch.runtime.attention import ReferenceAttention
-from experiments.run import main
 from experiments.store.decisions_file import read_decisions
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -112,23 +110,12 @@ def test_inventory_adds_up_when_the_model_fails(error: Exception, monkeypatch: p
 
 # -- what the folder says ---------------------------------------------------------------------------------------------
 
-Run = Callable[..., str]
 
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command line in this process; returns its last line of complaint."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def run(*arguments: str, status: int = 2) -> str:
-        monkeypatch.setattr(sys, "argv", ["run", *arguments])
-        assert main() == status
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == (1 if status else 0), lines
-        return lines[-1] if lines else ""
-
-    return run
+def run(folder: Path, *arguments: str, status: int = 2) -> str:
+    """Runs the command line in this process; returns its one line of complaint."""
+    ended = command("run", *arguments, cwd=folder)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (status, int(bool(status))), ended
+    return ended.stderr.strip()
 
 
 def unfinished(folder: Path) -> dict[str, Any]:
@@ -153,11 +140,11 @@ class Moody(Orca):
 """
 
 
-def test_a_failed_run_says_why_and_where_everything_was_and_can_be_run_again(tmp_path: Path, run: Run) -> None:
+def test_a_failed_run_says_why_and_where_everything_was_and_can_be_run_again(tmp_path: Path) -> None:
     (tmp_path / "moody.py").write_text(MOODY)
     arguments = ("policy=external", "policy._target_=moody.Moody", "output=out", "decisions=true", *QUICK)
     assert (
-        run(*arguments, "+policy.at=7")
+        run(tmp_path, *arguments, "+policy.at=7")
         == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10); see out/unfinished.json"
     )
     assert names(tmp_path / "out") == {"config.yaml", "unfinished.json", "decisions.jsonl.gz"}
@@ -170,7 +157,7 @@ def test_a_failed_run_says_why_and_where_everything_was_and_can_be_run_again(tmp
     assert 'raise ValueError("a mood")' in "".join(told["traceback"])
     assert len(read_decisions(tmp_path / "out" / "decisions.jsonl.gz").recorded.events) > 10
 
-    run(*arguments, "+policy.at=-1", status=0)
+    run(tmp_path, *arguments, "+policy.at=-1", status=0)
     assert "summary.json" in names(tmp_path / "out") and "unfinished.json" not in names(tmp_path / "out")
 
 
@@ -189,10 +176,10 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("decisions", ["on", "off"])
-def test_a_full_disk_leaves_no_half_results(tmp_path: Path, run: Run, decisions: str) -> None:
+def test_a_full_disk_leaves_no_half_results(tmp_path: Path, decisions: str) -> None:
     """Files may not grow beyond 8 kB: with decisions the run is stopped by them, without by its first table."""
     with largest_file(8192):
-        error = run("output=out", f"decisions={decisions}", *QUICK, "workload.num_requests=200")
+        error = run(tmp_path, "output=out", f"decisions={decisions}", *QUICK, "workload.num_requests=200")
     file = "/decisions.jsonl.gz" if decisions == "on" else ""
     assert error.startswith(f"error: out{file}: File too large; make room, or ")
     assert "summary.json" not in names(tmp_path / "out") and "steps.csv" not in names(tmp_path / "out")

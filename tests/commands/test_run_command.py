@@ -16,6 +16,7 @@ from commands import (
     PATIENCE,
     QUICK,
     WAITING,
+    command,
     environment,
     errors_at_end,
     new_process,
@@ -27,7 +28,6 @@ from commands import (
 
 from cbatch import ConfigError
 from experiments.progress import progress
-from experiments.run import main
 from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
 from experiments.settings.presets import FOLDER, load_spec
@@ -44,28 +44,12 @@ def test_a_chosen_model_wins_over_the_one_of_the_backend() -> None:
     assert compose_run("backend=cpu", "model=qwen3-8b").model.name == "qwen3-8b"
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of a small trace, through the command line."""
-    folder = tmp_path_factory.mktemp("run")
-    trace = write_azure_trace(folder / "trace.csv")
-    done = new_process(
-        "run",
-        "policy=prefill_first",
-        "workload=azure_conv",
-        f"workload.path={trace}",
-        "output=out",
-        "metrics.warmup_requests=2",
-        "metrics.objectives.ttft=0.05",
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    (folder / "stdout").write_text(done.stdout)
-    return folder / "out"
-
-
-def test_a_run_leaves_one_folder_with_everything(finished: Path) -> None:
+def test_a_run_leaves_one_folder_with_everything(tmp_path: Path) -> None:
+    write_azure_trace(tmp_path / "trace.csv")
+    options = ("workload=azure_conv", "workload.path=trace.csv", "metrics.objectives.ttft=0.05", "output=out")
+    done = new_process("run", "policy=prefill_first", *options, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    finished = tmp_path / "out"
     names = {path.name for path in finished.iterdir()}
     assert names == {"config.yaml", "summary.json", "requests.csv", "steps.csv", "tokens.npz", "timeline.json.gz"}
     assert yaml.safe_load((finished / "config.yaml").read_text())["policy"]["watermark"] == 0.01
@@ -91,9 +75,7 @@ def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
-def test_text_in_and_text_out_of_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_in_and_text_out_of_a_checkpoint(tmp_path: Path) -> None:
     from tiny_models import CPU, LLAMA, load_model
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -103,23 +85,9 @@ def test_text_in_and_text_out_of_a_checkpoint(
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "w3 w14 w15"}\n{"token_ids": [3, 14, 15]}\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "run",
-            "backend=cpu",
-            "model.path=model",
-            "workload=prompts",
-            "workload.path=prompts.jsonl",
-            "workload.max_new_tokens=5",
-            "output=out",
-        ],
-    )
-    capsys.readouterr()
-    assert main() == 0
-    assert capsys.readouterr().err == ""
+    prompts = ("workload=prompts", "workload.path=prompts.jsonl", "workload.max_new_tokens=5")
+    done = command("run", "backend=cpu", "model.path=model", *prompts, "output=out", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
     first, second = (json.loads(line) for line in (tmp_path / "out" / "outputs.jsonl").read_text().splitlines())
     assert first["output"] == second["output"]
     assert first["text"] == " ".join(f"w{token}" for token in first["output"])
