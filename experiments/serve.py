@@ -46,12 +46,11 @@ def serve(
     Raises:
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
-    began = time.perf_counter()
+    began, origin = time.perf_counter(), origin_of_run(settings)
     run = assemble(settings, say)
     bounds = bounds_of(run) if settings.bounds else None
     if run.chosen:
         say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
-    origin = origin_of_run(settings)
     with open_run_folder(folder, settings.composed.keys, origin["identity"], lambda: _facts(run), replace=replace):
         try:
             record = _run(run, folder, say, bar)
@@ -66,9 +65,10 @@ def serve(
         figures = figures_of(run, record, requests)
         if bounds is not None:
             figures["regret"] = regret(run.requests, requests, bounds)
+        decode = _decoder(run)
         load = None if run.rate is None else {"load": settings.workload.load, "rate": run.rate}
         measured = {"load": load, "mean_waiting": requests.mean_waiting, "wall_seconds": time.perf_counter() - began}
-        summary, decode = {"about": about_run(run) | origin | measured, **figures}, _decoder(run)
+        summary = {"about": about_run(run) | origin | measured, **figures}
         if settings.tables and not run.streamed:
             write_results(folder, record, requests, summary, timeline=settings.timeline, decode=decode)
         write_summary(folder, summary)
