@@ -32,9 +32,7 @@ def one_line(error: BaseException) -> str | None:
         case OSError() if error.filename:
             text = f"{error.filename}: {error.strerror}; run where it can be read and written"
         case MemoryError():
-            text = (
-                f"out of memory ({error}); lower the largest setting, such as workload.num_requests, batch or kv_tokens"
-            )
+            text = f"out of memory ({error}); lower the largest setting, such as workload.num_requests or kv_tokens"
         case BrokenExecutor():
             text = "a worker process was killed, perhaps out of memory; give a smaller hydra.launcher.n_jobs=N"
         case _ if _raised_by(error) in _LAUNCHERS:
