@@ -79,3 +79,23 @@ def test_arrivals_by_iteration_wait_for_it_unless_nothing_else_is_left() -> None
     record = engine.run()
     admitted = {request.id: request.admitted_at for request in record.requests}
     assert admitted == {0: 0.0, 1: 2.0, 2: 4.0}
+
+
+def test_a_full_table_grows_with_preempted_requests() -> None:
+    """Requests that have been preempted keep their rows, so more rows than places come into use."""
+
+    class Revolving:
+        def plan(self, view: View) -> Plan:
+            plan = view.plan()
+            newcomers = [request for request in view.waiting if not request.num_preemptions][:2]
+            for request in view.running if newcomers else ():
+                plan.preempt(request)
+            for request in newcomers or [*view.running, *view.waiting]:
+                plan.add(request, 2 if newcomers else None)
+            return plan.build()
+
+    engine = make_engine(Revolving(), Limits(max_batch=2, max_tokens=40, max_request_tokens=100))
+    engine.submit(requests := [Request(id_, 5, 3) for id_ in range(30)])
+    assert len(engine.run().requests) == 30 and engine.state.table.num_rows >= 30
+    assert [request.num_output_tokens for request in requests] == [3] * 30
+    assert [request.num_recomputed_tokens for request in requests] == [2] * 28 + [0] * 2
