@@ -17,7 +17,7 @@ from cbatch.request import FinishReason
 from cbatch.results.conservation import take_inventory
 
 STOP, OTHER = 1, 7
-SMALL = st.integers(0, 12)
+SMALL, ENDS = st.integers(0, 12), st.none() | st.integers(1, 6)
 
 
 class Handle(NamedTuple):
@@ -84,10 +84,15 @@ class EngineMachine(RuleBasedStateMachine):
         self.model = PlainEngine(limits, **size, carries=self.tokens or num_stages > 1)
         self.requests: list[Request] = []
         self.counts: dict[int, tuple[int, ...]] = {}
+        for arrival in draw(st.lists(st.tuples(st.integers(1, 10), st.integers(1, 6), ENDS), min_size=1, max_size=4)):
+            self.submit(*arrival)
 
-    @rule(prompt=st.integers(1, 10), limit=st.integers(1, 6), ends_after=st.none() | st.integers(1, 6))
+    @precondition(lambda self: len(self.requests) < 9)
+    @rule(prompt=st.integers(1, 10), limit=st.integers(1, 6), ends_after=ENDS)
     def arrive(self, prompt: int, limit: int, ends_after: int | None) -> None:
-        assume(len(self.requests) < 9)
+        self.submit(prompt, limit, ends_after)
+
+    def submit(self, prompt: int, limit: int, ends_after: int | None) -> None:
         id_, ends = len(self.requests), ends_after if ends_after is not None and ends_after < limit else None
         end = {"prompt": [OTHER] * prompt, "stop_tokens": (STOP,)} if self.tokens else {"true_new_tokens": ends}
         request = Request.from_spec(RequestSpec(id_, prompt, limit, arrival_time=self.executor.time, **end))  # type: ignore[arg-type]
@@ -103,6 +108,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.model.arrive(id_, prompt, limit, ends)
         assert self.policy.heard.pop() == ("arrival", id_)
 
+    @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def build_a_plan(self, data: st.DataObject) -> None:
         """The builder makes no plan that a rule refuses, whatever it is asked for."""
