@@ -82,6 +82,18 @@ def test_add_says_why_it_grants_nothing() -> None:
     assert found == [*of_first, None, Refusal.ROWS, Refusal.PLACES, None, None]
 
 
+def test_padding_fits_the_finished_plan() -> None:
+    def early(plan: PlanBuilder, view: View) -> None:
+        plan.pad_to(5)
+        for request in view.waiting:
+            plan.add(request)
+
+    policy = Scripted(early, lambda plan, view: [plan.add_decodes(), plan.pad_to(1000)])
+    engine = make_engine(policy, Limits(max_batch=3, max_tokens=16, max_request_tokens=40))
+    engine.submit(Request(id_, 4, 2) for id_ in range(2))
+    assert [step.num_padding_tokens for step in engine.run().steps] == [0, 14]
+
+
 def test_an_empty_plan_whose_adds_were_refused_says_why() -> None:
     cause = r"empty plan with 1 waiting .*; its last add granted nothing \(fewer than one token was asked for\); plan a"
     with pytest.raises(PolicyError, match=cause):

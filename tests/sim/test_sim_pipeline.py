@@ -1,6 +1,7 @@
 """The simulated executor: its clock, its pipeline, and where every second of every stage went."""
 
 import random
+from collections.abc import Callable
 from dataclasses import astuple
 from itertools import pairwise
 
@@ -9,13 +10,17 @@ from fuzz_policy import FuzzPolicy
 from schedules import UnitCost
 from small_cluster import make_engine, make_executor
 
-from cbatch import BatchShape, Engine, FinishReason, Limits, Request, RunRecord, Step
+from cbatch import BatchShape, Engine, FinishReason, Limits, Plan, Policy, Request, RunRecord, Server, Step, View
+from cbatch.kv import KVSize
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages, bubble_kind
 from policies.chunking import TileAligned
+from policies.mc_sf import McSf
 from policies.orca import Orca
+from policies.predictors import Noisy
+from policies.prefill_first import PrefillFirst
 from policies.sarathi import Sarathi
 
 PROMPT, LONG_PROMPT = BatchShape(((10, 0),)), BatchShape(((20, 0),))
@@ -200,3 +205,46 @@ def test_chunks_of_one_prompt_follow_each_other_through_the_pipeline() -> None:
     assert [step.num_prefill_tokens for step in steps] == [8, 8, 8, 8, 0, 0]
     assert steps[3].started < steps[0].ended
     assert steps[4].started >= steps[3].ended  # its input is the token that the last chunk samples
+
+
+def test_a_request_rejected_while_its_token_is_in_flight_receives_none() -> None:
+    class Rejecting:
+        """Computes request 0, preempts it while that is in flight, and rejects it while it still is."""
+
+        def plan(self, view: View) -> Plan:
+            plan, others = view.plan(), [request for request in view.waiting if request.id]
+            match view.iteration:
+                case 0:
+                    plan.add(view.waiting[0])
+                case 1:
+                    plan.preempt(next(iter(view.running)))
+                    plan.add(others[0])
+                case 2:
+                    plan.reject(view.waiting[0], "changed my mind")
+                    plan.add(others[0])
+                case _:
+                    plan.add_decodes()
+            return plan.build()
+
+    engine = make_engine(Rejecting(), make_executor(num_stages=4))
+    requests = [Request(0, 4, 2), Request(1, 4, 1), Request(2, 4, 1)]
+    engine.submit(requests)
+    record = engine.run()
+    assert requests[0].finish_reason is FinishReason.REJECTED
+    assert sorted(record.tokens()[0]) == [1, 2]
+    assert engine.state.num_overshoot_tokens == 1
+    assert engine.state.pool.num_used == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "seed"), [(PrefillFirst, 14), (lambda: McSf(Noisy(share=0.5)), 79)], ids=["prefill_first", "mc_sf"]
+)
+def test_a_request_recomputed_while_its_newest_token_is_in_flight_decodes_again(
+    policy: Callable[[], Policy], seed: int
+) -> None:
+    """Preempted with a token in flight, it recomputes all others before that one arrives: one is left, as in a decode."""
+    draw = random.Random(seed)
+    requests = [Request(i, draw.randint(1, 80), draw.randint(1, 16), arrival_iteration=i // 2) for i in range(10)]
+    limits = Limits(4, 256, 96, tile=32, num_stages=2)
+    record = Server(make_executor(2), limits, UnitCost(), KVSize(7, 16)).serve(policy(), requests)
+    assert len(record.requests) == 10 and any(request.num_preemptions for request in requests)
