@@ -13,6 +13,7 @@ from cbatch.errors import ProfileError
 from cbatch.limits import Limits
 from cbatch.sim.attention import Attention, RateAttention, TableAttention
 from cbatch.sim.cost import ProfileCost
+from cbatch.sim.interpolation import scores
 
 _ROUNDING = 1e-9  # relative; sums of the same seconds in another order differ by less
 _MOST_LINES = 5
@@ -39,8 +40,8 @@ class Minorant:
         object.__setattr__(self, "per_score", min(self.per_score, self.per_context))
 
     def seconds(self, shape: BatchShape) -> float:
-        scores = sum(tokens * (context + (tokens + 1) / 2) for tokens, context in shape.chunks)
-        of_attention = self.per_score * scores + self.per_context * shape.decode_context
+        products = sum(scores(tokens, context) for tokens, context in shape.chunks)
+        of_attention = self.per_score * products + self.per_context * shape.decode_context
         of_members = self.per_request * shape.num_requests + self.per_token * shape.num_tokens
         return self.fixed + of_members + of_attention
 
@@ -64,8 +65,8 @@ def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
     f + min h is evaluated at every number of tokens up to `limits.max_tokens`, with prompts and without, less all that a full
     clock could save, and the lines are edges of the lower convex hull of these points. Attention is a sum over chunks plus a
     term of the decodes, each bounded at the breakpoints of its table: for fixed context both table and bound are linear in the
-    number of requests between two rows, the bound convex in a chunk's tokens, and along a row both are linear in the context
-    between two columns, so that a bound below the table at all breakpoints is below it everywhere. In a pipeline the times are
+    number of requests, or in a chunk's scores, between two rows, and along a row both are linear in the context between two
+    columns, so that a bound below the table at all breakpoints is below it everywhere. In a pipeline the times are
     those of its last stage, which every iteration occupies.
 
     Raises:
@@ -127,9 +128,7 @@ def _per_score(attention: Attention, limits: Limits) -> float:
     if not isinstance(attention, TableAttention):
         return 0.0
     points = attention.chunks.breakpoints(float(limits.max_tokens), float(limits.max_request_tokens))
-    return min(
-        attention.chunks.at(tokens, context) / (tokens * (context + (tokens + 1) / 2)) for tokens, context in points
-    )
+    return min(attention.chunks.at(tokens, context) / scores(tokens, context) for tokens, context in points)
 
 
 def _per_context(attention: Attention, limits: Limits) -> list[tuple[float, float]]:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.interpolation import BilinearGrid
+from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, scores
 from cbatch.sim.schema import NotNegative, Positive
 
 
@@ -42,7 +42,7 @@ class AttentionRates:
             self,
             per_decode_context=kv_bytes / self.bandwidth_bytes_per_second,
             per_chunk_context=kv_bytes / self.chunk_bandwidth_bytes_per_second,
-            per_score=4 * share.num_heads * share.head_dim / self.flops_per_second,
+            per_score=flops_per_score(share) / self.flops_per_second,
         )
 
 
@@ -61,8 +61,7 @@ class RateAttention:
             return 0.0
         seconds = context_of_decodes * self.per_decode_context
         for tokens, context in chunks:
-            scores = tokens * (context + (tokens + 1) / 2)
-            seconds += max(scores * self.per_score, (context + tokens) * self.per_chunk_context)
+            seconds += max(scores(tokens, context) * self.per_score, (context + tokens) * self.per_chunk_context)
         if num_decodes:
             seconds = max(seconds, context_of_decodes / num_decodes * self.rates.seconds_per_context_token)
             if chunks:
@@ -81,15 +80,13 @@ class TableAttention:
     decodes: seconds against (number, mean context) of decodes. The spread of contexts is ignored: a kernel that divides
         all contexts evenly among the multiprocessors does not depend on it.
     mixed_decodes: the same for decodes that share an iteration with a chunk, if measured to differ.
+    seconds_per_score: at the device's largest rate; no chunk outside the measured range is faster.
     """
 
-    chunks: BilinearGrid
+    chunks: ChunkGrid
     decodes: BilinearGrid
     mixed_decodes: BilinearGrid | None = None
-
-    def scaled(self, factor: float) -> "TableAttention":
-        mixed = self.mixed_decodes.scaled(factor) if self.mixed_decodes is not None else None
-        return TableAttention(self.chunks.scaled(factor), self.decodes.scaled(factor), mixed)
+    seconds_per_score: float = 0.0
 
     @cached_property
     def _surely(self) -> tuple[float, float]:
@@ -101,14 +98,26 @@ class TableAttention:
         """The largest mean context that the table of decodes covers, by their number; filled on first use."""
         return {}
 
+    @cached_property
+    def _seconds_per_context(self) -> float:
+        """Seconds per token of context, at the largest measured rate; no decodes outside the measured range are faster."""
+        rows = zip(self.decodes.sizes, self.decodes.columns, self.decodes.seconds, strict=True)
+        return min(seconds[-1] / (number * contexts[-1]) for number, contexts, seconds in rows)
+
     def seconds(self, shape: BatchShape) -> float:
         chunks, num_decodes, context_of_decodes, _ = shape
         seconds = 0.0
         for tokens, context in chunks:
-            seconds += self.chunks.at(tokens, context)
+            found = self.chunks.at(tokens, context)
+            if tokens > self._surely[0] or context > self._surely[1]:
+                found = max(found, scores(tokens, context) * self.seconds_per_score)
+            seconds += found
         if num_decodes:
             table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
-            seconds += table.at(num_decodes, context_of_decodes / num_decodes)
+            found = table.at(num_decodes, context_of_decodes / num_decodes)
+            if not self._covers_decodes(num_decodes, context_of_decodes):
+                found = max(found, context_of_decodes * self._seconds_per_context)
+            seconds += found
         return seconds
 
     def covers(self, shape: BatchShape) -> bool:
@@ -116,9 +125,15 @@ class TableAttention:
         for tokens, before in shape.chunks:
             if (tokens > most_tokens or before > most_before) and not self.chunks.covers(tokens, before):
                 return False
-        if not (number := shape.num_decodes):
-            return True
+        return not shape.num_decodes or self._covers_decodes(shape.num_decodes, shape.decode_context)
+
+    def _covers_decodes(self, number: int, context: int) -> bool:
         reach = self._reach.get(number)
         if reach is None:
             reach = self._reach[number] = self.decodes.reach(number)
-        return shape.decode_context / number <= reach
+        return context / number <= reach
+
+
+def flops_per_score(share: ModelSpec) -> int:
+    """Returns the floating-point operations of one layer for the product of a query and a key, and of its weight and a value."""
+    return 4 * share.num_heads * share.head_dim

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class PiecewiseLinear(NamedTuple):
@@ -60,7 +60,7 @@ class BilinearGrid(NamedTuple):
     seconds: tuple[tuple[float, ...], ...]
 
     @classmethod
-    def through(cls, points: Iterable[tuple[float, float, float]]) -> "BilinearGrid":
+    def through(cls, points: Iterable[tuple[float, float, float]]) -> Self:
         """From (size, column, seconds) points in any order; a pair measured more than once has the mean."""
         groups = groupby(sorted(points), key=lambda point: point[0])
         rows = {size: _mean_by_size((column, seconds) for _, column, seconds in group) for size, group in groups}
@@ -93,7 +93,7 @@ class BilinearGrid(NamedTuple):
         reach = accumulate((columns[-1] for columns in self.columns), min)
         return max(zip(self.sizes, reach, strict=True), key=lambda corner: corner[0] * corner[1])
 
-    def scaled(self, factor: float) -> "BilinearGrid":
+    def scaled(self, factor: float) -> Self:
         return self._replace(seconds=tuple(tuple(value * factor for value in row) for row in self.seconds))
 
     def breakpoints(self, most: float, farthest: float) -> Iterator[tuple[float, float]]:
@@ -113,6 +113,42 @@ class BilinearGrid(NamedTuple):
             slope = (seconds[-1] - seconds[0]) / (columns[-1] - columns[0]) if len(columns) > 1 else 0.0
             return seconds[-1] + (column - columns[-1]) * max(slope, 0.0)
         return seconds[0]
+
+
+class ChunkGrid(BilinearGrid):
+    """Seconds of the attention of a chunk, against (tokens, context before them).
+
+    Between rows the seconds are linear in the scores at this context, the products of queries and keys: attention of long chunks
+    is quadratic in their tokens. Beyond the last row each further score takes what context adds to that row.
+    """
+
+    __slots__ = ()
+
+    def at(self, size: float, column: float) -> float:
+        sizes = self.sizes
+        right = bisect_right(sizes, size)
+        if right == 0:
+            return self._along(0, column)
+        left = right - 1
+        low, least = self._along(left, column), sizes[left]
+        if size == least:
+            return low
+        more = scores(size, column) - scores(least, column)
+        if right == len(sizes):
+            return low + more * self._seconds_per_score(left)
+        return low + (self._along(right, column) - low) * more / (scores(sizes[right], column) - scores(least, column))
+
+    def _seconds_per_score(self, row: int) -> float:
+        """Returns the slope of a row by context, or without one the mean over the chunk's own scores."""
+        (first, *_, last), (least, *_, most) = ((*part, part[-1]) for part in (self.columns[row], self.seconds[row]))
+        if last > first:
+            return max(most - least, 0.0) / (last - first) / self.sizes[row]
+        return most / scores(self.sizes[row], last)
+
+
+def scores(tokens: float, context: float) -> float:
+    """Returns the products of queries and keys in a causal chunk of `tokens` after `context` others."""
+    return tokens * (context + (tokens + 1) / 2)
 
 
 def _mean_by_size(points: Iterable[tuple[float, float]]) -> Mapping[float, float]:

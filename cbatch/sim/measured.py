@@ -9,7 +9,7 @@ from pydantic import Field
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.attention import TableAttention
-from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.provenance import Loop
 from cbatch.sim.roofline import Affine
@@ -142,7 +142,7 @@ class Measured:
     def attention(self) -> TableAttention | None:
         if self.chunks is None or self.decodes is None:
             return None
-        return TableAttention(self.chunks, self.decodes, self.mixed_decodes)
+        return TableAttention(ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes)
 
     def per_layer(self, num_layers: int) -> "Measured":
         """The same with the seconds of one layer in place of all."""

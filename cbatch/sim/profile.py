@@ -10,7 +10,7 @@ from pydantic import Field
 from cbatch.errors import ConfigError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
-from cbatch.sim.attention import Attention, AttentionRates
+from cbatch.sim.attention import Attention, AttentionRates, flops_per_score
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import (
@@ -130,17 +130,20 @@ class Profile:
         measured, inferred = self.measured(spec, tensor_parallel)
         bandwidth = ceilings.bandwidth_bytes_per_second
         rates = self.attention or AttentionRates(bandwidth, ceilings.flops_per_second, bandwidth)
+        tables = measured.attention and replace(
+            measured.attention, seconds_per_score=flops_per_score(share) / ceilings.flops_per_second
+        )
         small = self.small_operations
         other = small.of(share, bandwidth) if small else small_operations(share, ceilings)
         known = {
             "linear": measured.linear,
-            "attention": measured.attention or self.attention,
+            "attention": tables or self.attention,
             "other": measured.other or small,
             "head": measured.head,
         }
         return Operations(
             linear=measured.linear or layer_products(share, ceilings),
-            attention=measured.attention or rates.of(share),
+            attention=tables or rates.of(share),
             other=measured.other or other,
             embedding=measured.embedding or Affine(0.0, 2 * share.hidden_size * DTYPE_BYTES[share.dtype] / bandwidth),
             head=measured.head or head_product(share, ceilings),

@@ -7,13 +7,13 @@ from itertools import pairwise
 from cbatch import Limits
 from experiments.profile.laboratory import Batch
 
-CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Tokens of a chunk whose attention is measured."""
+CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 16384, 65536)
+"""Tokens of a chunk whose attention is measured. Long ones are few: between them time is linear in the scores."""
 
-BEFORE = (1024, 2048, 4096, 7168)
+BEFORE = (1024, 2048, 4096, 7168, 32768, 131072)
 """Contexts before it."""
 
-CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192)
+CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192, 32768, 131072)
 """Contexts of decodes. The kernel reads them in blocks of 64 tokens, the last one half full here, as on average;
 for models with many KV heads in blocks of 32, of which the last one is full here."""
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from cbatch import Limits, Server
+from cbatch.sim.interpolation import scores
 from experiments.profile.laboratory import Batch, Laboratory
 
 
@@ -30,13 +31,8 @@ class FittedLaboratory(Laboratory):
 def features(batch: Batch) -> NDArray[np.float64]:
     """Returns 1, tokens, requests, context that decodes read, and pairs of tokens in the attention of prompts."""
     shape = batch.shape()
-    pairs = sum(count_pairs(*chunk) for chunk in shape.chunks)
+    pairs = sum(scores(*chunk) for chunk in shape.chunks)
     return np.array([1.0, shape.num_tokens, shape.num_requests, shape.decode_context, pairs])
-
-
-def count_pairs(tokens: int, context: int) -> float:
-    """Returns how many pairs of tokens the attention of a chunk has, with this context before it."""
-    return tokens * (context + (tokens + 1) / 2)
 
 
 def fit_prices(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
 from experiments.profile import batches
 from experiments.profile.laboratory import Batch, Laboratory
@@ -38,7 +38,7 @@ class Iterations:
     """
 
     mixed: PiecewiseLinear
-    chunks: BilinearGrid
+    chunks: ChunkGrid
     mixed_decodes: BilinearGrid
     alone: PiecewiseLinear
     decodes: BilinearGrid
@@ -68,13 +68,13 @@ def measure(
     small = _chunks(laboratory, [size for size in sizes if size <= batches.WHOLE])
     report("iterations with prompts")
     totals = batches.mixed_totals(mixed_ranges, limits.tile, limits.max_tokens)
-    mixed = mixed_bases(laboratory, totals, BilinearGrid.through(small))
+    mixed = mixed_bases(laboratory, totals, ChunkGrid.through(small))
     large = _chunks(laboratory, [size for size in sizes if size > batches.WHOLE], mixed)
     power = None
     if power_limited:
         report("power")
         power = power_limit(laboratory, mixed, decode_sizes)
-    chunks = BilinearGrid.through((*small, *large))
+    chunks = ChunkGrid.through((*small, *large))
     report("decodes beside a chunk")
     mixed_decodes = _mixed_decodes(laboratory, decode_sizes, [size for _, size in mixed_ranges], mixed, chunks)
     return Iterations(mixed, chunks, mixed_decodes, alone, decodes, power)
@@ -85,7 +85,7 @@ def _mixed_decodes(
     decode_sizes: Sequence[int],
     mixed_sizes: Sequence[int],
     mixed: PiecewiseLinear,
-    chunks: BilinearGrid,
+    chunks: ChunkGrid,
 ) -> BilinearGrid:
     """Measures decodes with a small chunk, in the smallest captured size for them: its products draw little power."""
     limits = laboratory.limits
@@ -105,7 +105,7 @@ def _mixed_decodes(
     return _contexts(laboratory, counts, beside_chunk, base)
 
 
-def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: BilinearGrid) -> PiecewiseLinear:
+def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: ChunkGrid) -> PiecewiseLinear:
     """Returns the base of iterations of these prompt tokens, as whole prompts: their times without attention."""
     points = []
     for total in totals:

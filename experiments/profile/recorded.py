@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from cbatch import BatchShape, ConfigError
 from cbatch.replay.decisions import Decision
 from cbatch.sim import PROFILES, ProfileCost, load_profile
-from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear, scores
 from cbatch.sim.measured import Measured
 from cbatch.sim.profile_file import make_profile, profile_text
 from cbatch.sim.provenance import FROM
-from experiments.profile.fitted import count_pairs, fit_prices
+from experiments.profile.fitted import fit_prices
 from experiments.profile.kernels import unknown
 from experiments.profile.measure import Iterations
 from experiments.profile.tables import model_tables, new_content, put_model
@@ -111,14 +111,14 @@ def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[Batc
     tokens, before = (max(sizes) for sizes in zip(*(chunk for shape in shapes for chunk in shape.chunks), strict=True))
 
     def pairs(tokens: int, context: int) -> float:
-        return prompts.per_pair * count_pairs(tokens, context)
+        return prompts.per_pair * scores(tokens, context)
 
     def decodes_at(per_context: float) -> BilinearGrid:
         return _grid((1, most), (1, context), lambda number, mean: per_context * number * mean)
 
     iterations = Iterations(
         mixed=prompts.base,
-        chunks=_grid((*(size for size in KNOTS if size < tokens), tokens), (0, max(1, before)), pairs),
+        chunks=ChunkGrid(*_grid((*(size for size in KNOTS if size < tokens), tokens), (0, max(1, before)), pairs)),
         mixed_decodes=decodes_at(prompts.per_context),
         alone=_steps(decodes.base),
         decodes=decodes_at(decodes.per_context),
@@ -140,7 +140,7 @@ def fit(measured: Sequence[tuple[BatchShape, float]], captured: Sequence[int] = 
     shapes, seconds = [shape for shape, _ in measured], np.array([seconds for _, seconds in measured])
     tokens = np.array([_padded(shape.num_tokens, captured) for shape in shapes])
     knots = _knots(tokens, captured or KNOTS)
-    attention = [[sum(count_pairs(*chunk) for chunk in shape.chunks), shape.decode_context] for shape in shapes]
+    attention = [[sum(scores(*chunk) for chunk in shape.chunks), shape.decode_context] for shape in shapes]
     rows = np.hstack([np.array([np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]).T, attention])
     rows /= seconds[:, None]
     errors = np.abs(rows @ fit_prices(rows) - 1)

@@ -49,6 +49,31 @@ def test_iterations_measured_on_an_h200_lie_between_the_predictions(tokens: int)
     assert full_clock / CARDS < measured(tokens) * speed < steady * CARDS
 
 
+BANDWIDTHS = {"h100": 3.35e12, "h200": 4.8e12, "h200-vllm": 4.8e12, "a6000-llama-13b": 768e9}
+"""Bytes/s by the data sheets; the profiles' ceilings are of copies, and reading is faster."""
+
+
+@pytest.mark.parametrize("name", BANDWIDTHS)
+def test_no_iteration_is_faster_than_its_arithmetic_and_its_reading(name: str) -> None:
+    """Random shapes, most of them outside the measured range, of measured models and of others."""
+    draws, profile = np.random.default_rng(5), load_profile(name)
+    for model in ("llama-3.1-8b", "llama-13b", "llama-2-7b", "qwen3-8b", "yi-34b"):
+        spec = load_spec(model)
+        weights = spec.num_layers * sum(inputs * outputs for inputs, outputs in spec.linear_shapes.values())
+        heads, values = spec.num_heads * spec.head_dim, 2 * spec.num_kv_heads * spec.head_dim * spec.num_layers
+        cost = ProfileCost(profile, spec)
+        for _ in range(500):
+            pairs = 2 ** draws.uniform(0, 17, (draws.integers(3), 2))
+            chunks = tuple((int(tokens), int(before)) for tokens, before in pairs)
+            decodes = int(draws.integers(0 if chunks else 1, 257))
+            shape = BatchShape(chunks, decodes, decodes * int(2 ** draws.uniform(0, 17)))
+            scores = shape.decode_context + sum(tokens * (before + (tokens + 1) / 2) for tokens, before in chunks)
+            operations = 2 * shape.num_tokens * weights + 4 * heads * scores * spec.num_layers
+            read = 2 * (weights + values * (shape.decode_context + sum(before for _, before in chunks)))
+            arithmetic, reading = operations / profile.ceilings.flops_per_second, read / BANDWIDTHS[name]
+            assert cost.predict(shape) >= max(arithmetic, reading), shape
+
+
 @pytest.mark.parametrize(
     ("shape", "max_batch", "computed"),
     [

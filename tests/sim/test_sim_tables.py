@@ -10,7 +10,7 @@ from small_cluster import SPEC
 from cbatch import BatchShape
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import AttentionRates, TableAttention
-from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear, scores
 from cbatch.sim.roofline import Ceilings, MatrixProducts, small_operations
 
 # 4 heads and 2 key-value heads of 3, 8 hidden states, an MLP of 16; values of 2 bytes
@@ -54,8 +54,28 @@ def test_a_grid_interpolates_both_ways_and_knows_what_it_covers() -> None:
     assert [ragged.covers(*place) for place in places] == [True, True, False, True, False]
 
 
+def test_the_attention_of_a_chunk_is_linear_in_its_scores() -> None:
+    """1 second and half a second a score, measured at two sizes and contexts: of 8 tokens after 100 others, 8 * (100 + 4.5)."""
+    grid = ChunkGrid.through((size, before, 1 + scores(size, before) / 2) for size in (8, 64) for before in (0, 100))
+    assert (grid.at(8, 0), grid.at(8, 100)) == (1 + 36 / 2, 1 + 836 / 2)
+    for size, before in ((16, 0), (40, 60), (64, 300), (500, 0), (70000, 1000)):
+        assert grid.at(size, before) == pytest.approx(1 + size * (before + (size + 1) / 2) / 2)
+    assert grid.at(4, 50) == grid.at(8, 50)
+
+
+def test_nothing_outside_the_measured_range_is_faster_than_the_largest_rate() -> None:
+    """A row without contexts, and decodes that take the same at 10 and at 20 tokens."""
+    tables = TableAttention(
+        ChunkGrid.through([(8, 0, 9.0)]), BilinearGrid.through([(2, 10, 5.0), (2, 20, 5.0)]), seconds_per_score=0.5
+    )
+    assert tables.seconds(BatchShape(((8, 0),))) == 9.0
+    assert tables.seconds(BatchShape(((8, 100),))) == 836 / 2
+    assert tables.seconds(BatchShape((), 2, 40)) == 5.0
+    assert tables.seconds(BatchShape((), 2, 80)) == 10.0
+
+
 def test_attention_tables_sum_chunks_and_add_decodes_at_their_mean_context() -> None:
-    chunks = BilinearGrid.through([(8, 0, 1.0), (8, 100, 2.0)])
+    chunks = ChunkGrid.through([(8, 0, 1.0), (8, 100, 2.0)])
     tables = TableAttention(chunks, BilinearGrid.through([(1, 10, 0.5), (1, 20, 1.0), (4, 10, 2.0), (4, 20, 4.0)]))
     assert tables.seconds(BatchShape()) == 0.0
     assert tables.seconds(BatchShape(((8, 0), (8, 50)), 4, 60)) == 1.0 + 1.5 + 3.0
