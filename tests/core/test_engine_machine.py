@@ -293,4 +293,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=30)
+TestEngine.settings = settings(max_examples=150, stateful_step_count=30)
