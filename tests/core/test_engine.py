@@ -99,3 +99,17 @@ def test_a_full_table_grows_with_preempted_requests() -> None:
     assert len(engine.run().requests) == 30 and engine.state.table.num_rows >= 30
     assert [request.num_output_tokens for request in requests] == [3] * 30
     assert [request.num_recomputed_tokens for request in requests] == [2] * 28 + [0] * 2
+
+
+def test_a_request_preempted_while_the_token_that_ends_it_is_in_flight_waits_no_more() -> None:
+    class Preempts(Orca):
+        def plan(self, view: View) -> Plan:
+            plan = view.plan()
+            for request in view.running:
+                plan.preempt(request)
+            return plan.build() if view.running else super().plan(view)
+
+    engine = make_engine(Preempts(), LIMITS, asynchronous=True)
+    engine.submit([request := Request(0, 4, 5, true_new_tokens=1)])
+    engine.run()
+    assert (request.num_preemptions, request.num_output_tokens, list(engine.view.waiting)) == (1, 1, [])
