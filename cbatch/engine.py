@@ -52,8 +52,7 @@ class Engine:
         """
         Args:
             num_blocks, block_size: the KV cache, in blocks and tokens per block.
-            asynchronous: keep `executor.num_stages` iterations in flight while a further iteration is planned; else one
-                fewer.
+            asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one fewer.
             patience: how long to go on without a token while requests wait or run.
             arrivals: the requests to serve; None: those that are submitted.
         """
@@ -76,9 +75,9 @@ class Engine:
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._until = inf  # seconds; further requests may be submitted then
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = (
-            optional_method(policy, name) for name in ("on_arrival", "on_tokens", "on_step", "on_finish")
-        )
+        optional = ("on_arrival", "on_tokens", "on_step", "on_finish", "num_at_once")
+        hooks = (optional_method(policy, name) for name in optional)
+        self._on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
 
     @property
     def engines(self) -> list["Engine"]:
@@ -121,10 +120,7 @@ class Engine:
 
     def step(self) -> None:
         """One turn of the loop."""
-        if self._depth == 0:
-            self.step_sync()
-        else:
-            self.step_async()
+        return self.step_async() if self._depth else self.step_sync()
 
     def step_sync(self) -> None:
         """Plans an iteration, computes it and absorbs its tokens."""
@@ -264,8 +260,7 @@ class Engine:
 
     def _check_progress(self, now: float) -> None:
         """Raises StallError if requests wait or run, and for too long none has received a token."""
-        stall = self._stall_watch.stall(now)
-        if stall and (self.state.waiting or self.state.running):
+        if (stall := self._stall_watch.stall(now)) and (self.state.waiting or self.state.running):
             stalled, setting = stall
             remedy = describe_shortage(self.view) or "; compute their tokens"
             raise StallError(f"{self._where()}: {stalled} with {self._held()}{remedy}, or raise patience.{setting}")
@@ -286,14 +281,20 @@ class Engine:
         return f"policy {self.policy_name}, iteration {self.state.iteration}"
 
     def check_fits(self, request: Request) -> None:
-        """Raises WorkloadError if the request exceeds the model's positions or the KV cache, or was submitted twice."""
+        """Raises WorkloadError if the request exceeds positions, an iteration or the KV cache, or was submitted twice."""
         limits, pool = self.limits, self.state.pool
         if request.status is not Status.PENDING:
             raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
         if request.max_tokens > limits.max_request_tokens:
             lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
-            exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model"
-            raise WorkloadError(f"request {request.id}: {exceeded}; shorten the requests or choose another model")
-        if request.max_tokens > pool.num_tokens:
+            exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model, or its sliding window"
+            remedy = "shorten the requests or choose another model"
+        elif (at_once := self._call(self._num_at_once, request) or 1) > limits.max_tokens:
+            exceeded = f"{self.policy_name} may compute {at_once} tokens at once, max_tokens={limits.max_tokens}"
+            remedy = "raise max_tokens, or use a policy that cuts prompts"
+        elif request.max_tokens > pool.num_tokens:
             exceeded = f"{request.max_tokens} tokens exceed the KV cache of {pool.num_tokens}"
-            raise WorkloadError(f"request {request.id}: {exceeded}; raise kv_tokens or shorten the requests")
+            remedy = "raise kv_tokens or shorten the requests"
+        else:
+            return
+        raise WorkloadError(f"request {request.id}: {exceeded}; {remedy}")

@@ -34,6 +34,7 @@ class Policy(Protocol):
     A policy may also define any of
 
         check(limits: Limits) -> None            # before anything runs; raises ConfigError if its settings do not fit
+        num_at_once(request: Request) -> int     # tokens that one iteration must have room for: policies that cut no prompts
         on_arrival(request: Request) -> None     # a request has arrived
         on_tokens(requests: Sequence[Request]) -> None  # an iteration has ended; each has received a token of it
         on_step(record: StepRecord) -> None      # the same iteration's times and totals

@@ -33,6 +33,9 @@ class LTR(Described):
         )  # of the others: the first iteration, longest ago first
         self._promoted: dict[Request, int] = {}  # iterations of promotion that are left
 
+    def num_at_once(self, request: Request) -> int:
+        return request.max_tokens - 1  # recomputed after a preemption before its last token
+
     def plan(self, view: View) -> Plan:
         self._promote(view)
         plan = view.plan()

@@ -24,6 +24,9 @@ class McSf(Described):
         self.predictor, self.order = predictor, order
         self._queue = WaitingQueue(predictor.output if order == "shortest" else lambda request: request.id)
 
+    def num_at_once(self, request: Request) -> int:
+        return request.max_tokens - 1  # recomputed after a preemption before its last token
+
     def plan(self, view: View) -> Plan:
         plan, self.steady = view.plan(), not view.waiting
         plan.add_decodes(preempt_newest=True)

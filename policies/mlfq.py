@@ -29,6 +29,9 @@ class MLFQ(Described):
         self._latest: tuple[int, BatchShape, list[Request]] = 0, BatchShape(), []  # of the plan; who may repeat it
         self._done_at = 0.0, 0.0  # of the two latest iterations
 
+    def num_at_once(self, request: Request) -> int:
+        return request.max_tokens - 1  # recomputed after a preemption before its last token
+
     def plan(self, view: View) -> Plan:
         planned, first, alone = self._latest
         for more in range(1, view.iteration - planned):  # each planned as the turn before the latest was done

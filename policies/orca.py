@@ -8,11 +8,14 @@ Differs from the paper: attention of several requests runs in one kernel, where 
 ("selective batching"); iterations in flight are the engine's matter, not the policy's. Orca's code is not public.
 """
 
-from cbatch import Described, Plan, View
+from cbatch import Described, Plan, Request, View
 
 
 class Orca(Described):
     steady = True
+
+    def num_at_once(self, request: Request) -> int:
+        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()

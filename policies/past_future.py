@@ -46,6 +46,9 @@ class PastFuture(Described):
         self.seed, self.history = seed, tuple(history)
         self._random, self._oracle, self._ended = Random(seed), Oracle(), EndedLengths(window, history)
 
+    def num_at_once(self, request: Request) -> int:
+        return request.max_tokens - 1  # recomputed after a preemption before its last token
+
     def plan(self, view: View) -> Plan:
         plan, self.steady = view.plan(), not view.waiting
         plan.add_decodes(preempt_newest=True)

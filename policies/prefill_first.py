@@ -8,7 +8,7 @@ and not refused; decodes go on as long as the blocks that they need are free, wh
 running request; and preempted requests are always recomputed, never swapped.
 """
 
-from cbatch import ConfigError, Described, Plan, View
+from cbatch import ConfigError, Described, Plan, Request, View
 
 
 class PrefillFirst(Described):
@@ -19,6 +19,9 @@ class PrefillFirst(Described):
         if not 0 <= watermark < 1:
             raise ConfigError(f"policy.watermark={watermark}: give a share from 0 to below 1")
         self.watermark = watermark
+
+    def num_at_once(self, request: Request) -> int:
+        return request.max_tokens - 1  # recomputed after a preemption before its last token
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()

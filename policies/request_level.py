@@ -21,6 +21,9 @@ class RequestLevel(Described):
     def __init__(self) -> None:
         self._prompts_left: list[Request] = []  # of the batch being formed
 
+    def num_at_once(self, request: Request) -> int:
+        return request.num_prompt_tokens
+
     def plan(self, view: View) -> Plan:
         plan = view.plan()
         if not view.running:

@@ -47,6 +47,9 @@ class VTC(Described):
         self._arrived: list[Request] = []  # since the last plan
         self._paid: dict[Request, float] = {}  # output tokens that were charged for, of running requests
 
+    def num_at_once(self, request: Request) -> int:
+        return request.num_prompt_tokens
+
     def plan(self, view: View) -> Plan:
         for request in view.running:
             self._charge_output(request, max(request.num_new_tokens - (not self.charge_first), self._paid[request]))

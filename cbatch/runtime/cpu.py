@@ -97,7 +97,7 @@ def check_positions(spec: ModelSpec, limits: Limits) -> None:
     if limits.max_request_tokens > spec.max_positions:
         raise ConfigError(
             f"max_request_tokens={limits.max_request_tokens} exceeds the {spec.max_positions} positions of model "
-            f"{spec.name}; lower it or choose another model"
+            f"{spec.name}, or its sliding window; lower it or choose another model"
         )
 
 

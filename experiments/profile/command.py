@@ -65,19 +65,10 @@ def profile(
 
 
 def measure_cpu(spec: ModelSpec) -> None:
-    """Measures this machine's CPU with a model, quickly, into the file that `hardware=cpu` reads.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Measures this machine's CPU with a model, quickly, into the file that `hardware=cpu` reads. Raises OSError."""
     path = cpu_profile(spec)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own = TemporaryDirectory(dir=path.parent)  # other processes may measure as well
-    except OSError as error:
-        problem = f"view.cost: {path.parent} cannot be written ({error.strerror or error})"
-        raise ConfigError(f"{problem}; set HOME to a folder that can, or give hardware= of a profile") from error
-    with own as folder:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent) as folder:  # other processes may measure as well
         _measure_model(spec, [16], QUICK, "cpu", str(Path(folder) / path.name), lambda what: None).replace(path)
 
 

@@ -107,7 +107,8 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     try:
         engine = server.engine(policy, () if streams else requests)
         if streams:
-            engine.engines[0].check_fits(totals.longest)
+            for request in (totals.longest, totals.longest_prompt):
+                engine.engines[0].check_fits(request)
     except BaseException:
         server.close()
         raise
@@ -148,7 +149,7 @@ def _limits(
     longest = min(totals.longest.max_tokens, spec.max_positions)
     batch, max_tokens = settings.batch, settings.max_tokens
     if max_tokens is None:
-        prompts = batch * totals.longest_prompt
+        prompts = batch * totals.longest_prompt.num_prompt_tokens
         max_tokens = max(8192, longest, min(prompts, LARGEST_ITERATION))
         chosen["max_tokens"] = str(max_tokens)
     if max_tokens < batch:

@@ -20,7 +20,8 @@ from experiments.progress import Setting
 from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Runtime
 from experiments.settings.construct import build_arguments, call, check_section, construct, locate
-from experiments.workloads import Workload
+from experiments.workloads import OpenLoop, Workload
+from experiments.workloads.trace import Fit
 
 GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "backend", "experiment")
 """Keys whose value is the name of a file in a folder of conf/."""
@@ -188,12 +189,13 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
             raise ConfigError(f"{key}: is missing; give {key}=NAME")
     root = read(keys, {key: config[key] for key in names if key in config})
     chosen: dict[str, str] = {}
+    model = _model(config["model"], chosen)
     return kind(
         **{name: getattr(root, name) for name in names},
         backend=_backend(config["backend"], chosen),
         runtime=construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile")),
-        model=_model(config["model"], chosen),
-        workload=construct("workload", config["workload"], needs=("requests",)),
+        model=model,
+        workload=_workload(config["workload"], model.max_positions),
         policy=_policy(config["policy"], root.chunk, chosen),
         chosen=chosen,
         composed=composed,
@@ -215,6 +217,16 @@ def _model(section: object, chosen: dict[str, str]) -> ModelSpec:
         spec = replace(spec_from_checkpoint(spec.path), seed=spec.seed)
         chosen["model"] = f"{spec.name} (of model.path)"
     return spec
+
+
+def _workload(section: object, positions: int) -> Workload:
+    """Returns the workload; `too_long` of a trace, or of a table of lengths, applies to the model's positions as well."""
+    workload: Workload = construct("workload", section, needs=("requests",))
+    if isinstance(workload, Fit):
+        return workload.within(positions, workload.max_new_tokens)
+    if isinstance(workload, OpenLoop) and isinstance(workload.lengths, Fit):
+        return replace(workload, lengths=workload.lengths.within(positions, workload.max_new_tokens))
+    return workload
 
 
 def _policy(section: object, chunk: int | None, chosen: dict[str, str]) -> Recipe:

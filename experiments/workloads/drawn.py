@@ -60,13 +60,13 @@ class Drawn(Sequence[Request]):
 class Totals:
     """Facts about all requests of a run, needed before the run serves any.
 
-    longest: the request with the most tokens. longest_prompt: tokens. new_tokens: the sum of `max_new_tokens`. clients: None stands
+    longest: the request with the most tokens. longest_prompt: that with the longest prompt. new_tokens: the sum of `max_new_tokens`. clients: None stands
     for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
     every request's true length. by_iteration: some requests arrive by iteration.
     """
 
     longest: Request
-    longest_prompt: int = 0
+    longest_prompt: Request
     new_tokens: int = 0
     clients: set[str | None] = field(default_factory=set)
     extra: dict[str, None] = field(default_factory=dict)
@@ -77,11 +77,12 @@ class Totals:
 def totals_of(requests: Iterable[Request]) -> Totals:
     """Looks once at each of at least one request, and holds none but the longest."""
     others = iter(requests)
-    totals = Totals(first := next(others))
+    totals = Totals(first := next(others), first)
     for request in chain([first], others):
         if request.max_tokens > totals.longest.max_tokens:
             totals.longest = request
-        totals.longest_prompt = max(totals.longest_prompt, request.num_prompt_tokens)
+        if request.num_prompt_tokens > totals.longest_prompt.num_prompt_tokens:
+            totals.longest_prompt = request
         totals.new_tokens += request.max_new_tokens
         totals.clients.add(request.client)
         totals.extra.update(dict.fromkeys(request.extra))

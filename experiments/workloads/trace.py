@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,13 +89,25 @@ class Fit:
 
     length_scale: multiplies prompt and output lengths, rounded, at least 1 token each. For small models.
     max_length: most tokens of prompt and output together, after scaling; None for no limit.
+    new_tokens: counted in place of each output; None counts the outputs.
     too_long: for a longer request, "error" raises, "drop" leaves it out, "clip" shortens the prompt, as a server that
         truncates prompts does, and the output only once the prompt is down to 1 token.
     """
 
     length_scale: Annotated[float, positive("1 keeps the lengths of the trace")] = 1.0
     max_length: Annotated[int, whole(2)] | None = None
+    new_tokens: Annotated[int, whole(1)] | None = None
     too_long: Literal["error", "clip", "drop"] = "error"
+
+    def within(self, positions: int, max_new_tokens: int | str) -> Self:
+        """Returns the fields with a model's positions as a limit, unless longer requests are errors: then the engine raises them.
+
+        max_new_tokens: of a workload.
+        """
+        if self.too_long == "error":
+            return self
+        new_tokens = max_new_tokens if isinstance(max_new_tokens, int) else self.new_tokens
+        return replace(self, max_length=min(self.max_length or positions, positions), new_tokens=new_tokens)
 
     def fit(self, trace: Trace, num_requests: int | None = None) -> Trace:
         """Returns the first requests of a trace that are not dropped, with lengths that fit; None takes all.
@@ -109,7 +121,8 @@ class Fit:
             trace = replace(trace, prompt_tokens=prompts, output_tokens=outputs)
         if self.max_length is None:
             return trace.first(num_requests)
-        fits = trace.prompt_tokens + trace.output_tokens <= self.max_length
+        new_tokens = trace.output_tokens if self.new_tokens is None else np.full(len(trace), self.new_tokens)
+        fits = trace.prompt_tokens + new_tokens <= self.max_length
         limit = f"max_length={self.max_length}; raise it, lower length_scale, or set too_long"
         if self.too_long == "drop" and not fits.any():
             raise WorkloadError(f"{trace.source}: every request exceeds {limit}=clip")
@@ -118,12 +131,12 @@ class Fit:
             row = int(np.argmin(fits))
             lengths = f"{trace.prompt_tokens[row]} prompt + {trace.output_tokens[row]} output tokens"
             raise WorkloadError(f"{trace.where(row)}: {lengths} exceed {limit} to clip or drop")
-        return _clip(trace, self.max_length) if self.too_long == "clip" else trace
+        return _clip(trace, self.max_length, self.new_tokens) if self.too_long == "clip" else trace
 
 
-def _clip(trace: Trace, max_length: int) -> Trace:
+def _clip(trace: Trace, max_length: int, new_tokens: int | None) -> Trace:
     output_tokens = np.minimum(trace.output_tokens, max_length - 1)
-    prompt_tokens = np.minimum(trace.prompt_tokens, max_length - output_tokens)
+    prompt_tokens = np.minimum(trace.prompt_tokens, np.maximum(max_length - (new_tokens or output_tokens), 1))
     fields = dict(trace.fields)
     if "prefix_hashes" in fields:
         shares = prompt_tokens / trace.prompt_tokens

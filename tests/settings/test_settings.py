@@ -46,6 +46,31 @@ def test_a_workload_prints_itself() -> None:
     assert repr(compose_run("workload=open_loop", "workload.arrivals.rate=20").workload) == "open_loop(rate=20)"
 
 
+@pytest.mark.parametrize("workload", ["trace", "sharegpt"])
+@pytest.mark.parametrize(
+    ("keys", "requests"),
+    [
+        ("too_long=drop", [(10, 5), (60, 30)]),
+        ("too_long=clip", [(10, 5), (80, 20), (97, 3), (60, 30)]),
+        ("too_long=drop max_length=90", [(10, 5), (60, 30)]),
+        ("too_long=clip max_length=900", [(10, 5), (80, 20), (97, 3), (60, 30)]),
+        ("too_long=drop max_new_tokens=40", [(10, 40), (60, 40)]),
+        ("too_long=clip max_new_tokens=50", [(10, 50), (50, 50), (50, 50), (50, 50)]),
+        ("too_long=error", [(10, 5), (90, 20), (200, 3), (60, 30)]),  # the engine raises
+    ],
+)
+def test_too_long_sees_the_models_positions_and_the_limit_of_outputs(
+    workload: str, keys: str, requests: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,5\n1,90,20\n2,200,3\n3,60,30\n")
+    fit, table = f"path={path} {keys}".split(), workload == "sharegpt"
+    words = [f"workload.{'lengths.' * (table and 'new' not in key)}{key}" for key in fit]
+    words += [f"workload.num_requests={len(requests)}", "model.max_positions=100"]
+    made = compose_run(f"workload={workload}", *words).workload.requests(None)
+    assert [(request.num_prompt_tokens, request.max_new_tokens) for request in made] == requests
+
+
 def test_an_identity_holds_what_a_run_depends_on() -> None:
     """A chunk is part of the policies that read it; a seed is told although a policy's text leaves it out."""
     one = identity(compose_run("policy=orca", "backend=sim"))
