@@ -38,14 +38,35 @@ class Arrivals(Protocol):
         """Notes that a request has ended."""
 
 
+class KnownIds:
+    """The ids of a run's requests. Those that follow each other from 0 on take no memory."""
+
+    def __init__(self) -> None:
+        self._below, self._others = 0, set[int]()
+
+    def add(self, request: Request) -> None:
+        """Raises WorkloadError if the id is known: tokens and figures of two requests would be taken for those of a single one."""
+        if 0 <= request.id < self._below or request.id in self._others:
+            problem = f"request {request.id} is submitted twice, or two requests have this id"
+            raise WorkloadError(f"{problem}; make a request with its own id for each")
+        self._others.add(request.id)
+        while self._below in self._others:
+            self._others.remove(self._below)
+            self._below += 1
+
+
 class Recorded(Arrivals):
     """Requests whose arrival times and iterations are known before the run, or are added while it goes on."""
 
     def __init__(self) -> None:
         self.num_unfinished = 0
+        self._ids = KnownIds()
         self._pending: deque[Request] = deque()
 
     def add(self, requests: Sequence[Request]) -> None:
+        """Raises WorkloadError as `KnownIds.add`."""
+        for request in requests:
+            self._ids.add(request)
         order = sorted(
             [*self._pending, *requests],
             key=lambda request: (request.arrival_time, request.arrival_iteration, request.id),
@@ -78,9 +99,11 @@ class Stream(Arrivals):
             check: raises WorkloadError for a request that cannot be served (`Engine.check_fits`).
 
         Raises:
-            WorkloadError: a request arrives before an earlier one, or by iteration; also later, when that request is made.
+            WorkloadError: a request arrives before an earlier one, or by iteration, or has a known id; also later, when that
+                request is made.
         """
         self.num_unfinished = 0
+        self._ids = KnownIds()
         self._left, self._check = iter(requests), check
         self._first: Request | None = None
         self._make()
@@ -107,4 +130,5 @@ class Stream(Arrivals):
             problem = f"request {self._first.id} arrives by iteration, or before an earlier one"
             raise WorkloadError(f"{problem}; order a stream by arrival time")
         self._check(self._first)
+        self._ids.add(self._first)
         self.num_unfinished += 1

@@ -85,7 +85,7 @@ class Engine:
         return [self]
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queues requests for their arrival times; raises WorkloadError as `check_fits`."""
+        """Queues requests for their arrival times; raises WorkloadError as `check_fits` and `KnownIds.add`."""
         assert isinstance(self.arrivals, Recorded), "an engine with other arrivals gets its requests from them"
         new = list(requests)
         for request in new:

@@ -11,6 +11,7 @@ from itertools import chain, groupby
 from operator import index
 from typing import Any, SupportsIndex
 
+from cbatch.arrivals import KnownIds
 from cbatch.cluster.routers import Replica, Router
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError, WorkloadError
@@ -32,6 +33,7 @@ class Cluster:
         self.executor = Executors([engine.executor for engine in engines])
         self.record = RunRecord()
         self._requests: list[Request] = []
+        self._ids = KnownIds()
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queues requests. Raises WorkloadError for one that arrives by iteration, and as `Engine.submit` does."""
@@ -41,6 +43,7 @@ class Cluster:
                 problem = f"request {request.id} arrives by iteration, which several replicas do not share"
                 raise WorkloadError(f"{problem}; give arrival times")
             self.engines[0].check_fits(request)
+            self._ids.add(request)
         self._requests = sorted([*self._requests, *new], key=lambda request: (request.arrival_time, request.id))
 
     def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:

@@ -1,13 +1,14 @@
 """Who arrives when: requests recorded before, made as they arrive, or known only when another one has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 import pytest
 from schedules import make_engine
 
-from cbatch import Limits, Request, WorkloadError
+from cbatch import Engine, Limits, Request, WorkloadError
 from cbatch.arrivals import Recorded, Stream
+from cbatch.cluster import Cluster, RoundRobin
 from policies.orca import Orca
 
 LIMITS = Limits(max_batch=2, max_tokens=20, max_request_tokens=100)
@@ -42,6 +43,24 @@ def test_a_stream_makes_one_request_ahead_and_checks_it() -> None:
     assert ids(arrivals.due(1.0, 0)) == [0, 1] and made == ids(checked) == [0, 1, 2]
     with pytest.raises(WorkloadError, match="request 1 arrives by iteration, or before an earlier one"):
         Stream([Request(0, 4, 1, arrival_time=1.0), Request(1, 4, 1)], checked.append).due(1.0, 0)
+
+
+@pytest.mark.parametrize(
+    "submit",
+    [
+        lambda engine, requests: engine.submit(requests),
+        lambda engine, requests: [engine.submit([request]) for request in requests],
+        lambda engine, requests: Cluster([engine], RoundRobin()).submit(requests),
+        lambda engine, requests: Stream(requests, engine.check_fits).due(0.0, 0),
+    ],
+    ids=["together", "one by one", "replicas", "stream"],
+)
+def test_requests_with_the_same_id_are_refused_by_name(submit: Callable[[Engine, list[Request]], object]) -> None:
+    """They would share their tokens in the figures: each gap between tokens half as long as it is."""
+    once = Request(7, 4, 2)
+    for requests in ([Request(0, 4, 2), once, Request(7, 6, 2)], [once, once], [Request(0, 4, 2), Request(0, 4, 2)]):
+        with pytest.raises(WorkloadError, match=f"request {requests[-1].id} is submitted twice"):
+            submit(make_engine(Orca(), LIMITS), requests)
 
 
 class Session(Recorded):
