@@ -125,7 +125,7 @@ class Recipe:
         if kind.__module__.startswith("policies.") or "__repr__" in vars(kind):
             with suppress(Exception):  # a text that fails says nothing
                 return repr(call("policy", self.section, arguments))
-        return describe(kind.__name__, arguments)
+        return describe(kind.__name__, {key: value for key, value in arguments.items() if key != "seed"})
 
 
 @dataclass(frozen=True)

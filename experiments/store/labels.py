@@ -26,6 +26,9 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     if apart:
         texts["folder"] = runs["folder"]
         keys += [*seeds, "folder"]
+    else:  # runs with a seed and runs without are no replications of each other
+        texts[seeds] = texts[seeds].notna().replace({True: "any", False: "none"})
+        keys += seeds
     policies = runs["policy"]
     if any(key == "chunk" or key.startswith("policy.") for key in shown):  # is an argument of the policy
         policies = policies.str.partition("(")[0]

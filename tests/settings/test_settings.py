@@ -15,6 +15,11 @@ class Mine:
 
     def plan(self, view):
         return view.plan().build()
+
+
+class Drawn(Mine):
+    def __init__(self, predictor=None, seed=0):
+        pass
 """
 
 
@@ -34,6 +39,7 @@ def test_a_built_in_policy_prints_its_name_and_what_differs_from_its_defaults() 
         ("policy=trail policy.c=0.5", "trail(chunk=256, c=0.5)"),
         ("policy=vtc metrics.client_weights={gold:2.0}", "vtc(weights={gold: 2})"),
         ("policy=mine.Mine(budget=3,chunking=${chunking})", "Mine(budget=3, chunk=256)"),
+        ("policy=mine.Drawn(predictor=${predictor},seed=${seed}) predictor=noisy", "Drawn(predictor=noisy(share=0.5))"),
     ],
 )
 def test_a_policy_prints_itself(words: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

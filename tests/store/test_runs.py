@@ -51,6 +51,13 @@ def test_a_label_is_the_policy_and_what_varies() -> None:
     ]
 
 
+def test_runs_with_a_seed_and_runs_without_are_no_replications_of_each_other() -> None:
+    """Three of `noisy` with its seed and three without, of a policy that does not print its predictor: two rows, not one of six."""
+    noisy = [run("R", seed=seed, policy__predictor__seed=seed) for seed in range(3)]
+    assert labels(*noisy, *(run("R", seed=seed) for seed in range(3))) == ["R, seed=any"] * 3 + ["R, seed=none"] * 3
+    assert labels(*noisy) == ["R"] * 3
+
+
 def test_what_follows_from_settings_that_are_named_is_left_out() -> None:
     """Settings of the command line come first: here `batch`, from which `tokens` follows."""
     runs = [run("orca", f"batch={size}", a_tokens=8 * size, batch=size) for size in (4, 18)]
@@ -111,7 +118,7 @@ def test_labels_pool_seeds_and_repeated_runs_are_shown_once(tmp_path: Path) -> N
     """Orca's runs do not depend on `chunk`: the frame has both, the table one."""
     for policy, chunk in (("orca", 256), ("orca", 512), ("sarathi", 256)):
         about = {"policy": policy, "chunk": chunk, "overrides": [f"chunk={chunk}"]}
-        write_run(tmp_path / f"{policy}{chunk}", about)
+        write_run(tmp_path / f"{policy}{chunk}", about, {"workload": {"length": 8, "seed": 0}})
     write_run(tmp_path / "seed", about, {"workload": {"length": 8, "seed": 1}}, speed=1.0)
     assert read_runs(tmp_path)["label"].to_list() == ["orca", "orca", "sarathi", "sarathi"]
     lines = table_of_sweep(tmp_path).splitlines()
