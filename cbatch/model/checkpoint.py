@@ -17,55 +17,54 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 CHECKPOINT_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_SHAPE = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "intermediate_size": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "tied_embeddings": "tie_word_embeddings",
-}
 _COMPUTED = {
-    *_SHAPE.values(),
-    *("max_position_embeddings", "rope_parameters", "sliding_window", "use_sliding_window", "max_window_layers"),
-    *("head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "layer_types", "dtype"),
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
+    *("head_dim", "vocab_size", "tie_word_embeddings", "dtype", "hidden_act", "rms_norm_eps", "layer_types"),
+    *("attention_bias", "mlp_bias", "max_position_embeddings", "rope_parameters"),
+    *("sliding_window", "use_sliding_window", "max_window_layers"),
 }
-_WITHOUT_EFFECT = {  # on the tokens of a prompt
+_HARMLESS = {  # other names, or without effect on the tokens of a prompt
     *("architectures", "transformers_version", "initializer_range", "use_cache", "pretraining_tp", "attention_dropout"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id", "num_labels", "problem_type"),
-    *("tokenizer_class", "model_type"),
+    *("tokenizer_class", "model_type", "rope_theta", "rope_scaling", "torch_dtype", "head_dim"),
 }
-_OLD_NAMES = {"rope_theta", "rope_scaling", "torch_dtype", "head_dim"}  # read by `transformers` as well
-_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
-"""Rotations that depend on nothing but a token's position."""
-_ROPE_KEYS = {
-    *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor"),
+_ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # that depend on nothing but a token's position
+_ROPE_NUMBERS = ("rope_theta", "factor", "original_max_position_embeddings")
+_ROPE_OPTIONS = {
+    *("type", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    *("low_freq_factor", "high_freq_factor"),
 }
 
 
 def spec_from_checkpoint(path: str | Path) -> ModelSpec:
     """Returns the shape of the model in a checkpoint folder, from its config.json.
 
-    `max_positions` is at most the sliding window: up to there windowed attention is plain attention.
+    `max_positions` is at most the sliding window: up to there windowed attention is plain attention. Yarn stretches the
+    positions that the model was trained on.
 
     Raises:
         ModelError: as `read_config`.
     """
     file, config = Path(path) / "config.json", read_config(path)
-    positions, window = _positions(config), sliding_window(config)
-    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
+    rope, positions, window = config.rope_parameters, config.max_position_embeddings, sliding_window(config)
+    if rope["rope_type"] == "yarn":
+        positions = max(positions, int(rope["factor"] * rope["original_max_position_embeddings"]))
     try:
         return ModelSpec(
             name=file.parent.resolve().name,
             family=config.model_type,
-            head_dim=head_dim,
+            num_layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1),
+            intermediate_size=config.intermediate_size,
+            vocab_size=config.vocab_size,
+            tied_embeddings=config.tie_word_embeddings,
             max_positions=positions if window is None else min(positions, window),
             dtype=str(config.dtype or "float32").removeprefix("torch."),
-            rope_theta=config.rope_parameters["rope_theta"],
+            rope_theta=rope["rope_theta"],
             path=str(path),
-            **{name: getattr(config, key) for name, key in _SHAPE.items()},
         )
     except ConfigError as error:
         raise ModelError(f"{file}: {error}; copy the checkpoint again") from error
@@ -107,34 +106,22 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _positions(config: "PreTrainedConfig") -> int:
-    """Returns the positions for which the rotary embedding is made: yarn stretches those that the model was trained on."""
-    rope, positions = config.rope_parameters, int(config.max_position_embeddings)
-    if rope["rope_type"] != "yarn":
-        return positions
-    return max(positions, int(rope["factor"] * rope["original_max_position_embeddings"]))
-
-
 def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[str, Any]:
     """Returns the settings of a config.json, by name, that would be ignored although they may change tokens."""
     defaults = {field.name: field.default for field in fields(config)}
-    known = _COMPUTED.intersection(defaults) | _WITHOUT_EFFECT | _OLD_NAMES
     others = {
         key: value
         for key, value in content.items()
-        if key not in known and not key.startswith("_") and hasattr(config, key)  # without: of text generation
-        if (value != defaults[key] if key in defaults else value)
+        if key not in _COMPUTED.intersection(defaults) | _HARMLESS and not key.startswith("_")
+        if hasattr(config, key) and (value != defaults[key] if key in defaults else value)  # others are of generation
     }
-    rope: dict[str, Any] = config.rope_parameters
-    if rope["rope_type"] not in _ROPE_TYPES:
-        others["rope_parameters.rope_type"] = rope["rope_type"]
-    others |= {f"rope_parameters.{key}": value for key, value in rope.items() if key not in _ROPE_KEYS}
-    for key in ("rope_theta", "factor", "original_max_position_embeddings"):
-        if not isinstance(rope.get(key, 1.0), int | float):
-            others[f"rope_parameters.{key}"] = rope[key]
-    layer_types = {*getattr(config, "layer_types", ())}
-    if layer_types - {"full_attention", *(["sliding_attention"] if sliding_window(config) else [])}:
-        others["layer_types"] = config.layer_types
+    for key, value in config.rope_parameters.items():
+        number = key in _ROPE_NUMBERS and isinstance(value, int | float)
+        if not (number or key in _ROPE_OPTIONS or (key == "rope_type" and value in _ROPE_TYPES)):
+            others[f"rope_parameters.{key}"] = value
+    types = {*getattr(config, "layer_types", ())}
+    if types - {"full_attention", *(["sliding_attention"] if sliding_window(config) else [])}:
+        others["layer_types"] = types
     return others
 
 

@@ -50,10 +50,9 @@ class ModelSpec:
         ):
             if not isinstance(getattr(self, field), kind):
                 raise ConfigError(f"model.{field}={getattr(self, field)!r} must be {what}")
-        if self.family not in FAMILIES:
-            raise ConfigError(f"model.family={self.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
-        if self.dtype not in DTYPE_BYTES:
-            raise ConfigError(f"model.dtype={self.dtype!r} is unknown; choose one of {', '.join(DTYPE_BYTES)}")
+        for field, known in (("family", FAMILIES), ("dtype", DTYPE_BYTES)):
+            if (value := getattr(self, field)) not in known:
+                raise ConfigError(f"model.{field}={value!r} is unknown; choose one of {', '.join(known)}")
         for field in _SIZES:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -43,11 +43,10 @@ class Topology:
 
     def check(self, spec: ModelSpec) -> None:
         """Raise ConfigError if the topology does not divide the model; it names every degree that does."""
-        for key, uneven in (("tensor_parallel", _uneven_ranks), ("pipeline_stages", _uneven_stages)):
-            degree = getattr(self, key)
-            if what := uneven(spec, degree):
-                divisors = ", ".join(str(number) for number in range(1, 65) if not uneven(spec, number))
-                problem = f"{key}={degree} does not divide the {what} of model={spec.name}"
+        for key in ("tensor_parallel", "pipeline_stages"):
+            if what := _uneven(spec, key, getattr(self, key)):
+                divisors = ", ".join(str(degree) for degree in range(1, 65) if not _uneven(spec, key, degree))
+                problem = f"{key}={getattr(self, key)} does not divide the {what} of model={spec.name}"
                 raise ConfigError(f"{problem}; choose one of {divisors}")
 
     def share(self, spec: ModelSpec) -> ModelSpec:
@@ -67,19 +66,15 @@ class Topology:
         )
 
 
-def _uneven_ranks(spec: ModelSpec, degree: int) -> str | None:
-    """Names what so many ranks cannot share evenly. Key-value heads are replicated for multiples of their number."""
-    if spec.num_heads % degree:
-        return f"{spec.num_heads} attention heads"
-    if spec.intermediate_size % degree:
-        return f"{spec.intermediate_size} columns of the feed-forward layer"
-    if degree % spec.num_kv_heads and spec.num_kv_heads % degree:
-        return f"{spec.num_kv_heads} key-value heads"
-    return None
-
-
-def _uneven_stages(spec: ModelSpec, degree: int) -> str | None:
-    return f"{spec.num_layers} layers" if spec.num_layers % degree else None
+def _uneven(spec: ModelSpec, key: str, degree: int) -> str | None:
+    """Names what so many ranks or stages cannot share evenly. More ranks than key-value heads share a head each."""
+    ranks = {
+        "attention heads": spec.num_heads,
+        "columns of the feed-forward layer": spec.intermediate_size,
+        "key-value heads": spec.num_kv_heads if degree % spec.num_kv_heads else degree,
+    }
+    parts = ranks if key == "tensor_parallel" else {"layers": spec.num_layers}
+    return next((f"{number} {what}" for what, number in parts.items() if number % degree), None)
 
 
 def split_ranks(spec: ModelSpec, tensor_parallel: int) -> list[Rank]:

@@ -74,7 +74,9 @@ def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
     if nanogpt:
-        _check_nanogpt(spec)
+        if spec.num_kv_heads != spec.num_heads or spec.head_dim * spec.num_heads != spec.hidden_size:
+            rule = "family nanogpt has as many kv heads as heads, and heads * head_dim = hidden_size"
+            raise ModelError(f"model {spec.name}: {rule}; change model.num_kv_heads and model.head_dim")
         settings["use_parallel_residual"] = False
         settings["rope_parameters"]["partial_rotary_factor"] = 1.0
     else:
@@ -110,18 +112,10 @@ def _pretrained(spec: ModelSpec, path: str) -> PreTrainedModel:
     except Exception as error:
         reason = f"the weights cannot be loaded ({one_line(error)})"
         raise ModelError(f"model.path={path}: {reason}; copy the checkpoint again") from error
-    wrong = {"are missing": report["missing_keys"], "are of no part of the model": report["unexpected_keys"]}
-    for what, names in wrong.items():
-        if names:
-            reason = f"{len(names)} weights {what}, {min(names)} first"
-            raise ModelError(f"model.path={path}: {reason}; copy the checkpoint again")
+    if wrong := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
+        reason = f"{len(wrong)} weights are missing or of no part of the model, {wrong[0]} first"
+        raise ModelError(f"model.path={path}: {reason}; copy the checkpoint again")
     return cast(PreTrainedModel, model.eval().requires_grad_(False))
-
-
-def _check_nanogpt(spec: ModelSpec) -> None:
-    if spec.num_kv_heads != spec.num_heads or spec.head_dim * spec.num_heads != spec.hidden_size:
-        rule = "as many kv heads as heads, and heads * head_dim = hidden_size"
-        raise ModelError(f"model {spec.name}: family nanogpt has {rule}; change model.num_kv_heads and model.head_dim")
 
 
 def _check_shape(spec: ModelSpec, stored: ModelSpec) -> None:

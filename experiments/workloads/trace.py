@@ -100,10 +100,7 @@ class Fit:
     too_long: Literal["error", "clip", "drop"] = "error"
 
     def within(self, positions: int, max_new_tokens: int | str) -> Self:
-        """Returns the fields with a model's positions as a limit, unless longer requests are errors: then the engine raises them.
-
-        max_new_tokens: of a workload.
-        """
+        """Limits `max_length` to a model's positions, unless too_long=error: the engine refuses longer requests, too."""
         if self.too_long == "error":
             return self
         new_tokens = max_new_tokens if isinstance(max_new_tokens, int) else self.new_tokens
@@ -121,9 +118,8 @@ class Fit:
             trace = replace(trace, prompt_tokens=prompts, output_tokens=outputs)
         if self.max_length is None:
             return trace.first(num_requests)
-        new_tokens = trace.output_tokens if self.new_tokens is None else np.full(len(trace), self.new_tokens)
-        fits = trace.prompt_tokens + new_tokens <= self.max_length
-        limit = f"max_length={self.max_length}; raise it, lower length_scale, or set too_long"
+        fits = trace.prompt_tokens + self._limits(trace) <= self.max_length
+        limit = f"max_length={self.max_length} (at most the model's positions); raise it, lower length_scale, or set too_long"
         if self.too_long == "drop" and not fits.any():
             raise WorkloadError(f"{trace.source}: every request exceeds {limit}=clip")
         trace = (trace.select(fits) if self.too_long == "drop" else trace).first(num_requests)
@@ -131,12 +127,18 @@ class Fit:
             row = int(np.argmin(fits))
             lengths = f"{trace.prompt_tokens[row]} prompt + {trace.output_tokens[row]} output tokens"
             raise WorkloadError(f"{trace.where(row)}: {lengths} exceed {limit} to clip or drop")
-        return _clip(trace, self.max_length, self.new_tokens) if self.too_long == "clip" else trace
+        return _clip(trace, self.max_length, self._limits(trace)) if self.too_long == "clip" else trace
+
+    def _limits(self, trace: Trace) -> Ints:
+        """The most output tokens of each request, as its line or the workload limits them."""
+        limits = np.full(len(trace), self.new_tokens) if self.new_tokens else trace.output_tokens
+        stated = trace.fields.get("max_new_tokens", np.full(len(trace), None))
+        return np.where(stated == None, limits, stated).astype(np.int64)  # noqa: E711 - of each row
 
 
-def _clip(trace: Trace, max_length: int, new_tokens: int | None) -> Trace:
+def _clip(trace: Trace, max_length: int, new_tokens: Ints) -> Trace:
     output_tokens = np.minimum(trace.output_tokens, max_length - 1)
-    prompt_tokens = np.minimum(trace.prompt_tokens, np.maximum(max_length - (new_tokens or output_tokens), 1))
+    prompt_tokens = np.minimum(trace.prompt_tokens, max_length - np.minimum(new_tokens, max_length - 1))
     fields = dict(trace.fields)
     if "prefix_hashes" in fields:
         shares = prompt_tokens / trace.prompt_tokens

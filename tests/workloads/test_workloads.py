@@ -272,8 +272,8 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert dropped.fields["client"].tolist() == ["b", "c"]
     assert columns(Fit(max_length=70, too_long="drop").fit(a_trace(), 1)) == [(5, 60)]
     assert message(lambda: Fit(max_length=70).fit(a_trace())) == (
-        "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70; "
-        "raise it, lower length_scale, or set too_long to clip or drop"
+        "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70 "
+        "(at most the model's positions); raise it, lower length_scale, or set too_long to clip or drop"
     )
     assert message(lambda: Fit(max_length=70).fit(replace(a_trace(), line=None))).startswith("t.csv, row 1: 100 prompt")
     assert columns(Fit(max_length=110).fit(a_trace())) == columns(a_trace()), "the longest has 110"
@@ -281,8 +281,12 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     clipped = Fit(max_length=50, too_long="clip").fit(replace(a_trace(), fields={"prefix_hashes": hashes}))
     assert list(clipped.fields["prefix_hashes"]) == [[1, 2], [5], [6, 7]], "of 40 of 100 tokens, 1 of 5, and all"
     assert hashes[0] == [1, 2, 3, 4], "the trace itself is left"
+    stated = replace(a_trace(), fields={"max_new_tokens": np.array([45, None, 49], object)})
+    assert columns(Fit(max_length=50, too_long="clip").fit(stated)) == [(5, 10), (1, 49), (1, 2)]
+    assert columns(Fit(max_length=145, too_long="drop", new_tokens=80).fit(stated)) == [(100, 10), (5, 60), (40, 2)]
+    assert columns(Fit(max_length=89, too_long="drop", new_tokens=84).fit(stated)) == [(5, 60), (40, 2)]
     assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
-        "t.csv: every request exceeds max_length=20; raise it, lower length_scale, or set too_long=clip"
+        "t.csv: every request exceeds max_length=20 (at most the model's positions); raise it, lower length_scale, or set too_long=clip"
     )
 
 
