@@ -43,7 +43,7 @@ def main(
     hardware = torch.cuda.get_device_name()
     figures: dict[str, Any] = {}
     for num_new, num_repeats in zip(new, repeats, strict=True):
-        server = real_server(Cuda(), spec, Limits(batch, max(batch * prompt, 2048), prompt + num_new))
+        server = real_server(Cuda(), spec, Limits(batch, max(batch * prompt, prompt + num_new), prompt + num_new))
         ask = partial(equal_requests, batch, prompt, vocabulary=spec.vocab_size)
         server.serve(PrefillFirst(), ask(new=WARM_UP_TOKENS))
         found: dict[str, Any] = {}

@@ -5,14 +5,12 @@ activations and writes its result; attention reads queries and the KV cache and 
 chip (FlashAttention, arXiv 2205.14135). Savings by caches and waste by tiles are not counted.
 """
 
-from typing import NamedTuple
-
-from cbatch import BatchShape, ModelSpec
+from cbatch import BatchShape
 from cbatch.model import DTYPE_BYTES
 from cbatch.sim import ProfileCost
 
-NAMES = {"qkv": "preproj", "attention": "attention", "o": "postproj", "gate_up": "ffn", "down": "ffn"}
-"""The paper's name for each operation of `layer_op_counts`; both products of the feed-forward layer are ffn."""
+NAMES = {"qkv": "preproj", "o": "postproj", "gate_up": "ffn", "down": "ffn"}
+"""The paper's name for each operation of a layer; both products of the feed-forward layer are ffn."""
 
 ORDER = ("preproj", "attention", "postproj", "ffn", "others")
 
@@ -32,45 +30,19 @@ def seconds_by_operation(cost: ProfileCost, shape: BatchShape) -> dict[str, floa
 
 
 def intensity_by_operation(cost: ProfileCost, shape: BatchShape) -> dict[str, float]:
-    """Arithmetic intensity of each operation of one layer, FLOP/byte; the products of ffn count together."""
-    flops, moved = dict.fromkeys(ORDER[:-1], 0.0), dict.fromkeys(ORDER[:-1], 0.0)
-    for name, work in layer_op_counts(cost.spec, shape).items():
-        flops[NAMES[name]] += work.flops
-        moved[NAMES[name]] += work.bytes
-    return {name: flops[name] / moved[name] for name in flops}
+    """Arithmetic intensity of each operation of one layer, FLOP/byte; the products of ffn count together.
 
-
-class OpCount(NamedTuple):
-    """flops: floating-point operations, multiplication and addition counted as two. bytes: moved to and from memory."""
-
-    flops: float
-    bytes: float
-
-
-def matmul(inputs: int, outputs: int, num_tokens: float, dtype_bytes: int) -> OpCount:
-    """A matrix product: `num_tokens` rows of `inputs` values times weights of [inputs, outputs]."""
-    moved = inputs * outputs + num_tokens * (inputs + outputs)
-    return OpCount(2 * num_tokens * inputs * outputs, dtype_bytes * moved)
-
-
-def attention(spec: ModelSpec, shape: BatchShape) -> OpCount:
-    """Attention of one layer: causal within a chunk, and over the context before it."""
-    scores = float(shape.decode_context)
-    cached = scores  # tokens whose keys and values are read
-    for tokens, context in shape.chunks:
-        scores += tokens * (context + (tokens + 1) / 2)
-        cached += context + tokens
-    queries = shape.num_tokens - shape.num_padding
-    values = 2 * cached * spec.num_kv_heads + 2 * queries * spec.num_heads  # keys, values; queries, results
-    return OpCount(4 * scores * spec.num_heads * spec.head_dim, DTYPE_BYTES[spec.dtype] * spec.head_dim * values)
-
-
-def layer_op_counts(spec: ModelSpec, shape: BatchShape) -> dict[str, OpCount]:
-    """The operations of one layer by name: the products of `ModelSpec.linear_shapes`, and attention after the first.
-
-    Norms, activations and residual sums are left out. The shape has at least one token.
+    A multiplication and an addition count as two operations.
     """
-    dtype_bytes = DTYPE_BYTES[spec.dtype]
-    shapes, tokens = spec.linear_shapes, shape.num_tokens
-    products = {name: matmul(inputs, outputs, tokens, dtype_bytes) for name, (inputs, outputs) in shapes.items()}
-    return {"qkv": products.pop("qkv"), "attention": attention(spec, shape), **products}
+    spec, tokens = cost.spec, shape.num_tokens
+    flops, values = dict.fromkeys(ORDER[:-1], 0.0), dict.fromkeys(ORDER[:-1], 0.0)
+    for name, (inputs, outputs) in spec.linear_shapes.items():
+        flops[NAMES[name]] += 2 * tokens * inputs * outputs
+        values[NAMES[name]] += inputs * outputs + tokens * (inputs + outputs)
+    scores = shape.decode_context + sum(chunk * (context + (chunk + 1) / 2) for chunk, context in shape.chunks)
+    cached = shape.decode_context + sum(chunk + context for chunk, context in shape.chunks)
+    queries = tokens - shape.num_padding
+    flops["attention"] = 4 * scores * spec.num_heads * spec.head_dim
+    # keys and values are read; queries are read, results are written
+    values["attention"] = spec.head_dim * (2 * cached * spec.num_kv_heads + 2 * queries * spec.num_heads)
+    return {name: flops[name] / (DTYPE_BYTES[spec.dtype] * values[name]) for name in flops}

@@ -1,29 +1,29 @@
-"""Benchmarks: their options, what is measured of graphs, and whole runs as processes."""
+"""Benchmarks: their options, the work that other engines share with ours, pages of stored results, and simulated servers of vLLM."""
 
 import inspect
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from cpu_server import cpu_server
-from test_traces import LENGTHS
-from tiny_models import LLAMA
+from places import RESULTS, ROOT
 
-from cbatch import ConfigError, Limits
+from cbatch import BatchShape
+from cbatch.model.checkpoint import Vocabulary
+from cbatch.sim import ProfileCost, load_profile
 from experiments.bench import __main__ as of_users
 from experiments.settings.command_line import keyword_arguments
-from experiments.settings.servers import equal_requests
-from experiments.workloads import ServeGen
-from policies.orca import Orca
+from experiments.settings.compose import compose_run
+from experiments.settings.presets import load_spec
 from reproduction.bench import __main__ as bench
-from reproduction.bench import graphs
-from reproduction.bench.process import measured
+from reproduction.bench.in_vllm.host import pair
+from reproduction.bench.page import BEGIN, END, comparison, text
+from reproduction.bench.peers.cases import CASES, requests_of, speed
 from reproduction.papers import __main__ as papers
 from reproduction.validation import __main__ as validation
 
-NEED_TRITON = {"attention", "tiles"}
+NEED_TRITON = {"attention"}
 COMMANDS = {**of_users.BENCHMARKS, **bench.BENCHMARKS, **validation.COMPARISONS, **papers.COMMANDS}
 
 
@@ -45,40 +45,56 @@ def test_defaults_and_presets_are_options(name: str) -> None:
     assert COMMANDS[name].presets.keys() <= defaults.keys()
 
 
-@pytest.mark.parametrize("main", [bench.main, papers.main, validation.main])
-def test_an_unknown_name_is_one_line(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fidelty"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_way_is_measured_batch_by_batch() -> None:
-    asked, found = graphs.Asked((1, 2, 4), prompt=4, new=24, window=8), dict[str, Any]()
-    measure = graphs.measure(LLAMA, graphs.WAYS["fused, graphs"], asked, found, cpu_server)
-    assert [(batch, list(found["by_batch"])) for batch in measure] == [
-        *((1, ["1"]), (2, ["1", "2"]), (4, ["1", "2", "4"]))
+@pytest.mark.parametrize(("name", "benchmark"), [("trace-128-2048", "trace"), ("pd-256", "pd")])
+def test_peers_serve_the_requests_that_our_benchmark_serves(name: str, benchmark: str, tmp_path: Path) -> None:
+    tokens, path = np.random.default_rng(7).integers(1, 60, (600, 2)).tolist(), tmp_path / "trace.csv"
+    times = (f"2023-11-16 18:{row // 60:02}:{row % 60:02}.0000000" for row in range(600))
+    rows = [f"{time},{prompt},{output}" for time, (prompt, output) in zip(times, tokens, strict=True)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    case, preset = CASES[name], bench.BENCHMARKS[benchmark].presets["settings"].split()
+    settings = compose_run(*preset, *([f"workload.path={path}"] if benchmark == "trace" else []))
+    spec = load_spec(case.model)
+    ours, theirs = settings.workload.requests(Vocabulary(spec)), requests_of(case, spec, str(path))
+    assert [(each.prompt, each.max_new_tokens) for each in theirs] == [
+        *((each.prompt, each.max_new_tokens) for each in ours)
     ]
-    assert found["output_tokens_per_second"]["repeats"] == graphs.RUNS and found["graphs"] == 8
+    assert (settings.model.name, settings.batch) == (case.model, case.batch)
 
 
-def test_rates_of_a_window_are_those_of_its_iterations() -> None:
-    server = cpu_server(LLAMA, Limits(2, 16, 32))
-    record = server.serve(Orca(), equal_requests(2, 4, 17, LLAMA.vocab_size))
-    rates = graphs.rates_of_window(record, batch=2, window=8)
-    seconds = record.steps[-1].received_at - record.steps[-9].received_at
-    assert len(rates) == graphs.STRETCHES and sum(2 * 2 / rate for rate in rates) == pytest.approx(seconds)
-    server.close()
+@pytest.mark.parametrize(("name", "value"), [("decode-2048", 3e3 / 2048), ("one", 512 / 3), ("pd-256", 144 * 1024 / 3)])
+def test_the_speed_of_what_took_3_seconds(name: str, value: float) -> None:
+    """Milliseconds per iteration, output tokens/s, and prompt and output tokens/s."""
+    case = CASES[name]
+    assert speed(case, requests_of(case, load_spec(case.model)), 3.0) == pytest.approx(value)
 
 
-def test_a_million_requests_are_measured_as_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    head = "client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2"
-    (tmp_path / "t.csv").write_text(f"{head}\n7,0,0.5,1.0,Gamma,1.0,2.0\n")
-    (tmp_path / "d.jsonl").write_text(json.dumps({"client": 7, "dataset": {"0": LENGTHS}}) + "\n")
-    data = {"path": str(tmp_path / "t.csv"), "dataset": str(tmp_path / "d.jsonl")}
-    options = [*(f"{key}={value}" for key, value in data.items()), "policy=orca", "num_requests=40", "rate=0.4"]
-    assert bench.main(["million", *options, f"folder={tmp_path}"]) == 0
-    found = json.loads((tmp_path / "cpu" / "million.json").read_text())["figures"]
-    trace = ServeGen(**data, duration=1305.0, rate=0.4).trace()
-    assert (found["requests"], found["generated_tokens"]) == (40, trace.first(40).output_tokens.sum())
-    assert 0 < found["cpu_seconds"]["median"] < 60 and found["peak_memory_mb"]["median"] > 20
-    with pytest.raises(ConfigError, match="tensor_parallel=3"):
-        measured(["backend=sim", "hardware=h200", "backend.tensor_parallel=3"])
+def test_pages_are_those_of_the_stored_results() -> None:
+    assert (RESULTS / "h200" / "README.md").read_text() == text(RESULTS / "h200")
+    assert f"{BEGIN}\n{comparison(RESULTS / 'h200')}\n{END}" in (ROOT / "README.md").read_text()
+
+
+def test_a_machine_that_becomes_slower_moves_no_ratio_of_host_times() -> None:
+    own = {number: {"milliseconds": 0.4 * number, "schedule": 0.2 * number, "cpu": 0.0} for number in (1, 2, 3)}
+    other = {number: {"milliseconds": 0.5 * number, "schedule": 0.3 * number, "cpu": 0.0} for number in (2, 3, 4)}
+    found = pair({"32": {"vllm": own, "orca": other}})["orca"]["32"]
+    assert set(found) == {"milliseconds", "schedule"}, "the CPU clock stood still"
+    for what, ratio in (("milliseconds", 1.25), ("schedule", 1.5)):
+        assert found[what]["ratio"]["repeats"] == 2, "of passes that have both"
+        assert found[what]["interval"] == pytest.approx([ratio, ratio])
+
+
+def test_what_a_client_measured_is_simulated(tmp_path: Path) -> None:
+    """One request: a prompt of 100 tokens in one iteration, and two decodes."""
+    client = {"mean_ttft_ms": 10.0, "p99_ttft_ms": 10.0, "mean_tpot_ms": 5.0, "p99_tpot_ms": 5.0}
+    client["total_token_throughput"] = 5000.0
+    about = {"hardware": "NVIDIA H200", "model": "llama-3.1-8b", "batch": 64, "budget": 2048, "slo": {"slo_ttft": 1.0}}
+    kept = {**about, "figures": {"vllm": {"0.6": client}}, "requests": {"0.6": ["0.0000 100 3"]}}
+    (tmp_path / "serving.json").write_text(json.dumps(kept))
+    assert bench.main(["vllm_simulated", f"measured={tmp_path / 'serving.json'}", f"folder={tmp_path}"]) == 0
+    (run,) = json.loads((tmp_path / "h200" / "vllm-simulated.json").read_text())["runs"].values()
+    cost = ProfileCost(load_profile("h200-vllm"), load_spec("llama-3.1-8b"))
+    ttft = cost.predict(BatchShape(((100, 0),)))
+    decodes = [cost.predict(BatchShape((), 1, context)) for context in (101, 102)]
+    assert run["TTFT mean"] == pytest.approx({"measured": 0.01, "simulated": ttft, "error": ttft / 0.01 - 1})
+    assert run["TPOT mean"]["simulated"] == pytest.approx(sum(decodes) / 2)
+    assert run["throughput"]["simulated"] == pytest.approx(103 / (ttft + sum(decodes)))

@@ -1,7 +1,6 @@
 """Bars of papers' figures, lanes of a run, and idle stages: where marks stand, from values given by hand."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -45,19 +44,6 @@ def test_idle_stages_measured_stand_beside_simulated() -> None:
     assert len(left.containers) == len(bubbles.PARTS)
     assert {text.get_text() for text in left.get_xticklabels()} == {"measured", "simulated"}
     assert right.get_ylim() == left.get_ylim()
-
-
-def test_runs_have_a_bar_of_idle_shares_for_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stage(**shares: float) -> dict[str, float]:
-        idle = dict.fromkeys(("pb1", "pb2", "pb3", "communication", "host", "no_work"), 0.0) | shares
-        return {"compute": 1 - sum(idle.values()), **idle}
-
-    shared: dict[str, Any] = {"about": {}, "model": "llama-13b", "workload": "zipf", "label": "orca"}
-    rows = [{**shared, "execution.stages": [stage(pb2=0.3), stage(pb3=0.2)]}, {**shared, "execution.stages": [stage()]}]
-    monkeypatch.setattr(bubbles, "load_runs", lambda folder, runs: pd.DataFrame(rows))
-    monkeypatch.setattr(bubbles, "add_title", lambda *arguments, **options: None)
-    [axes] = bubbles.draw(tmp_path).axes
-    assert [[bar[2] for bar in group] for group in bars(axes).values()][1:3] == [[0.3, 0], [0, 0.2]]
 
 
 @pytest.mark.parametrize("copies", [False, True])

@@ -1,24 +1,18 @@
 """Figures about the published policies: small cases computed by hand, and runs that are kept as they end."""
 
-from itertools import product
-from pathlib import Path
-from random import Random
-from shutil import copytree, ignore_patterns
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from places import RESULTS
 
 from cbatch import CostFunction, Limits, Request, Server
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from experiments.settings.compose import compose_run
 from policies.chunking import Fixed, Slack
-from reproduction.papers import gallery
-from reproduction.papers.figures.landscape import mc_sf, past_future, sarathi_serve, served, vtc
+from reproduction.papers.figures.landscape import sarathi_serve, served, vtc
 from reproduction.papers.jobs import crossing
 
 
@@ -26,40 +20,6 @@ def test_a_crossing_lies_between_two_rates() -> None:
     assert crossing([1, 2, 3], [0.0, 0.5, 1.0], 0.75) == 2.5
     assert crossing([1, 2, 3], [0.0, 0.8, 0.1], 0.4) == 1.5, "the first one"
     assert np.isnan(crossing([1, 2], [0.9, 1.0], 0.5)) and np.isnan(crossing([1, 2], [0.1, 0.2], 0.5))
-
-
-def test_the_optimum_is_the_least_of_all_start_times() -> None:
-    """By counting the memory of every combination round by round, apart from the search."""
-    for seed in range(12):
-        asked = list(mc_sf.draw_instance(Random(seed), 3))[:3]
-        horizon = max(a for a, _, _ in asked) + sum(o for _, _, o in asked)
-        best = min(
-            sum(start + o - a for start, (a, _, o) in zip(starts, asked, strict=True))
-            for starts in product(*(range(a, horizon - o + 1) for a, _, o in asked))
-            if all(
-                sum(p + t - start for start, (_, p, o) in zip(starts, asked, strict=True) if start < t <= start + o)
-                <= 10
-                for t in range(1, horizon + 1)
-            )
-        )
-        assert mc_sf.optimum(asked) == best <= mc_sf.latency(asked, "shortest")
-
-
-def test_a_row_of_past_futures_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the table's lengths and memory: aggressive evicts, conservative reserves 410 + 307 of 717 tokens a request."""
-    for name, value in (("MEMORY", 12_000), ("LIMIT", 410), ("LENGTHS", {"D3": ((205, 410), (3, 410))})):
-        monkeypatch.setattr(past_future, name, value)
-    conservative, aggressive = (past_future.run("D3", rule, 60) for rule in ("conservative", "aggressive"))
-    assert conservative["evicted"] == 0 < aggressive["evicted"]
-    assert conservative["peak"] == pytest.approx(61.66, abs=4) and aggressive["peak"] == pytest.approx(100.38, abs=4)
-    assert conservative["steps"] > 1.3 * aggressive["steps"]
-    row = pd.DataFrame(
-        [{"lengths": "D3", "admission": "optimum", "steps": 1020, "use": 96.0, "peak": 98.0, "evicted": 0.0}]
-    )
-    asked = {"lengths": "D3", "admission": "optimum"}
-    assert past_future.row_error(row, **asked, steps=1000, use=95.5, peak=98, evicted=0) == pytest.approx(2.0)
-    assert past_future.row_error(row, **asked, steps=1020, use=97.5, peak=98, evicted=0) == 1.5
-    assert past_future.row_error(row, **asked, steps=1020, use=96, peak=98, evicted=2) == 2.0
 
 
 def test_a_limit_per_client_and_minute_counts_the_last_minute() -> None:
@@ -88,17 +48,14 @@ def test_the_spread_of_waiting_clients() -> None:
     assert spread.ahead == {"pair": 4.0, "any": 16.0}
 
 
-@pytest.mark.parametrize("study", served.STUDIES)
-def test_the_settings_of_every_run_are_composed_and_make_its_policy(study: str) -> None:
-    policies = {}
-    for series in served.STUDIES[study].runs:
-        config = compose_run(*served.overrides(study, 0.5, series, "folder"))
-        policies[series] = config.policy()
-        assert config.workload.arrivals.rate == served.STUDIES[study].capacity / 2
-    if study == "TRAIL":
-        assert [policies[series].predictor.mae for series in ("c = 0.8", "SRPT", "SJF, MAE 400")] == [33.9, 33.9, 400.0]
-    if study == "QoServe":
-        assert type(policies["EDF"].chunking) is Fixed and type(policies["+ hybrid"].chunking) is Slack
+def test_the_studies_settings_make_their_policies() -> None:
+    def policy(study: str, series: str) -> Any:
+        return compose_run(*served.overrides(study, 0.5, series, "folder")).policy()
+
+    maes = [policy("TRAIL", series).predictor.mae for series in ("c = 0.8", "SRPT", "SJF, MAE 400")]
+    assert maes == [33.9, 33.9, 400.0]
+    chunking = [type(policy("QoServe", series).chunking) for series in ("EDF", "+ hybrid")]
+    assert chunking == [Fixed, Slack]
 
 
 def test_sarathi_serves_figures_by_hand() -> None:
@@ -124,10 +81,3 @@ def test_chunks_and_decodes_take_turns() -> None:
     record = server.serve(sarathi_serve.ChunksOnly(4), asked)
     held = [(step.num_prefill_tokens, step.num_decode_tokens) for step in record.steps]
     assert held == [(4, 0), (4, 0), (0, 1), (1, 0), (0, 2)]
-
-
-@pytest.mark.parametrize("figure", ["landscape/served", "landscape/vtc"])
-def test_stored_figures_are_drawn_from_their_numbers(figure: str, tmp_path: Path) -> None:
-    copytree(RESULTS / "paper", tmp_path / "paper", ignore=ignore_patterns("*.png"))
-    gallery.redraw(figure, str(tmp_path))
-    assert (tmp_path / "paper" / figure).with_suffix(".png").stat().st_size > 10_000

@@ -61,7 +61,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 def _simulate(asynchronous: bool) -> Iterator[tuple[str, float, float]]:
     device, host = (share * SECONDS / NEW for share in (ACTIVE, 1 - ACTIVE))
     cost = CostFunction(lambda shape: device)
-    limits, kv = Limits(BATCH, BATCH * PROMPT, PROMPT + NEW), KVSize(BATCH, PROMPT + NEW)
+    limits, kv = Limits(BATCH, BATCH * (PROMPT + NEW), PROMPT + NEW), KVSize(BATCH, PROMPT + NEW)
     server = Server(SimExecutor(cost, host), limits, cost, kv, asynchronous)
     record = server.serve(PrefillFirst(), (Request(index, PROMPT, NEW) for index in range(BATCH)))
     seconds = record.steps[-1].done_at - record.steps[0].planned_at

@@ -1,15 +1,11 @@
-"""The device's part alone: a model or its attention on made-up inputs, captured in a CUDA graph, and the times of its replays.
+"""Attention on made-up inputs: how fast decodes read their contexts beside a copy on the device, for several distributions over the requests.
 
-`attention`: how fast it reads the contexts beside a copy on the device, for several distributions over the requests. A decode takes about as
-long as reading its keys and values. One long context, many uneven ones and a few beside a chunk are the cases in which kernels leave processors
-idle. Each case runs in a graph, as in serving.
-`tiles`: time of an iteration against its tokens: the first chunk of one prompt, token by token around the edges of tiles. Matrix products are
-cut into tiles, so time rises in steps, and some sizes are slower than the next larger ones.
+A decode takes about as long as reading its keys and values. One long context, many uneven ones and a few beside a chunk are the cases in
+which kernels leave processors idle. Each case runs in a CUDA graph, as in serving.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -20,8 +16,6 @@ from cbatch.kv import blocks_for
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.attention.choice import choose_attention
-from cbatch.runtime.fast.fused_model import FusedModel
-from cbatch.runtime.weights import load_model
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import spread
@@ -29,6 +23,9 @@ from reproduction import RESULTS
 from reproduction.stored import write
 
 PAGE = 128
+
+WARM_UP = 5
+"""Replays before the timed ones."""
 
 Row = tuple[int, int]
 """Tokens that a request computes, and tokens of its context."""
@@ -39,11 +36,8 @@ COPY_BANDWIDTH = 4.27e12
 NUM_LAYERS = 8
 """Layers of attention measured in turn, so that a layer's keys and values have left the device's cache."""
 
-AROUND = 4
-"""Sizes on either side of an edge of a tile that are all measured."""
 
-
-def attention(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, folder: str = RESULTS) -> None:
+def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, folder: str = RESULTS) -> None:
     """Measures, prints and writes attention-<model>.json."""
     spec = load_spec(model)
     hardware = torch.cuda.get_device_name()
@@ -105,43 +99,8 @@ def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) ->
     return spread([1e3 * time / NUM_LAYERS for time in replay_times(capture(run), repeats)])
 
 
-def tiles(
-    model: str = "llama-3.1-8b", largest: Count = 1024, edge: Count = 64, repeats: Count = 5, folder: str = RESULTS
-) -> None:
-    """Measures, prints and writes tiles.json. Edges are the multiples of `edge`; half-way points are measured too."""
-    spec = load_spec(model)
-    fused = build(spec, 1, largest + AROUND)
-    sizes = {most + offset for most in range(edge, largest + 1, edge) for offset in range(-AROUND, AROUND + 1)}
-    sizes |= {1, 2, 4, 8, 16, 32, *range(edge // 2, largest, edge)}
-    times = {}
-    print(f"{spec.name}: milliseconds of an iteration by its tokens")
-    for size in sorted(size for size in sizes if size <= largest + AROUND):
-        inputs = device_batch([(size, size)], vocabulary=spec.vocab_size)
-        graph = capture(partial(iterate, fused, inputs, Bounds(size, size, 1)))
-        times[size] = spread(replay_times(graph, repeats, 1))
-        if size % edge in (0, 1):
-            print(f"  {size:5d}  {times[size]['median']:7.3f} ms", flush=True)
-    figures = {"unit": "ms per iteration", "model": spec.name, "edge": edge, "times": times}
-    print(f"written: {write('tiles', torch.cuda.get_device_name(), figures, folder)}")
-
-
-def iterate(fused: FusedModel, inputs: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:
-    """Computes one iteration on new views: what the model derives from a batch is cached with them."""
-    return fused(inputs.token_ids, replace(inputs), bounds)
-
-
-def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
-    """Builds the model with a KV cache for these contexts."""
-    device = torch.device("cuda")
-    cache = PagedCache(spec, KVSize(num_rows * blocks_for(num_context, PAGE), PAGE), device)
-    cache.keys.normal_()
-    cache.values.normal_()
-    attention = choose_attention(spec, PAGE, device).attention
-    return FusedModel(load_model(spec, device), spec, cache, attention, max_rows=num_rows, max_positions=num_context)
-
-
-def device_batch(rows: Sequence[Row], num_rows: int = 0, vocabulary: int = 1) -> Fields[torch.Tensor]:
-    """Returns the inputs of an iteration: random tokens at the ends of the contexts, whose pages are scattered.
+def device_batch(rows: Sequence[Row], num_rows: int) -> Fields[torch.Tensor]:
+    """Returns the inputs of an iteration at the ends of the contexts, whose pages are scattered.
 
     num_rows: of the batch, if some are padding.
     """
@@ -149,7 +108,6 @@ def device_batch(rows: Sequence[Row], num_rows: int = 0, vocabulary: int = 1) ->
     pages = -(-contexts // PAGE)
     shape = Shape(int(queries.sum()), max(num_rows, len(rows)), int(pages.max()))
     batch = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
-    batch.token_ids.random_(0, vocabulary)
     batch.query_starts[1:] = shape.num_tokens
     batch.query_starts[1 : len(rows) + 1] = queries.cumsum(0)
     batch.context_lens[: len(rows)] = contexts
@@ -176,10 +134,10 @@ def capture(run: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def replay_times(graph: torch.cuda.CUDAGraph, repeats: int, warm_up: int = 5) -> list[float]:
+def replay_times(graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
     """Returns the milliseconds between the starts of consecutive replays."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    for _ in range(warm_up):
+    for _ in range(WARM_UP):
         graph.replay()
     for event in events:
         event.record()
