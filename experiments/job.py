@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from cbatch import ConfigError
 from experiments.objective import known_figures, may_exist, no_such_figure, objective_of
 from experiments.serve import serve
+from experiments.settings.command_line import print_any_text
 from experiments.settings.compose import MULTIRUN
-from experiments.settings.error_lines import one_line
+from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.identity import identity
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
@@ -112,17 +113,18 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
         The figure that `objective` names; None without one, or if the run failed.
 
     Raises:
-        SweepEnded: errors.log cannot be written, or the reader of the output has ended.
+        SweepEnded: errors.log or the output cannot be written, or the reader of the output has ended.
     """
     _leave_interrupts_to_the_launcher()
+    print_any_text()
     name = folder_name(composed.name)
     try:
         settings: Settings = command.read(composed)
         summary = _finish(command, settings, sweep / name, alone)
         return None if settings.objective is None else objective_of(summary, settings.objective)
-    except BrokenPipeError:
-        raise SweepEnded from None
     except Exception as error:
+        if is_of_output(error):
+            raise SweepEnded("" if isinstance(error, BrokenPipeError) else output_text(error)) from None
         message = one_line(error)
         if message is None:  # a fault: print its traceback, which other processes cannot return
             traceback.print_exc()
@@ -166,7 +168,7 @@ def _leave_interrupts_to_the_launcher() -> None:
 def _note_error(path: Path, line: str) -> None:
     """Appends a line to errors.log. If that fails the sweep ends: it must not succeed with a failed run."""
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(line)
     except OSError as error:
         problem = f"{path}: {error.strerror or error}"
@@ -203,7 +205,7 @@ def folder_name(overrides: str) -> str:
     name = _for_a_path(overrides) or "run"
     if name == overrides and len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[:_LONGEST_NAME]},~{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
+    return f"{name[:_LONGEST_NAME]},~{hashlib.sha256(overrides.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 def _for_a_path(name: str) -> str:

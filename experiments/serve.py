@@ -21,6 +21,7 @@ from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
 from experiments.progress import progress
 from experiments.settings.assemble import Run, assemble, bounds_of
+from experiments.settings.error_lines import one_line
 from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.settings.identity import identity
 from experiments.settings.settings import Settings
@@ -49,6 +50,7 @@ def serve(
     began, origin = time.perf_counter(), origin_of_run(settings)
     run = assemble(settings, say)
     bounds = bounds_of(run) if settings.bounds else None
+    decode = _decoder(run)
     if run.chosen:
         say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
     with open_run_folder(folder, settings.composed.keys, origin["identity"], lambda: _facts(run), replace=replace):
@@ -65,7 +67,6 @@ def serve(
         figures = figures_of(run, record, requests)
         if bounds is not None:
             figures["regret"] = regret(run.requests, requests, bounds)
-        decode = _decoder(run)
         load = None if run.rate is None else {"load": settings.workload.load, "rate": run.rate}
         measured = {"load": load, "mean_waiting": requests.mean_waiting, "wall_seconds": time.perf_counter() - began}
         summary = {"about": about_run(run) | origin | measured, **figures}
@@ -153,12 +154,17 @@ def _decisions_of(run: Run, folder: Path) -> AbstractContextManager[None]:
 
 
 def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
-    """Returns a function from token ids to text, if the checkpoint has a tokenizer."""
+    """Returns a function from token ids to text, if the checkpoint has a tokenizer; notes it where that cannot be used."""
     folder = Path(run.spec.path) if run.spec.path is not None else None
     if run.backend.simulated or folder is None or not (folder / "tokenizer_config.json").is_file():
         return None
     executor: Any = run.engine.executor
     decode: Callable[[Sequence[int]], str] = executor.vocabulary.decode
+    try:
+        decode([run.spec.vocab_size - 1])  # loads the tokenizer
+    except Exception as error:
+        run.chosen["text"] = f"none, outputs are token ids ({one_line(error) or repr(error)})"
+        return None
     return decode
 
 

@@ -7,11 +7,12 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
-from experiments.settings.error_lines import one_line
+from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.overrides import check_given_once, say_repeated, with_search_path
 from experiments.settings.settings import GROUPS
 
@@ -69,14 +70,31 @@ def run(
 
 
 def ends_with_its_reader(command: Callable[[], int]) -> int:
-    """Runs a command; returns its exit status, or 141, as after SIGPIPE, if the reader of its output has ended, as `head` does."""
+    """Runs a command; returns its exit status.
+
+    141, as after SIGPIPE, if the reader of its output has ended, as `head` does; 2 if the output cannot be written for another
+    reason, such as a full disk.
+    """
+    print_any_text()
     try:
         status = command()
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
+    except OSError as error:
+        if not is_of_output(error):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
-        return 141
+        if isinstance(error, BrokenPipeError):
+            return 141
+        print(f"error: {output_text(error)}", file=sys.stderr)
+        return 2
+
+
+def print_any_text() -> None:
+    """Has this process print what its terminal's encoding lacks as an escape, such as \\xb1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def listed(names: Mapping[str, str]) -> str:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from difflib import get_close_matches
+from errno import ENOSPC
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import Any, TypeGuard
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -23,11 +24,11 @@ _LAUNCHERS = ("hydra", "joblib", "submitit", "ray")
 
 
 def one_line(error: BaseException) -> str | None:
-    """Returns the message for a user's error; None for a fault of the program, and if the reader of the output has ended."""
+    """Returns the message for a user's error; None for a fault of the program, and if the output cannot be written."""
     match error:
         case CbatchError():
             text = str(error).strip() or f"{type(error).__name__}, raised without a message"
-        case BrokenPipeError():
+        case OSError() if is_of_output(error):
             return None
         case OSError() if error.filename:
             text = f"{error.filename}: {error.strerror}; run where it can be read and written"
@@ -40,6 +41,20 @@ def one_line(error: BaseException) -> str | None:
         case _:
             return None
     return " ".join(text.split())
+
+
+def is_of_output(error: BaseException) -> TypeGuard[OSError]:
+    """Whether what is printed cannot be written: the reader of the output has ended, or the disk is full."""
+    if isinstance(error, OSError) and error.errno == ENOSPC and not error.filename:
+        try:
+            print(flush=True)
+        except OSError:
+            return True
+    return isinstance(error, BrokenPipeError)
+
+
+def output_text(error: OSError) -> str:
+    return f"standard output: {error.strerror}; send it elsewhere; finished results are kept"
 
 
 def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:

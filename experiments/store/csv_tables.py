@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Self
+from typing import Self, TextIO
 from weakref import WeakSet
 
 from cbatch import SLO, FinishReason, Request, RequestSpec, RunRecord, StepRecord
@@ -45,7 +45,7 @@ class RunTables:
     def __init__(self, folder: Path, extra: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._extra = extra
-        self._files = [(folder / name).open("w", newline="", encoding="utf-8") for name in (REQUESTS, STEPS)]
+        self._files = [_open(folder / name) for name in (REQUESTS, STEPS)]
         self._requests, self._steps = map(csv.writer, self._files)
         self._requests.writerow((*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra)))
         self._steps.writerow(StepRecord._fields)
@@ -89,8 +89,13 @@ class StreamedTables(RunTables):
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     """Writes a table of few columns."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with _open(path) as file:
         csv.writer(file).writerows(chain([header], rows))
+
+
+def _open(path: Path) -> TextIO:
+    """Opens a table to write it. Half a surrogate pair, which JSON may hold and UTF-8 does not, is written as its escape."""
+    return path.open("w", newline="", encoding="utf-8", errors="backslashreplace")
 
 
 def has_rows(path: Path, num_rows: int) -> bool:

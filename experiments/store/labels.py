@@ -53,7 +53,7 @@ def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
     for summary in runs["summary"]:
         about = summary["about"]
         options = {key: about[key] for key in ("workload", "slo") if key in about}
-        code = sha256(code_text(about).encode()).hexdigest()[:6]
+        code = sha256(code_text(about).encode(errors="surrogatepass")).hexdigest()[:6]
         rows.append({**about["identity"], **options, "code": code})
     return pd.DataFrame(rows, runs.index, dtype=object).apply(_as_text)
 

@@ -169,7 +169,7 @@ def _digest_of(path: Path) -> str:
     for file in sorted(file for file in path.iterdir() if file.is_file()):
         size, time = file.stat().st_size, file.stat().st_mtime_ns
         content = _digest(file, size, time) if size <= _SMALL else time
-        found.update(f"{file.name} {size} {content}\n".encode())
+        found.update(f"{file.name} {size} {content}\n".encode(errors="surrogatepass"))
     return found.hexdigest()[:16]
 
 

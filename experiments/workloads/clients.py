@@ -132,7 +132,7 @@ class Clients(Workload):
 
     def _draw(self, key: str, entry: Client) -> tuple[Any, Floats, Ints, Ints]:
         """Draws names, times, prompt and output tokens of one entry's requests."""
-        stream = partial(generator, self.seed, Stream.CLIENTS, crc32(key.encode()))
+        stream = partial(generator, self.seed, Stream.CLIENTS, crc32(key.encode(errors="surrogatepass")))
         times = entry.times(stream(0), self.duration)
         prompts, outputs = (
             stream(1 + part).integers(*length, len(times), endpoint=True)

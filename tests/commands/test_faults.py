@@ -3,14 +3,17 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from commands import QUICK, WAITING, command, errors_at_end, start, summary, wait_for
+from commands import QUICK, WAITING, command, environment, errors_at_end, new_process, start, summary, wait_for
 from contended import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, simulated
 from schedules import UnitCost
 from tiny_models import LLAMA, greedy_references, make_executor
@@ -184,6 +187,30 @@ def test_a_full_disk_leaves_no_half_results(tmp_path: Path, decisions: str) -> N
     assert error.startswith(f"error: out{file}: File too large; make room, or ")
     assert "summary.json" not in names(tmp_path / "out") and "steps.csv" not in names(tmp_path / "out")
     assert unfinished(tmp_path / "out")["status"] == "failed"
+
+
+def test_names_that_are_no_unicode_are_escaped(tmp_path: Path) -> None:
+    """A file named in Latin-1, half a surrogate pair as a client, and a terminal of ASCII."""
+    name = os.fsdecode(b"caf\xe9")
+    row = {"timestamp": 0, "input_length": 9, "output_length": 5, "client": "\ud800x"}
+    (tmp_path / name).write_text(json.dumps(row))
+    trace = ("workload=trace", f"workload.path='{name}'", "workload.columns={client: client}")
+    with patch.dict(os.environ, PYTHONIOENCODING="ascii"):
+        ended = new_process("run", *trace, f"output='{name}_out'", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "") and r"results: caf\udce9_out" in ended.stdout
+    assert r",\ud800x," in (tmp_path / f"{name}_out" / "requests.csv").read_text()
+
+
+def test_output_that_cannot_be_written_loses_no_run(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "experiments.run", "-m", "policy=orca,request_level", "sweep=full", *QUICK]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            arguments, cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    says = "error: standard output: No space left on device; send it elsewhere; finished results are kept\n"
+    assert (ended.returncode, ended.stderr) == (2, says)
+    assert len(list(tmp_path.glob("multirun/full/*/summary.json"))) == 1
+    assert not (tmp_path / "multirun" / "full" / "errors.log").exists()
 
 
 def test_sigterm_ends_a_run_with_its_folder_saying_so(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_text_in_and_text_out_of_a_checkpoint(tmp_path: Path) -> None:
     first, second = (json.loads(line) for line in (tmp_path / "out" / "outputs.jsonl").read_text().splitlines())
     assert first["output"] == second["output"]
     assert first["text"] == " ".join(f"w{token}" for token in first["output"])
+
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    ids = ("workload=closed", "workload.num_requests=2", "workload.length=32", "batch=2")
+    done = command("run", "backend=cpu", "model.path=model", *ids, "output=out_of_ids", cwd=tmp_path)
+    assert done.returncode == 0 and "text=none, outputs are token ids (" in done.stdout.partition("serving")[0]
+    assert "text" not in json.loads((tmp_path / "out_of_ids" / "outputs.jsonl").read_text().splitlines()[0])
     assert summary(tmp_path / "out")["about"]["chosen"]["model"] == "model (of model.path)"
 
 
