@@ -3,6 +3,7 @@
 Each error names the key, the value and what to give instead.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -144,6 +145,13 @@ class Composed:
     number: int | None = None
     swept: Mapping[str, str] = field(default_factory=dict)
 
+    def given(self) -> dict[str, str]:
+        """Returns what the command line says of each key that it gives, arguments of options among them."""
+        given = {text.lstrip("+~").partition("=")[0]: text for text in self.overrides}
+        for group, option in self.choices.items():
+            given |= {f"{group}.{key}": f"{group}={option}" for key in re.findall(r"[(,]([\w.]+)=", option)}
+        return given
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Keys):
@@ -162,6 +170,8 @@ class Settings(Keys):
 
 
 S = TypeVar("S", bound=Settings)
+
+_RATES = ("workload.rate", "workload.rate_scale", "workload.arrivals.rate")
 
 PLANS_BY = ("policy", "chunking", "predictor", "chunk", "seed", "metrics")
 """The keys that describe a policy: its sections in conf/policy take them up."""
@@ -190,13 +200,15 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     root = read(keys, {key: config[key] for key in names if key in config})
     chosen: dict[str, str] = {}
     model = _model(config["model"], chosen)
+    workload = _workload(config["workload"], model.max_positions)
+    _check_effects(composed.given(), model, workload)
     return kind(
         **{name: getattr(root, name) for name in names},
         backend=_backend(config["backend"], chosen),
         runtime=construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile")),
         model=model,
-        workload=_workload(config["workload"], model.max_positions),
-        policy=_policy(config["policy"], root.chunk, chosen),
+        workload=workload,
+        policy=_policy(config["policy"], config["chunk"], chosen),
         chosen=chosen,
         composed=composed,
     )
@@ -229,12 +241,29 @@ def _workload(section: object, positions: int) -> Workload:
     return workload
 
 
-def _policy(section: object, chunk: int | None, chosen: dict[str, str]) -> Recipe:
-    """With chunk=auto (None), `PDAware` sizes the chunks unless the chunk selector takes no `chunk`."""
+def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workload) -> None:
+    """Raises ConfigError for a key of the command line that another key leaves without effect."""
+    without: dict[str, str] = {}
+    if model.path is not None:
+        shape = [key for key in given if key.startswith("model.") and key not in ("model.path", "model.seed")]
+        shape += ["model"] * ("model" in given and "model.path" in given)
+        without |= dict.fromkeys(shape, f"model.path={model.path}, where the model's shape is read")
+    if (load := getattr(workload, "load", None)) is not None:
+        without |= dict.fromkeys(_RATES, f"workload.load={load:g}, which sets the rate")
+    for key, other in without.items():
+        if key in given:
+            raise ConfigError(f"{key}: {given[key]} has no effect beside {other}; leave it out")
+
+
+def _policy(section: object, chunk: int | str, chosen: dict[str, str]) -> Recipe:
+    """With chunk=auto, `PDAware` sizes the chunks unless the chunk selector takes no `chunk`."""
     if not isinstance(section, Mapping):
         return Recipe(check_section("policy", section))  # raises ConfigError
     chunking = section.get("chunking")
-    if chunk is None and isinstance(chunking, Mapping) and "chunk" in chunking:
+    if isinstance(chunking, Mapping) and chunking.get("chunk", chunk) != chunk:
+        size = chunking["chunk"]
+        raise ConfigError(f"chunk={chunk}: has no effect beside chunking.chunk={size}; give chunk={size} alone")
+    if chunk == "auto" and isinstance(chunking, Mapping) and "chunk" in chunking:
         section = {**section, "chunking": {"_target_": "policies.chunking.PDAware"}}
         chosen["chunking"] = "pd_aware (chunk=auto)"
     if isinstance(chunking, str):

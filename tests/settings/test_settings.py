@@ -1,12 +1,15 @@
 """Settings from keys: what objects say of themselves, and what a run's identity holds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.settings.compose import compose_run, policy_names
+from cbatch import ConfigError
+from experiments.settings.compose import compose, compose_run, policy_names
 from experiments.settings.identity import identity
+from experiments.settings.settings import read_settings
 
 OWN = """
 class Mine:
@@ -75,6 +78,41 @@ def test_too_long_sees_the_models_positions_and_the_limit_of_outputs(
     words += [f"workload.num_requests={len(requests)}", "model.max_positions=100"]
     made = compose_run(f"workload={workload}", *words).workload.requests(None)
     assert [(request.num_prompt_tokens, request.max_new_tokens) for request in made] == requests
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("model.path=m model.num_layers=2", "model.num_layers"),
+        ("model.path=m model=tiny", "model"),
+        ("model=tiny(num_layers=3,path=m)", "model.num_layers"),
+        ("workload=open_loop workload.load=0.6 workload.arrivals.rate=20", "workload.arrivals.rate"),
+        ("workload=open_loop(rate_scale=2) workload.load=0.6", "workload.rate_scale"),
+        ("chunk=64 chunking.chunk=128", "chunk"),
+        ("chunk=auto chunking.chunk=128", "chunk"),
+    ],
+)
+def test_a_key_that_another_leaves_without_effect_is_refused(
+    words: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a sweep of it is stored as rows that differ in it and have equal figures."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 8, **shape}))
+    monkeypatch.chdir(tmp_path)
+    assert compose_run("model.path=m", "+model.seed=3").model.num_layers == 2
+    with pytest.raises(ConfigError, match=rf"^{key}[:=].* has no effect beside "):
+        compose_run(*words.split())
+
+
+@pytest.mark.parametrize("chunk", [128, 512])
+def test_a_chunk_of_python_counts_or_is_refused(chunk: int) -> None:
+    """Keys are composed with their references: another `chunk` among them would be stored, and the policy keep its own."""
+    experiment = "experiment=pd_sweep"
+    assert repr(compose_run(experiment, f"chunk={chunk}").policy) == f"sarathi(chunk={chunk})"
+    composed = compose(experiment)
+    with pytest.raises(ConfigError, match=f"^chunk={chunk}: has no effect beside chunking.chunk=256"):
+        read_settings(replace(composed, keys={**composed.keys, "chunk": chunk}))
 
 
 def test_an_identity_holds_what_a_run_depends_on() -> None:
