@@ -224,14 +224,15 @@ class Engine:
         now = self.view.now = self.executor.now()
         if self.arrivals.next() <= now:
             for request in self.arrivals.due(now, self.state.iteration):
-                self._arrive(request)
+                self._arrive(request, now)
         return now
 
     def _next_arrival(self) -> float:
         return min(self.arrivals.next(), self._until)
 
-    def _arrive(self, request: Request) -> None:
-        self.state.arrive(request)
+    def _arrive(self, request: Request, now: float) -> None:
+        request.arrive(now)
+        self.state.waiting.add(request)
         self._call(self._on_arrival, request)
 
     def _idle(self, plan: Plan) -> None:
@@ -250,7 +251,7 @@ class Engine:
             if arrival <= (now := self.executor.now()):
                 self._stall_watch.note_progress(now)
                 for request in self.arrivals.due(now, None):
-                    self._arrive(request)
+                    self._arrive(request, now)
         elif self.num_unfinished:
             if not (state.waiting or state.running):
                 lost = f"{self.num_unfinished} requests are gone from view.waiting, which a policy must not change"

@@ -130,11 +130,6 @@ class RequestSpec:
         """Whether the request ends before its limit, unknown to policies."""
         return self.true_new_tokens is not None and self.true_new_tokens < self.max_new_tokens
 
-    @property
-    def deadline(self) -> float | None:
-        """Seconds from the start of the run by which the last token is due; None without `slo.total`."""
-        return None if self.slo.total is None else self.arrival_time + self.slo.total
-
 
 class Status(Enum):
     PENDING = "pending"  # has not arrived yet
@@ -176,18 +171,28 @@ class Request:
     What was asked for (see `RequestSpec`) never changes and is read-only here. The true output length is not shown:
     `max_new_tokens` is the limit at which the request ends, if it has not ended by itself before.
 
+    arrival_time: seconds; of a request that arrives by iteration, when that iteration was planned, from its arrival on.
     admitted_at, finished_at: seconds; the first admission and the end. None before.
     num_preemptions: how often it was preempted. num_recomputed_tokens: tokens in its KV cache that it lost by that.
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
     """
 
-    __slots__ = ("__weakref__", "_spec", "row", "status", "table", *_TIMES_AND_REASONS, *_COUNTS_AND_OUTPUT)
+    __slots__ = (
+        "__weakref__",
+        "_arrival_time",
+        "_spec",
+        "row",
+        "status",
+        "table",
+        *_TIMES_AND_REASONS,
+        *_COUNTS_AND_OUTPUT,
+    )
 
     id: Final[int] = _asked("id")
     num_prompt_tokens: Final[int] = _asked("num_prompt_tokens")
     max_new_tokens: Final[int] = _asked("max_new_tokens")
     max_tokens: Final[int] = _asked("max_tokens")
-    arrival_time: Final[float] = _asked("arrival_time")
+    arrival_time: Final[float] = property(attrgetter("_arrival_time"))  # type: ignore[assignment]
     arrival_iteration: Final[int] = _asked("arrival_iteration")
     prompt: Final[Sequence[int] | None] = _asked("prompt")
     sampling: Final[Sampling] = _asked("sampling")
@@ -197,7 +202,6 @@ class Request:
     tier: Final[str | None] = _asked("tier")
     priority: Final[int] = _asked("priority")
     slo: Final[SLO] = _asked("slo")
-    deadline: Final[float | None] = _asked("deadline")
     predicted_new_tokens: Final[int | None] = _asked("predicted_new_tokens")
     prefix_hashes: Final[tuple[int, ...]] = _asked("prefix_hashes")
     extra: Final[Mapping[str, Any]] = property(lambda request: MappingProxyType(request._spec.extra))  # type: ignore[assignment]
@@ -214,6 +218,7 @@ class Request:
 
     def _begin(self, spec: RequestSpec) -> None:
         self._spec = spec
+        self._arrival_time = spec.arrival_time
         self.status = Status.PENDING
         self.finish_reason: FinishReason | None = None
         self.reject_reason = ""
@@ -226,6 +231,17 @@ class Request:
         self.finished_at: float | None = None  # seconds
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
+
+    def arrive(self, now: float) -> None:
+        """Makes the request wait. now: seconds; the arrival time of a request that arrives by iteration."""
+        self.status = Status.WAITING
+        if self._spec.arrival_iteration:
+            self._arrival_time = now
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds from the start of the run by which the last token is due; None without `slo.total`."""
+        return None if self.slo.total is None else self.arrival_time + self.slo.total
 
     @property
     def num_known(self) -> int:

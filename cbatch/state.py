@@ -79,10 +79,6 @@ class State:
     def iteration(self) -> int:
         return self.table.iteration
 
-    def arrive(self, request: Request) -> None:
-        request.status = Status.WAITING
-        self.waiting.add(request)
-
     def in_flight_until(self, request: Request) -> int | None:
         """Returns the last iteration in flight that computes tokens of the request; None if there is none."""
         if request.table is None:
@@ -184,7 +180,8 @@ class State:
         request.num_recomputed_tokens += int(self.table.computed[row])
         self.table.computed[row] = 0
         self.pool.release(row, self.in_flight_until(request))
-        self.arrive(request)
+        request.status = Status.WAITING
+        self.waiting.add(request)
 
     # -- a step's tokens come in --------------------------------------------------------------------------------------
 

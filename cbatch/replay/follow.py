@@ -155,6 +155,8 @@ class _Follower:
         arrived = [request for request in waiting if request.status is Status.PENDING]
         for request in waiting:
             request.status = Status.WAITING
+        for request in arrived:
+            request.arrive(seen.now)
         view.waiting, view.running = waiting, running
         view.decoding = [request for request in self._decoding if request in {*running}]
         view.prefilling = [request for request in running if request not in self._decoding]

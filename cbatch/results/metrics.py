@@ -185,30 +185,13 @@ def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
     }
 
 
-def arrival_of(request: Request, steps: Sequence[StepRecord]) -> float:
-    """Arrival time of an ended request in seconds; of one that arrives at an iteration, when that iteration is planned.
-
-    With nothing else left to run it arrives earlier: when it is admitted, or rejected.
-    """
-    arrival, iteration = request.arrival_time, request.arrival_iteration
-    if iteration:
-        arrival = max(arrival, steps[iteration].planned_at) if iteration < len(steps) else float("inf")
-    seen = request.finished_at if request.admitted_at is None else request.admitted_at
-    return arrival if seen is None else min(arrival, seen)
-
-
 def collect_served(record: RunRecord) -> Served:
     """The finished requests of a run, without rejected ones."""
-    return served_of(record.requests, *record.tokens(), record.steps)
+    return served_of(record.requests, *record.tokens())
 
 
-def served_of(
-    ended: Sequence[Request], token_ids: NDArray[np.int64], token_times: Floats, steps: Sequence[StepRecord]
-) -> Served:
-    """Those of the requests that were not rejected. token_ids, token_times: of all, by time, as `RunRecord.tokens`.
-
-    steps: of the whole run; only requests that arrive by iteration need them.
-    """
+def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_times: Floats) -> Served:
+    """Returns those of the requests that were not rejected. token_ids, token_times: of all, by time, as `RunRecord.tokens`."""
     requests = [request for request in ended if request.finish_reason is not FinishReason.REJECTED]
     id_ = np.array([request.id for request in requests], np.int64)
     order = _stable_order(token_ids)
@@ -220,7 +203,7 @@ def served_of(
         first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
     return Served(
         id=id_,
-        arrival=np.array([arrival_of(request, steps) for request in requests], np.float64),
+        arrival=np.array([request.arrival_time for request in requests], np.float64),
         admitted=np.array([request.admitted_at for request in requests], np.float64),
         first_token=token_times[first],
         last_token=token_times[end - 1],

@@ -82,7 +82,7 @@ class StreamedRun:
         ids, times = np.concatenate([self._token_ids, ids]), np.concatenate([self._token_times, times])
         have_ended = np.isin(ids, [request.id for request in piece.requests])
         self._token_ids, self._token_times = ids[~have_ended], times[~have_ended]
-        served = served_of(piece.requests, ids[have_ended], times[have_ended], ())
+        served = served_of(piece.requests, ids[have_ended], times[have_ended])
         seconds, ends = served.gaps()
         gaps, counts = np.unique(ends + 1j * seconds, return_counts=True)  # pairs of both, sorted and counted
         columns_of_requests = {

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from cbatch import SLO, FinishReason, Request, RequestSpec, RunRecord, StepRecord
 from cbatch.request import spec_of
-from cbatch.results.metrics import Served, arrival_of
+from cbatch.results.metrics import Served
 from cbatch.results.streamed import StreamedRun
 
 _NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes", "extra"}
@@ -135,7 +135,7 @@ def request_rows(record: RunRecord, requests: Served, extra: Sequence[str] = ())
     spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
     for request in record.requests:
         if request.finish_reason is FinishReason.REJECTED:
-            row: tuple[object, ...] = (arrival_of(request, record.steps), request.admitted_at, *[None] * 6)
+            row: tuple[object, ...] = (request.arrival_time, request.admitted_at, *[None] * 6)
         else:
             row = tuple(None if math.isnan(value) else value for value in next(times))
         yield (

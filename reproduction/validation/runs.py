@@ -168,7 +168,7 @@ def asked_run(
         "request.output": [request.max_new_tokens for request in asked],
         "request.true_output": [spec_of(request).true_new_tokens or 0 for request in asked],
         "request.tier": [place.get(request.tier, -1) for request in asked],
-        "request.arrival": [request.arrival_time * 1e6 for request in asked],
+        "request.arrival": [spec_of(request).arrival_time * 1e6 for request in asked],
         "request.arrival_iteration": [request.arrival_iteration for request in asked],
     }
     rounded = {name: np.rint(column).astype(np.int64) for name, column in {**of_requests, **columns}.items()}

@@ -106,6 +106,20 @@ def hesitate(view: View, plan: Plan) -> Plan:
     return Plan(wake_at=view.now + 1) if round(view.now) % 2 == 0 and not view.num_in_flight else plan
 
 
+def test_first_come_first_served_by_arrival_time_is_fair() -> None:
+    """The last id is first among those that came together: with one arrival time for all, requests would starve."""
+
+    class ByTime(Orca):
+        def plan(self, view: View) -> Plan:
+            plan = view.plan()
+            for request in [*view.running, *sorted(view.waiting, key=lambda of: (of.arrival_time, -of.id))]:
+                plan.add(request, request.num_ready)
+            return plan.build()
+
+    streams = [scenario for scenario in tiny_scenarios(CHUNK) if len(scenario.arrivals) > 9]
+    assert lacking(search(ByTime(), [BY_NAME["fair"]], CHUNK, num_random=0, tiny=streams)) == set()
+
+
 @pytest.mark.parametrize(
     ("plan", "name", "why", "num_requests"),
     [

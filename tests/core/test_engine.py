@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from schedules import make_engine
 
-from cbatch import Limits, Plan, PolicyError, Request, View
+from cbatch import SLO, Limits, Plan, PolicyError, Request, View
 from cbatch.errors import WorkloadError
 from policies.orca import Orca
 
@@ -77,8 +77,24 @@ def test_arrivals_by_iteration_wait_for_it_unless_nothing_else_is_left() -> None
     engine = make_engine(Orca(), LIMITS)
     engine.submit([Request(0, 3, 4), Request(1, 3, 1, arrival_iteration=2), Request(2, 3, 1, arrival_iteration=50)])
     record = engine.run()
-    admitted = {request.id: request.admitted_at for request in record.requests}
-    assert admitted == {0: 0.0, 1: 2.0, 2: 4.0}
+    times = {request.id: (request.arrival_time, request.admitted_at) for request in record.requests}
+    assert times == {0: (0.0, 0.0), 1: (2.0, 2.0), 2: (4.0, 4.0)}
+
+
+def test_requests_that_arrive_by_iteration_wait_in_the_order_of_arrival_and_show_its_time() -> None:
+    """Requests 2, 1 and 3 come with the plans of 1, 2 and 3 s, while request 0 takes the only place until 5 s."""
+    seen: list[list[tuple[int, float, float | None]]] = []
+
+    class Alone(Orca):
+        def plan(self, view: View) -> Plan:
+            seen.append([(request.id, request.arrival_time, request.deadline) for request in view.waiting])
+            return super().plan(view)
+
+    engine = make_engine(Alone(), Limits(max_batch=1, max_tokens=40, max_request_tokens=100))
+    iterations = enumerate((0, 2, 1, 3))
+    engine.submit([Request(id_, 3, 5, arrival_iteration=at, slo=SLO(total=9.0)) for id_, at in iterations])
+    engine.run()
+    assert seen[4] == [(2, 1.0, 10.0), (1, 2.0, 11.0), (3, 3.0, 12.0)]
 
 
 def test_a_full_table_grows_with_preempted_requests() -> None:

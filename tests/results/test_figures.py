@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hand_made import end, make_record, make_summary
 
-from cbatch import SLO, FinishReason, Request, RunRecord, StepRecord
-from cbatch.results.metrics import Objectives, Served, arrival_of, collect_served, step_columns
+from cbatch import SLO, Request, RunRecord, StepRecord
+from cbatch.results.metrics import Objectives, Served, collect_served, step_columns
 from cbatch.results.summary import summarize
 
 RANKS = ("mean", "p50", "p90", "p95", "p99")
@@ -101,11 +101,6 @@ def test_tokens_of_a_request_that_is_rejected_later_count_nowhere() -> None:
     assert {group: summary[group] for group in FIGURES} == {
         group: pytest.approx(values) for group, values in FIGURES.items()
     }
-
-
-def test_a_request_rejected_before_its_iteration_came_has_arrived_by_then() -> None:
-    request = end(Request(4, 9, 9, arrival_iteration=9), None, 5.5, FinishReason.REJECTED)
-    assert arrival_of(request, make_record().steps) == 5.5
 
 
 def test_a_run_that_rejects_everything_has_no_latencies() -> None:

@@ -46,6 +46,7 @@ def test_a_request_rejected_after_its_admission_has_both_times() -> None:
     """It came with iteration 2, which was planned at 5.5 s."""
     record = make_record()
     late = Request(4, 1, 1, arrival_iteration=2)
+    late.arrive(5.5)
     record.requests = [end(late, 6.0, 9.0, FinishReason.REJECTED, reject_reason="late")]
     [row] = request_rows(record, collect_served(record))
     shown = dict(zip(REQUEST_COLUMNS, row, strict=True))

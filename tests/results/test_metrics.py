@@ -50,7 +50,7 @@ class Varying:
 def workloads(draw: st.DrawFn) -> list[Request]:
     lengths = st.tuples(st.integers(1, 30), st.integers(1, 12), st.floats(0, 5), st.integers(0, 6))
     return [
-        Request(index, prompt, output, arrival_time=time, arrival_iteration=iteration)
+        Request(index, prompt, output, arrival_time=0.0 if iteration else time, arrival_iteration=iteration)
         for index, (prompt, output, time, iteration) in enumerate(draw(st.lists(lengths, min_size=1, max_size=12)))
     ]
 

@@ -64,10 +64,12 @@ def make_record(*, copies: bool = False, slo: SLO = MISSED) -> RunRecord:
         record.copies = [
             CopyTimes(step.planned_at, step.launched_at, step.ended - 0.125, step.ended) for step in record.steps
         ]
+    late = Request(3, 3, 4, arrival_iteration=2)
+    late.arrive(5.5)
     record.requests = [
         end(Request(2, 9, 9, arrival_time=2.0), None, 5.5, FinishReason.REJECTED, reject_reason="too long"),
         end(Request(0, 5, 3, arrival_time=0.25, priority=7), 1.0, 8.0, num_output_tokens=3),
-        end(Request(3, 3, 4, arrival_iteration=2), 5.5, 8.0, FinishReason.STOP, num_output_tokens=1),
+        end(late, 5.5, 8.0, FinishReason.STOP, num_output_tokens=1),
         end(
             Request(1, 7, 2, arrival_time=1.5, client="ann", tier="gold", slo=slo),
             3.25,
