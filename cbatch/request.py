@@ -244,6 +244,13 @@ class Request:
         return None if self.slo.total is None else self.arrival_time + self.slo.total
 
     @property
+    def is_cut(self) -> bool:
+        """Whether `max_new_tokens` ended the request before its true length, or before a stop token; False until the end."""
+        spec = self._spec
+        longer = bool(spec.stop_tokens) if spec.true_new_tokens is None else spec.true_new_tokens > spec.max_new_tokens
+        return longer and self.finish_reason is FinishReason.LENGTH
+
+    @property
     def num_known(self) -> int:
         """Prompt tokens plus the generated tokens whose values the host has."""
         if self.table is None:

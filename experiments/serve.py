@@ -68,7 +68,13 @@ def serve(
         if bounds is not None:
             figures["regret"] = regret(run.requests, requests, bounds)
         load = None if run.rate is None else {"load": settings.workload.load, "rate": run.rate}
-        measured = {"load": load, "mean_waiting": requests.mean_waiting, "wall_seconds": time.perf_counter() - began}
+        ended = run.streamed.run.ended if run.streamed else record.requests
+        measured = {
+            "load": load,
+            "mean_waiting": requests.mean_waiting,
+            "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
+            "wall_seconds": time.perf_counter() - began,
+        }
         summary = {"about": about_run(run) | origin | measured, **figures}
         if settings.tables and not run.streamed:
             write_results(folder, record, requests, summary, timeline=settings.timeline, decode=decode)

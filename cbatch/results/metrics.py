@@ -52,6 +52,7 @@ class Ended(NamedTuple):
     status: Status
     num_preemptions: int
     num_recomputed_tokens: int
+    is_cut: bool
 
 
 Asked = Request | Ended

@@ -32,7 +32,13 @@ from cbatch.results.metrics import (
 
 Columns = dict[str, NDArray[Any]]
 
-_KINDS = {"id": np.int64, "finished_at": np.float64, "num_preemptions": np.int32, "num_recomputed_tokens": np.int64}
+_KINDS = {
+    "id": np.int64,
+    "finished_at": np.float64,
+    "num_preemptions": np.int32,
+    "num_recomputed_tokens": np.int64,
+    "is_cut": np.bool_,
+}
 """Fields of `Ended` that are numbers; the others are few different objects."""
 
 _AT_ONCE = 1000  # rows

@@ -98,7 +98,7 @@ def draw_schedule(
 
 
 def _name(request: Request) -> str:
-    output = spec_of(request).true_new_tokens or request.max_new_tokens
+    output = min(spec_of(request).true_new_tokens or request.max_new_tokens, request.max_new_tokens)
     return f"{request.id}: {request.num_prompt_tokens}/{output}"
 
 

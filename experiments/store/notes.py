@@ -26,6 +26,10 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
         notes.append(
             f"true output lengths known to the policy, as max_new_tokens{'' if all(seen) else _of_several(seen)}"
         )
+    cut = [about.get("outputs_cut", 0) for about in known]
+    if any(cut):
+        total = sum(about["requests"] for about in known)
+        notes.append(f"outputs cut at max_new_tokens: {sum(cut):,} of {total:,}{_of_several(cut)}")
     if different := mixed(about["code"] for about in known if "code" in about):
         notes.append(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
     return [*filter(None, notes)]

@@ -72,9 +72,9 @@ class Annotations:
             output_tokens = np.repeat(longest, self.pad_outputs)[:num]
         columns: dict[str, Column] = {"max_new_tokens": output_tokens}
         if self.max_new_tokens != "exact":
-            output_tokens = np.minimum(output_tokens, self.max_new_tokens)
             columns["max_new_tokens"] = np.full(num, self.max_new_tokens)
             columns["true_new_tokens"] = output_tokens
+            output_tokens = np.minimum(output_tokens, self.max_new_tokens)
         if self.prediction is not None:
             errors = np.exp(self.prediction.error * generator(seed, Stream.PREDICTIONS).standard_normal(num))
             predicted = np.clip(np.floor(output_tokens * errors + 0.5), 1, MOST_TOKENS)

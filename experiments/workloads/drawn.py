@@ -86,6 +86,6 @@ def totals_of(requests: Iterable[Request]) -> Totals:
         totals.new_tokens += request.max_new_tokens
         totals.clients.add(request.client)
         totals.extra.update(dict.fromkeys(request.extra))
-        totals.lengths_known &= not spec_of(request).has_hidden_length
+        totals.lengths_known &= not (spec_of(request).has_hidden_length or request.stop_tokens)
         totals.by_iteration |= request.arrival_iteration > 0
     return totals

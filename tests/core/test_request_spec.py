@@ -67,5 +67,6 @@ def test_totals_by_hand() -> None:
     assert (found.longest, found.longest_prompt, found.new_tokens) == (hidden, late, 4 + 1 + 2)
     told = (found.clients, list(found.extra), found.lengths_known, found.by_iteration)
     assert told == ({None, "ann"}, ["tier"], False, True)
+    assert not totals_of([Request(0, 3, 4, stop_tokens=(7,))]).lengths_known, "a stop token may end it"
     alone = totals_of([last])
     assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import command, summary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import message
 from test_workloads import Letters, closed, facts, open_loop, prompt_file
 
-from cbatch import SLO
+from cbatch import SLO, FinishReason
 from cbatch.request import Request, spec_of
 from experiments.workloads import TraceReplay
 from experiments.workloads.annotate import Annotations
@@ -40,14 +41,45 @@ def test_a_number_is_the_limit_of_all_and_cuts_longer_outputs() -> None:
     plain = open_loop().requests(None)  # outputs of 2 to 16 tokens
     assert totals_of(plain).lengths_known and {drawn(request) for request in plain} == {(None, SLO(), None, None)}
     limited = replace(open_loop(), max_new_tokens=10, prediction={"error": 0}, slo={"total": 30}).requests(None)
-    assert all(r.predicted_new_tokens == spec_of(r).true_new_tokens for r in limited), "predicted without error"
+    assert all(r.predicted_new_tokens == min(spec_of(r).true_new_tokens, 10) for r in limited), (
+        "predicted without error"
+    )
     assert {(r.tier, r.slo, r.deadline) for r in limited} == {
         (None, SLO(total=30), r.arrival_time + 30) for r in limited
     }
     assert {request.max_new_tokens for request in limited} == {10}
-    assert [spec_of(request).true_new_tokens for request in limited] == [min(r.max_new_tokens, 10) for r in plain]
+    assert [spec_of(request).true_new_tokens for request in limited] == [r.max_new_tokens for r in plain]
     assert not totals_of(limited).lengths_known
     assert [r.num_prompt_tokens for r in limited] == [r.num_prompt_tokens for r in plain]
+
+
+@pytest.mark.parametrize("stream", ["on", "off"])
+def test_outputs_that_the_limit_cuts_are_counted_and_said(stream: str, tmp_path: Path) -> None:
+    """Of outputs of 5, 6, 7 and 9 tokens a limit of 6 cuts two."""
+    lengths = "\n".join(f"0,9,{output}" for output in (5, 6, 7, 9))
+    (tmp_path / "four.csv").write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{lengths}\n")
+    trace = ("workload=trace", "workload.path=four.csv", f"stream={stream}", "policy=orca")
+    for limit, cut in (("6", 2), ("9", 0), ("exact", 0)):
+        done = command("run", *trace, f"workload.max_new_tokens={limit}", f"output={limit}", cwd=tmp_path)
+        assert ("\noutputs cut at max_new_tokens: 2 of 4\n" in done.stdout) is (cut > 0), done
+        assert summary(tmp_path / limit)["about"]["outputs_cut"] == cut
+
+
+def test_a_request_that_its_limit_ends_before_its_own_end_is_cut() -> None:
+    length, stop, rejected = FinishReason.LENGTH, FinishReason.STOP, FinishReason.REJECTED
+    for true, stops, ended, cut in (
+        (None, (), length, False),  # its limit is its length
+        (None, (2,), length, True),  # and no stop token came
+        (None, (2,), stop, False),
+        (6, (), length, True),
+        (5, (), length, False),
+        (4, (), stop, False),
+        (6, (), rejected, False),
+        (6, (), None, False),  # has not ended
+    ):
+        request = Request(0, 3, 5, true_new_tokens=true, stop_tokens=stops)
+        request.finish_reason = ended
+        assert request.is_cut is cut
 
 
 def test_outputs_are_padded_to_the_longest_of_their_batch() -> None:
@@ -56,7 +88,7 @@ def test_outputs_are_padded_to_the_longest_of_their_batch() -> None:
     columns = Annotations(pad_outputs=3).columns(outputs, seed=0)
     assert columns["max_new_tokens"].tolist() == [9, 9, 9, 7, 7, 7, 3]
     limited = Annotations(pad_outputs=3, max_new_tokens=8).columns(outputs, seed=0)
-    assert limited["true_new_tokens"].tolist() == [8, 8, 8, 7, 7, 7, 3]
+    assert limited["true_new_tokens"].tolist() == [9, 9, 9, 7, 7, 7, 3]
 
 
 # -- tiers and objectives ---------------------------------------------------------------------------------------------
