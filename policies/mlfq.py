@@ -3,14 +3,12 @@
 Queue p has a quantum of q0 * 2^p seconds. A request joins the first whose quantum holds its prefill (`skip_join`; otherwise queue 0),
 and moves to the tail of the next when its iterations have used up the quantum. Each takes the first requests of the highest
 queues; others pause and keep their KV cache (give `max_running` above `batch`). Where that is full, the tail of the lowest queue is
-preempted and recomputed; a waiting one blocks others. After `promote_after` seconds without service a request moves to the tail
-of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). docs/policies/mlfq.md says where this differs.
+preempted and recomputed; a waiting one blocks others. A request that was in no iteration for `promote_after` seconds moves to the
+tail of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). docs/policies/mlfq.md says where this differs.
 """
 
-from collections import OrderedDict
-
-from cbatch import BatchShape, ConfigError, Described, Plan, Request, StepRecord, View
-from policies.shared.quanta import Quanta
+from cbatch import BatchShape, ConfigError, Described, Plan, Request, View
+from policies.shared.quanta import Quanta, Unserved
 from policies.shared.step_times import shape_of
 from policies.shared.waiting import WaitingQueue
 
@@ -25,22 +23,21 @@ class MLFQ(Described):
         self.quantum, self.skip_join, self.promote_after = quantum, skip_join, promote_after
         self._arrived, self._quanta = list[Request](), Quanta(quantum)
         self._waiting = WaitingQueue(self._quanta.place)
-        self._served_at: OrderedDict[Request, float] = OrderedDict()  # longest ago first; not of promoted ones
+        self._unserved = Unserved()
         self._latest: tuple[int, BatchShape, list[Request]] = 0, BatchShape(), []  # of the plan; who may repeat it
-        self._done_at = 0.0, 0.0  # of the two latest iterations
 
     def num_at_once(self, request: Request) -> int:
         return request.max_tokens - 1  # recomputed after a preemption before its last token
 
     def plan(self, view: View) -> Plan:
         planned, first, alone = self._latest
-        for more in range(1, view.iteration - planned):  # each planned as the turn before the latest was done
-            self._charge(alone, first._replace(decode_context=first.decode_context + more), self._done_at[0], view)
+        for more in range(1, view.iteration - planned):
+            self._charge(alone, first._replace(decode_context=first.decode_context + more), view)
         for request in self._arrived:
             whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
             self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)
             self._waiting.push(request)
-            self._served_at[request] = view.now
+            self._unserved.add(request)
         self._arrived.clear()
         self._promote(view)
         plan = view.plan()
@@ -48,9 +45,8 @@ class MLFQ(Described):
             if not self._waiting.add_by_preempting(request, plan, view) or not plan.rows_left:
                 break
         shape, running = shape_of(plan.plan), view.running
-        seconds = self._charge(plan.plan.requests, shape, view.now, view)
+        self._charge(plan.plan.requests, shape, view)
         self.steady = len(running) == shape.num_decodes == 1 and not (shape.chunks or view.waiting)
-        self.steady = self.steady and 10 * seconds < self.promote_after
         self._latest = view.iteration, shape, [*running] if self.steady else []
         self._waiting.push(*plan.plan.preempt)
         return plan.build()
@@ -58,26 +54,18 @@ class MLFQ(Described):
     def on_arrival(self, request: Request) -> None:
         self._arrived.append(request)
 
-    def on_step(self, record: StepRecord) -> None:
-        self._done_at = self._done_at[1], record.done_at
-
     def on_finish(self, request: Request) -> None:
         self._quanta.leave(request)
         self._latest[2].clear()
-        self._served_at.pop(request, None)
 
     def _promote(self, view: View) -> None:
-        while self._served_at and view.now - next(iter(self._served_at.values())) >= self.promote_after:
-            request, _ = self._served_at.popitem(last=False)
+        for request in self._unserved.longer_than(self.promote_after, view):
             if self._quanta.place(request)[0] > 0:
                 self._quanta.join(request, 0)
                 if view.is_waiting(request):
                     self._waiting.push(request)
 
-    def _charge(self, served: list[Request], shape: BatchShape, planned_at: float, view: View) -> float:
+    def _charge(self, served: list[Request], shape: BatchShape, view: View) -> None:
         seconds = view.cost.predict(shape) if shape.num_tokens else 0.0
         for request in served:
-            self._served_at[request] = planned_at
-            self._served_at.move_to_end(request)
             self._quanta.charge(request, seconds)
-        return seconds

@@ -1,8 +1,13 @@
-"""The queues of multi-level feedback: whoever uses up the quantum of one moves to the tail of the next, with twice the quantum."""
+"""The queues of multi-level feedback: a request that uses up its quantum moves to the tail of the next queue, of twice the quantum.
 
+Also who was not served for long, for promotions.
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
 from itertools import count
 
-from cbatch import Request
+from cbatch import Request, View
 
 
 class Quanta:
@@ -35,3 +40,26 @@ class Quanta:
 
     def leave(self, request: Request) -> None:
         del self._place[request], self._used[request]
+
+
+class Unserved:
+    """Requests by the time since which they were not served: since their last token, or their arrival."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []  # with times after which a request may have been served again
+
+    def add(self, request: Request) -> None:
+        while self._heap and self._heap[0][-1].finished_at is not None:
+            heappop(self._heap)
+        heappush(self._heap, (request.arrival_time, request.id, request))
+
+    def longer_than(self, seconds: float, view: View) -> Iterator[Request]:
+        """Yields each request that was not served for `seconds`, the longest first, and again after as long."""
+        while self._heap and view.now - self._heap[0][0] >= seconds:
+            since, id_, request = heappop(self._heap)
+            if request.finished_at is None:
+                served = view.now if view.is_in_flight(request) else request.last_token_at or since
+                if served <= since:
+                    yield request
+                    served = view.now
+                heappush(self._heap, (served, id_, request))
