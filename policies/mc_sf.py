@@ -22,7 +22,7 @@ class McSf(Described):
         if order not in ("shortest", "arrival"):
             raise ConfigError(f"policy.order={order}: choose shortest (MC-SF) or arrival (MC-Benchmark)")
         self.predictor, self.order = predictor, order
-        self._queue = WaitingQueue(predictor.output if order == "shortest" else lambda request: request.id)
+        self._queue = WaitingQueue(predictor.output if order == "shortest" else lambda request: request.arrival_time)
 
     def num_at_once(self, request: Request) -> int:
         return request.max_tokens - 1  # recomputed after a preemption before its last token

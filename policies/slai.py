@@ -38,7 +38,8 @@ class Slai(Described):
         crowded = view.kv.num_free < (1 - CROWDED) * view.kv.num_blocks
         offset = self.offset if self.offset is not None else EARLY if crowded else LATE
         last = self._last.update(view, offset * self._times.mean)
-        decodes = sorted(view.ready_decodes(len(view.decoding))[0], key=lambda each: (last[each], each.id))
+        ready, _ = view.ready_decodes(len(view.decoding))
+        decodes = sorted(ready, key=lambda each: (last[each], each.arrival_time, each.id))
         prompts = sorted(view.prefilling, key=lambda request: self._served.get(request, -1))
         for request in [each for each in decodes if last[each] <= view.now][:MOST_CRITICAL]:
             self._decode(request, plan, prompts)

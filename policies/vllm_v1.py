@@ -2,13 +2,14 @@
 
 Running requests come first, in the order of their admission, each with all the tokens that it lacks, as far as the
 budget goes. Where the KV cache has no room for one, a victim is preempted and recomputed later; the tokens that it was
-granted in this iteration return to the budget. Waiting requests are admitted only in an iteration without preemptions,
-and the first one that does not fit blocks the others. A prompt's blocks are allocated chunk by chunk.
+granted in this iteration return to the budget of those after. A victim waits before all others. Waiting requests are
+admitted only in an iteration without preemptions, and the first one that does not fit blocks the others. A prompt's
+blocks are allocated chunk by chunk.
 
     victim   last  the newest admitted (vLLM's rule)
              lcf   the one with the fewest computed tokens (RFC vllm#54644); ties: the newest admitted
              cost  the highest blocks held / tokens to recompute * (1 - generated / limit) (PR vllm#56897)
-Of the RFC and the PR only the abstracts were read. docs/policies/vllm_v1.md says where this differs.
+Of the RFC and the PR only the abstracts were read; docs/policies/vllm_v1.md says where this differs.
 """
 
 from collections.abc import Iterable
@@ -31,9 +32,11 @@ class VllmV1(Described):
         self.budget, self.long_prefill, self.victim = budget, long_prefill, victim
         self._most_of_one = long_prefill or budget
         self._num_tokens_at_admission: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        self._victims: list[Request] = []  # those that wait; the latest is the last
 
     def plan(self, view: View) -> Plan:
         plan, running = view.plan(), [*view.running]
+        self._victims = [*filter(view.is_waiting, self._victims)]
         for request in running[self._add_decodes(running, plan, view) :]:
             if not self._grant(request, plan, view):
                 break
@@ -41,12 +44,13 @@ class VllmV1(Described):
             for request in self.waiting(view):
                 if not (tokens := self._tokens(request, plan)) or not plan.add(request, tokens, whole=True):
                     break
-                if self.victim == "cost":
-                    self._num_tokens_at_admission[request] = request.num_tokens
+                self._num_tokens_at_admission[request] = request.num_tokens
+        self._victims += plan.plan.preempt
         return plan.build()
 
     def waiting(self, view: View) -> Iterable[Request]:
-        return view.waiting
+        yield from reversed(self._victims)
+        yield from (request for request in view.waiting if request not in self._victims)
 
     def next_victim(self, running: list[Request], view: View) -> Request:
         """The next to be preempted of these, which are in the order of admission."""
@@ -66,7 +70,8 @@ class VllmV1(Described):
 
     def _grant(self, request: Request, plan: PlanBuilder, view: View) -> bool:
         """Grant a running request its tokens, at the cost of victims; False if it has become one."""
-        while (tokens := self._tokens(request, plan)) and not plan.add(request, tokens, whole=True):
+        tokens = self._tokens(request, plan)
+        while tokens and not plan.add(request, tokens, whole=True):
             if plan.refusal is not Refusal.BLOCKS or plan.wait_for_blocks(request, tokens):
                 break
             preempted = {*plan.plan.preempt}

@@ -11,12 +11,12 @@ from policies.sarathi_serve import SarathiServe
 
 
 class WaitingQueue:
-    """Requests by ascending key; ties: by arrival (id). A policy pushes them on arrival and when it preempts them."""
+    """Requests by ascending key; ties: by arrival, then id. A policy pushes them on arrival and when it preempts them."""
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
         """key: of a request, read when it is pushed. A request whose key has changed is pushed again."""
         self.key = key
-        self._heap: list[tuple[Any, int, int, Request]] = []
+        self._heap: list[tuple[Any, float, int, int, Request]] = []
         self._latest: dict[Request, int] = {}  # number of each request's latest entry; earlier ones do not count
         self._pushed = 0
 
@@ -24,12 +24,12 @@ class WaitingQueue:
         for request in requests:
             self._pushed += 1
             self._latest[request] = self._pushed
-            heappush(self._heap, (self.key(request), request.id, self._pushed, request))
+            heappush(self._heap, (self.key(request), request.arrival_time, request.id, self._pushed, request))
 
     def in_order(self, view: View) -> Iterator[Request]:
         """Yields the waiting requests in order. Asking for the next takes the last one out: it has been admitted."""
         while self._heap:
-            _, _, number, request = self._heap[0]
+            *_, number, request = self._heap[0]
             if self._latest.get(request) == number:
                 if view.is_waiting(request):
                     yield request
@@ -66,8 +66,8 @@ class WaitingQueue:
             plan.preempt(max(map(self._ranked, victims))[-1])
         return True
 
-    def _ranked(self, request: Request) -> tuple[Any, int, Request]:
-        return self.key(request), request.id, request
+    def _ranked(self, request: Request) -> tuple[Any, float, int, Request]:
+        return self.key(request), request.arrival_time, request.id, request
 
 
 class RankedPrompts(SarathiServe):
