@@ -2,8 +2,8 @@
 
 The last schedulable time of a decode is when its next token is due (`slo.tbt`), less `offset` mean iterations. Each iteration takes,
 within the budget: decodes whose time has come, earliest first; prompts under way, least recently served first; waiting prompts,
-shortest first; then other decodes. Where a decode finds no KV block, the prompt that would be served last is preempted, else it is.
-`offset=null` is the dynamic rule: 5, and 10 from 96% of the KV cache on. Source: the authors' code (agrimUT/SLAI,
+shortest first; then other decodes. A decode without a KV block is preempted; before it, if its time has come, the last prompts under
+way. `offset=null` is the dynamic rule: 5, and 10 from 96% of the KV cache on. Source: the authors' code (agrimUT/SLAI,
 slai_scheduler.py); docs/policies/slai.md says where this differs.
 """
 
@@ -50,7 +50,7 @@ class Slai(Described):
                 break
         for request in decodes:
             if plan.num_tokens < self.budget:
-                self._decode(request, plan, prompts)
+                self._decode(request, plan, [])
         self._queue.push(*plan.plan.preempt)
         return plan.build()
 
@@ -69,10 +69,9 @@ class Slai(Described):
         return -request.priority if self.by_priority else 0, length_or_time
 
     def _decode(self, request: Request, plan: PlanBuilder, prompts: list[Request]) -> None:
-        """Preempts for it, if it must: the prompt that would be served last, or itself."""
+        """Preempts the last of the prompts for it, if it must, or the request itself."""
         while not plan.add(request, 1) and plan.refusal is Refusal.BLOCKS and not plan.wait_for_blocks(request, 1):
             plan.preempt(prompts.pop() if prompts else request)
-            self._last.times[request] = -float("inf")  # its time has come: blocks in flight are for it
 
     def _prompt(self, request: Request, plan: PlanBuilder, view: View) -> int:
         left = self.budget - plan.num_tokens
