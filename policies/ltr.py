@@ -34,7 +34,7 @@ class LTR(Described):
         self._promoted: dict[Request, int] = {}  # iterations of promotion that are left
 
     def num_at_once(self, request: Request) -> int:
-        return request.max_tokens - 1  # recomputed after a preemption before its last token
+        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         self._promote(view)

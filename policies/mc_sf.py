@@ -25,7 +25,7 @@ class McSf(Described):
         self._queue = WaitingQueue(predictor.output if order == "shortest" else lambda request: request.arrival_time)
 
     def num_at_once(self, request: Request) -> int:
-        return request.max_tokens - 1  # recomputed after a preemption before its last token
+        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         plan, self.steady = view.plan(), not view.waiting

@@ -27,7 +27,7 @@ class MLFQ(Described):
         self._latest: tuple[int, BatchShape, list[Request]] = 0, BatchShape(), []  # of the plan; who may repeat it
 
     def num_at_once(self, request: Request) -> int:
-        return request.max_tokens - 1  # recomputed after a preemption before its last token
+        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         planned, first, alone = self._latest

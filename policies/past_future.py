@@ -47,7 +47,7 @@ class PastFuture(Described):
         self._random, self._oracle, self._ended = Random(seed), Oracle(), EndedLengths(window, history)
 
     def num_at_once(self, request: Request) -> int:
-        return request.max_tokens - 1  # recomputed after a preemption before its last token
+        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         plan, self.steady = view.plan(), not view.waiting

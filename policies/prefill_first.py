@@ -21,7 +21,7 @@ class PrefillFirst(Described):
         self.watermark = watermark
 
     def num_at_once(self, request: Request) -> int:
-        return request.max_tokens - 1  # recomputed after a preemption before its last token
+        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
