@@ -74,6 +74,18 @@ def test_no_iteration_is_faster_than_its_arithmetic_and_its_reading(name: str) -
             assert cost.predict(shape) >= max(arithmetic, reading), shape
 
 
+LONG = [(8_192, 0.207, 0.209), (16_384, 0.454, 0.476), (32_768, 1.15, 1.18), (65_280, 3.08, 3.24)]
+"""Tokens of a prompt, and what it took alone on an H100 other than the profile's: whole, and in chunks of 2,048."""
+
+
+@pytest.mark.parametrize(("tokens", "whole", "chunked"), LONG)
+def test_long_prompts_take_what_they_took_on_another_h100(tokens: int, whole: float, chunked: float) -> None:
+    cost = ProfileCost(load_profile("h100"), LLAMA)
+    chunks = [BatchShape(((min(2048, tokens - before), before),)) for before in range(0, tokens, 2048)]
+    assert cost.predict(BatchShape(((tokens, 0),))) == pytest.approx(whole, rel=0.05)
+    assert sum(map(cost.predict, chunks)) == pytest.approx(chunked, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("shape", "max_batch", "computed"),
     [
