@@ -11,7 +11,7 @@ figure is written as soon as it is known.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -44,10 +44,6 @@ WAYS = {
     "torch.compile": Options(graphs="off", fused=False, compiled=True),
     "torch.compile, graphs": Options(graphs="decode", fused=False, compiled=True),
 }
-
-
-GPU_SERVER = partial(real_server, Cuda())
-"""Builds the server of a model, limits and options."""
 
 
 class Asked(NamedTuple):
@@ -94,16 +90,14 @@ def main(
     print(f"written: {path}")
 
 
-def measure(
-    spec: ModelSpec, way: Options, asked: Asked, found: dict[str, Any], make_server: Callable[..., Any] = GPU_SERVER
-) -> Iterator[int]:
+def measure(spec: ModelSpec, way: Options, asked: Asked, found: dict[str, Any]) -> Iterator[int]:
     """Fills `found` with the cost of one way and its rates, batch by batch; yields each batch whose rate is known.
 
     Discards what earlier ways have compiled.
     """
     torch.compiler.reset()
     begin = time.perf_counter()
-    server = make_server(spec, asked.limits, way)
+    server = real_server(Cuda(), spec, asked.limits, way)
     built = time.perf_counter()
     serve = partial(server.serve, Orca())
     serve(equal_requests(1, asked.prompt, WARM_UP_TOKENS, spec.vocab_size))

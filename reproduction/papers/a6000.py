@@ -154,18 +154,12 @@ def _tables() -> dict[str, Any]:
 
 
 def main(folder: str = str(PROFILES)) -> None:
-    """Write the profile with the error of the gains that it predicts, and print the derived numbers."""
+    """Writes the profile with the error of the gains that it predicts."""
     path = Path(folder) / f"{NAME}.json"
     write_text(path, profile_text(make_profile(profile("not yet compared", ""))))
     claims = [claim for claim in closure_claims() if claim.hardware == "a6000"]
     verdicts = list(check(claims, Machines(a6000=str(path)), quantities, pd.DataFrame()))
     write_text(path, profile_text(make_profile(profile(*error_of_gains(verdicts)))))
-    print(
-        f"attention: {ms_per_decode_context() * 1e3:.3f} us per token of decode context, "
-        f"{ms_per_chunk_context() * 1e3:.3f} us per token of chunk context, mixed iteration {mixed_ms():.2f} ms; "
-        f"other: {other_ms_per_token() * 1e3:.1f} us per token"
-    )
-    print(", ".join(f"{tokens}: {ms:.1f} ms" for tokens, ms in linear_by_tile().items() if tokens <= PREFILL_TOKENS))
     print(f"written: {path}")
 
 

@@ -1,5 +1,6 @@
 """Tables of figures: selecting and pivoting rows, and reading what benchmarks have measured on a GPU."""
 
+import json
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -48,7 +49,11 @@ def add_provenance(data: pd.DataFrame, *files: dict[str, Any]) -> pd.DataFrame:
     return data
 
 
-def explain_missing(name: str) -> str:
-    """Returns why a figure has nothing to draw, and what would change that."""
-    missing = f"left out: {_H200 / name}.json is neither in this folder nor in a checkout of cbatch"
-    return f"{missing}; run there, or measure on a GPU with python -m reproduction.bench {name}"
+def read_stored(name: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """Returns the results file of a benchmark; empty without the file, after saying what would change that."""
+    path = FOLDER / f"{name}.json"
+    if path.is_file():
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    missing = f"left out: {_H200 / path.name} is neither in this folder nor in a checkout of cbatch"
+    say(f"{missing}; run there, or measure on a GPU with python -m reproduction.bench {name}")
+    return {}

@@ -22,7 +22,7 @@ from cbatch.validation import nearest
 from experiments.plots import style
 from experiments.store.provenance import atomic_write, write_text
 from reproduction import RESULTS
-from reproduction.papers.claims import SETTLED, Claim, Verdict, check, conclusion, read_claims, write
+from reproduction.papers.claims import Claim, Verdict, check, conclusion, read_claims, write
 from reproduction.papers.machines import Machines, origin_of
 
 FOLDER = Path(__file__).parent / "figures"
@@ -147,14 +147,11 @@ def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path:
 
 
 def totals(shown: Sequence[Shown]) -> str:
-    """How many claims hold, in all and by source, and each that does not hold with its reason."""
+    """How many claims hold, in all and by source."""
     verdicts = [verdict for figure in shown for verdict in figure.verdicts]
     seconds = sum(figure.seconds for figure in shown)
     sources = sorted({verdict.claim.source for verdict in verdicts})
     each = [(source, [verdict for verdict in verdicts if verdict.claim.source == source]) for source in sources]
     lines = [f"{conclusion(verdicts)}; {len(shown)} figures in {seconds:.0f} s"]
     lines += [f"  {source}: {conclusion(own)}" for source, own in each if len(each) > 1]
-    for verdict, claim in ((verdict, verdict.claim) for verdict in verdicts if verdict.outcome not in SETTLED):
-        ours = f"{claim.asked}, ours {verdict.value:.3g}: {claim.note or 'no reason is known'}"
-        lines.append(f"  {verdict.outcome}: {claim.id}, {claim.where}: {ours}")
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from experiments.settings.hardware import cost_model
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import real_server
 from experiments.settings.this_machine import count_gpus
+from reproduction.papers.panels import PANELS, Panel
 from reproduction.papers.steady import (
     WARM_UP,
     Load,
@@ -29,8 +30,6 @@ from reproduction.papers.steady import (
 )
 
 MODEL = "llama-13b"
-LARGEST = (Load(1024, 18, 1), Load(2048, 10, 1), Load(3072, 6, 1))
-"""The batches of SARATHI (arXiv 2308.16369), Fig 9, for which the server is built."""
 COUNTED = 1
 """Generations of requests that are measured, after as many warm-up generations as in simulation."""
 
@@ -72,15 +71,11 @@ def on_gpu() -> RealSteadyState:
     """
     if count_gpus() == 0:
         raise ConfigError("hardware=gpu, but there is no GPU; leave it out to simulate")
-    return _on(Cuda(), load_spec(MODEL), LARGEST)
+    return serve_on(Cuda(), load_spec(MODEL), PANELS)
 
 
-def on_cpu(spec: ModelSpec, largest: Load) -> RealSteadyState:
-    """Builds a server of a small model on this machine's CPU."""
-    return _on(Cpu(), spec, (largest,))
-
-
-def _on(backend: Cpu | Cuda, spec: ModelSpec, loads: Sequence[Load]) -> RealSteadyState:
+def serve_on(backend: Cpu | Cuda, spec: ModelSpec, loads: Sequence[Panel]) -> RealSteadyState:
+    """Builds a server that holds the batch of every load."""
     tokens = max(load.batch * load.length for load in loads)
     limits = Limits(max(load.batch for load in loads), tokens, max(load.length for load in loads))
     # two batches: one may end at once, and its blocks are freed an iteration later

@@ -14,13 +14,15 @@ from places import RESULTS
 
 from cbatch import BatchShape
 from cbatch.sim import PROFILES
+from experiments.settings.backends import Cpu
 from experiments.settings.presets import load_spec
 from reproduction.papers import __main__ as command
 from reproduction.papers import a6000, gallery, quantities
 from reproduction.papers.a6000 import closure_claims, error_of_gains
 from reproduction.papers.claims import Claim, Verdict, check, conclusion, quantity_of, read_claims
 from reproduction.papers.machines import Machines, origin_of
-from reproduction.papers.real import on_cpu
+from reproduction.papers.panels import Panel
+from reproduction.papers.real import serve_on
 from reproduction.papers.steady import Load, Scheme
 
 QUICK = ("fig5", "fig8", "table2", "graph_gain", "async_lanes")
@@ -166,7 +168,7 @@ def test_outcomes_are_counted_apart() -> None:
 
 def test_loads_are_served_with_real_tokens() -> None:
     """The same code as with hardware=gpu, with small requests on this machine's CPU; nothing else is there beside it."""
-    real = on_cpu(load_spec("tiny"), Load(32, 2, 3))
+    real = serve_on(Cpu(), load_spec("tiny"), [Panel(32, 2)])
     served = Machines(real=real)
     [(name, at)] = served.available(["a6000", "gpu"])
     assert name == "gpu" and at.gain("sarathi", Load(32, 2, 3), 16) > 0

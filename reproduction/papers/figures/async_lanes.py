@@ -6,9 +6,7 @@ gain of the asynchronous loop is the prediction. Measured: `python -m reproducti
 less to do; active is the share of a profiled window in which kernels or copies run.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -23,7 +21,7 @@ from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.style import DECODE, HOST, IDLE, PAGE
 from policies.prefill_first import PrefillFirst
 from reproduction.papers.claims import Claim
-from reproduction.papers.frames import FOLDER, add_provenance, explain_missing, select
+from reproduction.papers.frames import add_provenance, read_stored, select
 from reproduction.papers.machines import Machines
 
 SECONDS, ACTIVE, BATCH, PROMPT, NEW = 300.6, 0.760, 32, 256, 8192  # of the post's synchronous run; the prompt is ours
@@ -48,14 +46,13 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     for loop in LOOPS:
         say(f"simulated, {loop}")
         rows += [(SIMULATED, loop, *row) for row in _simulate(loop == "async")]
-    file, runs = find_longest_run(FOLDER)
-    if not runs:
-        say(f"{explain_missing('async')}. Drawn: simulation alone")
-    for loop, run in runs.items():
+    file = read_stored("async", say)
+    for loop in LOOPS if file else ():
+        run = file["figures"][f"{NEW} new"][loop]
         totals = [("seconds", 0.0, run["seconds"]["median"]), ("active", 0.0, run["kernel_share"])]
         rows += [(file["hardware"], loop, *row) for row in (*totals, *_lanes(run["lanes"]))]
     data = pd.DataFrame(rows, columns=["hardware", "series", "what", "begin", "value"])
-    return add_provenance(data, file) if runs else data
+    return add_provenance(data, file) if file else data
 
 
 def _simulate(asynchronous: bool) -> Iterator[tuple[str, float, float]]:
@@ -82,17 +79,6 @@ def _lanes(steps: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, float, f
             ("device", "started", "ended"),
         ):
             yield what, step[begin] - origin, step[end] - step[begin]
-
-
-def find_longest_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The file that has both loops for the longest outputs, and their figures; both empty if there is none."""
-    longest, file, runs = 0, dict[str, Any](), dict[str, Any]()
-    for path in sorted(folder.glob("async*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        for name, loops in found["figures"].items():
-            if set(LOOPS) <= set(loops) and int(name.split()[0]) > longest:
-                longest, file, runs = int(name.split()[0]), found, {loop: loops[loop] for loop in LOOPS}
-    return file, runs
 
 
 def of(data: pd.DataFrame, hardware: str, loop: str, what: str) -> float:

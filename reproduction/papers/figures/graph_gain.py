@@ -4,7 +4,6 @@ The post serves one request: LLaMA-2-7B, batch 1, on an A100-80GB, 30 tokens/s w
 batch gives the device more to do for the same launches. Measured by `python -m reproduction.bench graphs`.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.plots.style import line_style, new_figure
 from reproduction.papers.claims import Claim
-from reproduction.papers.frames import FOLDER, add_provenance, explain_missing, select
+from reproduction.papers.frames import add_provenance, read_stored, select
 from reproduction.papers.machines import Machines
 from reproduction.parts import legend, log_x, mark_printed
 
@@ -31,11 +30,8 @@ SLOTS = 2  # each size is captured once for each I/O slot
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: hardware, series (the way), what ("rate", or one of `PRICES`), batch (0 for prices), value."""
-    path = FOLDER / "graphs.json"
-    if not path.is_file():
-        say(explain_missing("graphs"))
+    if not (file := read_stored("graphs", say)):
         return pd.DataFrame()
-    file = json.loads(path.read_text(encoding="utf-8"))
     rows = [(file["hardware"], *row) for name, way in file["figures"].items() for row in _rows(name, way)]
     return add_provenance(pd.DataFrame(rows, columns=["hardware", "series", "what", "batch", "value"]), file)
 
