@@ -5,7 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +20,7 @@ from experiments.store.benchmark_file import spread
 from reproduction import RESULTS
 from reproduction.bench.in_vllm.host import Turns, add_turn, pair, report
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
+from reproduction.bench.peers.cases import Case
 from reproduction.bench.peers.measure import graphics_card
 from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
 from reproduction.stored import write
@@ -50,7 +51,7 @@ def main(
     with TemporaryDirectory() as temporary, ExitStack() as stack:
         times = Path(temporary) / "times.json"
         os.environ["CBATCH_TIMES"] = str(times)
-        engine = stack.enter_context(closing(start(spec, Path(temporary))))
+        engine = stack.enter_context(closing(TurnsEngine(spec, Path(temporary))))
         works = _works(spec, requests)
         for side in sides:
             engine.serve_by(side, works["32 decodes"])  # warms up
@@ -76,18 +77,17 @@ def main(
 class TurnsEngine(VllmEngine):
     """vLLM with the scheduler that takes turns."""
 
+    def __init__(self, spec: ModelSpec, folder: Path) -> None:
+        write_model(spec, folder)
+        case = Case("trace", spec.name, BATCH, BUDGET)
+        super().__init__(folder, case, LONGEST, scheduler_cls="reproduction.bench.in_vllm.turns.TurnsScheduler")
+
     def serve_by(self, side: str, requests: list[Request]) -> float:
         """Returns the seconds in which they were served."""
         self.sampling = {"extra_args": {"cbatch": side}}
         seconds, generated = self.serve(requests)
         assert generated == [request.max_new_tokens for request in requests], "every request gets its tokens"
         return seconds
-
-
-def start(spec: ModelSpec, folder: Path) -> TurnsEngine:
-    write_model(spec, folder)
-    case = import_module("reproduction.bench.peers.cases").Case("trace", spec.name, BATCH, BUDGET)
-    return TurnsEngine(folder, case, LONGEST, scheduler_cls="reproduction.bench.in_vllm.turns.TurnsScheduler")
 
 
 def _works(spec: ModelSpec, number: int) -> dict[str, list[Request]]:

@@ -10,11 +10,11 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from cbatch import CbatchError, ModelSpec, Request
 from experiments.bench.serve import shortened
@@ -22,7 +22,6 @@ from experiments.settings.command_line import Count, beginning_with
 from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import spread
 from reproduction import RESULTS
-from reproduction.bench.peers import transformers_engine, vllm_engine
 from reproduction.bench.peers.cases import CASES, UNITS, Case, requests_of, speed
 from reproduction.bench.peers.transformers_engine import TransformersEngine
 from reproduction.bench.peers.vllm_engine import VllmEngine
@@ -32,7 +31,14 @@ WARM_UP_REQUESTS = 32
 
 
 class Engine(Protocol):
-    """Another engine with a model in place."""
+    """Another engine, built from a checkpoint folder (config.json alone), a case, and the longest request's tokens."""
+
+    label: str
+    """Its name in tables, before its version."""
+    environment: Mapping[str, str]
+    """Variables to set before the engine and `transformers` are imported."""
+
+    def __init__(self, checkpoint: Path, case: Case, longest: int) -> None: ...
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -49,23 +55,7 @@ class Engine(Protocol):
         """Frees the GPU's memory."""
 
 
-class Peer(NamedTuple):
-    """An engine to measure.
-
-    label: its name in tables, before its version.
-    start: builds it from a checkpoint folder (config.json alone), a case, and the longest request's tokens.
-    environment: variables to set before it and `transformers` are imported.
-    """
-
-    label: str
-    start: Callable[[Path, Case, int], Engine]
-    environment: Mapping[str, str]
-
-
-PEERS = {
-    "vllm": Peer("vLLM", VllmEngine, vllm_engine.ENVIRONMENT),
-    "transformers": Peer("transformers", TransformersEngine, transformers_engine.ENVIRONMENT),
-}
+PEERS: dict[str, type[Engine]] = {"vllm": VllmEngine, "transformers": TransformersEngine}
 """By the names of their packages."""
 
 
@@ -111,13 +101,13 @@ def measure(package: str, name: str, path: str, repeats: int, folder: str) -> Pa
 
 
 def run(
-    peer: Peer, case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int
+    peer: type[Engine], case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int
 ) -> tuple[float, list[float], dict[str, Any]]:
     """Starts the engine, warms it up, serves the requests; returns seconds of the start and of each run, and its settings."""
     with TemporaryDirectory() as checkpoint:
         write_checkpoint(spec, Path(checkpoint))
         began = time.perf_counter()
-        engine = peer.start(Path(checkpoint), case, max(request.max_tokens for request in requests))
+        engine = peer(Path(checkpoint), case, max(request.max_tokens for request in requests))
         start_seconds = time.perf_counter() - began
         try:
             serve(engine, shortened(requests, min(case.batch, WARM_UP_REQUESTS)))

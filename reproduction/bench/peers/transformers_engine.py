@@ -5,7 +5,7 @@ with it, every query is masked against the keys of all requests, without capture
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import torch
 from cbatch import CbatchError, Request
 from reproduction.bench.peers.cases import Case
 
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
+ENVIRONMENT: Mapping[str, str] = {"HF_HUB_OFFLINE": "1"}
 
 
 class TransformersEngine:
     """A manager of `transformers` with random weights, whose thread serves from the first request to the last result."""
+
+    label, environment = "transformers", ENVIRONMENT
 
     def __init__(self, checkpoint: Path, case: Case, longest: int) -> None:
         import transformers  # not earlier: it reads its environment then

@@ -15,7 +15,7 @@ from typing import Any
 from cbatch import Request
 from reproduction.bench.peers.cases import Case
 
-ENVIRONMENT = {
+ENVIRONMENT: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -32,6 +32,7 @@ class VllmEngine:
     timed from the first plan.
     """
 
+    label, environment = "vLLM", ENVIRONMENT
     sampling: Mapping[str, Any] = MappingProxyType({})  # further settings of every request
 
     def __init__(self, checkpoint: Path, case: Case, longest: int, **arguments: Any) -> None:
