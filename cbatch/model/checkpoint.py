@@ -129,15 +129,13 @@ def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
     """Returns the end-of-sequence tokens of a checkpoint, from its generation_config.json or else its config.json.
 
     Raises:
-        ModelError: a file is malformed, or config.json is missing.
+        ModelError: a file is malformed, or as `read_config`.
     """
-    folder = Path(path)
-    for name in ("generation_config.json", "config.json"):
-        if name == "config.json" or (folder / name).is_file():
-            stop = _read(folder / name).get("eos_token_id")
-            if stop is not None:
-                return tuple(stop) if isinstance(stop, list) else (stop,)
-    return ()
+    file = Path(path) / "generation_config.json"
+    stop = _read(file).get("eos_token_id") if file.is_file() else None
+    if stop is None:
+        stop = read_config(path).eos_token_id
+    return tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,)
 
 
 class Vocabulary:

@@ -121,6 +121,10 @@ def test_stop_tokens_come_from_the_generation_config_first(folder: Path) -> None
     edit(folder, lambda config: config.update(eos_token_id=5))
     (folder / "generation_config.json").unlink(missing_ok=True)
     assert stop_tokens_of(folder) == (5,)
+    edit(folder, lambda config: config.pop("eos_token_id"))
+    assert stop_tokens_of(folder) == (2,), "Llama's default"
+    edit(folder, lambda config: config.update(eos_token_id=None))
+    assert stop_tokens_of(folder) == ()
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     assert stop_tokens_of(folder) == (7, 8)
     assert Vocabulary(spec_from_checkpoint(folder)).stop_tokens == (7, 8)
