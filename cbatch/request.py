@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
+LATEST_ARRIVAL = 1e10
+"""Seconds; later, such as in time stamps of micro- or nanoseconds, a number has no room for fractions of a token's time."""
+
 NEVER = -1
 """Stands for "no row" and "in no iteration"."""
 
@@ -84,7 +87,7 @@ class RequestSpec:
     extra: the workload's own attributes, by name.
 
     Raises:
-        ValueError: a length below 1, a negative arrival, or a prompt that is not num_prompt_tokens long.
+        ValueError: a length below 1, a negative arrival or one after `LATEST_ARRIVAL`, or a prompt that is not num_prompt_tokens long.
     """
 
     id: int
@@ -114,6 +117,9 @@ class RequestSpec:
             raise ValueError(f"request {self.id}: true_new_tokens={self.true_new_tokens} must be at least 1")
         if self.arrival_time < 0 or self.arrival_iteration < 0:
             raise ValueError(f"request {self.id}: arrival must not be negative")
+        if not self.arrival_time <= LATEST_ARRIVAL:
+            problem = f"arrival_time={self.arrival_time}: is not in seconds from the start of the run"
+            raise ValueError(f"request {self.id}: {problem}; subtract the time of the first request")
         if self.prompt is not None and len(self.prompt) != prompt:
             problem = f"prompt has {len(self.prompt)} tokens"
             raise ValueError(f"request {self.id}: {problem}, num_prompt_tokens says {prompt}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch import Request, Sampling
+from cbatch import Request, Sampling, WorkloadError
 from cbatch.request import spec_of
 
 _AT_ONCE = 1000  # rows that are turned into Python objects together
@@ -42,7 +42,7 @@ class Drawn(Sequence[Request]):
         return iter(self._made)
 
     def stream(self) -> Iterator[Request]:
-        """Yields each request as it is made; keeps none."""
+        """Yields each request as it is made; keeps none. Raises WorkloadError for a value that no request can have."""
         for begin in range(0, len(self), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
             parts = {name: column[part] for name, column in self.columns.items()}
@@ -53,7 +53,10 @@ class Drawn(Sequence[Request]):
                 values["sampling"] = [replace(self.sampling, seed=seed) for seed in self.seeds[part].tolist()]
             for id_, row in enumerate(zip(*values.values(), strict=True), begin):
                 stated = {name: value for name, value in zip(values, row, strict=True) if value is not None}
-                yield Request(id_, stop_tokens=self.stop_tokens, **stated)
+                try:
+                    yield Request(id_, stop_tokens=self.stop_tokens, **stated)
+                except ValueError as error:
+                    raise WorkloadError(str(error)) from None
 
 
 @dataclass(eq=False)

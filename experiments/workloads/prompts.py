@@ -8,12 +8,15 @@ import numpy as np
 from pydantic import Field
 
 from cbatch import SLO, ConfigError, Request, RequestSpec, Sampling, WorkloadError
-from cbatch.validation import Give, not_negative, read, whole
+from cbatch.request import LATEST_ARRIVAL
+from cbatch.validation import Give, read, whole
 from experiments.workloads.annotate import Annotations
 from experiments.workloads.base import SamplingKeys, Vocabulary, Workload
 from experiments.workloads.readers.source import at_line, json_objects, read_text
 from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Trace
+
+_TIME = f"seconds from the start of the run, at most {LATEST_ARRIVAL:g}"
 
 TokenCount = Annotated[int, whole(1, MOST_TOKENS)]
 _TokenIds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1, strict=True)]
@@ -27,7 +30,7 @@ class PromptLine(SamplingKeys):
     token_ids: Annotated[_TokenIds, Give("a list of token ids, at least one, none negative")] | None = None
     max_new_tokens: TokenCount
     true_new_tokens: TokenCount | None = None
-    arrival_time: Annotated[float, not_negative("seconds")] = 0.0
+    arrival_time: Annotated[float, Field(ge=0, le=LATEST_ARRIVAL), Give(_TIME)] = 0.0
     client: str | None = None
     session: str | None = None
     tier: str | None = None

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 Strings = NDArray[np.str_]
 Column = NDArray[Any]
 
-Format = Literal["auto", "azure", "mooncake", "lengths", "vtc", "decisions"]
+Format = Literal["auto", "azure", "bailian", "mooncake", "lengths", "vtc", "decisions"]
 """Of a trace file; see `experiments.workloads.readers.traces`."""
 
 MOST_TOKENS = 2**31 - 1

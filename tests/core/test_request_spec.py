@@ -49,6 +49,11 @@ def test_a_request_shows_what_was_asked_for_except_its_true_length() -> None:
         ({"max_new_tokens": 0}, "request 0: prompt and output need at least 1 token each, got 3 and 0"),
         ({"true_new_tokens": 0}, "request 0: true_new_tokens=0 must be at least 1"),
         ({"arrival_time": -1.0}, "request 0: arrival must not be negative"),
+        (
+            {"arrival_time": 1.79e15},
+            "request 0: arrival_time=1790000000000000.0: is not in seconds from the start of the run",
+        ),
+        ({"arrival_time": float("nan")}, "request 0: arrival_time=nan: is not in seconds"),
         ({"arrival_iteration": -1}, "request 0: arrival must not be negative"),
         ({"prompt": [1, 2]}, "request 0: prompt has 2 tokens, num_prompt_tokens says 3"),
     ],

@@ -154,7 +154,7 @@ def test_the_files_of_requests_that_are_shown_can_be_read(tmp_path: Path) -> Non
     for path, block in zip(paths, shown, strict=True):
         Path(path).write_text(block.text, encoding="utf-8")
     *traces, prompts, rates, lengths = paths
-    formats: tuple[Format, ...] = ("lengths", "azure", "vtc", "mooncake")
+    formats: tuple[Format, ...] = ("lengths", "azure", "vtc", "mooncake", "bailian")
     for path, format in zip(traces, formats, strict=True):
         assert len(TraceReplay(path=path, format=format).requests(None)) == 2
         assert TraceReplay(path=path).requests(None)[1].arrival_time > 0

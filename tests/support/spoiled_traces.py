@@ -14,8 +14,7 @@ AZURE = (
     b"2023-11-16 18:15:51.2220670,879,55\r\n"
 )
 MOONCAKE = [
-    f'{{"timestamp": {3000 * row}, "input_length": {7 + row}, "output_length": 5, "hash_ids": [0, 1]}}'
-    for row in range(3)
+    f'{{"timestamp": {3000 * row}, "input_length": {7 + row}, "output_length": 5, "hash_ids": [0]}}' for row in range(3)
 ]
 LENGTHS = b"num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n2015,156,2171,12.9\n"
 VTC = b"arrival_s,client,prompt_tokens,output_tokens\n0.000000,client13,13,199\n0.207938,client2,36,137\n"

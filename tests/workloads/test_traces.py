@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
@@ -34,11 +35,18 @@ SAMPLES = {
     ),
     "mooncake": (
         (
-            '{"timestamp": 3000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
-            '{"timestamp": 3000, "input_length": 7322, "output_length": 1, "hash_ids": []}\n'
+            '{"timestamp": 3000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]}\n'
+            '{"timestamp": 3000, "input_length": 7322, "output_length": 1, "hash_ids": null}\n'
             '{"timestamp": 5999.5, "input_length": 1, "output_length": 3}\n'
         ),
         [(0.0, 6758, 500), (0.0, 7322, 1), (2.9995, 1, 3)],
+    ),
+    "bailian": (  # seconds
+        (
+            '{"chat_id": 1, "timestamp": 61.114, "input_length": 33, "output_length": 5, "hash_ids": [4, 1, 9]}\n'
+            '{"chat_id": 2, "timestamp": 62.25, "input_length": 33, "output_length": 2, "hash_ids": [4, 1]}\n'
+        ),
+        [(0.0, 33, 5), (1.136, 33, 2)],
     ),
     "azure, columns in another order": (  # with a byte order mark; times with a zone are read to a microsecond
         "\ufeffGeneratedTokens,extra,TIMESTAMP,ContextTokens\n1,x,2024-05-10 01:00:00.2500019+01:00,2\n3,y,2024-05-10 00:00:01,4",
@@ -67,7 +75,7 @@ def test_every_format_plain_and_compressed_named_and_detected(tmp_path: Path, fo
         path.write_bytes(compress(text.encode()))
         trace = read_trace(str(path), choice)  # type: ignore[arg-type]
         assert rows(trace) == expected
-        assert trace.line is not None and trace.line[0] == (1 if format == "mooncake" else 2)
+        assert trace.line is not None and trace.line[0] == (1 if format in ("mooncake", "bailian") else 2)
 
 
 def test_a_table_of_lengths_may_have_arrival_times(tmp_path: Path) -> None:
@@ -77,6 +85,28 @@ def test_a_table_of_lengths_may_have_arrival_times(tmp_path: Path) -> None:
     assert rows(read_trace(str(path))) == [(0.0, 374, 44), (4.314579, 396, 109)]
     assert replayed(TraceReplay(path=str(path), speed=2)) == [(0.0, 374, 44), (2.1572895, 396, 109)]
     assert replayed(TraceReplay(path=str(path), queued=True)) == [(0.0, 374, 44), (0.0, 396, 109)]
+
+
+@pytest.mark.parametrize(
+    ("row", "per_second"),
+    [
+        ("{:.6f},3,4", 1),
+        ("{:.0f},3,4", 10**6),
+        ("{:.0f},3,4", 10**9),
+        ('{{"arrived_at": {:.0f}, "num_prefill_tokens": 3, "num_decode_tokens": 4}}', 10**9),
+    ],
+    ids=["seconds", "microseconds", "nanoseconds", "nanoseconds in JSON"],
+)
+def test_absolute_time_stamps_keep_their_resolution(row: str, per_second: int, tmp_path: Path) -> None:
+    """Three requests of 2026, a microsecond and then 7 us apart."""
+    path, header = (
+        tmp_path / "absolute",
+        "" if row.startswith("{{") else "arrived_at,num_prefill_tokens,num_decode_tokens\n",
+    )
+    times = [Decimal("1790000000.123456") + Decimal(us) / 10**6 for us in (0, 1, 8)]
+    path.write_text(header + "\n".join(row.format(time * per_second) for time in times))
+    arrivals = [time for time, _, _ in replayed(TraceReplay(path=str(path), speed=per_second))]
+    assert arrivals == pytest.approx([0.0, 1e-6, 8e-6], rel=1e-12)
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
@@ -115,6 +145,7 @@ def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
 
 ROW = "2023-11-16 18:15:46,1,1\n"
 MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
+HASHED = '{{"timestamp": 0, "input_length": 1025, "output_length": 1, "hash_ids": {}}}\n'
 WHOLE = "must be a whole number of tokens, at least 1"
 BROKEN = [  # text, the line that the message names (0: none), a part of the message
     ("", 0, "the file is empty"),
@@ -136,6 +167,8 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
     (MOON.replace("5", "NaN"), 1, "timestamp=nan: must be a finite number"),
     (MOON + MOON.replace("5", "4"), 2, "the time goes backwards"),
     (MOON.replace("}", ', "hash_ids": [0.5]}'), 1, "hash_ids=[0.5]: must be a list of whole numbers"),
+    *((HASHED.format(ids), 1, "must have an id for each 512 tokens of input_length") for ids in ([], [1], [1] * 4)),
+    (HASHED.format([1] * 3).replace("{", '{"chat_id": 1, ', 1), 1, "an id for each 16 tokens of input_length"),
     (MOON + "x" * 10_000, 2, "is not JSON"),
 ]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from decimal import Decimal
 from io import StringIO
 from typing import Any
 
@@ -35,6 +36,12 @@ class Table:
         numbers = pd.to_numeric(self.column(name).map(str), errors="coerce").to_numpy(np.float64)
         self.refuse(~np.isfinite(numbers), name, "must be a finite number")
         return numbers
+
+    def since_first(self, name: str) -> Floats:
+        """Returns a column of numbers less the first, [rows], exactly also where they are large. Raises WorkloadError as `amounts`."""
+        self.amounts(name)
+        numbers = [Decimal(str(value)) for value in self.frame[name]]
+        return np.array([float(number - numbers[0]) for number in numbers])
 
     def whole_numbers(self, name: str, least: int = -(2**62), most: int = 2**62, unit: str = "") -> Ints:
         """Returns a column of whole numbers of this range, [rows]. Raises WorkloadError as `amounts`."""

@@ -7,6 +7,8 @@ lengths    Tables that come with the simulators Vidur (microsoft/vidur, MLSys 20
 mooncake   The trace release of the Mooncake paper, FAST '25, in the repository kvcache-ai/Mooncake. Timestamps lie on a grid of
            about 3 s with several requests at each instant, so shorter intervals carry no information. `hash_ids`, one for each
            512 tokens of the prompt, become `prefix_hashes`.
+bailian    Wang et al., "KVCache Cache in the Wild", USENIX ATC 2025, in the repository alibaba-edu/qwen-bailian-usagetraces-anon:
+           Mooncake's columns and `chat_id`, with times in seconds and ids of 16 tokens.
 vtc        The table of requests that the result logs of Ying1123/VTC-artifact give (fair_bench/*/all_results_real.jsonl; Sheng et
            al., OSDI 2024), sorted by arrival.
 decisions  A run's decisions.jsonl.gz, as `decisions=true` and vLLM with `vllm.record` write it: the requests in order of arrival,
@@ -31,7 +33,7 @@ from cbatch import SLO, RequestSpec, WorkloadError
 from cbatch.validation import nearest, shorten
 from experiments.workloads.readers.source import at_line, read_text
 from experiments.workloads.readers.table import Table, parse_table
-from experiments.workloads.trace import MOST_TOKENS, Column, Format, Trace
+from experiments.workloads.trace import MOST_TOKENS, Column, Format, Ints, Trace
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Columns:
     """What a format calls its columns; a file may lack all but `prompt` and `output`.
 
     per_second: units of `arrival`; None for wall-clock times. fields: further columns by the field of `RequestSpec`.
+    hashed: prompt tokens that each of the `prefix_hashes` stands for. mark: a column that tells the format from the next ones.
     """
 
     prompt: str
@@ -46,11 +49,16 @@ class Columns:
     arrival: str
     per_second: float | None = 1.0
     fields: Mapping[str, str] = field(default_factory=dict)
+    hashed: int = 0
+    mark: str | None = None
 
+
+_IDS = {"prefix_hashes": "hash_ids"}
 
 FORMATS: Mapping[str, Columns] = {
     "azure": Columns("ContextTokens", "GeneratedTokens", "TIMESTAMP", per_second=None),
-    "mooncake": Columns("input_length", "output_length", "timestamp", 1000.0, {"prefix_hashes": "hash_ids"}),
+    "bailian": Columns("input_length", "output_length", "timestamp", 1.0, _IDS, 16, "chat_id"),
+    "mooncake": Columns("input_length", "output_length", "timestamp", 1000.0, _IDS, 512),
     "lengths": Columns("num_prefill_tokens", "num_decode_tokens", "arrived_at"),
     "vtc": Columns("prompt_tokens", "output_tokens", "arrival_s", fields={"client": "client"}),
 }
@@ -84,9 +92,12 @@ def read_trace(
         known = _detect(table) if format == "auto" else FORMATS[format]
         filled = _fields(table, {name: column for name, column in known.fields.items() if column in table.frame})
     tokens = partial(table.whole_numbers, least=1, most=MOST_TOKENS, unit=" of tokens")
+    prompts = tokens(known.prompt)
+    if known.hashed and "prefix_hashes" in filled:
+        _check_hashes(table, known, prompts, filled["prefix_hashes"])
     return Trace(
         source=path,
-        prompt_tokens=tokens(known.prompt),
+        prompt_tokens=prompts,
         output_tokens=tokens(known.output),
         arrival_time=_arrivals(table, known) if known.arrival in table.frame else None,
         line=table.frame.index.to_numpy(np.int64),
@@ -99,7 +110,7 @@ def _detect(table: Table) -> Columns:
         if name in table.frame:
             raise WorkloadError(f"{table.path}: is not a trace of single requests; use workload={workload}")
     for known in FORMATS.values():
-        if {known.prompt, known.output} <= {*table.frame}:
+        if {known.prompt, known.output, known.mark or known.prompt} <= {*table.frame}:
             return known
     pairs = "; ".join(f"{known.prompt}, {known.output} ({name})" for name, known in FORMATS.items())
     columns = shorten(", ".join(map(str, table.frame)))
@@ -111,8 +122,7 @@ def _arrivals(table: Table, known: Columns) -> Column:
     if known.per_second is None:
         seconds = table.times(known.arrival)
     else:
-        times = table.amounts(known.arrival)
-        seconds = (times - times[0]) / known.per_second
+        seconds = table.since_first(known.arrival) / known.per_second
     table.refuse(np.diff(seconds, prepend=0.0) < 0, known.arrival, "the time goes backwards; sort the rows by time")
     return seconds
 
@@ -181,6 +191,15 @@ def _hashes(table: Table, column: str) -> Column:
     valid = [ids is None or (isinstance(ids, list) and {*map(type, ids)} <= {int}) for ids in values]
     table.refuse(~np.array(valid), column, "must be a list of whole numbers")
     return _objects([tuple(ids or ()) for ids in values])
+
+
+def _check_hashes(table: Table, known: Columns, prompts: Ints, hashes: Column) -> None:
+    """Refuses a row with more or fewer ids than its prompt has parts; the last part, if not whole, may have one or none."""
+    counts = np.fromiter(map(len, hashes), np.int64, len(hashes))
+    column, size = known.fields["prefix_hashes"], known.hashed
+    fits = (counts >= prompts // size) & (counts <= -(-prompts // size))
+    given = table.frame[column].map(lambda ids: ids is not None).to_numpy()
+    table.refuse(given & ~fits, column, f"must have an id for each {size} tokens of {known.prompt}")
 
 
 _READERS: Mapping[str, Callable[[Table, str], Column]] = {
