@@ -74,6 +74,11 @@ def test_where_few_replications_have_violations_the_lower_end_allows_for_one_mor
     squares = (192 - 200 * share) ** 2 + 7 * (100 - 100 * share) ** 2 + (108 - 112.5 * share) ** 2
     low, _ = Shares(np.ones(1), good, asked, 0.98).band()
     assert low[0] == pytest.approx(share - 4.6 * math.sqrt(squares * 9 / 8) / 1012.5)
+    # of a single request each: 8 of 9 with an error of 1/9, and 7 of 9 with one of sqrt((2 (7/9)^2 + 7 (2/9)^2) / 9 / 8)
+    single = Shares(np.array([1.0, 2.0]), np.array([[1.0, 0.0], *[[1.0, 1.0]] * 7]), np.ones((8, 2)), 0.98)
+    assert single.band()[0] == pytest.approx([3.4 / 9, 7 / 9 - 4.6 * math.sqrt(1.75) / 9])
+    low, high = shares([[99.0, 98.0]] * 2).band()
+    assert (low.tolist(), high.tolist()) == ([0, 0], [1, 1]), "two replications show nothing"
 
 
 def test_ten_replications_with_violations_or_all_of_fewer_need_no_allowance() -> None:
@@ -108,6 +113,8 @@ def test_replications_that_fail_or_pass_at_every_rate_are_counted_beside_the_spa
     said = describe_alone({"one_alone": found, "replications": 4})
     assert said == "1.5 to 2.5 (2 of 4), below 2 (1 of 4), above 3 (1 of 4)"
     assert all(math.isnan(estimate_alone([shares([[99, 96]])])[key]) for key in ("failed_at", "passed_at"))
+    failing = estimate_alone([shares([[90, 80]] * 2)])
+    assert math.isnan(failing["least"]) and math.isnan(failing["most"]) and failing["failed"] == 2
 
 
 # -- the control variate ----------------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ def test_equal_runs_of_several_seeds_are_one_replication() -> None:
     text = compared(
         rows("a", [10.0, 10.0]), rows("b", [12.0, 14.0])
     )  # 2 and 4 more: 3, of which 12.706 errors are 12.706
+    assert text.splitlines()[1].split() == ["ratio", "difference"]
     assert "b over a: 2 replications, in pairs" in text and "+3 [-9.71, 15.7]" in text
     assert "the seed changes nothing" not in text
 
@@ -151,19 +152,22 @@ def printed(*arguments: str) -> str:
 
 
 def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
-    for name, values in (("one", [10.0, 20.0, 30.0]), ("other", [12.0, 24.0, 36.0])):
+    two = [10.0, 20.0, 30.0], [12.0, 24.0, 36.0]
+    for name, values, requests in (("one", two[0], 100), ("other", two[1], 100), ("more/few", two[1], 50)):
         found: dict[str, Any] = {
             "about": {**ABOUT, "policy": name, "identity": {"policy": name, "workload.length": 8}},
-            "capacity": {"requests_per_second": 1.0, "requests": 100},
+            "capacity": {"requests_per_second": 1.0, "requests": requests},
             "by_replication": values,
             "settings": {"workload": {"seed": 0, "length": 8}},
         }
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "capacity.json").write_text(json.dumps(found))
     with chdir(tmp_path):
-        assert "other over one: 3 replications, in pairs" in printed("one", "other")
-        assert "1.2x [1.2, 1.2]" in printed(".")
+        said = printed("one", "other")
+        assert "other over one: 3 replications, in pairs" in said and "1.2x [1.2, 1.2]" in said
+        assert "more/few over one: 3 replications, NOT in pairs" in printed("one", "more")
         assert printed("one", "nowhere").startswith("compare nowhere: no such folder")
+        assert printed("no/where", "orca").startswith("compare no/where: no such folder")
         assert printed("one", "other", "chunk=2").startswith("compare: chunk=2 is for policies; folders take metric=")
 
 
@@ -194,7 +198,8 @@ def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
     assert one.index("a over b") < one.index("ratio") < one.index("-1 [-1, -1]"), "a table stands below its title"
     assert "-1 [-1, -1]" in one
     assert printed(str(tmp_path), "baseline=c") == "baseline=c: no run of this policy; known: a, b"
-    assert printed(str(tmp_path), "runs=a", "runs=b") == "runs: is given twice, as a and as b; give it once"
+    for key in ("runs", "baseline"):
+        assert printed(str(tmp_path), f"{key}=a", f"{key}=b") == f"{key}: is given twice, as a and as b; give it once"
 
 
 def test_chunks_are_compared_with_the_baseline_of_the_same_chunk(tmp_path: Path) -> None:
@@ -254,9 +259,15 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
         return 0
 
     monkeypatch.setattr(run, "main", run_sweep)
+    base, other = policies
     with chdir(tmp_path):
         said = printed(*given, "seeds=2", "workload=open_loop(arrivals.rate=4)", SPEED)
+        name = base.partition("(")[0]
+        for key, values in {
+            "metric": (f"baseline={name}", "metric=nothing"),
+            "baseline": ("baseline=nothing",),
+        }.items():
+            assert printed(*given, *values).startswith(f"{key}=nothing: "), "before the first run"
     assert commands[0][:4] == ["-m", f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)"]
-    base, other = policies
     assert f"{other} over {base}: 2 replications, in pairs" in said
     assert "+1 [1, 1]" in said

@@ -40,37 +40,30 @@ def plan(*entries: tuple[Request, int], **fields: object) -> Plan:
 @pytest.mark.parametrize(
     ("plans", "request_id", "rule"),
     [
-        (lambda a, b, c, d: [plan((a, 4), (a, 4))], 0, "a request is named once"),
+        (lambda a, b, c, d: [plan((a, 4), (a, 4))], 0, "(it is named 2 times); rule: a request is named once"),
         (lambda a, b, c, d: [plan((a, 8)), plan((a, 1), preempt=[a])], 0, "a request is named once"),
         (lambda a, b, c, d: [plan((a, 8), reject=[(b, ""), (b, "")])], 1, "a request is named once"),
-        (lambda a, b, c, d: [plan((a, 8), preempt=[b])], 1, "only a running request can be preempted"),
+        (lambda a, b, c, d: [plan((a, 8), preempt=[b])], 1, "(it is waiting); rule: only a running request"),
+        (lambda a, b, c, d: [plan((a, 8)), plan((b, 8), reject=[(a, "")])], 0, "(it is running); rule: only a waiting"),
+        (lambda a, b, c, d: [plan((a, 9))], 0, "(9 planned, 8 ready); rule: a request computes at least 1 token and"),
+        (lambda a, b, c, d: [plan((a, 8), (b, 0))], 1, "(0 planned, 8 ready); rule: a request computes at least 1"),
         (
-            lambda a, b, c, d: [plan((a, 8)), plan((b, 8), reject=[(a, "")])],
-            0,
-            "only a waiting request can be rejected",
+            lambda a, b, c, d: [plan((a, 1), (b, 1), (c, 1))],
+            2,
+            "(3 planned); rule: an iteration holds at most max_batch=2",
         ),
-        (lambda a, b, c, d: [plan((a, 9))], 0, "a request computes at least 1 token and no more than are ready"),
-        (lambda a, b, c, d: [plan((a, 8), (b, 0))], 1, "a request computes at least 1 token"),
-        (lambda a, b, c, d: [plan((a, 1), (b, 1), (c, 1))], 2, "an iteration holds at most max_batch=2 requests"),
-        (lambda a, b, c, d: [plan((a, 8), (b, 3))], 1, "an iteration holds at most max_tokens=10 tokens"),
+        (lambda a, b, c, d: [plan((a, 8), (b, 3))], 1, "(11 planned); rule: an iteration holds at most max_tokens=10"),
         (
             lambda a, b, c, d: [plan((a, 8)), plan((b, 2)), plan((c, 2), (d, 2), preempt=[a])],
             3,
-            "at most 2 requests are",
+            "(3 with this plan); rule: at most 2 requests are",
         ),
-        (lambda a, b, c, d: [plan((a, 8), pad_to=7)], 0, "pad_to lies between the tokens planned and max_tokens"),
-        (lambda a, b, c, d: [plan((a, 8), reserve={a: 12})], 0, "a request reserves no more KV cache than its longest"),
+        (lambda a, b, c, d: [plan((a, 8), pad_to=7)], 0, "(pad_to=7, 8 planned, max_tokens=10); rule: pad_to lies"),
+        (lambda a, b, c, d: [plan((a, 8), reserve={a: 12})], 0, "(12 tokens reserved, 11 at most); rule: a request"),
         (lambda a, b, c, d: [plan((a, 8), reserve={b: 4})], 1, "a reservation belongs to a planned request"),
-        (
-            lambda a, b, c, d: [plan((b, 2), reject=[(a, "")]), plan((a, 2))],
-            0,
-            "a planned request is waiting, or running",
-        ),
-        (
-            lambda a, b, c, d: [plan((a, 8), reserve={a: 11}), plan((b, 8))],
-            1,
-            "the KV blocks that a plan takes must be",
-        ),
+        (lambda a, b, c, d: [plan((b, 2), reject=[(a, "")]), plan((a, 2))], 0, "(it is finished); rule: a planned"),
+        (lambda a, b, c, d: [plan((Request(7, 8, 3), 8))], 7, "(it is not of this run, or has not arrived); rule: "),
+        (lambda a, b, c, d: [plan((a, 8), reserve={a: 11}), plan((b, 8))], 1, "(2 blocks planned, 1 free); rule: the"),
     ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -85,7 +78,7 @@ def test_a_plan_beyond_a_rule_is_refused_by_name(plans: Plans, request_id: int, 
         engine.run()
     assert policy.refusal == str(caught.value)
     assert policy.refusal.startswith(f"policy Script, iteration {iteration}, request {request_id}: illegal plan (")
-    assert f"; rule: {rule}" in policy.refusal
+    assert rule in policy.refusal.partition("illegal plan ")[2]
 
 
 class Vandal:

@@ -13,7 +13,9 @@ from test_figures import FIGURES
 from cbatch import SLO, ConfigError, FinishReason, Request
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.service import service_of
+from experiments.store import text as texts
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
+from experiments.store.intervals import Compared, Mean
 from experiments.store.notes import beyond_text, origin_of
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests, read_service, read_steps, read_tokens, time_between_tokens
@@ -104,6 +106,53 @@ def test_the_printed_report_shows_each_figure_under_its_name() -> None:
     service = {"clients": {"ann": 5, "bob": 6}, "service_difference": difference, "jain_index": jain}
     text = run_text(make_summary(make_record()) | {"service": service})
     assert "service     2 clients; difference 1.5 per s, at most 4; Jain's index 0.75" in text.splitlines()
+
+
+def test_bounds_and_lines_of_a_run() -> None:
+    summary = make_summary(make_record())
+    regret = {"latency": 1.5, "latency_bound": 2.0, "makespan": 1.25}
+    line = "regret      mean latency 1.5 x its lower bound of 2 s, makespan 1.25 x"
+    assert line in run_text(summary | {"regret": regret}).splitlines()
+    regret |= {"violations": 3, "violations_bound": 1}
+    assert f"{line}; 3 violations over the lower bound of 1" in run_text(summary | {"regret": regret}).splitlines()
+    assert texts.run_line("a", summary) == "a: 1.91 tokens/s, TTFT p50 2.75 s (measured)"
+    assert texts.run_line("a", make_summary(make_record(), simulated())).endswith(" (simulated)")
+    for key in ("workload.path", "workload.lengths.path"):
+        title = texts.title_of(summary["about"] | {"identity": {key: "/data/lengths.csv"}})
+        assert title == "prefill_first on closed (lengths.csv), llama-13b, async"
+
+
+Ends = tuple[float, float, float]
+WIDE, NONE = (-0.5, 0.5), (math.nan, math.nan, math.nan)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "difference", "said", "disagreeing"),
+    [
+        ((1.5, 1.25, 1.75), (0.5, 0.25, 1000.0), ("1.5x [1.25, 1.75]", "+0.5 [0.25, 1,000]"), False),
+        ((2 / 3, 0.5, 12345.6), (-2.0, -3.0, -1.0), ("0.6667x [0.5, 1.235e+04]", "-2 [-3, -1]"), True),
+        ((1.1, 1.0, 1.2), (0.0, 0.25, 1.0), ("1.1x [1, 1.2]", "0 [0.25, 1]"), True),
+        ((0.9, 0.8, 1.0), (-1.0, -2.0, -0.5), ("0.9x [0.8, 1]", "-1 [-2, -0.5]"), True),
+        ((1.1, 0.9, 1.2), (0.1, *WIDE), ("1.1x [0.9, 1.2]", "+0.1 [-0.5, 0.5]"), False),
+        ((1.1, 1.05, 1.2), (0.1, *WIDE), ("1.1x [1.05, 1.2]", "+0.1 [-0.5, 0.5]"), True),
+        ((0.8, 0.7, 0.9), (-0.1, *WIDE), ("0.8x [0.7, 0.9]", "-0.1 [-0.5, 0.5]"), True),
+        (NONE, (0.1, *WIDE), ("-", "+0.1 [-0.5, 0.5]"), False),
+    ],
+)
+def test_intervals_of_known_numbers(ratio: Ends, difference: Ends, said: tuple[str, str], disagreeing: bool) -> None:
+    compared = Compared(ratio, difference, 5, True, 5.0)
+    assert (texts.ratio_text(compared), texts.difference_text(compared)) == said
+    assert texts.disagree(compared) == disagreeing
+
+
+def test_means_and_replications_of_known_numbers() -> None:
+    means = {(12.0, 0.0): "12", (5.0, math.nan): "5", (4.756, 0.123): "4.76 ± 0.12", (4.756, 99.4): "4.76 ± 99"}
+    means |= {(30960.4, 99.5): "30,960 ± 100", (30960.4, 1234.6): "30,960 ± 1,235"}
+    assert {key: texts.format_mean(Mean(*key, 5)) for key in means} == means
+    for needed, number in {866.2: "about 867", 999_999.0: "about 999,999", 1e6: "more than 1,000,000"}.items():
+        said = f"cannot be told apart; {number} replications would (80% power at this difference)"
+        assert texts.not_apart(Compared((1.0, 0.9, 1.1), (0.1, *WIDE), 5, True, needed)) == said
+    assert texts.not_apart(Compared((1.0, 1.0, 1.0), (0.0, 0.0, 0.0), 5, True, 5.0)) == "equal in every replication"
 
 
 @pytest.mark.parametrize(

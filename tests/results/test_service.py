@@ -41,6 +41,7 @@ def test_service_comes_evenly_from_the_first_token_to_the_last() -> None:
     assert ann == pytest.approx([0, 2, 5, 8 + 2, 10 + 20])
     assert bob == [0, 0, 8, 8, 8]
     assert TWO.requested(np.array([0.0, 4.9, 5.0, 8.0])).tolist() == [[10, 0], [10, 0], [10, 8], [30, 8]]
+    assert service(("ann", 0.0, 1.0, 1.5, 1, 1)).received(np.array([1.25])).tolist() == [[1.5]]
 
 
 def test_nineteen_windows_of_a_minute_lie_around_the_twentieths_of_the_time_after_half_a_minute() -> None:
@@ -115,6 +116,34 @@ def test_weights_of_clients_divide_what_they_receive(weights: dict[str, float], 
     assert figures["service_difference"] == {"max": pytest.approx(difference), "mean": pytest.approx(difference)}
     assert figures["jain_index"] == {"mean": pytest.approx(jain), "min": pytest.approx(jain)}
     assert figures["clients"] == {"ann": 6310.0, "bob": 6310.0}, "the service itself has no weight"
+
+
+@pytest.mark.parametrize(
+    ("weights", "difference", "shares"),
+    [
+        (
+            {},
+            3 + 1 / 60,
+            (539 / 2, 539 / 2, 61),
+        ),  # bob receives 3 per second less than ann, and cat 1 less than it asks for
+        ({"bob": 2.0}, 430 / 2 / 60 + 1 / 60, (539 / 3, 2 * 539 / 3, 61)),  # bob lacks 430, over 2: less than 6 - 3 / 2
+    ],
+)
+def test_windows_of_three_clients_by_hand(
+    weights: dict[str, float], difference: float, shares: tuple[float, ...]
+) -> None:
+    """For 630 s ann receives 6 per second, bob 3 and cat 1. Each second ann and bob ask for 10, and cat for 1.
+
+    Both ends of a window count: 61 times as much is asked for as in a second. Cat waits for 61, the others share the rest.
+    """
+    longest = {"ann": (10 / 6, 0, 5), "bob": (10 / 3, 0, 5), "cat": (1.0, 1, 0)}
+    asks = [(name, float(second)) for second in range(631) for name in longest]
+    rows = [(name, at, at * longest[name][0], (at + 1) * longest[name][0], *longest[name][1:]) for name, at in asks]
+    figures = fairness(replace(service(*rows), weights=weights))
+    ratio = np.array([360, 180, 60]) / shares
+    jain = ratio.sum() ** 2 / (3 * (ratio**2).sum())
+    assert figures["service_difference"] == {"max": pytest.approx(difference), "mean": pytest.approx(difference)}
+    assert figures["jain_index"] == {"mean": pytest.approx(jain), "min": pytest.approx(jain)}
 
 
 def test_windows_of_another_length() -> None:

@@ -102,6 +102,7 @@ def test_long_prompts_take_what_they_took_on_another_h100(tokens: int, whole: fl
         (BatchShape((), 17, 170), 18, 18),
         (BatchShape((), 17, 170), 128, 32),
         (BatchShape((), 3, 30, 130), 18, 192),  # the plan pads decodes to 133, which only graphs with prompts hold
+        (BatchShape(((100, 0),)), 0, 192),  # of the largest batch measured
         (BatchShape(((385, 0),), 2, 20, 7), None, 385 + 2 + 7),  # of a model without graphs
     ],
 )

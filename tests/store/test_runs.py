@@ -73,6 +73,7 @@ def test_runs_that_differ_in_code_alone_or_in_nothing_can_be_told_apart() -> Non
     runs = [run("Mine"), run("Mine"), run("Mine")]
     for own, each in zip(({"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {"a": "3"}), runs, strict=True):
         each[1]["about"]["code"] = {"framework": "f", "own": own}
+    assert frame_of(runs)["code.framework"].to_list() == ["f"] * 3
     first, again, edited = labels(*runs)
     assert first == again != edited and first.startswith("Mine, code=")
     assert labels(run(seed=0), run(seed=1), apart=True) == ["orca, seed=0", "orca, seed=1"]
@@ -109,6 +110,7 @@ def test_the_frame_has_the_settings_as_they_were(tmp_path: Path) -> None:
         settings = {"policy": {"budget": chunk, "sizes": [chunk, 1]}}
         write_run(tmp_path / f"{chunk}", {"overrides": [f"chunk={chunk}"], "number": number}, settings)
     runs = read_runs(tmp_path)
+    assert runs["policy"].to_list() == ["prefill_first"] * 2
     assert runs["policy.budget"].to_list() == [256, 128]
     assert runs["policy.sizes"].to_list() == [[256, 1], [128, 1]]
     assert runs["label"].to_list() == ["prefill_first, budget=256", "prefill_first, budget=128"]
@@ -192,7 +194,7 @@ def test_a_plot_shows_as_many_series_and_runs_as_it_can(tmp_path: Path, monkeypa
         load_series(tmp_path, "")
 
 
-def test_labels_are_replaced_and_ordered_by_the_user(tmp_path: Path) -> None:
+def test_labels_are_replaced_and_ordered_by_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for policy in "abc":
         write_run(tmp_path / policy, {"policy": policy})
     look = Look({"c": "Ours"}, ["c", "b"])
@@ -200,6 +202,10 @@ def test_labels_are_replaced_and_ordered_by_the_user(tmp_path: Path) -> None:
     for unknown in (Look({"d": "Ours"}), Look(order=["d"])):
         with pytest.raises(ConfigError, match="d: no such key"):
             load_series(tmp_path, "", unknown)
+    monkeypatch.setattr(series, "select_runs", lambda *_: (many, []))
+    many = frame_of([run("orca", f"seed={seed}", seed=seed) for seed in range(40)])
+    assert load_runs(tmp_path, most=40)["label"].to_list() == [f"orca, seed={seed}" for seed in range(40)]
+    assert load_series(tmp_path, "")["seed"].to_list() == [*range(40)], "equal labels stay in the order of the sweep"
 
 
 def test_lines_that_coincide_are_named() -> None:
@@ -220,7 +226,12 @@ def test_points_are_means_with_intervals_by_ascending_x() -> None:
     assert points["low"].to_list() == pytest.approx([4, 2, 2 - 12.706], rel=1e-4)
     assert points["high"].to_list() == pytest.approx([4, 2, 2 + 12.706], rel=1e-4)
     assert describe_points(frame_of([run(), run("vtc")]).assign(x=1), "x") == ""
-    runs = frame_of([run(tokens=1), run(tokens=2), run("vtc")]).assign(x=1)
-    assert describe_points(runs, "x") == "mean and 95% interval of up to 2 runs per point"
+    pair = frame_of([run(), run(tokens=2), run("vtc")]).assign(x=1)
+    for runs, text in (
+        (pair, "mean and 95% interval of up to 2 runs per point"),
+        (pair[:2], "mean and 95% interval of 2 runs per point"),
+        (pair[[True, False, True]].assign(label="a"), "2 equal runs per point: the seed changes nothing"),
+    ):
+        assert describe_points(runs, "x") == text
     latencies = points_of(frame.rename(columns={"y": "tbt_seconds.p50"}), "x", "tbt_seconds.p50")
     assert latencies["mean"].to_list() == [4000, 2000, 2000] and (latencies["low"] > 0).all()
