@@ -20,7 +20,7 @@ difference decides whether two can be told apart. The interval of the ratio is o
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from experiments.settings.command_line import run
 from experiments.settings.overrides import check_given_once
 from experiments.store import headings
 from experiments.store.intervals import compare
-from experiments.store.labels import is_policy, is_seed, label_runs, settings_of
+from experiments.store.labels import is_baseline, is_seed, label_runs, settings_of
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.run_table import ONE_REPLICATION, matching
 from experiments.store.selection import choose_runs, print_omitted, select_runs
@@ -70,7 +70,8 @@ def _compare(*arguments: str) -> int | None:
         folders = [sweep_folder(sweep)]
     elif others:
         raise ConfigError(f"compare: {others[0]} is for policies; folders take metric=, baseline= and runs=")
-    print(report(read_replications(folders, "".join(values["runs"])), values["metric"], baseline))
+    rows = read_replications(folders, "".join(values["runs"]))
+    print(report(rows, values["metric"], baseline, notes=len(folders) == len(names)))  # else the sweep has printed them
     return None
 
 
@@ -81,17 +82,12 @@ def _check_policies(names: Sequence[str], baseline: str, metrics: Sequence[str])
     policies = [] if folders else option_names("policy", ",".join(names))
     if len(set(policies)) < 2:
         raise ConfigError(f"compare {missing}: no such folder; give folders of runs, or at least two policies")
-    _check_baseline(baseline, policies)
-    for key in metrics:
-        if not may_exist(key) or key.startswith("about."):
-            raise ConfigError(no_such_figure(f"metric={key}", known_figures()))
-
-
-def _check_baseline(baseline: str, policies: Iterable[str]) -> None:
-    """Raises ConfigError if a baseline is none of the policies, whatever their arguments."""
     known = {re.split(r"[(,]", policy)[0].rpartition(".")[2] for policy in policies}
     if baseline and re.split(r"[(,]", baseline)[0] not in known:
         raise ConfigError(f"baseline={baseline}: no run of this policy; {nearest(baseline, known)}")
+    for key in metrics:
+        if not may_exist(key) or key.startswith("about."):
+            raise ConfigError(no_such_figure(f"metric={key}", known_figures()))
 
 
 def _run_policies(policies: Sequence[str], options: Sequence[str], sweep: str) -> int:
@@ -146,7 +142,7 @@ def _read_searches(folder: Path, text: str) -> pd.DataFrame:
     return rows.assign(**{headings.CAPACITY: rows["by_replication"], "figures": rows["by_replication"]})
 
 
-def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "") -> str:
+def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", *, notes: bool = True) -> str:
     """Compares each label with the baseline of the same settings.
 
     If all settings differ, with a label that served the same requests; if there is none, with the first of all.
@@ -154,6 +150,7 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "") 
     Args:
         rows: as `read_replications` returns. metrics: keys of figures; those of tables by default.
         baseline: a policy or a label; by default the policy of the first row.
+        notes: whether the notes on the runs follow.
 
     Raises:
         ConfigError: only one label, no such baseline, an unknown figure, or one replication.
@@ -176,15 +173,13 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "") 
         list(group["run.counted_requests"]) for _, group in rows.groupby("label") if "run.counted_requests" in rows
     )
     tail = tail_text(counted) if any("p99" in key for key in keys) else ""
-    notes = [tail, *notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"])]
-    return "\n\n".join(filter(None, [*pairs, "\n".join(alone), "\n".join(filter(None, notes))]))
+    told = [tail, *notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"])] if notes else []
+    return "\n\n".join(filter(None, [*pairs, "\n".join(alone), "\n".join(filter(None, told))]))
 
 
 def _baseline_first(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Returns the rows with a column `base`, those of the baseline first."""
-    is_base = is_policy(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
-    if not is_base.any():
-        _check_baseline(baseline, rows["policy"])
+    is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
     return rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")
 
 
@@ -210,21 +205,23 @@ def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> str
     labels = f"{second['label'].iloc[0]} over {first['label'].iloc[0]}"
     same = first["served"].iloc[0] == second["served"].iloc[0]
     values = {key: (_by_replication(first, key), _by_replication(second, key)) for key in keys}
-    compared = {headings.heading_of(key).text: compare(a, b, same) for key, (a, b) in values.items() if a and b}
+    compared = {headings.heading_of(key): compare(a, b, same) for key, (a, b) in values.items() if a and b}
     if not compared:
         raise ConfigError(f"compare: {labels}: no figure in common; give runs of one kind")
     if all(len(rows) > 1 and rows["figures"].nunique() == 1 for rows in (first, second)):
-        cells = [[head, times(one.ratio[0]), signed(one.difference[0])] for head, one in compared.items()]
+        cells = [
+            [head.text, head.better, times(one.ratio[0]), signed(one.difference[0])] for head, one in compared.items()
+        ]
         title = f"{labels}: 1 replication, on {'the same requests' if same else 'different requests'}"
-        return f"{title}\n{tabulate(cells, ['', 'ratio', 'difference'], disable_numparse=True)}\n{ONE_REPLICATION}"
+        return f"{title}\n{tabulate(cells, ['', 'better', 'ratio', 'difference'], disable_numparse=True)}\n{ONE_REPLICATION}"
     cells = [
-        [head, ratio_text(one), difference_text(one), "" if one.apart else not_apart(one)]
+        [head.text, head.better, ratio_text(one), difference_text(one), "" if one.apart else not_apart(one)]
         for head, one in compared.items()
     ]
     some = next(iter(compared.values()))
     how = "in pairs, on the same requests" if some.paired else "NOT in pairs: they served different requests"
     title = f"{labels}: {some.number} replications, {how}"
-    table = f"{title}\n{tabulate(cells, ['', 'ratio', 'difference', ''], disable_numparse=True)}"
+    table = f"{title}\n{tabulate(cells, ['', 'better', 'ratio', 'difference', ''], disable_numparse=True)}"
     return f"{table}\n{_WHICH_DECIDES}" if any(map(disagree, compared.values())) else table
 
 

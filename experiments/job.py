@@ -22,6 +22,7 @@ from experiments.settings.command_line import print_any_text
 from experiments.settings.compose import MULTIRUN
 from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.identity import identity
+from experiments.settings.overrides import say_unread
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished, run_folders
@@ -85,6 +86,7 @@ def read_checked(command: Command, composed: Composed) -> Settings:
 
 def run_alone(command: Command, settings: Settings) -> None:
     """Serves a single run, writes its folder and prints its figures. Raises CbatchError as `Command.serve`."""
+    say_unread(settings.composed.unread)
     if settings.output is None:
         name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(repr(settings.policy))[:_LONGEST_NAME]}{command.stem}"
         chosen: AbstractContextManager[Path] = new_run_folder(Path("runs") / name)

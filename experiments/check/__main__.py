@@ -1,10 +1,10 @@
 """`python -m experiments.check policy=NAME [key=value ...]`: which properties a scheduling policy has.
 
-The policy is described as for experiments.run: policy=sarathi chunking=fixed, or policy=external policy._target_=my_package.Mine
-+policy.argument=3. It serves all tiny workloads, and larger random ones, in simulation. For each property that the policy lacks,
-the smallest schedule that shows this is printed. The default is chunk=4: prompts have up to 8 chunks. Outputs have up to 12
-tokens. An iteration takes 1 ms and 10 us per token: scale the policy's own thresholds, in tokens and in seconds, to that.
-Requests have no tier, client, priority, SLO or prediction. Workloads whose limits the policy's `check` refuses are left out and counted.
+The policy is described as for experiments.run: policy=sarathi chunking=fixed, or policy=my_module.Mine +policy.budget=4. It serves
+all tiny workloads, and larger random ones, in simulation: about a minute. For each property that the policy lacks, the smallest
+schedule that shows this is printed. The default is chunk=4: prompts have up to 8 chunks. Outputs have up to 12 tokens. An iteration
+takes 1 ms and 10 us per token: scale the policy's own thresholds, in tokens and in seconds, to that. Requests have no tier, client,
+priority, SLO or prediction. Workloads whose limits the policy's `check` refuses are left out and counted.
 
   --config-dir=FOLDER the policy's settings are there, as for experiments.run
   random=200          random workloads for each property that no tiny one violates
@@ -32,7 +32,7 @@ from experiments.check.scenario import SHORT, Ending, History
 from experiments.check.search import Verdicts, describe_sizes, search
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
-from experiments.settings.overrides import check_effects
+from experiments.settings.overrides import check_effects, say_unread
 from experiments.settings.settings import PLANS_BY
 
 CHUNK = 4
@@ -103,6 +103,7 @@ def _policy(overrides: Sequence[str]) -> tuple[Callable[[], Policy], int, Patien
     check_effects(overrides, (*PLANS_BY, "patience"), "check")
     defaults = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}"]
     settings = compose_run(*defaults, *overrides)  # the last value of a key counts
+    say_unread(override for override in settings.composed.unread if override in overrides)
     return settings.policy, settings.chunk or CHUNK, settings.patience
 
 

@@ -125,13 +125,13 @@ def _find_long_gap(history: History, chunk: int) -> Violations:
 
 
 _LEGAL = "every plan keeps the rules, and nothing raises"
-_SAME = "deterministic: the same workload is planned the same each time"
-_STEADY = f"steady: decodes alone are planned again until something changes, also {LATER:g} s later; needed by policies that say so"
+_SAME = "the same workload is planned the same each time"
+_STEADY = f"decodes alone are planned again until something changes, also {LATER:g} s later; a policy that says so must"
 _FAIR = f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits"
-_BUSY = "work-conserving: no iteration is empty while any waiting request would fit"
+_BUSY = "no iteration is empty while any waiting request would fit"
 _ITERATION_LEVEL = "admission at every iteration: no decodes alone while any waiting request would fit"
-_STALL_FREE = "stall-free: every running request gets a token in every iteration"
-_BOUNDED = "bounded time between tokens: at most a chunk of prompt tokens lies between two"
+_STALL_FREE = "every running request gets a token in every iteration"
+_BOUNDED = "at most a chunk of prompt tokens lies between two tokens of a request"
 
 PROPERTIES = (
     Property("legal", True, partial(_find_ending, Ending.ILLEGAL), _LEGAL),

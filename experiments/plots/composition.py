@@ -1,7 +1,9 @@
 """Iterations over time: prefill, decode and padding tokens; requests running and waiting; KV cache."""
 
+from math import ceil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -11,7 +13,7 @@ from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_t
 from experiments.store.tables import read_steps
 
 _MOST_STEPS = 400
-"""Iterations that are drawn one by one; of more, the means over this number of equal spans of time are drawn."""
+"""Iterations that are drawn one by one; of more, at most a third as many means, of several iterations each."""
 _TOKENS = {
     "decode": ("num_decode_tokens", DECODE),
     "prefill": ("num_prefill_tokens", PREFILL),
@@ -57,9 +59,9 @@ def draw(folder: Path, look: Look = PLAIN, runs: str = "") -> Figure:
 
 
 def _thin_out(steps: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Few enough iterations to see, and a description of them."""
+    """Returns few enough iterations to see, or means of successive ones; and a description of them."""
     if len(steps) <= _MOST_STEPS:
         return steps, "each iteration"
-    begin, end = steps["started"].min(), steps["started"].max()
-    span = ((steps["started"] - begin) / (end - begin) * _MOST_STEPS).astype(int).clip(upper=_MOST_STEPS - 1)
-    return steps.select_dtypes("number").groupby(span).mean(), f"means over {(end - begin) / _MOST_STEPS:.3g} s"
+    size = ceil(3 * len(steps) / _MOST_STEPS)
+    groups = steps.select_dtypes("number").groupby(np.arange(len(steps)) // size)
+    return groups.mean().assign(started=groups["started"].first()), f"means of {size} iterations"

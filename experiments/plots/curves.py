@@ -4,6 +4,7 @@ The figures of serving papers are curves of certain columns: latency against rat
 against rate (QoServe), and throughput, and its gain over a baseline policy, against P:D (SARATHI, Fig 9).
 """
 
+import sys
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
@@ -21,12 +22,13 @@ from experiments.plots.parts import draw_line, label_log
 from experiments.plots.series import describe_points, leave_out, load_series, points_of
 from experiments.plots.style import PLAIN, Look, add_title, new_figure, print_style
 from experiments.store.headings import Heading, heading_of
-from experiments.store.labels import coincide_text, is_policy
+from experiments.store.labels import coincide_text, is_baseline
 from experiments.store.notes import tail_text
 from experiments.store.run_table import matching
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests
 
+USUAL_BASELINE = "request_level"
 _MOST_ACROSS = 3  # panels of a page's width
 _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
@@ -47,7 +49,7 @@ AXES = {
         "P:D ratio [prefill / decode tokens]", ("workload.pd_ratio", "workload.lengths.pd_ratio"), "2,5,14,28", log=True
     ),
 }
-"""What is on the x axis, where that is no single setting."""
+"""What an x axis is called, by a name for `x`."""
 
 
 def latency_vs_rate(
@@ -93,7 +95,7 @@ def attainment(folder: Path, look: Look = PLAIN, objective: str = "joint", goal:
     return draw(folder, look, "rate", keys, goal=100 * goal, runs=runs)
 
 
-def throughput_vs_pd(folder: Path, look: Look = PLAIN, baseline: str = "request_level", runs: str = "") -> Figure:
+def throughput_vs_pd(folder: Path, look: Look = PLAIN, baseline: str = USUAL_BASELINE, runs: str = "") -> Figure:
     """Draws throughput, and its gain over a baseline policy, against the ratio of prefill to decode tokens.
 
     Args:
@@ -129,11 +131,12 @@ def draw(
         runs: show only runs whose folder names contain this.
 
     Raises:
-        ConfigError: no finished runs, fewer than two values of x, too many series, or no such figure.
+        ConfigError: no finished runs, fewer than two values of x, too many series, no such figure or baseline.
     """
     if not (x and y):
         raise ConfigError("curves: needs x=KEY and y=KEY,..., as in x=batch y=ttft_seconds.p99; see --help")
-    axis = AXES.get(x, Axis(x, (x,), "1,2,4"))
+    named = (axis._replace(keys=(x,)) for axis in AXES.values() if x in axis.keys and x not in SPEEDS)
+    axis = AXES.get(x) or next(named, Axis(x, (x,), "1,2,4"))
     frame = load_series(folder, runs, look, (*axis.keys, "workload"))
     if not any(key in frame and frame[key].nunique() > 1 for key in axis.keys):
         swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
@@ -143,7 +146,10 @@ def draw(
     frame = frame.assign(of=frame["workload"].str.partition("(")[0])
     frame = leave_out(frame.assign(**{x: _places(frame, x, axis)}), (x, keys[0]))
     equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]
-    is_base = is_policy(frame, baseline)
+    if baseline == USUAL_BASELINE and baseline not in set(frame["policy"]):
+        print(f"no gain is drawn: there is no run of {baseline}; give another baseline=POLICY", file=sys.stderr)
+        baseline = ""
+    is_base = is_baseline(frame, baseline) if baseline else frame["label"] == ""
     frame = pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame
     bases = frame.loc[is_base, "label"].head(1).tolist()
     cells = [
@@ -201,7 +207,8 @@ def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], headin
         panel.axhline(1.0, **_GREY)
     for index, label in enumerate(labels):
         draw_line(panel, points[points["label"] == label], label, index)
-    panel.set_ylabel(fill(f"{heading.text} over {over}" if over else heading.text, 30))
+    name = heading.axis or heading.text
+    panel.set_ylabel(fill(f"{name.partition(' [')[0]} over {over}" if over else name, 30))
 
 
 def _finish_panel(panel: Axes, axis: Axis, kind: str, goal: float, over: str) -> None:

@@ -6,23 +6,26 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from experiments.plots.style import line_style
 
 
 def label_log(axis: Axis) -> None:
-    """Labels a logarithmic axis, after drawing, with a few plain numbers however few decades it spans."""
+    """Labels a logarithmic axis, after drawing, with a few plain numbers however few decades it spans; ticks all multiples."""
     low, high = sorted(axis.get_view_interval())
     if low <= 0:  # nothing was drawn
         return
     if high < 2 * low:
         axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3))
     else:
-        steps = {6: (1, 1.5, 2, 3, 5), 40: (1, 2, 5), 1000: (1, 3)}  # by the most that the ends may be apart
-        axis.set_major_locator(LogLocator(subs=next((steps[most] for most in steps if high < most * low), (1,))))
+        # by the most that the ends may be apart
+        steps = {3.5: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), 8: (1, 1.5, 2, 3, 5, 7), 20: (1, 2, 3, 5), 100: (1, 2, 5)}
+        others = (1, 3) if high < 1000 * low else (1,)
+        axis.set_major_locator(LogLocator(subs=next((steps[most] for most in steps if high < most * low), others)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_locator(NullLocator())
+    axis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=99))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def draw_line(panel: Axes, points: pd.DataFrame, label: str, index: int) -> None:

@@ -139,13 +139,15 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
         figure.legend(handles=handles, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9)
     else:
         figure.suptitle(heading, fontsize=9)
+    figure.align_ylabels()
     figure.supxlabel(wrap_origin(origin, pages), fontsize=6, color="#555555")
 
 
 def wrap_origin(origin: str, pages: float = 1.0) -> str:
     """Breaks the text that says where times come from into lines as wide as a page, or a part of it."""
     width = int(_ORIGIN_WIDTH * pages)
-    return "\n".join(line for text in origin.splitlines() for line in wrap(text, width))
+    kept = origin.replace(", commit ", ",\N{NO-BREAK SPACE}commit\N{NO-BREAK SPACE}")
+    return "\n".join(line for text in kept.splitlines() for line in wrap(text, width, break_on_hyphens=False))
 
 
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:

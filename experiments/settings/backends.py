@@ -6,7 +6,7 @@ Only the chosen backend's packages are loaded: a simulated run imports no torch.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec, Server
 from cbatch.cluster import Executors, LiveCluster, ReplicatedServer
@@ -23,7 +23,6 @@ from experiments.settings.this_machine import count_gpus, cpu_name
 from experiments.workloads import Vocabulary
 
 Graphs = Literal["off", "decode", "all"]
-GRAPHS = get_args(Graphs)
 _Seconds = Annotated[float, not_negative("seconds")]
 Sizes = Annotated[list[int] | Literal["auto"], Give("the number of layers of each stage, as in [17,15], or auto")]
 HostSeconds = Annotated[_Seconds | Literal["auto"], Give("seconds of host time per iteration, or auto")]

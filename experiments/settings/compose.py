@@ -4,6 +4,7 @@ Errors of Hydra become a ConfigError of one line here, where the overrides that 
 """
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -26,6 +27,7 @@ from yaml import YAMLError
 
 from cbatch import ConfigError
 from experiments.settings.choices import with_arguments
+from experiments.settings.construct import PASSED_ON
 from experiments.settings.error_lines import CONFIG_FOLDER, explain
 from experiments.settings.overrides import key_of
 from experiments.settings.settings import Composed, Settings, read_settings
@@ -156,8 +158,18 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
     with open_dict(config):
         del config["hydra"]
+    unread = _unread(config, node.overrides.task)
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return Composed(keys, overrides, choices, name, number, swept)
+    return Composed(keys, overrides, choices, name, number, swept, unread)
+
+
+def _unread(config: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides of the keys that others may refer to, as in `${chunk}`, and none does."""
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    text = "".join(str(section) for key, section in plain.items() if key not in PASSED_ON)
+    text += "".join(str(plain[group]) for group in ("chunking", "predictor") if f"${{{group}" in text)
+    unread = {key for key in PASSED_ON if not re.search(rf"\$\{{{key}\b", text)}
+    return [given for given in overrides if key_of(given).split(".")[0] in unread]
 
 
 def _swept(config: DictConfig) -> dict[str, str]:

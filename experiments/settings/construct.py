@@ -23,8 +23,8 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # the latter two, Hydra's, have no effect
 
-_PASSED_ON = ("chunk", "chunking", "predictor", "seed")
-"""Keys of a command that a policy's arguments may refer to."""
+PASSED_ON = ("chunk", "chunking", "predictor", "seed")
+"""Keys that have an effect only where a section refers to them, as a policy does with `${chunk}`."""
 
 
 def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:
@@ -93,19 +93,18 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
     """Compares the keys of a section, and of the sections in it, with the parameters of their targets."""
     if "_target_" in config:
         target = config["_target_"]
-        parameters = _parameters(locate(path, target))
+        parameters = parameters_of(locate(path, target))
         kinds = [parameter.kind for parameter in parameters.values()]
         for key in config:
             if key not in parameters and key not in _OWN_KEYS and inspect.Parameter.VAR_KEYWORD not in kinds:
-                remedy = f"; if policy=NAME brought it, give policy=external instead, or ~{path}.{key}"
-                known = nearest(key, parameters) + remedy * (path == "policy")
-                raise ConfigError(f"{path}.{key}: {target} takes no such argument; {known}")
+                remedy = f"; ~{path}.{key} removes what policy=NAME brought" * (path == "policy" and key in PASSED_ON)
+                raise ConfigError(f"{path}.{key}: {target} takes no such argument; {nearest(key, parameters)}{remedy}")
         for name, parameter in parameters.items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if parameter.default is parameter.empty and not variadic and name not in config:
                 if path == "policy" and isfunction(locate(path, target)):
                     raise ConfigError(f"{path}._target_={target}: is a function; give a class with a method plan(view)")
-                passed_on = path == "policy" and name in _PASSED_ON
+                passed_on = path == "policy" and name in PASSED_ON
                 remedy = f"'+{path}.{name}=${{{name}}}'" if passed_on else f"+{path}.{name}=..."
                 raise ConfigError(f"{path}.{name}: {target} needs it; add {remedy}")
     for key, value in config.items():
@@ -115,7 +114,7 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
 
 def _check_types(path: str, config: Mapping[str, Any]) -> None:
     """Compares plain values of a section with the annotations of its target's parameters, where these are plain types."""
-    parameters = _parameters(locate(path, config["_target_"])) if "_target_" in config else {}
+    parameters = parameters_of(locate(path, config["_target_"])) if "_target_" in config else {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             _check_types(f"{path}.{key}", value)
@@ -130,8 +129,8 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{path}.{key}={shorten(value)}: give {named}")
 
 
-def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a target; any keyword where Python does not know them, as for some built-in functions."""
+def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a target; any keyword where Python does not know them, as for some built-in functions."""
     try:
         return inspect.signature(target).parameters
     except (TypeError, ValueError):

@@ -16,6 +16,7 @@ from yaml import MarkedYAMLError
 
 from cbatch import CbatchError
 from cbatch.validation import nearest
+from experiments.settings.construct import locate, parameters_of
 from experiments.settings.settings import GROUPS
 from experiments.store.text import flat
 
@@ -89,6 +90,10 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     groups = [override for override in overrides if override.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         keys: Any = OmegaConf.to_container(compose(name, groups), resolve=False)
+    section, _, argument = key.rpartition(".")
+    if section == "policy" and (target := keys["policy"].get("_target_", "???")) != "???":
+        known = nearest(argument, parameters_of(locate(section, target)))
+        return f"{key}: is not in the policy's settings; +{key}=... adds an argument of {target}; {known}"
     names = [known for known, _ in flat(keys)]
     near = [known for known in names if known.endswith(f".{key.rpartition('.')[2]}")]
     near = near or get_close_matches(key, [*names, *keys], 3, 0.4) or ["one that --help lists"]

@@ -126,6 +126,12 @@ def say_repeated(overrides: Iterable[str]) -> None:
             print(f"{key} is given {len(values)} times; the last one counts: {key}={values[-1]}")
 
 
+def say_unread(unread: Iterable[str]) -> None:
+    """Prints a line for overrides to which nothing refers."""
+    if text := " ".join(unread):
+        print(f"{text}: no effect, as nothing reads it; a policy of your own takes arguments as +policy.NAME=...")
+
+
 def check_effects(overrides: Iterable[str], keys: Collection[str], command: str) -> None:
     """Raises ConfigError for a key of a run that has no effect on this command. keys: those, or their first parts, that have."""
     for key in values_by_key(overrides):

@@ -136,6 +136,7 @@ class Composed:
     keys: of the run, resolved. overrides: of its command line. choices: the option of each group.
     name: of its folder in a sweep, before it is shortened. number: its place in its sweep.
     swept: the values that its experiment sweeps, by key; those of `keys` are the defaults.
+    unread: overrides of keys that no section refers to, such as a chunk of a policy without chunks.
     """
 
     keys: Mapping[str, Any]
@@ -144,6 +145,7 @@ class Composed:
     name: str = ""
     number: int | None = None
     swept: Mapping[str, str] = field(default_factory=dict)
+    unread: Sequence[str] = ()
 
     def given(self) -> dict[str, str]:
         """Returns what the command line says of each key that it gives, arguments of options among them."""

@@ -5,11 +5,16 @@ from typing import NamedTuple
 
 
 class Heading(NamedTuple):
-    """text: with the unit. factor: from the unit of summary.json. kind: how intervals and axes are scaled."""
+    """text: with the unit; on an axis it is `axis`, if given. factor: from the unit of summary.json.
+
+    kind: how intervals and axes are scaled. better: "higher" or "lower"; empty if neither.
+    """
 
     text: str
     factor: float = 1.0
     kind: str = "linear"
+    better: str = ""
+    axis: str = ""
 
 
 LATENCIES = {
@@ -26,23 +31,23 @@ LATENCIES = {
 CAPACITY = "capacity.requests_per_second"
 
 _HEADINGS = {
-    "throughput.total_tokens_per_second": Heading("tokens/s"),
-    "throughput.requests_per_second": Heading("requests/s"),
-    "goodput.requests_per_second": Heading("goodput [requests/s]"),
-    "goodput.attained_share": Heading("attained [%]", 100.0, "share"),
-    "attainment.share": Heading("attained [%]", 100.0, "share"),
-    "regret.latency": Heading("latency / bound"),
-    "regret.makespan": Heading("makespan / bound"),
-    "regret.violations": Heading("violations over bound"),
-    "run.preemptions": Heading("preemptions"),
-    "run.recomputed_share": Heading("recomputed [%]", 100.0, "share"),
-    "run.recomputed_tokens": Heading("recomputed tokens"),
-    "service.service_difference.mean": Heading("service difference"),
-    "service.jain_index.mean": Heading("Jain's index"),
+    "throughput.total_tokens_per_second": Heading("tokens/s", better="higher", axis="throughput [tokens/s]"),
+    "throughput.requests_per_second": Heading("requests/s", better="higher", axis="throughput [requests/s]"),
+    "goodput.requests_per_second": Heading("goodput [requests/s]", better="higher"),
+    "goodput.attained_share": Heading("attained [%]", 100.0, "share", "higher"),
+    "attainment.share": Heading("attained [%]", 100.0, "share", "higher"),
+    "regret.latency": Heading("latency / bound", better="lower"),
+    "regret.makespan": Heading("makespan / bound", better="lower"),
+    "regret.violations": Heading("violations over bound", better="lower"),
+    "run.preemptions": Heading("preemptions", better="lower"),
+    "run.recomputed_share": Heading("recomputed [%]", 100.0, "share", "lower"),
+    "run.recomputed_tokens": Heading("recomputed tokens", better="lower"),
+    "service.service_difference.mean": Heading("service difference", better="lower"),
+    "service.jain_index.mean": Heading("Jain's index", better="higher"),
     "iterations.batch_requests": Heading("batch [requests]"),
     "iterations.kv_use_peak": Heading("KV cache peak [%]", 100.0, "share"),
     "iterations.device_active_share": Heading("device active [%]", 100.0, "share"),
-    CAPACITY: Heading("capacity [requests/s]"),
+    CAPACITY: Heading("capacity [requests/s]", better="higher"),
 }
 
 COLUMNS = (
@@ -87,8 +92,8 @@ def heading_of(key: str) -> Heading:
     group, _, rank = key.partition(".")
     if group in LATENCIES:
         name, _, factor, unit = LATENCIES[group]
-        return Heading(f"{name} {rank} [{unit}]", factor, "log")
+        return Heading(f"{name} {rank} [{unit}]", factor, "log", "lower")
     if parts := _ATTAINMENT.fullmatch(key):
         objective = parts["objective"] and parts["objective"].upper().replace("TOTAL", "end to end")
-        return Heading(" ".join(filter(None, [parts["tier"], objective, "attained [%]"])), 100.0, "share")
+        return Heading(" ".join(filter(None, [parts["tier"], objective, "attained [%]"])), 100.0, "share", "higher")
     return Heading(key)

@@ -7,6 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from cbatch import ConfigError
+from cbatch.validation import nearest
+
 
 def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":
     """Returns the label of each run; runs that differ only in seeds share one.
@@ -72,9 +75,13 @@ def coincide_text(runs: pd.DataFrame, columns: Iterable[str]) -> str:
     return "; ".join(f"{' and '.join(labels)} coincide" for labels in same.values() if len(labels) > 1)
 
 
-def is_policy(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
-    """Returns which runs a text names: by their label, their policy, or their policy without its arguments."""
-    return (runs["label"] == text) | (runs["policy"] == text) | (runs["policy"].str.partition("(")[0] == text)
+def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
+    """Returns which runs `baseline=` names by label, or policy with or without arguments; raises ConfigError if it names none."""
+    policies = runs["policy"].str.partition("(")[0]
+    named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text)
+    if not named.any():
+        raise ConfigError(f"baseline={text}: no run of this policy; {nearest(text, {*policies})}")
+    return named
 
 
 def is_seed(key: str) -> bool:

@@ -68,6 +68,10 @@ def test_throughput_and_its_gain_against_the_ratio(tmp_path: Path) -> None:
     assert band(gains, 2) == pytest.approx((1 - T1 / 2, 1 + T1 / 2), abs=1e-3)
     speeds, _ = curves.throughput_vs_pd(folder, Look(order=["orca"])).axes
     assert list(lines(speeds)) == ["orca", "request_level"]
+    _, gains = curves.draw(folder, x="workload.pd_ratio", y=(SPEED,), baseline="orca").axes
+    assert (gains.get_xlabel(), gains.get_ylabel()) == (speeds.get_xlabel(), "throughput over orca")
+    with pytest.raises(ConfigError, match=r"baseline=orka: no run of this policy; did you mean orca\?"):
+        curves.throughput_vs_pd(folder, baseline="orka")
 
 
 def test_runs_without_the_ratio_or_the_throughput_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +80,7 @@ def test_runs_without_the_ratio_or_the_throughput_are_named(tmp_path: Path, caps
     [axes] = curves.throughput_vs_pd(tmp_path).axes
     assert lines(axes) == {"orca": ([2, 14], [1000, 2000])}
     complaint = capsys.readouterr().err
+    assert "no gain is drawn: there is no run of request_level" in complaint
     assert "has no pd\n  other" in complaint and f"has no {SPEED}\n  orca,ratio=5,0" in complaint
 
 
@@ -201,9 +206,9 @@ def test_composition_of_iterations_over_time(folder: Path, monkeypatch: pytest.M
     assert lines(requests) == {"running": (started, [1, 2, 0, 1, 0]), "waiting": (started, [1, 0, 1, 0, 0])}
     [(_, used)] = lines(memory).values()
     assert used == pytest.approx([0.1, 0.25, 0.3, 0.15, 0.15])
-    monkeypatch.setattr(composition, "_MOST_STEPS", 2)  # spans of 5.125 s: three iterations in one, two in the other
+    monkeypatch.setattr(composition, "_MOST_STEPS", 4)  # means of four iterations, and of the last one
     means = lines(composition.draw(folder).axes[1])
-    assert means["running"] == ([(1.25 + 3.5 + 6.0) / 3, (8.5 + 11.5) / 2], [1.0, 0.5])
+    assert means["running"] == ([1.25, 11.5], [1.0, 0.0])
 
 
 def test_service_of_clients_over_time(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

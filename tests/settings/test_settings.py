@@ -125,3 +125,16 @@ def test_an_identity_holds_what_a_run_depends_on() -> None:
         assert identity(compose_run(*words.split(), "backend=sim")) != one
     noisy = [identity(compose_run("policy=trail", "predictor=noisy", f"predictor.seed={seed}")) for seed in (1, 2)]
     assert noisy[0]["policy"] == noisy[1]["policy"] and noisy[0] != noisy[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "unread"),
+    [
+        ("policy=orca chunk=128 chunking=filling seed=3", ["chunk=128", "chunking=filling"]),
+        ("policy=sarathi chunk=128 chunking=filling predictor=oracle", ["predictor=oracle"]),
+        ("policy=slai chunk=128", []),
+        ("policy=orca max_tokens=${chunk} chunk=9000", []),
+    ],
+)
+def test_overrides_that_nothing_reads_are_known(words: str, unread: list[str]) -> None:
+    assert compose_run(*words.split()).composed.unread == unread

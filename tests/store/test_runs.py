@@ -13,7 +13,7 @@ from cbatch import ConfigError
 from experiments.plots import series
 from experiments.plots.series import describe_points, load_runs, load_series, points_of
 from experiments.plots.style import Look
-from experiments.store.labels import coincide_text, is_policy, label_runs
+from experiments.store.labels import coincide_text, is_baseline, label_runs
 from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import frame_of, read_runs
 from experiments.store.selection import Omitted, choose_runs, drop_repeats, find_unfinished, omitted_text, select_runs
@@ -92,7 +92,7 @@ def test_keys_and_paths_are_as_long_as_it_takes_to_tell_them_apart() -> None:
 
 def test_a_text_names_runs_by_label_or_policy_with_or_without_arguments() -> None:
     runs = frame_of([run("orca"), run("Two(a=1)"), run("Two(a=2)"), run("orca", batch=8)])
-    named = {text: [*is_policy(runs, text)] for text in ("orca", "Two", "Two(a=2)", "orca, batch=8")}
+    named = {text: [*is_baseline(runs, text)] for text in ("orca", "Two", "Two(a=2)", "orca, batch=8")}
     assert named == {
         "orca": [True, False, False, True],
         "Two": [False, True, True, False],

@@ -106,15 +106,15 @@ def read_trace(
 
 
 def _detect(table: Table) -> Columns:
-    for name, workload in _OTHER_WORKLOADS.items():
-        if name in table.frame:
-            raise WorkloadError(f"{table.path}: is not a trace of single requests; use workload={workload}")
     for known in FORMATS.values():
         if {known.prompt, known.output, known.mark or known.prompt} <= {*table.frame}:
             return known
     pairs = "; ".join(f"{known.prompt}, {known.output} ({name})" for name, known in FORMATS.items())
     columns = shorten(", ".join(map(str, table.frame)))
-    raise WorkloadError(f"{table.path}: has columns {columns}; name its lengths as a known format does: {pairs}")
+    other = next(
+        (f"use workload={name}, or " for column, name in _OTHER_WORKLOADS.items() if column in table.frame), ""
+    )
+    raise WorkloadError(f"{table.path}: has columns {columns}; {other}name its lengths as a known format does: {pairs}")
 
 
 def _arrivals(table: Table, known: Columns) -> Column:
