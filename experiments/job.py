@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from multiprocessing import current_process
@@ -25,7 +25,15 @@ from experiments.settings.identity import identity
 from experiments.settings.overrides import say_unread
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
-from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished, run_folders
+from experiments.store.run_folder import (
+    CONFIG,
+    ERRORS,
+    SUMMARY,
+    new_run_folder,
+    read_finished,
+    run_folders,
+    write_summary,
+)
 from experiments.store.sources import differences, sources_of
 from experiments.store.text import run_line, run_text
 from experiments.sweep import table_of_sweep
@@ -144,6 +152,7 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
             changed = _other_code(summary, settings)
             if not changed or settings.other_code == "keep":
                 print(f"{folder.name}: finished before{_by(changed)}", flush=True)
+                _renumber(folder, summary, settings.composed.number)
                 return summary
             print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
         try:
@@ -156,6 +165,13 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
                 print(f"{folder.name}: waits for {error.who}, which runs it", flush=True)
             waits = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _renumber(folder: Path, summary: Mapping[str, Any], number: int | None) -> None:
+    """Stores the place of a finished run on this command line: tables of the sweep have its order."""
+    if summary["about"].get("number") != number and (folder / SUMMARY).is_file():
+        with suppress(OSError):  # a folder that may be read alone
+            write_summary(folder, {**summary, "about": {**summary["about"], "number": number}})
 
 
 def _leave_interrupts_to_the_launcher() -> None:

@@ -10,6 +10,17 @@ from cbatch import ConfigError
 
 CONFIDENCE = 0.95
 _POWER = 0.84  # standard errors for a power of 80%
+_DIGITS = 9  # of a figure; beyond them, sums of the same terms in another order differ
+
+
+def significant(value: float) -> float:
+    """Returns a figure without the digits that rounding errors may change."""
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _without_rounding(value: float, scale: float) -> float:
+    """Returns 0 for a difference, or an error, of figures of this size that may come from rounding alone."""
+    return 0.0 if abs(value) <= abs(scale) * 10**-_DIGITS else value
 
 
 class Mean(NamedTuple):
@@ -42,8 +53,9 @@ def mean_of(values: Sequence[float]) -> Mean:
     known = np.array([value for value in values if not math.isnan(value)], dtype=float)
     if not len(known):
         return Mean(math.nan, math.nan, 0)
+    mean = float(known.mean())
     half = t_quantile(len(known)) * float(known.std(ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else math.nan
-    return Mean(float(known.mean()), half, len(known))
+    return Mean(mean, _without_rounding(half, mean), len(known))
 
 
 def t_quantile(number: int) -> float:
@@ -82,11 +94,12 @@ def compare(first: Mapping[Any, float], second: Mapping[Any, float], paired: boo
     number = min(len(a), len(b))
     if number < 2:
         raise ConfigError("one replication has no interval; run both with seeds=20, or give folders with several seeds")
-    difference, error = float(b.mean() - a.mean()), _error(a, b, paired)
+    difference = _without_rounding(float(b.mean() - a.mean()), a.mean())
+    error = _without_rounding(_error(a, b, paired), a.mean())
     t = t_quantile(number)
     ends = difference - t * error, difference + t * error
-    ratio = float(b.mean() / a.mean()) if a.mean() else math.nan
-    relative = t * _error(a / a.mean(), b / b.mean(), paired) if ratio > 0 else math.nan
+    ratio = float(b.mean() / a.mean() if difference else 1.0) if a.mean() else math.nan
+    relative = t * _without_rounding(_error(a / a.mean(), b / b.mean(), paired), 1.0) if ratio > 0 else math.nan
     needed = number * ((t + _POWER) * error / difference) ** 2 if difference else math.inf
     bounds = (ratio * math.exp(-relative), ratio * math.exp(relative))
     return Compared((ratio, *bounds), (difference, *ends), number, paired, needed if error else number)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
+from experiments.store.intervals import significant
 
 
 def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":
@@ -70,7 +71,8 @@ def code_text(about: Mapping[str, Any]) -> str:
 def coincide_text(runs: pd.DataFrame, columns: Iterable[str]) -> str:
     """Returns which labels have equal values of these columns in their runs, in the same order; empty if none do."""
     same: dict[str, list[str]] = {}
-    for label, rows in runs[list(columns)].groupby(runs["label"], sort=False):
+    values = runs[list(columns)].map(lambda value: significant(value) if isinstance(value, float) else value)
+    for label, rows in values.groupby(runs["label"], sort=False):
         same.setdefault(rows.to_json(orient="values", double_precision=15), []).append(str(label))
     return "; ".join(f"{' and '.join(labels)} coincide" for labels in same.values() if len(labels) > 1)
 

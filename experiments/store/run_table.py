@@ -1,6 +1,6 @@
 """The table of a sweep: a row for each label, with means over its runs, and the notes on them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import pandas as pd
@@ -42,7 +42,7 @@ def run_table(
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
     tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
     origins = notes_of(summary["about"] for summary in runs["summary"])
-    replications = _replications_text([group for _, group in groups])
+    replications = _replications_text(dict(groups))
     return "\n".join(filter(None, [table + end, replications, tail, omitted_text(omitted), *origins]))
 
 
@@ -52,14 +52,15 @@ def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
     return [key for pattern in patterns for key in known if fnmatchcase(key, pattern)]
 
 
-def _replications_text(groups: Sequence[pd.DataFrame]) -> str:
-    """Explains rows that average several runs; empty if there are none."""
-    several = [group for group in groups if len(group) > 1]
+def _replications_text(groups: Mapping[str, pd.DataFrame]) -> str:
+    """Explains rows that average several runs, and names those of fewer runs than others; empty if there are none."""
+    several = [group for group in groups.values() if len(group) > 1]
     sizes = [len(group) for group in several if group["summary"].map(figures_text).nunique() > 1]
     equal = len(several) - len(sizes)
     note = f"{ONE_REPLICATION}; so in {equal} of {len(several)} rows" if equal and sizes else ONE_REPLICATION
     if not sizes:
         return note if equal else ""
-    number = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    text = f"mean ± half of the 95% interval over {number} runs; percentiles are those of each run, averaged"
+    fewer = "; ".join(f"{label}: {len(group)}" for label, group in groups.items() if len(group) < max(sizes))
+    number = f"{max(sizes)} runs" + (f" (fewer: {fewer})" if fewer else "")
+    text = f"mean ± half of the 95% interval over {number}; percentiles are those of each run, averaged"
     return f"{text}\n{note}" if equal else text

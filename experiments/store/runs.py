@@ -40,9 +40,10 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
 def frame_of(results: Iterable[tuple[Path, Summary]]) -> pd.DataFrame:
     """Makes the frame of `read_runs` from the folder and the summary of each result."""
 
-    def place(row: Mapping[str, Any]) -> tuple[str, int]:
-        """Returns the sweep's folder and the run's number in the sweep."""
-        return str(Path(row["folder"]).parent), row["summary"]["about"].get("number") or 0
+    def place(row: Mapping[str, Any]) -> tuple[str, int, str]:
+        """Returns the sweep's folder, the run's number in the sweep, and the date of single runs."""
+        about = row["summary"]["about"]
+        return str(Path(row["folder"]).parent), about.get("number") or 0, about.get("date") or ""
 
     rows: list[dict[str, Any]] = sorted((_row(*result) for result in results), key=place)
     frame = pd.DataFrame(rows)

@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from cbatch.results.metrics import PERCENTILES
 from experiments.store.headings import LATENCIES
-from experiments.store.intervals import Compared, Mean
+from experiments.store.intervals import Compared, Mean, significant
 from experiments.store.notes import notes_of
 
 Summary = Mapping[str, Any]
@@ -121,9 +121,10 @@ def not_apart(compared: Compared) -> str:
 
 
 def figures_text(summary: Summary) -> str:
-    """Returns all figures of a run as text."""
-    figures = {key: value for key, value in summary.items() if key != "about"}
-    return json.dumps(figures, sort_keys=True, default=str)
+    """Returns all figures of a run as text, equal where they differ by rounding alone."""
+    figures = flat({key: value for key, value in summary.items() if key != "about"})
+    rounded = {key: significant(value) if isinstance(value, float) else value for key, value in figures}
+    return json.dumps(rounded, sort_keys=True, default=str)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,6 +19,7 @@ from cbatch import ConfigError
 from experiments import run
 from experiments.compare import main, report
 from experiments.store.intervals import compare
+from experiments.store.text import disagree
 
 T4 = 2.7764
 """Standard errors of an interval with 4 degrees of freedom."""
@@ -169,6 +170,15 @@ def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
         assert printed("one", "nowhere").startswith("compare nowhere: no such folder")
         assert printed("no/where", "orca").startswith("compare no/where: no such folder")
         assert printed("one", "other", "chunk=2").startswith("compare: chunk=2 is for policies; folders take metric=")
+
+
+def test_the_last_bits_of_figures_are_no_difference() -> None:
+    """Sums of the same terms in another order: neither a difference nor an interval, in pairs or not."""
+    first, second = numbered(0.3, 0.6, 0.9), numbered(0.1 + 0.2, 0.6, 0.9)
+    for paired in (True, False):
+        found = compare(first, second, paired)
+        assert (found.ratio[0], found.difference[0], found.apart, disagree(found)) == (1.0, 0.0, False, False)
+    assert compare(first, second, paired=True).difference == (0, 0, 0)
 
 
 def write_sweep(folder: Path, policies: Sequence[str], rates: Sequence[int], seeds: Sequence[int] = (0, 1)) -> None:

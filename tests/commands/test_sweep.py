@@ -34,6 +34,14 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
     assert len((tmp_path / "multirun" / "part" / "errors.log").read_text().splitlines()) == 2
 
 
+def test_a_table_has_the_order_of_the_latest_command_line(tmp_path: Path) -> None:
+    """Also where it goes on with a sweep, whose finished runs had other places; sorted by name, orca would be first."""
+    for policies in (["vtc", "orca"], ["sarathi_serve(chunk=256)", "vtc", "orca"]):
+        names = [name.partition("(")[0] for name in policies]
+        assert command("run", "-m", "sweep=s", f"policy={','.join(names)}", *QUICK, cwd=tmp_path).returncode == 0
+        assert read_runs(tmp_path / "multirun" / "s")["policy"].to_list() == policies
+
+
 def search(cwd: Path, chunks: str, objective: str = "throughput.total_tokens_per_second") -> Ended:
     """Searches for the chunk with the highest objective, trying each value once or more."""
     pytest.importorskip("optuna", reason="the sweep extra is not installed")

@@ -15,7 +15,7 @@ from experiments import plot
 from experiments.compare import read_replications, report
 from experiments.plots import curves, latency_cdf, table
 from experiments.settings.overrides import with_seeds
-from experiments.store.intervals import Mean, log_ends, share_ends
+from experiments.store.intervals import Mean, log_ends, mean_of, share_ends
 from experiments.store.run_table import ONE_REPLICATION, run_table
 from experiments.store.runs import frame_of
 from experiments.store.selection import Omitted
@@ -91,6 +91,21 @@ def test_runs_that_the_seed_does_not_change_have_no_interval() -> None:
     assert ONE_REPLICATION in text and "95% interval" not in text and "±" not in text
     both = run_table(runs(*equal, summary("b"), summary("b", run={"preemptions": 3})))
     assert "mean ± half of the 95% interval over 2 runs" in both and f"{ONE_REPLICATION}; so in 1 of 2 rows" in both
+
+
+def test_the_last_bits_of_figures_make_no_interval() -> None:
+    """0.1 + 0.2 in 2 of 5 seeds, 0.3 in the others: the same figure, summed in another order."""
+    sums = [summary("a", throughput={"requests_per_second": rate}) for rate in (0.3, 0.1 + 0.2, 0.3, 0.3, 0.1 + 0.2)]
+    text = run_table(runs(*sums))
+    assert ONE_REPLICATION in text and "95% interval" not in text and "±" not in text
+    assert mean_of([1e6, 1e6 + 2e-10, 1e6]).half == 0 and mean_of([1.0, 1.0 + 1e-6]).half > 0
+
+
+def test_rows_of_fewer_runs_than_others_are_named() -> None:
+    """As a sweep leaves them that is resumed with more seeds for one policy."""
+    rates = [("a", 1.0), ("a", 2.0), ("a", 3.0), ("b", 1.0), ("b", 2.0), ("c", 1.0)]
+    text = run_table(runs(*(summary(policy, throughput={"requests_per_second": rate}) for policy, rate in rates)))
+    assert "mean ± half of the 95% interval over 3 runs (fewer: b: 2; c: 1); percentiles" in text
 
 
 def test_the_table_of_a_plot_has_more_columns_and_its_file_an_origin(
