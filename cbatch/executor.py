@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.cost import BatchShape
+from cbatch.cost import BatchShape, CostModel
 from cbatch.kv import BlockPool
 from cbatch.request import Ints, Request
 from cbatch.request_table import ONE, RequestTable
@@ -36,7 +36,7 @@ class Step:
     num_batch_tokens: tokens of the batch, and num_decode_tokens those of requests with only their newest token left.
     pad_to: tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. Live: an executor reads them inside `launch` and never later.
-    known_shape: `shape()`, where it is known already.
+    known_shape: `shape()`, where it is known already. known_seconds: `seconds()`, once it was called.
     """
 
     index: int
@@ -53,6 +53,7 @@ class Step:
     pool: BlockPool
     note: str = ""
     known_shape: BatchShape | None = None
+    known_seconds: float | None = None
 
     def again(self, num_times: int) -> "Step":
         """Returns the iteration that follows so many times after one of decodes, whose batch stays as it is."""
@@ -73,6 +74,12 @@ class Step:
             self.note,
             BatchShape((), num_decodes, context + num_times * num_decodes, num_padding),
         )
+
+    def seconds(self, cost: CostModel) -> float:
+        """Returns the predicted seconds, for which the cost model is asked once."""
+        if self.known_seconds is None:
+            self.known_seconds = cost.predict(self.shape())
+        return self.known_seconds
 
     def shape(self) -> BatchShape:
         """Returns the batch's shape for a cost model. A request that computes one token counts as a decode."""

@@ -111,7 +111,7 @@ class EngineView(View):
             last = self._record.steps[-1]
             free_at, end = last.started + (last.ended - last.started) / num_stages, last.ended
         for step, _, (_, launched_at), _ in self._in_flight:
-            seconds = self.cost.predict(step.shape())  # of the busiest stage
+            seconds = step.seconds(self.cost)  # of the busiest stage
             start = max(free_at, launched_at)
             free_at, end = start + seconds, max(start + num_stages * seconds, end + seconds)
         return max(end, self.now)

@@ -29,6 +29,13 @@ class Launched:
     num_decodes: int
     state: tuple[int, int, int, int]
     note: str
+    known_seconds: float | None = None
+
+    def seconds(self, cost: CostModel) -> float:
+        """Returns the predicted seconds, for which the cost model is asked once."""
+        if self.known_seconds is None:
+            self.known_seconds = cost.predict(self.shape())
+        return self.known_seconds
 
     def shape(self) -> BatchShape:
         """Of the latest iteration: its tokens are counted as computed, and no later ones."""
@@ -109,7 +116,7 @@ class VllmView(View):
     def predicted_end(self) -> float:
         end = self.last_ended_at
         for launched in self.in_flight:
-            end = max(end, launched.launched_at) + self.cost.predict(launched.shape())
+            end = max(end, launched.launched_at) + launched.seconds(self.cost)
         return max(end, self.now)
 
     @property

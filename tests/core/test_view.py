@@ -8,7 +8,7 @@ from schedules import UnitCost, make_engine
 from small_cluster import make_executor as make_sim_executor
 from tiny_models import LLAMA, greedy_references, make_executor
 
-from cbatch import Engine, Limits, Plan, PolicyError, Request, View
+from cbatch import BatchShape, CostFunction, Engine, Limits, Plan, PolicyError, Request, View
 from cbatch.errors import ConfigError
 from cbatch.sim.executor import SimExecutor
 from policies.orca import Orca
@@ -44,6 +44,23 @@ def test_the_predicted_end_of_what_is_in_flight_comes_true() -> None:
     errors = sorted(abs(predicted / end - 1) for predicted, end in pairs)
     assert errors[-1] < 0.15
     assert errors[len(errors) * 9 // 10] < 0.03
+
+
+def test_the_predicted_end_asks_the_cost_model_once_for_each_iteration() -> None:
+    """However often a policy reads it, in a plan or in several: of four stages, each iteration is in flight for four plans."""
+    shapes: list[BatchShape] = []
+    cost = CostFunction(lambda shape: shapes.append(shape) or 1.0)  # type: ignore[func-returns-value]
+
+    class Reads(Orca):
+        def plan(self, view: View) -> Plan:
+            assert len({view.predicted_end for _ in range(5)}) == 1
+            return super().plan(view)
+
+    executor, limits = make_sim_executor(4), Limits(4, 64, 100, num_stages=4)
+    engine = Engine(Reads(), executor, limits, cost, num_blocks=100, block_size=4)
+    engine.submit(Request(id_, 3 + id_, 4 + id_) for id_ in range(12))
+    steps = engine.run().steps
+    assert 0.9 * len(steps) < len(shapes) <= len(steps)
 
 
 class RoundRobin:
