@@ -150,7 +150,7 @@ def result(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         pair("trace", "sarathi", {"total time": -0.05, "throughput": 0.01, "TTFT P50": 0.2}, (0.01,), model="b"),
         pair("pd", "orca", {"total time": 0.02, "TBT P99": 0.09, "TTFT P99": 0.12}, (0.0,)),
     ]
-    profile: Any = SimpleNamespace(name="h200")
+    profile: Any = load_profile("h200")
     return compare.compare(pairs, profile)
 
 
@@ -190,7 +190,7 @@ def test_the_largest_and_the_median_error_are_of_sizes(result: dict[str, Any]) -
 def test_the_total_time_of_an_open_loop_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its arrivals take as long in both: only the queued run is judged by it."""
     monkeypatch.setattr(compare, "iteration_errors", lambda run, profile: {})
-    profile: Any = SimpleNamespace(name="h200")
+    profile: Any = load_profile("h200")
     wrong = {"total time": 0.04, "throughput": 0.04, "TPOT mean": 0.04}
     open_loop = pair("poisson", "orca", wrong, load=0.9)
     found = compare.compare([open_loop, pair("queued", "orca", {"TPOT mean": 0.02})], profile)
@@ -216,7 +216,7 @@ def test_written_comparisons_are_pooled_card_by_card(
 ) -> None:
     """Of two cards in one file and one in another: each run counts once. Of capacities, the profile's own speed counts."""
     measured = [{"commit": commit} for commit in ("1a", "2b", "3c")]
-    worse = compare.compare([pair("c", "vtc", {"TTFT P90": 0.3}, load=0.9)], SimpleNamespace(name="h200"))  # type: ignore[arg-type]
+    worse = compare.compare([pair("c", "vtc", {"TTFT P90": 0.3}, load=0.9)], load_profile("h200"))
     cases = {compare.on_card(case, card): runs for card, (case, runs) in enumerate(result["cases"].items(), 1)}
     (tmp_path / "a.json").write_text(json.dumps({**result, "cases": cases, "measured": measured[:2]}))
     errors = {"profile": worse, "card": {**worse, "cases": {}}}
@@ -233,6 +233,9 @@ def test_written_comparisons_are_pooled_card_by_card(
     assert found["within"]["all runs"] == [1, 4]
     with pytest.raises(ConfigError, match=r"b\.json: no comparison with this profile: .*h200, not h100"):
         stored.pool(files[1:], "h100")
+    files[0].write_text(json.dumps({**result, "tables": "others"}))
+    with pytest.raises(ConfigError, match=r"a\.json: .*simulated with other tables of h200"):
+        stored.pool(files, "h200")
 
 
 @pytest.mark.parametrize("name", [name for name in ("h200", "h100") if load_profile(name).compared])

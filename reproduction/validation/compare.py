@@ -1,5 +1,6 @@
 """Simulates real runs again and compares the figures."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, compress
@@ -12,6 +13,7 @@ from cbatch import BatchShape, KVSize, Limits, Request, RunRecord, Server
 from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.power import GpuClock
+from cbatch.sim.profile_file import profile_text
 from experiments.settings.presets import load_spec
 from reproduction.validation.card import AS_MEASURED, CardSpeed, card_speed, eager_seconds
 from reproduction.validation.cases import make_policy
@@ -107,7 +109,19 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
             "percentile_rank": ranks,
             "iterations": iteration_errors(run, profile),
         }
-    return {"profile": profile.name, "targets": TARGETS, **summarize(cases), "cases": cases}
+    return {
+        "profile": profile.name,
+        "tables": tables_of(profile),
+        "targets": TARGETS,
+        **summarize(cases),
+        "cases": cases,
+    }
+
+
+def tables_of(profile: Profile) -> str:
+    """Returns a digest of everything in a profile but what it states of its error."""
+    text = profile_text(replace(profile, error="", compared={}))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def summarize(cases: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError
+from cbatch.sim import load_profile
 from reproduction.validation.cases import CASES, SERVE, sizes, workload
-from reproduction.validation.compare import TARGETS, card_of, cards, on_card, summarize
+from reproduction.validation.compare import TARGETS, card_of, cards, on_card, summarize, tables_of
 from reproduction.validation.runs import ServedRun, asked_run
 
 KNOWN = {case.name: case for case in CASES}
@@ -20,6 +21,7 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
         ConfigError: a file cannot be read, or is of another profile.
     """
     loops: dict[str, dict[str, Any]] = {"async": {}, "sync": {}}
+    tables = tables_of(load_profile(profile))
     origins: list[dict[str, Any]] = []
     for file in files:
         try:
@@ -27,6 +29,8 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
             found = content.get("errors", {}).get("profile", content)  # at the profile's speed, not at the cards'
             if found["profile"] != profile:
                 raise ValueError(f"compares profile {found['profile']}, not {profile}")
+            if found.get("tables", tables) != tables:
+                raise ValueError(f"was simulated with other tables of {profile}; give path=TRACE to simulate again")
             for name, policies in found["cases"].items():
                 case, card = card_of(name)
                 for policy, run in policies.items():
