@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from cbatch import ConfigError
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
 from experiments.store.tables import read_steps
@@ -30,11 +31,14 @@ def draw(folder: Path, look: Look = PLAIN, runs: str = "") -> Figure:
         runs: the run whose folder name contains this.
 
     Raises:
-        ConfigError: no finished run, or several.
+        ConfigError: no finished run, or several; it has no iterations.
     """
     shown = load_runs(folder, runs, 1, look)
     run = shown.iloc[0]
-    drawn, how = _thin_out(read_steps(run["folder"]))
+    steps = read_steps(run["folder"])
+    if steps.empty:
+        raise ConfigError(f"{run['folder']}: the run has no iterations to draw; choose another run")
+    drawn, how = _thin_out(steps)
     figure, [[tokens], [requests], [memory]] = new_figure(3, 1, 4.4, ratios=(2, 1, 1), sharex=True)
     shown_tokens = {name: parts for name, parts in _TOKENS.items() if drawn[parts[0]].any()}
     counts = [drawn[column] for column, _ in shown_tokens.values()]

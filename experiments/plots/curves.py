@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -170,7 +171,7 @@ def draw(
 def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     """Returns the x of each run: the first of the axis's settings that varies among the runs of its workload.
 
-    The rate of a trace is that of its requests, averaged over the runs at the same speed.
+    The rate of a trace is that of its requests, averaged over the runs at the same speed. Raises ConfigError if it has none.
     """
     places = pd.Series(float("nan"), runs.index)
     for _, own in runs.groupby("of"):
@@ -180,7 +181,9 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
         values = pd.to_numeric(own[key], errors="coerce")
         if x == "rate" and key in SPEEDS:
             arrivals = own["folder"].map(lambda folder: read_requests(folder)["arrival"])
-            rates = arrivals.map(lambda times: (len(times) - 1) / (times.max() - times.min()))
+            if not arrivals.map(np.ptp).all():
+                raise ConfigError(f"x=rate: the requests of a run arrive together, without a rate; give x={key}")
+            rates = arrivals.map(lambda times: (len(times) - 1) / np.ptp(times))
             values = rates.groupby(own[key]).transform("mean")
         places[own.index] = values
     return places

@@ -35,10 +35,12 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False, runs: str = "") 
         runs: show only runs whose folder names contain this.
 
     Raises:
-        ConfigError: no finished runs, or too many; with tiers, no request has one.
+        ConfigError: no finished runs, or too many; no request was served; with tiers, no request has one.
     """
     frame = load_series(folder, runs, look)
     requests = {run: read_requests(run) for run in frame["folder"]}
+    if all(of_run["ttft_seconds"].isna().all() for of_run in requests.values()):
+        raise ConfigError(f"{folder}: no request was served, so there is no latency to draw; choose another run")
     rows = sorted({str(tier) for of_run in requests.values() for tier in of_run["tier"].dropna()}) if tiers else [""]
     if not rows:
         raise ConfigError(f"{folder}: no request has a tier; give them with workload.tiers, or leave out tiers=true")

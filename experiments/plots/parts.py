@@ -1,6 +1,7 @@
 """Building blocks of figures: lines with bands, plain logarithmic axes, lanes of activity."""
 
 from collections.abc import Iterable, Sequence
+from math import isinf
 from typing import Any
 
 import pandas as pd
@@ -12,10 +13,14 @@ from experiments.plots.style import line_style
 
 
 def label_log(axis: Axis) -> None:
-    """Labels a logarithmic axis, after drawing, with a few plain numbers however few decades it spans; ticks all multiples."""
-    low, high = sorted(axis.get_view_interval())
-    if low <= 0:  # nothing was drawn
+    """Labels a logarithmic axis, after drawing, with a few plain numbers however few decades it spans; ticks all multiples.
+
+    Without a positive value, as of gaps between single tokens, no logarithmic axis can be drawn: it becomes linear.
+    """
+    if isinf(axis.get_minpos()):
+        axis.axes.set(**{"xscale" if axis is axis.axes.xaxis else "yscale": "linear"})
         return
+    low, high = sorted(axis.get_view_interval())
     if high < 2 * low:
         axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3))
     else:

@@ -1,5 +1,6 @@
 """Building blocks of plots: labels of logarithmic axes, and styles that can be told apart."""
 
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -25,6 +26,17 @@ def test_a_logarithmic_axis_has_a_few_labels_that_do_not_touch(low: float, high:
     assert 3 <= len(shown) <= 7
     boxes = sorted((text.get_window_extent() for text in shown), key=lambda box: box.x0)
     assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
+
+
+@pytest.mark.parametrize("values", [[], [0.0, 0.0]], ids=["nothing", "zeros"])
+def test_an_axis_without_positive_values_can_be_drawn(values: list[float]) -> None:
+    figure, [[panel]] = new_figure(1, 1, 2.7)
+    panel.plot(values, values)
+    with warnings.catch_warnings(action="ignore"):  # that there is none
+        panel.set(xscale="log", yscale="log")
+    parts.label_log(panel.xaxis)
+    parts.label_log(panel.yaxis)
+    figure.draw_without_rendering()
 
 
 def test_sixteen_series_can_be_told_apart_without_colour() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from commands import QUICK, command
 from hand_made import write_run
 from matplotlib.axes import Axes
 from test_schedule_chart import with_decisions
@@ -288,6 +290,7 @@ def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.Cap
         (["curves", "{one}", "x=batch"], "curves: needs x=KEY and y=KEY"),
         (["service", "{one}", "window=0"], "window=0: give seconds above 0"),
         (["service", "{clientless}"], "no request names its client; choose a workload with clients"),
+        (["latency_vs_rate", "{together}"], "x=rate: the requests of a run arrive together, without a rate"),
         (["table", "{one}", "runs=vllm"], "runs=vllm: no folder name contains this"),
     ],
 )
@@ -297,7 +300,33 @@ def test_bad_requests_are_one_line(
     clientless = write_run(tmp_path / "clientless")
     (clientless / "requests.csv").write_text((clientless / "requests.csv").read_text().replace("ann", ""))
     (tmp_path / "empty").mkdir()
-    places = {"one": folder, "empty": tmp_path / "empty", "clientless": clientless}
+    for speed in (1, 2):
+        at_once = write_run(tmp_path / "together" / str(speed), {}, {"workload": {"speed": speed}})
+        table = pd.read_csv(at_once / "requests.csv").assign(arrival=0.0)
+        table.to_csv(at_once / "requests.csv", index=False, lineterminator="\r\n")
+    places = {"one": folder, "empty": tmp_path / "empty", "clientless": clientless, "together": tmp_path / "together"}
     assert main([argument.format(**places) for argument in arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and message in line
+
+
+REJECTS = """
+from cbatch import Plan
+
+class Rejects:
+    def plan(self, view):
+        plan = Plan()
+        plan.reject = [(request, "no") for request in view.waiting]
+        return plan
+"""
+
+
+def test_a_run_that_served_nothing_has_nothing_to_draw(tmp_path: Path) -> None:
+    (tmp_path / "rejects.py").write_text(REJECTS)
+    done = command("run", "policy=external", "policy._target_=rejects.Rejects", "output=out", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done
+    for plot, says in (("latency_cdf", "no request was served"), ("composition", "the run has no iterations to draw")):
+        drawn = command("plot", plot, "out", cwd=tmp_path)
+        assert (
+            drawn.returncode == 2 and drawn.stderr.startswith(f"error: out: {says}") and drawn.stderr.count("\n") == 1
+        )
