@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from cbatch import ConfigError
 from experiments.objective import known_figures, may_exist, no_such_figure, objective_of
 from experiments.serve import serve
-from experiments.settings.command_line import print_any_text
+from experiments.settings.command_line import end_with_the_parent, print_any_text
 from experiments.settings.compose import MULTIRUN
 from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.identity import identity
@@ -125,7 +125,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
     Raises:
         SweepEnded: errors.log or the output cannot be written, or the reader of the output has ended.
     """
-    _leave_interrupts_to_the_launcher()
+    _follow_the_launcher()
     print_any_text()
     name = folder_name(composed.name)
     try:
@@ -174,13 +174,15 @@ def _renumber(folder: Path, summary: Mapping[str, Any], number: int | None) -> N
             write_summary(folder, {**summary, "about": {**summary["about"], "number": number}})
 
 
-def _leave_interrupts_to_the_launcher() -> None:
+def _follow_the_launcher() -> None:
     """In a worker's process Ctrl-C is ignored: the launcher, which receives it too, ends its workers.
 
-    Interrupted while it returns a result, a worker would leave the launcher waiting for the rest of it.
+    Interrupted while it returns a result, a worker would leave the launcher waiting for the rest of it. A launcher that is killed
+    ends nobody: then the worker ends by itself.
     """
     if current_process().name != "MainProcess" and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        end_with_the_parent()
 
 
 def _note_error(path: Path, line: str) -> None:

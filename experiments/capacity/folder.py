@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from cbatch import CbatchError, ConfigError
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome
+from experiments.settings.command_line import end_with_the_parent
 from experiments.store.claim import LOCK, UNFINISHED, claimed
 from experiments.store.run_folder import PLOTS, read_summary, run_folders
 
@@ -118,7 +119,7 @@ def _pool(cores: int) -> Iterator[Executor | None]:
     if cores == 1:
         yield None
         return
-    pool = ProcessPoolExecutor(cores)
+    pool = ProcessPoolExecutor(cores, initializer=end_with_the_parent)
     try:
         yield pool
     finally:

@@ -5,9 +5,13 @@ Independent of any command. The settings of a run are read by Hydra instead: see
 
 import inspect
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from io import TextIOWrapper
+from threading import Thread
 from typing import Annotated, Any
 
 from cbatch import ConfigError
@@ -16,6 +20,7 @@ from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.overrides import check_given_once, say_repeated, with_search_path
 from experiments.settings.settings import GROUPS
 
+_SECONDS_BETWEEN_LOOKS = 0.2  # at the parent of a worker
 HELP = frozenset({"-h", "--help"})
 Count = Annotated[int, whole(1)]
 Index = Annotated[int, whole(0)]
@@ -95,6 +100,20 @@ def print_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+@cache
+def end_with_the_parent() -> None:
+    """Has a worker's process receive SIGTERM, again and again, once its parent has ended: a parent that is killed ends nobody."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while True:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def listed(names: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +14,18 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from commands import QUICK, WAITING, command, environment, errors_at_end, new_process, start, summary, wait_for
+from commands import (
+    PATIENCE,
+    QUICK,
+    WAITING,
+    command,
+    environment,
+    errors_at_end,
+    new_process,
+    start,
+    summary,
+    wait_for,
+)
 from contended import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, simulated
 from schedules import UnitCost
 from tiny_models import LLAMA, greedy_references, make_executor
@@ -241,6 +253,31 @@ def test_sigterm_keeps_the_finished_runs_of_a_sweep(tmp_path: Path) -> None:
     )
     assert summary(next(folder.glob("*at=-1*")))["run"]["requests"] == 20
     assert unfinished(next(folder.glob("*at=5*")))["status"] == "terminated"
+
+
+def runs_on(process: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    """Both workers wait in a run, and further runs are queued."""
+    begun = tmp_path / "begun"
+    sweep = ("-m", "sweep=long", *WAITING, "+policy.at=5", f"+policy.begun={begun}", "seed=0,1,2,3,4,5")
+    process = start(*sweep, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path)
+    wait_for(begun.exists, process)
+    folders = tmp_path / "multirun" / "long"
+    wait_for(lambda: len(list(folders.glob("*/unfinished.json"))) == 2, process)
+    workers = {unfinished(path.parent)["process"] for path in folders.glob("*/unfinished.json")}
+    process.kill()
+    process.wait()
+    end = time.monotonic() + PATIENCE
+    while any(map(runs_on, workers)):
+        assert time.monotonic() < end, "a worker goes on"
+        time.sleep(0.1)
+    assert "terminated" in {unfinished(path.parent)["status"] for path in folders.glob("*/unfinished.json")}
 
 
 KILLER = """
