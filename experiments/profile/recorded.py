@@ -138,7 +138,8 @@ class Prices(NamedTuple):
 def fit(measured: Sequence[tuple[BatchShape, float]], captured: Sequence[int] = ()) -> Prices:
     """Returns the prices, without outliers of a first fit. captured: sizes to which tokens are padded."""
     shapes, seconds = [shape for shape, _ in measured], np.array([seconds for _, seconds in measured])
-    tokens = np.array([_padded(shape.num_tokens, captured) for shape in shapes])
+    counts = [shape.num_tokens for shape in shapes]
+    tokens = np.array([next((size for size in captured if size >= count), count) for count in counts])
     knots = _knots(tokens, captured or KNOTS)
     attention = [[sum(scores(*chunk) for chunk in shape.chunks), shape.decode_context] for shape in shapes]
     rows = np.hstack([np.array([np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]).T, attention])
@@ -158,10 +159,6 @@ def _knots(tokens: NDArray[Any], candidates: Sequence[int]) -> list[int]:
         if np.count_nonzero((tokens > knots[-1]) & (tokens <= size)) >= FEWEST:
             knots.append(size)
     return [*knots[:-1], most] if len(knots) > 1 else [least, max(most, least + 1)]
-
-
-def _padded(tokens: int, captured: Sequence[int]) -> int:
-    return next((size for size in captured if size >= tokens), tokens)
 
 
 def _steps(base: PiecewiseLinear) -> PiecewiseLinear:

@@ -50,7 +50,9 @@ def compose(*overrides: str, name: str = "config") -> Composed:
     with _explained(name, plain), _initialized():
         if swept := [given.input_line for given in _parse(plain) if given.is_sweep_override()]:
             raise ConfigError(f"{swept[0]}: several values are a sweep; add -m to experiments.run, or quote the value")
-        return _resolve(hydra.compose(name, [*plain, *_unnamed(plain)], return_hydra_config=True))
+        # without a name for the sweep that a single run is not, each composition would have another one, the time
+        unnamed = [] if any(override.startswith("sweep=") for override in plain) else ["sweep=none"]
+        return _resolve(hydra.compose(name, [*plain, *unnamed], return_hydra_config=True))
 
 
 @dataclass(frozen=True)
@@ -131,11 +133,6 @@ def _explained(name: str, overrides: Sequence[str]) -> Iterator[None]:
 def _parse(overrides: Sequence[str]) -> list[Any]:
     loader = GlobalHydra.instance().config_loader()
     return list(OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)))
-
-
-def _unnamed(overrides: Sequence[str]) -> list[str]:
-    """Returns a name for the sweep that a single run is not; otherwise each composition would have another, the time."""
-    return [] if any(override.startswith("sweep=") for override in overrides) else ["sweep=none"]
 
 
 def _grid(overrides: Sequence[str]) -> list[list[str]]:

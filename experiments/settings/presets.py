@@ -12,10 +12,8 @@ FOLDER = Path(__file__).parents[1] / "conf" / "model"
 
 def load_spec(name: str) -> ModelSpec:
     """Reads a model preset. Raises ConfigError if there is none of that name."""
-    path = FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        presets = [preset.stem for preset in FOLDER.glob("*.yaml")]
+    presets = {path.stem: path for path in FOLDER.glob("*.yaml")}
+    if name not in presets:
         raise ConfigError(f"model={name}: no such model; {nearest(name, presets)}")
-    fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    del fields["_target_"]
-    return ModelSpec(**fields)
+    fields = yaml.safe_load(presets[name].read_text(encoding="utf-8"))
+    return ModelSpec(**{key: value for key, value in fields.items() if key != "_target_"})

@@ -45,7 +45,8 @@ def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, f
     figures = {}
     for name, rows in cases(batch).items():
         chunks = [row for row in rows if row[0] > 1]
-        bound = _bytes(spec, rows) / COPY_BANDWIDTH * 1e6
+        context = sum(tokens for queries, tokens in rows if queries == 1)
+        bound = context * spec.kv_bytes_per_token // spec.num_layers / COPY_BANDWIDTH * 1e6
         times = _times(spec, rows, batch, repeats)
         alone = _times(spec, chunks, batch, repeats) if chunks else None
         figures[name] = {"rows": rows, "time": times, "chunks_alone": alone, "bytes_bound": bound}
@@ -69,10 +70,6 @@ def cases(batch: int) -> dict[str, list[Row]]:
         "three beside a chunk": [*[(1, 1024)] * 3, (253, 253)],
         "uneven beside a chunk": [*((1, context) for context in uneven[1:]), (512, 1024)],
     }
-
-
-def _bytes(spec: ModelSpec, rows: Sequence[Row]) -> int:
-    return sum(context for queries, context in rows if queries == 1) * spec.kv_bytes_per_token // spec.num_layers
 
 
 def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) -> dict[str, float]:

@@ -76,17 +76,14 @@ def _draw(path: Path, panels: Mapping[str, Schedule], requests: list[Request], t
     for panel, (name, schedule) in zip(axes, panels.items(), strict=False):
         drawn = draw_schedule(panel, schedule, requests, labels, width=0.5)
         handles |= {str(handle.get_label()): handle for handle in drawn}
-        panel.set_title(f"{name} (first come, first served)" if name == FCFS else _title(name))
+        settings = [f"{key}={value:g}" for key, value in OWN_SETTINGS.get(name, {}).items()]
+        panel.set_title(f"{name} (first come, first served)" if name == FCFS else ", ".join([name, *settings]))
         panel.set_xlim(-0.5, max(each.num_iterations for each in panels.values()) - 0.5)
     for panel in axes[len(panels) :]:
         panel.set_axis_off()
     figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=len(handles))
     with atomic_write(path) as partial:
         figure.savefig(partial, dpi=150, format="png", metadata={"Description": text, "Software": None})
-
-
-def _title(policy: str) -> str:
-    return ", ".join([policy, *(f"{key}={value:g}" for key, value in OWN_SETTINGS.get(policy, {}).items())])
 
 
 def _requests() -> list[Request]:

@@ -6,13 +6,11 @@ taken. Models are identified by shape. Vidur does not measure the output head, w
 out, as Vidur's own simulations leave it out by default.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from cbatch import ModelSpec
 from cbatch.errors import ProfileError
@@ -86,15 +84,13 @@ def _read_layers(path: Path) -> dict[int, dict[str, Any]]:
     rows = read_columns(path, ["num_tokens", degrees, *columns.values()], above_zero=("num_tokens", degrees))
     return {
         degree: {
-            part: curve(path, part, of_degree["num_tokens"], _sum(of_degree[columns[name]] for name in operators) * MS)
+            part: curve(
+                path, part, of_degree["num_tokens"], reduce(add, (of_degree[columns[name]] for name in operators)) * MS
+            )
             for part, operators in PARTS.items()
         }
         for (degree,), of_degree in split(rows, degrees)
     }
-
-
-def _sum(times: Iterable[pd.Series]) -> pd.Series:
-    return reduce(add, times)
 
 
 def _attention(folder: Path, share: ModelSpec) -> dict[str, Any]:

@@ -18,7 +18,10 @@ def show(result: dict[str, Any]) -> None:
         model = next(iter(policies.values()))["model"]
         print(f"\n{case}: {model}; measured, and the error of simulation")
         columns = [*CLOSED, *(f"{kind} {rank}" for kind in KINDS for rank in RANKS)]
-        cells = {name: [_cell(found, column) for column in columns] for name, found in policies.items()}
+        cells = {
+            name: [f"{found['measured'][column]:,.4g} {found['error'][column]:+.1%}" for column in columns]
+            for name, found in policies.items()
+        }
         print(tabulate([*zip(columns, *cells.values(), strict=True)], ["", *cells], disable_numparse=True))
         swapped = ", ".join(f"{pair} (apart by {gap:.1%})" for pair, gap in result["ranking"][case]["swapped"].items())
         print(f"  ranking: {f'differs: {swapped}' if swapped else 'the same'}")
@@ -36,10 +39,6 @@ def show(result: dict[str, Any]) -> None:
     print(f"  {_within_line(result)}")
     for name, found in result.get("at_card_speed", {}).items():
         print(f"  {name} at the speed of the card: {found['median']:.1%} (at most {found['largest']:.1%})")
-
-
-def _cell(found: Mapping[str, Any], name: str) -> str:
-    return f"{found['measured'][name]:,.4g} {found['error'][name]:+.1%}"
 
 
 def error_line(result: Mapping[str, Any], command: str) -> str:
