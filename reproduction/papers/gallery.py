@@ -1,7 +1,7 @@
 """From figures to files: measure, draw, check the claims, and write the files of one figure.
 
     <folder>/paper/<name>.csv           what was measured, one row per drawn value
-    <folder>/paper/<name>.png, .pdf     the drawing; of a table, <name>.md
+    <folder>/paper/<name>.png, .pdf     the drawing; of a table, or where no page shows a drawing, <name>.md
     <folder>/paper/<name>.json          command, date, versions, where the times come from, and the claims
 
 Each file is written atomically, the .json last.
@@ -23,6 +23,7 @@ from experiments.plots import style
 from experiments.store.provenance import atomic_write, write_text
 from reproduction import RESULTS
 from reproduction.papers.claims import Claim, Verdict, check, conclusion, read_claims, write
+from reproduction.papers.frames import tabulate_rows
 from reproduction.papers.machines import Machines, origin_of
 
 FOLDER = Path(__file__).parent / "figures"
@@ -134,9 +135,9 @@ def _origin(measured: Sequence[Mapping[str, Any]], machines: Mapping[str, Mappin
 
 
 def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str) -> None:
-    """Writes the drawing, or the table."""
+    """Writes the drawing, or the table; a module without `draw` has a table of all that it measures."""
     with style.print_style():
-        drawn = module.draw(data, claims)
+        drawn = module.draw(data, claims) if hasattr(module, "draw") else tabulate_rows(data)
         if isinstance(drawn, str):
             write_text(path.with_suffix(".md"), f"{drawn}\n\n{'; '.join(origin.splitlines())}\n")
             return

@@ -4,21 +4,18 @@ The selector is not informed of the drift; it estimates P:D from the requests th
 whole run fastest can only be found by a sweep of the whole run.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from cbatch import KVSize, Limits, Server
 from cbatch.sim import ProfileCost, SimExecutor
 from policies.chunking import ChunkSelector, PDAware, TileAligned
 from policies.sarathi import Sarathi
 from reproduction.experiment_files import composed, swept, workload
-from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, select
-from reproduction.papers.machines import TITLES, Machines
+from reproduction.papers.machines import Machines
 from reproduction.papers.steady import BLOCK
-from reproduction.parts import facet, fill_style
 
 EXPERIMENT = "chunk_drift"
 HARDWARE = ("a6000", "h200")
@@ -49,18 +46,3 @@ def lead_over_fixed(data: pd.DataFrame, hardware: str) -> float:
     """Throughput of the whole run over that of the best fixed total."""
     seconds = select(data, hardware=hardware).set_index("series")["value"]
     return float(seconds.drop(CHOSEN).min() / seconds[CHOSEN])
-
-
-def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """Draws a panel for each machine, a bar for each chunk. No paper has this."""
-    ratios = ", then ".join(map(str, composed(EXPERIMENT)["workload"]["lengths"]["pd_ratios"]))
-    figure, facets = facet(data, 1, 2.6, across=True)
-    for hardware, shown, [panel] in facets:
-        names = [str(chunk) for chunk in shown["series"]]
-        for index, chunk in enumerate(names):
-            panel.bar(index, shown["value"].iloc[index], **fill_style(0 if chunk == CHOSEN else 3))
-        panel.set_xticks(range(len(names)), names)
-        panel.set(title=f"{TITLES[hardware]}: P:D {ratios}", xlabel="chunk and decodes [tokens]")
-        panel.xaxis.grid(visible=False)
-    facets[0].panels[0].set_ylabel("time of the whole run [s]")
-    return figure

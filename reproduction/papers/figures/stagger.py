@@ -5,23 +5,19 @@ request's life of D iterations, D / B apart, every prompt does (best case, the l
 requests by itself.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from cbatch import Policy
-from experiments.plots.style import line_style
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from reproduction.experiment_files import composed, swept, swept_numbers
-from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, select
-from reproduction.papers.machines import TITLES, Machines
+from reproduction.papers.machines import Machines
 from reproduction.papers.steady import Load, load_of, seconds_per_request
-from reproduction.parts import facet, legend, mark_printed
 
 EXPERIMENT = "stagger"
 HARDWARE = ("a6000", "h200")
@@ -73,25 +69,3 @@ def reached(data: pd.DataFrame, hardware: str, pd_ratio: float, stagger: float =
 def _orca(data: pd.DataFrame, hardware: str) -> "pd.Series[float]":
     """Orca's gains, [P:D, stagger]."""
     return select(data, hardware=hardware, series="Orca").set_index(["pd_ratio", "stagger"])["value"]
-
-
-def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """A panel for each machine, a line for each policy and P:D.
-
-    The paper prints the gain of its best and worst case, but no stagger: the best one is marked where ours is.
-    """
-    load = load_of(EXPERIMENT, data["pd_ratio"].iloc[0])
-    figure, facets = facet(data, 1, 2.8, across=True)
-    for hardware, shown, [panel] in facets:
-        for index, ((series, ratio), line) in enumerate(shown.groupby(["series", "pd_ratio"], sort=False)):
-            panel.plot(line["stagger"], line["value"], label=f"{series}, P:D {ratio:g}", **line_style(index))
-        gains = _orca(data, hardware)
-        places = {"worst_case": 0.0, "best_case": gains.index[int(gains.argmax())][1]}
-        marks = [(places[claim.quantity], claim) for claim in printed if claim.quantity in places]
-        points = [(place, claim.printed) for place, claim in marks if claim.hardware == hardware and claim.printed]
-        mark_printed(panel, points, label="paper: Orca, worst and best case")
-        panel.set_title(f"{TITLES[hardware]}: L = {load.length}, B = {load.batch}")
-        panel.set_xlabel("stagger: iterations between two starts of a batch")
-        panel.set_ylabel("throughput over the baseline's")
-    legend(figure, facets[0].panels, ncols=3)
-    return figure

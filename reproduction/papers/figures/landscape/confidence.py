@@ -4,18 +4,14 @@ From 2,048 customers of a stationary queue, 3,000 times: how often the usual 95%
 true mean. Consecutive waits are correlated, the more the higher the load: near capacity the interval is far too narrow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from experiments.plots.style import line_style, new_figure
-from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs
 from reproduction.papers.machines import Machines
-from reproduction.parts import mark_printed
 
 CUSTOMERS, RUNS = 2048, 3000
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)
@@ -45,19 +41,3 @@ def run(load: float) -> Figures:
 def of(data: pd.DataFrame, load: float, what: str) -> float:
     """A figure of one load."""
     return float(select(data, load=load)[what].iloc[0])
-
-
-def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """Coverage, and both half-widths, against the load."""
-    figure, [[covered, widths]] = new_figure(1, 2, 2.6)
-    covered.plot(data["load"], data["covered"], label="measured", **line_style(0))
-    covered.axhline(0.95, color="black", linewidth=0.8, label="nominal, 0.95")
-    points = [(c.setting["load"], c.printed) for c in printed if c.setting["what"] == "covered" and c.printed]
-    mark_printed(covered, points, label="expected")
-    covered.set(xlabel="load", ylabel="intervals that hold the mean [share]", ylim=(0, 1))
-    covered.legend(loc="lower left")
-    for index, (what, label) in enumerate({"true": "true", "naive": "as if independent"}.items()):
-        widths.plot(data["load"], data[what], label=label, **line_style(index))
-    widths.set(xlabel="load", ylabel="half-width of the interval / mean", ylim=(0, None))
-    widths.legend()
-    return figure

@@ -4,25 +4,20 @@ Llama-3.1-8B on a simulated H200; long prompts have 120,000 tokens, others 256 t
 its prompt takes alone. The orders differ in nothing else: chunks fit the same target; only LARS lets a long prompt yield.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import product
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from cbatch import SLO, BatchShape, PlanBuilder, Request, View
 from cbatch.results.metrics import collect_served
 from cbatch.sim import ProfileCost, load_profile
-from experiments.plots.parts import label_log
-from experiments.plots.style import new_figure
 from experiments.settings.presets import load_spec
 from policies.lars import LARS
-from reproduction.papers.claims import Claim
-from reproduction.papers.frames import pivot, select
+from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
-from reproduction.parts import grouped_bars, legend
 
 LOADS, NUM_REQUESTS, SHARE, LONG, SHORT, OUTPUT = (0.5, 0.8), 1000, 0.05, 120_000, (256, 4096), 32
 CHUNK = 2048
@@ -101,15 +96,3 @@ def over(data: pd.DataFrame, order: str, load: float, what: str = "all") -> floa
     """Normalised TTFT of an order over LARS's."""
     found = select(data, load=load).set_index("order")[what]
     return float(found[order] / found["LARS"])
-
-
-def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """A panel for each load: short and long requests under each order."""
-    figure, [panels] = new_figure(1, len(LOADS), 2.6)
-    for panel, load in zip(panels, LOADS, strict=True):
-        table = pivot(select(data, load=load).melt(["load", "order"], ["short", "long"], "series"), "order")
-        grouped_bars(panel, table, fmt="%.3g", fontsize=6)
-        panel.set(title=f"load {load:g}", ylabel="TTFT / that of the prompt alone", yscale="log", ylim=(1, None))
-        label_log(panel.yaxis)
-    legend(figure, panels[:1], title="prompts")
-    return figure

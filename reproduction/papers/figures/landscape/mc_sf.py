@@ -9,18 +9,15 @@ from random import Random
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from cbatch import CostFunction, Request
-from experiments.plots.style import line_style, new_figure
 from experiments.workloads.trace import Ints
 from policies.mc_sf import McSf
 from policies.predictors import Oracle
 from reproduction.papers.claims import Claim
-from reproduction.papers.frames import select
+from reproduction.papers.frames import select, tabulate_rows
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
-from reproduction.parts import mark_printed
 
 MEMORY, NUM_REQUESTS, INSTANCES = 10, 4, 200
 ARRIVALS = {"together": 0, "online": 5}
@@ -107,24 +104,7 @@ def least_ratio(data: pd.DataFrame) -> float:
     return float(data[[*ORDERS]].min().min())
 
 
-def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """Share of instances against the ratio; means marked, the paper's too."""
-    figure, [panels] = new_figure(1, len(ARRIVALS), 2.6)
-    for panel, arrivals in zip(panels, ARRIVALS, strict=True):
-        shown = select(data, arrivals=arrivals)
-        for index, (order, name) in enumerate(ORDERS.items()):
-            values, style = np.sort(shown[order]), line_style(index) | {"marker": ""}
-            label = f"{name}: mean {values.mean():.3f}"
-            panel.step(values, np.arange(1, len(values) + 1) / len(values), where="post", label=label, **style)
-        means = [
-            c
-            for c in printed
-            if c.quantity == "mean_ratio" and c.setting == {"arrivals": arrivals, "order": "shortest"}
-        ]
-        mark_printed(panel, [(claim.printed, 0.5) for claim in means if claim.printed], label="paper: mean of MC-SF")
-        panel.set(title=f"arrivals: {arrivals}", xlabel="latency over the optimum's", ylabel="share of instances")
-        panel.legend(loc="lower right")
-    figure.supxlabel(
-        f"{INSTANCES} random instances of {NUM_REQUESTS} requests each, KV cache of {MEMORY} tokens", fontsize=6
-    )
-    return figure
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> str:
+    """Returns the distribution of each order's ratios over the instances, as a table."""
+    ratios = data.rename(columns=ORDERS).melt("arrivals", [*ORDERS.values()], "order")
+    return tabulate_rows(ratios.groupby(["arrivals", "order"])["value"].describe().reset_index())

@@ -11,21 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from cbatch import CostFunction, Engine, Policy, Request
 from cbatch.results.metrics import collect_served
 from cbatch.results.service import OUTPUT_WEIGHT, PROMPT_WEIGHT, WINDOW_SECONDS, Service, fairness, service_of
-from experiments.plots.style import line_style, new_figure
 from experiments.settings.compose import compose_run
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.vtc import VTC
-from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
-from reproduction.parts import mark_printed
 
 ITERATION, MEMORY = 0.045, 13_680
 """Seconds, and tokens of KV cache: of FCFS's logs (see `logged`)."""
@@ -172,29 +168,3 @@ def largest_share(data: pd.DataFrame, bound: str) -> float:
 def growth(data: pd.DataFrame) -> float:
     """FCFS: the accumulated difference of two clients that overload the server at 350 s, over that at 175 s."""
     return of(data, "FCFS", "gap_350", "overload") / of(data, "FCFS", "gap_175", "overload")
-
-
-def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """Throughput against the service difference on the real workload, and shares of the proven bounds in every run."""
-    figure, [[left, right]] = new_figure(1, 2, 2.8)
-    for index, policy in enumerate(POLICIES):
-        x, y = of(data, policy, "most"), of(data, policy, "tokens")
-        left.plot(x, y, label=policy, **(line_style(index) | {"linestyle": "none", "markersize": 6}))
-    most = [claim for claim in printed if claim.quantity == of.__name__ and claim.setting["what"] == "most"]
-    points = [
-        (c.printed, of(data, c.setting["policy"], "tokens")) for c in most if "suite" not in c.setting and c.printed
-    ]
-    mark_printed(left, points, label="difference in the paper")
-    left.set(xlabel="largest service difference [per s]", ylabel="throughput [tokens/s]", title="27 clients")
-    left.legend(fontsize=6)
-    shown = data[data["policy"] == "VTC"].dropna(subset=["spread"])
-    for index, (bound, label) in enumerate(BOUNDS.items()):
-        right.plot(shown[bound], range(len(shown)), label=label, **(line_style(index) | {"linestyle": "none"}))
-    right.axvline(1.0, color="black", linewidth=0.8)
-    right.set_yticks(range(len(shown)), shown["suite"])
-    right.set(xlabel="share of the proven bound", title="VTC's bounds in every run", xlim=(0, 1.05))
-    right.legend(fontsize=6)
-    return figure
-
-
-BOUNDS = {"spread": "counters: U", "pair": "both wait: 2U", "any": "one waits: 4U"}
