@@ -6,8 +6,7 @@ post on CUDA graphs, LLaMA-2-7B at batch 1, and larger batches. Before a way run
 (weights and captures) and to serve a first request, which compiles whatever is compiled on first use.
 
 Per batch, a window of decodes in the middle of the output is measured, so that slow ways need not generate all of it.
-The smallest batch is also served whole, prompt included, as engines are compared: `output_tokens_per_second`. Every
-figure is written as soon as it is known.
+The smallest batch is also served whole, prompt included, as engines are compared: `output_tokens_per_second`.
 """
 
 import time

@@ -219,22 +219,20 @@ def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.Data
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """One line per verdict."""
-    columns = sorted({name for verdict in verdicts for name in verdict.extra})
     rows = [
-        (
-            verdict.claim.id,
-            verdict.claim.where,
-            verdict.claim.hardware,
-            verdict.claim.asked,
-            f"{verdict.value:.3f}",
-            *(f"{verdict.extra[name]:.3f}" if name in verdict.extra else "" for name in columns),
-            verdict.outcome,
-            verdict.claim.note,
-        )
+        {
+            "claim": verdict.claim.id,
+            "where": verdict.claim.where,
+            "on": verdict.claim.hardware,
+            "asked": verdict.claim.asked,
+            "ours": f"{verdict.value:.3f}",
+            "outcome": verdict.outcome,
+            **{name.replace("_", " "): f"{value:.3f}" for name, value in verdict.extra.items()},
+            "note": verdict.claim.note,
+        }
         for verdict in verdicts
     ]
-    names = [name.replace("_", " ") for name in columns]
-    return tabulate(rows, ("claim", "where", "on", "asked", "ours", *names, "outcome", "note"), disable_numparse=True)
+    return tabulate(rows, "keys", disable_numparse=True)
 
 
 def conclusion(verdicts: Sequence[Verdict]) -> str:

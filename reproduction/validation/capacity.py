@@ -1,9 +1,5 @@
 """Capacities of policies with real tokens beside simulated ones, on the same requests, and the error of simulation there.
 
-    python -m reproduction.validation capacity path=TRACE                          # serve (needs a GPU), simulate, compare
-    python -m reproduction.validation capacity path=TRACE serve=off                # only the rates that would be served
-    python -m reproduction.validation capacity measured=reproduction/results/h200/capacity.npz  # simulate and compare kept runs
-
 A capacity is the highest rate at which a share of the requests (`attainment`) meet `ttft` and `tbt`, on one stretch of a trace:
 its lengths in their order, with Poisson arrivals that a rate only stretches. It is searched in simulation; then the same requests
 are served with real tokens at `shares` of it. `experiments.capacity` gives the interval over many stretches. Runs of other
@@ -160,21 +156,11 @@ def _results(cards: Sequence[Sequence[ServedRun]], attainment: float, profile: P
         show(found)
     policies = dict.fromkeys(found.run.name[1] for found in ways["card"])
     capacities = {policy: _capacity(policy, ways, attainment) for policy in policies}
-    print(tabulate([[policy, *map(_shown, found.values())] for policy, found in capacities.items()], _HEADS))
+    rows = [
+        {"policy": policy, **{name: _shown(value) for name, value in row.items()}} for policy, row in capacities.items()
+    ]
+    print(tabulate(rows, "keys"))
     return {"capacities": capacities, "speed": speeds, "errors": errors}
-
-
-_HEADS = (
-    "policy",
-    "searched",
-    "rates",
-    "attained",
-    "simulated",
-    "at the card's speed",
-    "capacity",
-    "simulated",
-    "card's",
-)
 
 
 def _shown(value: float | Sequence[float] | None) -> str:

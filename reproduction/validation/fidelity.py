@@ -1,11 +1,6 @@
 """The error of simulation: the same requests and policies, served on the GPU and simulated from its profile.
 
-    python -m reproduction.validation fidelity path=TRACE                           # serve (needs a GPU), simulate, compare
-    python -m reproduction.validation fidelity measured=reproduction/results/h200/fidelity.npz   # simulate and compare only
-    python -m reproduction.validation fidelity path=TRACE cases=held name=held_out  # runs that had no part in the profile
-    python -m reproduction.validation fidelity measured=a.npz,b.npz                 # of two cards
-    python -m reproduction.validation fidelity measured=a.json,b.json stamp=on      # all errors in these files, into the profile
-    python -m reproduction.validation fidelity path=TRACE measured=reproduction/results/h200/held_out.json   # simulate what a file of errors is of
+Commands are in the README beside this file.
 
 Real runs are kept in a file, to which later ones are added (`cases=` chooses). Besides the figures of each run, every
 iteration of the real ones is predicted from its shape, which tells errors of the cost model from errors in the order of

@@ -45,7 +45,7 @@ def draw(folder: Path, first: Index = 20, iterations: Count = 8, runs: str = "")
         label, names = str(run["label"]), _names(steps)
         panel.set_title(label if "runtime" in label else f"{label}, {run['runtime']}")
         for lane in ("host", "device"):
-            share = _percent(run[f"iterations.{lane}_active_share"])
+            share = f"{run[f'iterations.{lane}_active_share']:.1%}"
             panel.text(1.005, names.index(lane), share, transform=panel.get_yaxis_transform(), va="center")
     since = f"time since the start of iteration {first} [ms]"
     axes[-1][0].set_xlabel(f"{since}; at the right, the lane's active share of the run")
@@ -62,11 +62,6 @@ def _window(folder: str, first: int, iterations: int) -> tuple[pd.DataFrame, flo
         asked = f"first={first} iterations={iterations}"
         raise ConfigError(f"{asked}: {folder} has iterations 0 to {len(steps) - 1}; choose among them")
     return steps, float(shown["started"].iloc[0]), float(shown["ended"].iloc[-1])
-
-
-def _percent(share: float) -> str:
-    """Formats a share with one decimal, or two where one would round to 100%."""
-    return f"{share:.2%}" if 0.9995 <= share < 1 else f"{share:.1%}"
 
 
 def _names(steps: pd.DataFrame) -> list[str]:

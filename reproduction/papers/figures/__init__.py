@@ -1,1 +1,1 @@
-"""A module per figure: `measure` gives its data, `draw` the drawing (of a table its Markdown); its quantities take `data`."""
+"""A module per figure: `measure` gives its data, `draw` the drawing (without it, or of a table: Markdown); its quantities take `data`."""
