@@ -31,13 +31,6 @@ def test_bars_stand_side_by_side_around_their_tick() -> None:
     assert places["a"] == pytest.approx([-0.2, 1.0, 1.8]) and places["b"][[0, 2]] == pytest.approx([0.2, 2.2])
 
 
-def test_bars_are_stacked_and_the_middles_of_their_parts_known() -> None:
-    panel = new_figure(1, 1, 2.0)[1][0][0]
-    middles = parts.stacked_bars(panel, (5.0, 7.0), pd.DataFrame({"a": [1.0, 2.0], "b": [4.0, 6.0]}))
-    assert bars(panel) == {"a": [(5, 0, 1), (7, 0, 2)], "b": [(5, 1, 4), (7, 2, 6)]}
-    assert middles.to_numpy().tolist() == [[0.5, 3.0], [1.0, 5.0]]
-
-
 def test_idle_stages_measured_stand_beside_simulated() -> None:
     """Of the stored results; LLaMA-13B under Orca first."""
     left, right = bubbles.draw(RESULTS / "h200-x2").axes

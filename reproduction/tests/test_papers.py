@@ -19,7 +19,7 @@ from experiments.settings.presets import load_spec
 from reproduction.papers import __main__ as command
 from reproduction.papers import a6000, gallery, quantities
 from reproduction.papers.a6000 import closure_claims, error_of_gains
-from reproduction.papers.claims import Claim, Verdict, check, conclusion, quantity_of, read_claims
+from reproduction.papers.claims import Claim, Verdict, check, quantity_of, read_claims
 from reproduction.papers.machines import Machines, origin_of
 from reproduction.papers.panels import Panel
 from reproduction.papers.real import serve_on
@@ -149,21 +149,6 @@ def test_a_peak_may_be_one_step_of_the_grid_away(peak: float, holds: bool) -> No
     setting = {"length": 1024, "outputs": [256, 204.8, 128, 102.4, 64, 32]}
     claim = claim_of("peak_pd_ratio", printed=8.0, steps=1, setting=setting)
     assert claim.holds(peak) == holds, "a peak at an end of the grid is not found: it may lie beyond"
-
-
-def test_outcomes_are_counted_apart() -> None:
-    """A claim that follows from inputs is no evidence, and one that cannot be compared is not tested."""
-    verdicts = [
-        Verdict(claim_of(at_least=1), 2),
-        Verdict(claim_of(at_least=1, derived_from="inputs"), 2),
-        Verdict(claim_of(at_least=3, expected="missed", note="why"), 2),
-        Verdict(claim_of(printed=9, share=0.1, at_least=1), 2),
-        Verdict(claim_of(printed=9, share=0.1, expected="not comparable", note="why"), 2),
-    ]
-    assert conclusion(verdicts) == (
-        "3 independent claims tested: 1 held, 1 in the same direction but not reproduced, 1 missed; "
-        "1 not comparable, 1 derived from inputs or other claims"
-    )
 
 
 def test_loads_are_served_with_real_tokens() -> None:

@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
-from types import ModuleType
 
-import pandas as pd
 import pytest
 from small_cluster import make_cost, make_engine
 
@@ -16,8 +14,6 @@ from policies.chunking import TileAligned
 from policies.chunking.steady_state import steady_state_seconds
 from policies.orca import Orca
 from policies.sarathi import Sarathi
-from reproduction.papers.claims import check, read_claims
-from reproduction.papers.figures import fig4
 from reproduction.papers.figures.fig5 import Calendar
 from reproduction.papers.machines import LARGEST_BATCH, Machines
 from reproduction.papers.operations import ORDER, intensity_by_operation, seconds_by_operation
@@ -27,16 +23,6 @@ from reproduction.papers.steady import Load, seconds_per_request
 @cache
 def machines() -> Machines:
     return Machines()
-
-
-def quiet(_: str) -> None:
-    """Progress is not shown."""
-
-
-@cache
-def data_of(figure: ModuleType) -> pd.DataFrame:
-    data: pd.DataFrame = figure.measure(machines(), quiet)
-    return data
 
 
 def cost() -> ProfileCost:
@@ -96,16 +82,6 @@ def test_operations_add_up_to_the_iteration_and_products_split_by_weight() -> No
     assert sum(seconds.values()) == pytest.approx(cost().predict(shape))
     assert seconds["preproj"] / seconds["postproj"] == pytest.approx(3)
     assert seconds["ffn"] / seconds["postproj"] == pytest.approx(8)
-
-
-def test_fig4_leaves_out_what_was_not_measured() -> None:
-    """The H200 was measured with up to 128 decodes: none beyond is drawn, and no claim about more of them is judged."""
-    data, notes = data_of(fig4), list[str]()
-    decodes = data[(data["panel"] == "decode") & (data["hardware"] == "h200")]
-    assert decodes.groupby("series")["x"].max().to_dict() == dict.fromkeys(decodes["series"], 128)
-    (claim,) = (claim for claim in read_claims("fig4") if claim.id == "h200-fig4-decode")
-    assert not list(check([claim], machines(), fig4, data, notes.append))
-    assert notes == ["left out: claim h200-fig4-decode, decodes near B = 256: the measurements do not cover it"]
 
 
 def test_a_calendar_has_every_second_of_every_stage() -> None:
