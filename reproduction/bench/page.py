@@ -51,9 +51,8 @@ def main(results: str = f"{RESULTS}/h200", readme: str = "") -> None:
         raise ConfigError(f"results={results}: no results there; run a benchmark first: python -m reproduction.bench")
     print(write_text(folder / "README.md", text(folder)))
     if readme:
-        before, begun, rest = (Path(readme).read_text(encoding="utf-8") if Path(readme).is_file() else "").partition(
-            BEGIN
-        )
+        whole = Path(readme).read_text(encoding="utf-8") if Path(readme).is_file() else ""
+        before, begun, rest = whole.partition(BEGIN)
         _, ended, after = rest.partition(END)
         if not (begun and ended):
             raise ConfigError(f"readme={readme}: needs the lines {BEGIN!r} and {END!r}; the table goes between them")
@@ -63,11 +62,8 @@ def main(results: str = f"{RESULTS}/h200", readme: str = "") -> None:
 def text(folder: Path) -> str:
     """Returns the page: a section for each kind of work of which results are stored."""
     peers = _load(folder / "peers.json")
-    parts = [
-        TABLES["introduction"]
-        .strip()
-        .format_map({"hardware": "unknown card", "setting": "", "copy_bandwidth": "?", **peers})
-    ]
+    known = {"hardware": "unknown card", "setting": "", "copy_bandwidth": "?", **peers}
+    parts = [TABLES["introduction"].strip().format_map(known)]
     for section in (Section(**section) for section in TABLES["sections"]):
         theirs = [_load(path) for path in sorted(folder.glob("peers/*.json"))]
         theirs = [file for file in theirs if section.peers and file["section"][0] == section.peers]

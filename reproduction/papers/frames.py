@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import pandas as pd
-from tabulate import tabulate
 
 from reproduction import RESULTS
 
@@ -42,11 +41,6 @@ def select(data: pd.DataFrame, **values: object) -> pd.DataFrame:
 def pivot(data: pd.DataFrame, index: str | list[str], columns: str = "series", values: str = "value") -> pd.DataFrame:
     """A column for each value of `columns` and a row for each of `index`, in order of appearance."""
     return data.pivot_table(index=index, columns=columns, values=values, sort=False)
-
-
-def tabulate_rows(data: pd.DataFrame) -> str:
-    """The rows as a table in Markdown."""
-    return tabulate(data, headers="keys", tablefmt="github", showindex=False, floatfmt=".4g")
 
 
 def add_provenance(data: pd.DataFrame, *files: dict[str, Any]) -> pd.DataFrame:

@@ -23,7 +23,6 @@ from experiments.plots import style
 from experiments.store.provenance import atomic_write, write_text
 from reproduction import RESULTS
 from reproduction.papers.claims import Claim, Verdict, check, conclusion, read_claims, write
-from reproduction.papers.frames import tabulate_rows
 from reproduction.papers.machines import Machines, origin_of
 
 FOLDER = Path(__file__).parent / "figures"
@@ -137,7 +136,7 @@ def _origin(measured: Sequence[Mapping[str, Any]], machines: Mapping[str, Mappin
 def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str) -> None:
     """Writes the drawing, or the table; a module without `draw` has a table of all that it measures."""
     with style.print_style():
-        drawn = module.draw(data, claims) if hasattr(module, "draw") else tabulate_rows(data)
+        drawn = module.draw(data, claims) if hasattr(module, "draw") else data.to_markdown(index=False, floatfmt=".4g")
         if isinstance(drawn, str):
             write_text(path.with_suffix(".md"), f"{drawn}\n\n{'; '.join(origin.splitlines())}\n")
             return

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -24,14 +25,12 @@ def run_jobs(run: Callable[..., Figures], jobs: Sequence[Mapping[str, Any]]) -> 
     run: a function of a module, which other processes import.
     """
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        futures = [pool.submit(run, **job) for job in jobs]
-        try:
-            return pd.DataFrame(
-                [{**job, **future.result()} for job, future in zip(jobs, tqdm(futures, leave=False), strict=True)]
-            )
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        results = tqdm(pool.map(partial(_call, run), jobs), total=len(jobs), leave=False)
+        return pd.DataFrame([{**job, **figures} for job, figures in zip(jobs, results, strict=True)])
+
+
+def _call(run: Callable[..., Figures], job: Mapping[str, Any]) -> Figures:
+    return run(**job)
 
 
 def serve_on(

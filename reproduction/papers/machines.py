@@ -57,7 +57,8 @@ class Machines:
     """Builds and keeps a `SteadyState` for each name.
 
     tables: folder of published A100 kernel timings. links: folder of published NCCL timings. traces: folder of published traces.
-    None if not given.
+    None if not given. real: serves real tokens; with it, only single iterations are simulated, on its measured profile. a6000: name
+    or file of its profile.
     """
 
     def __init__(
@@ -68,11 +69,6 @@ class Machines:
         a6000: str = "a6000-llama-13b",
         traces: str | None = None,
     ) -> None:
-        """
-        Args:
-            real: serves real tokens; with it, only single iterations are simulated, on its measured profile.
-            a6000: name or file of its profile.
-        """
         self.tables, self.links, self.traces = tables, links, traces
         self.are_real = real is not None
         """Whether loads are served with real tokens, in real time; figures then choose fewer."""

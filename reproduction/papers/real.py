@@ -15,19 +15,9 @@ from experiments.settings.hardware import cost_model
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import real_server
 from experiments.settings.this_machine import count_gpus
+from reproduction.papers import steady
 from reproduction.papers.panels import PANELS, Panel
-from reproduction.papers.steady import (
-    WARM_UP,
-    Load,
-    Scheme,
-    SteadyState,
-    find_span,
-    limits_of,
-    policy_of,
-    requests_of,
-    stagger_of,
-    tile_of,
-)
+from reproduction.papers.steady import WARM_UP, Load, Scheme, SteadyState
 
 MODEL = "llama-13b"
 COUNTED = 1
@@ -56,10 +46,10 @@ class RealSteadyState(SteadyState):
         self.server.close()
 
     def _run(self, scheme: Scheme, load: Load, chunk: int) -> float:
-        server = replace(self.server, limits=limits_of(load, tile_of(self.cost, chunk)))
+        server = replace(self.server, limits=steady.limits_of(load, steady.tile_of(self.cost, chunk)))
         generations = WARM_UP + COUNTED + 1
-        requests = requests_of(load, generations, stagger_of(scheme), server.executor.vocabulary)
-        begin, end = find_span(server.serve(policy_of(scheme, chunk), requests), load, COUNTED)
+        requests = steady.requests_of(load, generations, steady.stagger_of(scheme), server.executor.vocabulary)
+        begin, end = steady.find_span(server.serve(steady.policy_of(scheme, chunk), requests), load, COUNTED)
         return (end - begin) / (COUNTED * load.batch)
 
 

@@ -7,11 +7,10 @@ import pytest
 from hand_made import write_run
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from places import RESULTS
 
 from experiments.plots.style import COPY, HOST, IDLE, PREFILL, new_figure
 from reproduction import parts
-from reproduction.validation import bubbles, lanes
+from reproduction.validation import lanes
 
 
 def bars(panel: Axes) -> dict[str, list[tuple[float, float, float]]]:
@@ -29,14 +28,6 @@ def test_bars_stand_side_by_side_around_their_tick() -> None:
     places = parts.grouped_bars(panel, table)
     assert bars(panel) == {"a": [(-0.2, 0, 1), (1.0, 0, 2), (1.8, 0, 3)], "b": [(0.2, 0, 4), (2.2, 0, 6)]}
     assert places["a"] == pytest.approx([-0.2, 1.0, 1.8]) and places["b"][[0, 2]] == pytest.approx([0.2, 2.2])
-
-
-def test_idle_stages_measured_stand_beside_simulated() -> None:
-    """Of the stored results; LLaMA-13B under Orca first."""
-    left, right = bubbles.draw(RESULTS / "h200-x2").axes
-    assert len(left.containers) == len(bubbles.PARTS)
-    assert {text.get_text() for text in left.get_xticklabels()} == {"measured", "simulated"}
-    assert right.get_ylim() == left.get_ylim()
 
 
 @pytest.mark.parametrize("copies", [False, True])

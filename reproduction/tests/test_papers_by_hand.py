@@ -1,4 +1,4 @@
-"""What figures measure, by hand: steady states, operations, tiles, pipelines, chunks that follow a drift, and the posts' loops."""
+"""What figures measure, by hand: steady states, operations, and pipelines."""
 
 from dataclasses import replace
 from functools import cache
@@ -55,12 +55,7 @@ def cost_of(name: str) -> ProfileCost:
 @pytest.mark.parametrize("pd_ratio", [2, 14, 50])
 @pytest.mark.parametrize("name", ["a6000", "h200", "h200-13b"])
 def test_the_steady_state_by_hand_is_that_of_a_run(name: str, pd_ratio: float, total: int) -> None:
-    """By hand an iteration takes what it takes after its like, with decodes of equal context.
-
-    On an H200 an iteration also takes less or more after others than after its like, as the clock follows the power.
-    That is left out of the profile here, so that what is compared is the count of iterations and what is in them. The
-    A6000's profile knows none.
-    """
+    """By hand an iteration takes what it takes after its like: the H200's clock, which follows the power, is left out of both."""
     cost, load = cost_of(name), Load(1024, 18, pd_ratio)
     run = seconds_per_request(cost, Sarathi(TileAligned(total)), load)
     prompt = load.length - load.output

@@ -171,15 +171,10 @@ def test_layers_sequences_and_decodes_that_share_a_call(tmp_path: Path) -> None:
     assert cost.parts(BatchShape((), 2, 100)).attention == pytest.approx(2 * 8e-6)
 
 
-def test_the_command_writes_a_profile_and_names_what_it_cannot_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_profile(tmp_path: Path) -> None:
     folder, output = aiconfigurator(tmp_path), tmp_path / "written.json"
     assert main([f"tables={folder}", "model=nanogpt-13b", f"output={output}"]) == 0
     assert load_profile(str(output)).models["nanogpt-13b"].tensor_parallel.keys() == {1, 2, 4, 8}
-    unknown = aiconfigurator(tmp_path, "b300_sxm")
-    assert main([f"tables={unknown}", "model=tiny", f"output={output}"]) == 2
-    assert f"{unknown}: system b300_sxm is unknown; known: a100_sxm, h100_sxm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,7 @@ def main(
         measured: files of kept runs, each of a card, separated by commas; with `path` at most one. Or written comparisons
             (.json), also of `capacity`: their errors are printed as one and drawn beside the first; with `path`, one is simulated again instead.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
-        pd, trace, poisson, held: requests of each case.
-        name: of the files that are written.
-        hardware: profile to simulate with. stamp: on writes the errors of these runs, or of these comparisons, into it.
+        pd, trace, poisson, held: requests of each case. hardware: profile to simulate with. stamp: on writes the errors of these runs, or of these comparisons, into it.
 
     Raises:
         ConfigError: neither a trace nor measured runs, or no GPU.

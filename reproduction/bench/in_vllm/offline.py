@@ -66,9 +66,8 @@ def main(
                 add_turn(turns, number, times)
             found = {side: {work: spread(values) for work, values in by.items()} for side, by in figures.items()}
             measured = {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
-            written = write(
-                name, hardware, {**stamped, "settings": engine.settings, "figures": found, **measured}, folder
-            )
+            results = {**stamped, "settings": engine.settings, "figures": found, **measured}
+            written = write(name, hardware, results, folder)
         _report(found)
         report(turns)
     print(f"written: {written}")

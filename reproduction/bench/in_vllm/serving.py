@@ -29,13 +29,9 @@ from reproduction.bench.peers.measure import graphics_card
 from reproduction.bench.peers.vllm_engine import ENVIRONMENT, MEMORY_SHARE
 from reproduction.stored import write
 
-POLICIES = ";".join(
-    (
-        SAME_RULE,
-        f"policy=sarathi_serve chunk={BUDGET}",
-        "policy=qoserve chunking=slack model=llama-3.1-8b",
-        f"policy=longest_first chunk={BUDGET}",
-    )
+POLICIES = (
+    f"{SAME_RULE};policy=sarathi_serve chunk={BUDGET};policy=qoserve chunking=slack model=llama-3.1-8b;"
+    f"policy=longest_first chunk={BUDGET}"
 )
 TIMES = "vllm-times.json"
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")

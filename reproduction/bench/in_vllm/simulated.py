@@ -57,13 +57,8 @@ def main(
     sizes = {figure: [abs(run[figure]["error"]) for run in runs.values()] for figure in FIGURES}
     errors = {figure: {"median": float(np.median(size)), "largest": max(size)} for figure, size in sizes.items()}
     print(tabulate([[run, *map(_cell, found.values())] for run, found in runs.items()], ["run", *FIGURES]))
-    print(
-        *(
-            f"{figure}: median error {found['median']:.1%}, at most {found['largest']:.1%}"
-            for figure, found in errors.items()
-        ),
-        sep="\n",
-    )
+    for figure, sides in errors.items():
+        print(f"{figure}: median error {sides['median']:.1%}, at most {sides['largest']:.1%}")
     if stamp:
         stamp_error(PROFILES / f"{hardware}.json", _in_words(errors, len(runs), kept))
     stamped = {"profile": hardware, "measured": list(measured), "errors": errors, "runs": runs}

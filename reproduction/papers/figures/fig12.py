@@ -10,11 +10,9 @@ The paper does not say whether 27 requests are in each iteration or in the whole
 of weights, 90% of 64 x 80 GB holds 220 requests of 4K, 27 for each of 8 iterations in flight; 90% of 8 x 80 GB holds 11
 requests.
 
-`fig12_readings` shows what else the paper leaves open, and how it changes the ratios. Chunks gain more over whole prompts in a pipeline
-here, 2.7x with 3,000 requests, than in the paper, 1.91x. A whole prompt takes seven times as long in each stage as an iteration of decodes,
-and all iterations behind it wait for it to pass. Prompts that pass one behind the other, in different micro-batches, share that wait; a
-single prompt causes it alone. The ratio therefore depends on how many prompts start in the same round of the pipeline, which the paper does
-not state. With 27 requests in all the pipeline runs nearly empty, and 8 x TP8 is by far the fastest, against the figure.
+`fig12_readings` shows how the ratios change with what else the paper leaves open. Chunks gain 2.7x over whole prompts here (3,000
+requests), 1.91x in the paper: all iterations behind a whole prompt wait for it, and the ratio depends on how many prompts start in the same
+round of the pipeline. With 27 requests in all the pipeline runs nearly empty, and 8 x TP8 is by far the fastest, against the figure.
 
 Bubble time of a request: seconds that stages waited for the iterations it was part of, mean over the stages.
 """

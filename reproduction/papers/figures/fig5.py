@@ -34,11 +34,7 @@ from reproduction.parts import facet
 STAGES, BATCH, CHUNK, BLOCK, LONGEST = 2, 8, 256, 16, 4096
 LINK = Affine(0.0, 1 / 25e9)  # 25 GB/s between the stages: PCIe 4.0, assumed
 LONG, SHORT, OUTPUT = 2800, 512, 1000  # tokens of the prompts, and of the outputs, which outlast what is shown
-ARRIVAL, SHOWN, BEFORE = (
-    150,
-    7.5,
-    0.6,
-)  # in decode-only iterations: when prompts arrive, and what is shown after and before
+ARRIVAL, SHOWN, BEFORE = 150, 7.5, 0.6  # decode-only iterations until prompts arrive, shown after that, and before it
 LATER = 4  # the same, from the first two prompts to the third
 ORCA, SARATHI = "Orca", f"Sarathi, C = {CHUNK}"
 

@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pandas as pd
 
-from cbatch import Policy
-from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
-from reproduction.experiment_files import composed, swept, swept_numbers
+from reproduction.experiment_files import swept, swept_numbers
 from reproduction.papers.frames import Row, data_frame, select
 from reproduction.papers.machines import Machines
 from reproduction.papers.steady import Load, load_of, seconds_per_request
@@ -23,23 +20,16 @@ EXPERIMENT = "stagger"
 HARDWARE = ("a6000", "h200")
 
 
-@data_frame("hardware", "series", "pd_ratio", "stagger", "value")
+@data_frame("hardware", "pd_ratio", "stagger", "value")
 def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
-    """Throughput over the baseline's against the stagger, iterations between two starts."""
-    chunk = composed(EXPERIMENT)["chunk"]
-    policies: dict[str, Callable[[], Policy]] = {
-        "Orca": Orca,
-        f"Sarathi, C = {chunk}": lambda: Sarathi(TileAligned(chunk)),
-    }
+    """Orca's throughput over the baseline's against the stagger, iterations between two starts."""
     for hardware, at in machines.available(HARDWARE):
         for ratio in swept_numbers(EXPERIMENT, "workload.pd_ratio"):
             say(f"{hardware}, P:D {ratio:g}")
             load = load_of(EXPERIMENT, ratio)
             baseline = seconds_per_request(at.cost, RequestLevel(), load)
             for stagger in _staggers(load):
-                for series, make in policies.items():
-                    gain = baseline / seconds_per_request(at.cost, make(), load, stagger=stagger)
-                    yield hardware, series, ratio, stagger, gain
+                yield hardware, ratio, stagger, baseline / seconds_per_request(at.cost, Orca(), load, stagger=stagger)
 
 
 def _staggers(load: Load) -> list[float]:
@@ -68,4 +58,4 @@ def reached(data: pd.DataFrame, hardware: str, pd_ratio: float, stagger: float =
 
 def _orca(data: pd.DataFrame, hardware: str) -> "pd.Series[float]":
     """Orca's gains, [P:D, stagger]."""
-    return select(data, hardware=hardware, series="Orca").set_index(["pd_ratio", "stagger"])["value"]
+    return select(data, hardware=hardware).set_index(["pd_ratio", "stagger"])["value"]

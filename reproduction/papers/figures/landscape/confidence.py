@@ -25,9 +25,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 def run(load: float) -> Figures:
     """One load; services take 1 on average."""
     random = np.random.default_rng(0)
-    wait = np.where(
-        random.random(RUNS) < load, random.exponential(1 / (1 - load), RUNS), 0.0
-    )  # of the first, stationary
+    wait = np.where(random.random(RUNS) < load, random.exponential(1 / (1 - load), RUNS), 0.0)  # of the first
     total = squares = np.zeros(RUNS)
     for _ in range(CUSTOMERS):
         total, squares = total + wait, squares + wait**2

@@ -15,7 +15,7 @@ from experiments.workloads.trace import Ints
 from policies.mc_sf import McSf
 from policies.predictors import Oracle
 from reproduction.papers.claims import Claim
-from reproduction.papers.frames import select, tabulate_rows
+from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
 
@@ -107,4 +107,4 @@ def least_ratio(data: pd.DataFrame) -> float:
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> str:
     """Returns the distribution of each order's ratios over the instances, as a table."""
     ratios = data.rename(columns=ORDERS).melt("arrivals", [*ORDERS.values()], "order")
-    return tabulate_rows(ratios.groupby(["arrivals", "order"])["value"].describe().reset_index())
+    return ratios.groupby(["arrivals", "order"])["value"].describe().reset_index().to_markdown(index=False)

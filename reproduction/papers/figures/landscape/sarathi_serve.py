@@ -60,6 +60,7 @@ SERIES = {
 """Overrides by name. hybrid only: whole prompts beside decodes; chunks only: iterations of a chunk and of decodes take turns."""
 
 _BEST = {"strict": "Sarathi-Serve 512", "relaxed": "Sarathi-Serve 2048"}
+_LABELS = {"ttft_p50": "median TTFT [s]", "tbt_p99": "P99 TBT [s]"}
 _PROMPTS, _CHUNKS = (2048, 4096, 8192, 16384), (512, 1024, 2048)
 
 
@@ -176,9 +177,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     figure, axes = new_figure(2, 3, 5.0)
     for row, (model, server) in zip(axes, SERVERS.items(), strict=True):
         own = select(data, model=model)
-        for panel, (what, label) in zip(
-            row, {"ttft_p50": "median TTFT [s]", "tbt_p99": "P99 TBT [s]"}.items(), strict=False
-        ):
+        for panel, (what, label) in zip(row, _LABELS.items(), strict=False):
             for index, series in enumerate(SERIES):
                 line = select(own, series=series)
                 panel.plot(line["rate"], line[what], label=series, **line_style(index))
