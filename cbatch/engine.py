@@ -293,8 +293,8 @@ class Engine:
         elif (at_once := self._call(self._num_at_once, request) or 1) > limits.max_tokens:
             exceeded = f"{self.policy_name} may compute {at_once} tokens at once, max_tokens={limits.max_tokens}"
             remedy = "raise max_tokens, or use a policy that cuts prompts"
-        elif request.max_tokens > pool.num_tokens:
-            exceeded = f"{request.max_tokens} tokens exceed the KV cache of {pool.num_tokens}"
+        elif request.max_tokens - 1 > pool.num_tokens:  # its last token never enters the KV cache
+            exceeded = f"{request.max_tokens - 1} tokens exceed the KV cache of {pool.num_tokens}"
             remedy = "raise kv_tokens or shorten the requests"
         else:
             return

@@ -1,6 +1,7 @@
 """The builder with which a policy fills a plan, call by call, within the limits of batch, tokens and KV cache."""
 
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from math import inf
 from operator import attrgetter, index
 from typing import Any, Final
@@ -69,13 +70,13 @@ class PlanBuilder:
 
         Args:
             num_tokens: default all that are ready; below 1, such as what is left of a spent budget, grants none.
-            reserve: KV cache in tokens that the request must hold from now on, at most `request.max_tokens`; it is not
-                added where that does not fit.
+            reserve: KV cache in tokens that the request must hold from now on, at most `request.max_tokens` and the whole
+                cache; the request is not added where that does not fit.
             whole: add all `num_tokens` or nothing.
 
         Raises:
             ConfigError: `whole`, and an iteration never holds that many tokens.
-            PlanError: a number of tokens that is not whole.
+            PlanError: a number of tokens that is not whole, or a negative `reserve`.
         """
         if not reserve and request in self._view.decoding and (num_tokens is None or num_tokens >= 1):
             return self._add_decode(request)
@@ -91,7 +92,9 @@ class PlanBuilder:
             most = f"exceed max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"
             raise ConfigError(f"request {request.id}: {wanted} tokens to compute in one iteration {most}")
         if reserve:
-            reserve = _whole(min(reserve, request.max_tokens), "reserve", request)
+            reserve = _whole(
+                min(reserve, request.max_tokens, self._kv.num_blocks * self._block_size), "reserve", request
+            )
         held, computed = self._kv.num_held(request), request.num_computed
         room = (held + self._free_blocks) * self._block_size
         granted = min(wanted, self._tokens_left, room - computed)
@@ -270,10 +273,10 @@ class PlanBuilder:
 
 
 def _whole(value: int, name: str, request: Request) -> int:
-    try:
-        return index(value)
-    except TypeError:
-        raise _illegal(request, f"{name}={value!r}", "token counts are whole numbers") from None
+    with suppress(TypeError):
+        if (whole := index(value)) >= 0:
+            return whole
+    raise _illegal(request, f"{name}={value!r}", "token counts are whole numbers, at least 0")
 
 
 def _illegal(request: Request, found: str, rule: str) -> PlanError:

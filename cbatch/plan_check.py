@@ -148,6 +148,8 @@ class Rules:
                 self._fail("a reservation belongs to a planned request", request, "it is not in the plan")
             if not isinstance(num_tokens, int | np.integer):
                 self._fail("a request reserves a whole number of tokens", request, f"{num_tokens!r} reserved")
+            if num_tokens < 0:
+                self._fail("a request reserves at least 0 tokens of KV cache", request, f"{num_tokens} reserved")
             if num_tokens > request.max_tokens:
                 rule = "a request reserves no more KV cache than its longest length"
                 self._fail(rule, request, f"{num_tokens} tokens reserved, {request.max_tokens} at most")

@@ -72,7 +72,7 @@ class PastFuture(Described):
             left = free_blocks - view.kv.blocks_for(newest.num_tokens)
             return left >= WATERMARK * view.kv.num_blocks or len(admitted) == 1
         if self.admission == "conservative":
-            return sum(request.max_tokens for request in admitted) <= size
+            return sum(request.max_tokens for request in admitted) <= size or len(admitted) == 1
         held = [request.num_prompt_tokens + tokens for request, tokens in zip(admitted, generated, strict=True)]
         if self.admission == "optimum":
             peak = most_held(held, [self._oracle.remaining(request) for request in admitted])

@@ -17,7 +17,7 @@ def test_a_request_that_can_never_be_served_or_was_is_refused_on_submission() ->
     engine.submit([served := Request(1, 3, 1)])
     engine.run()
     for request, says in (
-        (Request(2, 8, 1), "request 2: 9 tokens exceed the KV cache of 8"),
+        (Request(2, 8, 2), "request 2: 9 tokens exceed the KV cache of 8"),
         (Request(3, 99, 2), "exceed the 100 positions"),
         (served, "request 1 was submitted before"),
     ):

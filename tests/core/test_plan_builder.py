@@ -42,6 +42,7 @@ def run(*fill: Fill, limits: Limits, num_blocks: int = 100, num_requests: int = 
         (lambda plan, view: [plan.reject(view.waiting[0], "") for _ in "ab"], "rejected twice"),
         (lambda plan, view: plan.add(view.waiting[0], 2.5), "num_tokens=2.5"),
         (lambda plan, view: plan.add(view.waiting[0], reserve=2.5), "reserve=2.5"),
+        (lambda plan, view: plan.add(view.waiting[0], reserve=-1), "reserve=-1"),
         (lambda plan, view: plan.add(view.waiting[0], float("nan")), "num_tokens=nan"),
     ],
 )

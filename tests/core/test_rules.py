@@ -60,6 +60,7 @@ def plan(*entries: tuple[Request, int], **fields: object) -> Plan:
         ),
         (lambda a, b, c, d: [plan((a, 8), pad_to=7)], 0, "(pad_to=7, 8 planned, max_tokens=10); rule: pad_to lies"),
         (lambda a, b, c, d: [plan((a, 8), reserve={a: 12})], 0, "(12 tokens reserved, 11 at most); rule: a request"),
+        (lambda a, b, c, d: [plan((a, 8), reserve={a: -1})], 0, "(-1 reserved); rule: a request reserves at least 0"),
         (lambda a, b, c, d: [plan((a, 8), reserve={b: 4})], 1, "a reservation belongs to a planned request"),
         (lambda a, b, c, d: [plan((b, 2), reject=[(a, "")]), plan((a, 2))], 0, "(it is finished); rule: a planned"),
         (lambda a, b, c, d: [plan((Request(7, 8, 3), 8))], 7, "(it is not of this run, or has not arrived); rule: "),
