@@ -24,7 +24,7 @@ from cbatch.leap import blocks_used, entered, num_repeats, repeats
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
-from cbatch.policy import Policy, call_at, check_policy, ignore, is_steady, optional_method
+from cbatch.policy import HOOKS, Policy, call_at, check_policy, ignore, is_steady, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
@@ -75,8 +75,7 @@ class Engine:
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._until = inf  # seconds; further requests may be submitted then
-        optional = ("on_arrival", "on_tokens", "on_step", "on_finish", "num_at_once")
-        hooks = (optional_method(policy, name) for name in optional)
+        hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
 
     @property
@@ -221,7 +220,8 @@ class Engine:
 
     def _take_arrivals(self) -> float:
         """Moves the requests that have arrived to the waiting queue; returns the time."""
-        now = self.view.now = self.executor.now()
+        now = self.executor.now()
+        self.view.update(now=now)
         if self.arrivals.next() <= now:
             for request in self.arrivals.due(now, self.state.iteration):
                 self._arrive(request, now)

@@ -23,9 +23,13 @@ from typing import Any, Protocol, TypeVar
 from cbatch.errors import CbatchError, ConfigError, Interruption, PlanError, PolicyError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
+from cbatch.validation import nearest
 from cbatch.view import View
 
 P = TypeVar("P")
+
+HOOKS = ("on_arrival", "on_tokens", "on_step", "on_finish")
+"""Optional methods of a policy that tell it what has happened."""
 
 
 class Policy(Protocol):
@@ -91,9 +95,12 @@ def check_policy(policy: Policy, limits: Limits) -> None:
 
     Raises:
         ConfigError: raised by `check`.
-        PolicyError: `check` raised anything else, or `steady` is neither True nor False.
+        PolicyError: `check` raised anything else, `steady` is neither True nor False, or an attribute on_... is no hook.
     """
     where = f"policy {type(policy).__name__}"
+    for name in call(where, dir, policy):
+        if name.startswith("on_") and name not in HOOKS:
+            raise PolicyError(f"{where}: {name} is no hook and would never be called; {nearest(name, HOOKS)}")
     call(where, is_steady, policy)
     call(where, optional_method(policy, "check"), limits)
 

@@ -23,7 +23,9 @@ from cbatch.state import State
 
 
 class View(Resources):
-    """What a policy may look at: the host's state as it is now, without copies. The host updates the attributes.
+    """What a policy may look at: the host's state as it is now, without copies.
+
+    The host changes attributes by `update`; an assignment raises AttributeError.
 
     now: seconds since the start of the run.
     limits, kv, running, decoding: see `Resources`. cost: predicts the seconds of an iteration of a given shape.
@@ -35,6 +37,15 @@ class View(Resources):
     cost: CostModel
     waiting: Sequence[Request]
     prefilling: Requests
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(f"view.{name} cannot be assigned; a policy changes its own state only")
+        super().__setattr__(name, value)
+
+    def update(self, **attributes: Any) -> None:
+        """Sets attributes; for the host alone."""
+        vars(self).update(attributes)
 
     @property
     @abstractmethod
@@ -90,12 +101,8 @@ class EngineView(View):
         self, state: State, limits: Limits, cost: CostModel, in_flight: Iterable[InFlight], record: RunRecord
     ) -> None:
         """in_flight, record: the iterations in flight, oldest first, and those that have ended."""
-        self.now = 0.0
-        self.limits, self.kv, self.cost = limits, EngineKVView(state), cost
-        self.waiting: Sequence[Request] = state.waiting
-        self.running: Requests = state.running
-        self.decoding: Requests = state.decoding
-        self.prefilling: Requests = state.prefilling
+        self.update(now=0.0, limits=limits, kv=EngineKVView(state), cost=cost, waiting=state.waiting)
+        self.update(running=state.running, decoding=state.decoding, prefilling=state.prefilling)
         self._state = state
         self._in_flight, self._record = in_flight, record
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from cbatch.cost import BatchShape, CostModel
 from cbatch.kv import Freed, KVView, blocks_for
-from cbatch.policy import Policy, call, optional_method
+from cbatch.policy import HOOKS, Policy, call, optional_method
 from cbatch.record import StepRecord
 from cbatch.replay.counterfactual import Comparison, Recorded, Report, ask
 from cbatch.replay.decisions import Decision, Ids, Seen, StepEnd
-from cbatch.request import FinishReason, Request, Requests, Status, spec_of
+from cbatch.request import FinishReason, Request, Status, spec_of
 from cbatch.view import View
 
 
@@ -76,18 +76,15 @@ class _KV(KVView):
 
 
 class _View(View):
-    iteration = num_in_flight = 0
+    iteration = num_in_flight = num_ending = 0
+    kv: _KV
+    in_flight: deque[_Launched]
+    ended_at: float
+    rows: int
 
     def __init__(self, recorded: Recorded, cost: CostModel) -> None:
-        self.now, self.limits, self.cost = 0.0, recorded.limits, cost
-        self.kv: _KV = _KV(recorded, self)
-        self.waiting: Sequence[Request] = []
-        self.running: Requests = []
-        self.decoding: Requests = []
-        self.prefilling: Requests = []
-        self.in_flight: deque[_Launched] = deque()
-        self.ended_at = 0.0
-        self.rows, self.num_ending = recorded.rows, 0
+        self.update(now=0.0, limits=recorded.limits, cost=cost, kv=_KV(recorded, self), waiting=[], running=[])
+        self.update(decoding=[], prefilling=[], in_flight=deque(), ended_at=0.0, rows=recorded.rows)
 
     @property
     def predicted_end(self) -> float:
@@ -122,9 +119,8 @@ class _Follower:
             known.computed = known.reserved = 0
             known.ready = known.total = request.num_prompt_tokens
         self._decoding: dict[FollowedRequest, None] = {}
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = (
-            optional_method(policy, name) for name in ("on_arrival", "on_tokens", "on_step", "on_finish")
-        )
+        hooks = (optional_method(policy, name) for name in HOOKS)
+        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
 
     def run(self, report: Report) -> None:
         decisions = [event for event in self._recorded.events if isinstance(event, Decision)]
@@ -134,14 +130,14 @@ class _Follower:
                 self._end(event)
                 continue
             self._look(event.seen)
-            self._view.iteration = event.iteration
+            self._view.update(iteration=event.iteration)
             report(Comparison(event, ask(self._policy, self._view)))
             self._carry_out(event, next(following))
 
     def _look(self, seen: Seen) -> None:
         """Take over a recorded view."""
         view, known = self._view, self._requests
-        view.now, view.num_in_flight = seen.now, seen.num_in_flight
+        view.update(now=seen.now, num_in_flight=seen.num_in_flight)
         view.kv.num_free, view.kv.num_retiring = seen.num_free, seen.num_retiring
         running = [known[id_] for id_, _, _ in seen.running]
         for request, (_, computed, ready) in zip(running, seen.running, strict=True):
@@ -157,9 +153,9 @@ class _Follower:
             request.status = Status.WAITING
         for request in arrived:
             request.arrive(seen.now)
-        view.waiting, view.running = waiting, running
-        view.decoding = [request for request in self._decoding if request in {*running}]
-        view.prefilling = [request for request in running if request not in self._decoding]
+        view.update(waiting=waiting, running=running)
+        view.update(decoding=[request for request in self._decoding if request in {*running}])
+        view.update(prefilling=[request for request in running if request not in self._decoding])
         for request in arrived:
             self._tell(self._on_arrival, request)
 
@@ -171,7 +167,7 @@ class _Follower:
             self._decoding.pop(request, None)
             request.status, request.computed, request.reserved, request.ready = Status.WAITING, 0, 0, request.total
             request.num_preemptions += 1
-            view.waiting = [*view.waiting, request]
+            view.update(waiting=[*view.waiting, request])
         for id_, _ in decided.reject:
             self._finish(known[id_], FinishReason.REJECTED)
         for id_, tokens in decided.reserve:
@@ -185,7 +181,7 @@ class _Follower:
         sampled = tuple(self._sampled(event, following))
         ending = tuple(id_ for id_ in sampled if known[id_].total + 1 >= known[id_].max_tokens)
         view.in_flight.append(_Launched(event, shape, num_decodes, sampled, ending))
-        view.num_ending += len(ending)
+        view.update(num_ending=view.num_ending + len(ending))
         for id_, _ in decided.entries:
             known[id_].status = Status.RUNNING
             if known[id_].admitted_at is None:
@@ -219,8 +215,7 @@ class _Follower:
             request.token_times = (request.token_times[0] or event.ended, event.ended)
             if request.id in launched.ending or request.id in event.stopped:
                 ended.append(request)
-        view.num_ending -= len(launched.ending)
-        view.ended_at = event.ended
+        view.update(num_ending=view.num_ending - len(launched.ending), ended_at=event.ended)
         if receivers:
             self._tell(self._on_tokens, receivers)
         self._tell(self._on_step, self._record(launched, event, len(receivers)))

@@ -9,7 +9,7 @@ from typing import Any
 from cbatch.errors import CbatchError, StallError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.policy import call_at, check_policy, ignore, is_steady, optional_method
+from cbatch.policy import HOOKS, call_at, check_policy, ignore, is_steady, optional_method
 from cbatch.record import StepRecord
 from cbatch.request import Request, Status
 from cbatch.stall import describe_shortage
@@ -51,9 +51,8 @@ class Planner:
         self._ended: list[ServedRequest] = []
         recorder, rows = adapter.recorder, scheduler.max_num_running_reqs
         self._recording = None if recorder is None else Recording(recorder, self.view, rows, asynchronous)
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = (
-            optional_method(policy, name) for name in ("on_arrival", "on_tokens", "on_step", "on_finish")
-        )
+        hooks = (optional_method(policy, name) for name in HOOKS)
+        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
         unseen = self._on_tokens is self._on_step is ignore and recorder is None and self.mode != "shadow"
         self._leaps = unseen and is_steady(policy)
 
@@ -94,7 +93,7 @@ class Planner:
         paused: vLLM has been told to stop, and decides by itself.
         """
         population, view = self.population, self.view
-        view.now = self.clock()
+        view.update(now=self.clock())
         view.look_again()
         if self._recording is not None:
             self._recording.look()
@@ -165,7 +164,7 @@ class Planner:
             state = self._num_preempted, used, len(population.waiting), len(population.running)
         times = (view.now, self.clock())
         view.in_flight.append(Launched(view.iteration, requests, scheduled, *times, num_decodes, state, note))
-        view.iteration += 1
+        view.update(iteration=view.iteration + 1)
         self._num_preempted = 0
         self.counts.iterations += 1
 
@@ -195,7 +194,7 @@ class Planner:
         for request in requests:
             request.receive(received_at)
         started = max(launched.launched_at, view.last_ended_at)
-        view.last_ended_at = received_at
+        view.update(last_ended_at=received_at)
         if requests:
             self._progress_at = received_at
         if self._recording is not None:

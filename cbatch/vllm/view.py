@@ -8,7 +8,7 @@ from typing import Any
 from cbatch.cost import BatchShape, CostModel
 from cbatch.kv import Freed, KVView
 from cbatch.limits import Limits
-from cbatch.request import Request, Requests, Status
+from cbatch.request import Request, Status
 from cbatch.view import View
 from cbatch.vllm.population import Population
 from cbatch.vllm.request import ServedRequest, served
@@ -93,18 +93,17 @@ class VllmKVView(KVView):
 
 
 class VllmView(View):
+    """in_flight: iterations, oldest first. last_ended_at: seconds, of the latest that has ended."""
+
     iteration = 0
+    kv: VllmKVView
+    in_flight: deque[Launched]
+    last_ended_at: float
 
     def __init__(self, scheduler: Any, population: Population, limits: Limits, cost: CostModel) -> None:
-        self.now = 0.0
-        self.limits, self.cost = limits, cost
-        self.kv: VllmKVView = VllmKVView(scheduler, self)
-        self.waiting: Sequence[Request] = population.waiting
-        self.running: Requests = population.running
-        self.decoding: Requests = population.decoding
-        self.prefilling: Requests = population.prefilling
-        self.in_flight: deque[Launched] = deque()  # oldest first
-        self.last_ended_at = 0.0
+        self.update(now=0.0, limits=limits, cost=cost, kv=VllmKVView(scheduler, self), waiting=population.waiting)
+        self.update(running=population.running, decoding=population.decoding, prefilling=population.prefilling)
+        self.update(in_flight=deque(), last_ended_at=0.0)
         self._scheduler, self._population = scheduler, population
         self._lacking: int | None = None  # blocks, of all decodes, while a plan is made
 

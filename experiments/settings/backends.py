@@ -58,7 +58,7 @@ class Runtime:
 class Simulated(Backend):
     """Predicted time on the GPUs of a hardware profile.
 
-    host_seconds: host time per iteration; "auto": the profile's.
+    host_seconds: host time per iteration; "auto": the profile's. The time of the policy's own code is not simulated.
     tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.model.topology.Topology`.
     outside: "mark" counts iterations outside the measured range, "error" refuses them.
     """

@@ -129,3 +129,23 @@ def test_a_request_preempted_while_the_token_that_ends_it_is_in_flight_waits_no_
     engine.submit([request := Request(0, 4, 5, true_new_tokens=1)])
     engine.run()
     assert (request.num_preemptions, request.num_output_tokens, list(engine.view.waiting)) == (1, 1, [])
+
+
+@pytest.mark.parametrize(("name", "meant"), [("on_token", "on_tokens"), ("on_finished", "on_finish")])
+def test_a_misspelt_hook_is_refused(name: str, meant: str) -> None:
+    policy = type("Mine", (Orca,), {name: lambda self, request: None})()
+    with pytest.raises(PolicyError, match=f"policy Mine: {name} is no hook .* did you mean {meant}"):
+        make_engine(policy, LIMITS)
+
+
+@pytest.mark.parametrize("name", ["now", "cost", "running", "mine"])
+def test_a_policy_cannot_assign_to_the_view(name: str) -> None:
+    class Assigns(Orca):
+        def plan(self, view: View) -> Plan:
+            setattr(view, name, getattr(view, name, 0.0))
+            return super().plan(view)
+
+    engine = make_engine(Assigns(), LIMITS)
+    engine.submit([Request(0, 3, 3)])
+    with pytest.raises(PolicyError, match=f"view.{name} cannot be assigned"):
+        engine.run()
