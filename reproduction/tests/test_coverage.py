@@ -8,7 +8,7 @@ from cbatch.results.metrics import collect_served
 from cbatch.sim import SimExecutor
 from experiments.store.intervals import mean_of
 from policies.orca import Orca
-from reproduction.bench.coverage import COLUMNS, QUEUES, REPLICATIONS, repeat
+from reproduction.bench.coverage import COLUMNS, QUEUES, repeat
 
 
 def test_truths_by_hand() -> None:
@@ -46,7 +46,6 @@ def test_intervals_cover_the_truth(name: str, num_repetitions: int) -> None:
         assert 0.93 - slack <= covered[column] <= 0.97 + slack
     for column in ("capacity", "mean"):
         assert covered[f"{column}, naive"] < 0.75
-    assert REPLICATIONS >= 10
 
 
 def test_mean_of_values_has_the_t_interval() -> None:

@@ -91,7 +91,6 @@ def test_a_figure_leaves_its_files_and_its_claims_are_those_stored(made: Path, n
     ours = {row["id"]: row["ours"] for row in left["claims"]}
     of_a100 = {claim.id for claim in read_claims(name) if claim.hardware == "a100"}
     assert ours == pytest.approx({id_: value for id_, value in stored(name).items() if id_ not in of_a100}, rel=1e-4)
-    assert not any(row["outcome"] == "missed" and not row["note"] for row in left["claims"])
     if of_a100:
         assert left["left_out"] == ["a100 is left out: give tables=.../aiconfigurator/a100_sxm"]
 
