@@ -204,7 +204,8 @@ def test_labels_are_replaced_and_ordered_by_the_user(tmp_path: Path, monkeypatch
             load_series(tmp_path, "", unknown)
     monkeypatch.setattr(series, "select_runs", lambda *_: (many, []))
     many = frame_of([run("orca", f"seed={seed}", seed=seed) for seed in range(40)])
-    assert load_runs(tmp_path, most=40)["label"].to_list() == [f"orca, seed={seed}" for seed in range(40)]
+    chosen = Look(order=["orca, seed=30"])
+    assert load_runs(tmp_path, "", 40, chosen)["seed"].to_list() == [30, *(seed for seed in range(40) if seed != 30)]
     assert load_series(tmp_path, "")["seed"].to_list() == [*range(40)], "equal labels stay in the order of the sweep"
 
 
