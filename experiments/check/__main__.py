@@ -7,6 +7,7 @@ takes 1 ms and 10 us per token: scale the policy's own thresholds, in tokens and
 priority, SLO or prediction. Workloads whose limits the policy's `check` refuses are left out and counted.
 
   --config-dir=FOLDER the policy's settings are there, as for experiments.run
+  thorough=on         all tiny workloads, which takes seven times as long; the counterexamples are then the smallest
   random=200          random workloads for each property that no tiny one violates
   require=a,b         properties that the policy must have, besides legal, kv and ends
   patience.empty_plans=50, patience.seconds=3600
@@ -26,24 +27,28 @@ from tqdm import tqdm
 from cbatch import ConfigError, Policy, is_steady
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
-from cbatch.validation import nearest
+from cbatch.validation import Switch, nearest
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, Ending, History
-from experiments.check.search import Verdicts, describe_sizes, search
+from experiments.check.search import Verdicts, describe_sizes, search, tiny_scenarios
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
 from experiments.settings.overrides import check_effects, say_unread
 from experiments.settings.settings import PLANS_BY
 
 CHUNK = 4
+SHARE = 7
+"""One in so many tiny workloads is served; no period of `tiny_scenarios` has this factor."""
 
 
-def _options(random: Index = 200, require: tuple[str, ...] = ()) -> tuple[int, tuple[str, ...]]:
+def _options(
+    random: Index = 200, require: tuple[str, ...] = (), thorough: Switch = False
+) -> tuple[int, tuple[str, ...], bool]:
     """Returns the command's own keys; the rest of the command line describes the policy."""
     for name in require:
         if name not in NAMES:
             raise ConfigError(f"require={name}: no such property; {nearest(name, NAMES)}")
-    return random, require
+    return random, require, thorough
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,8 +58,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check(*arguments: str) -> int:
-    own = [argument for argument in arguments if argument.startswith(("random=", "require="))]
-    num_random, require = _options(**keyword_arguments(_options, own, "check"))
+    own = [argument for argument in arguments if argument.startswith(("random=", "require=", "thorough="))]
+    num_random, require, thorough = _options(**keyword_arguments(_options, own, "check"))
     build, chunk, patience = _policy([argument for argument in arguments if argument not in own])
     policy = build()
     source: Policy | Callable[[], Policy] = build
@@ -70,7 +75,9 @@ def _check(*arguments: str) -> int:
                 refusals.append(history.why)
             bar.update()
 
-        verdicts = search(source, PROPERTIES, chunk, num_random=num_random, patience=patience, tick=count)
+        every = enumerate(tiny_scenarios(chunk))
+        tiny = (made for number, made in every if thorough or number % SHARE == 0 or len(made.arrivals) > 3)
+        verdicts = search(source, PROPERTIES, chunk, num_random=num_random, tiny=tiny, patience=patience, tick=count)
     _report(type(policy).__name__, chunk, verdicts, endings, refusals)
     required = {*require, *(["steady"] if is_steady(policy) else [])}
     return int(any(verdicts[prop.name] for prop in PROPERTIES if prop.needed or prop.name in required))
