@@ -273,8 +273,8 @@ def test_the_command_judges_a_policy_from_outside(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     scenarios = few_scenarios(CHUNK)[::3]
-    monkeypatch.setattr("experiments.check.search.tiny_scenarios", lambda chunk: scenarios)
-    assert main(["policy=external", f"policy._target_={__name__}.{kind.__name__}", "random=0"]) == status
+    monkeypatch.setattr("experiments.check.__main__.tiny_scenarios", lambda chunk: scenarios)
+    assert main(["policy=external", f"policy._target_={__name__}.{kind.__name__}", "random=0", "thorough=on"]) == status
     printed, error = capsys.readouterr()
     words = [line.split() for line in printed.splitlines()]
     printed_verdicts = {line[0]: line[1] for line in words if line and line[0] in NAMES}
@@ -286,8 +286,8 @@ def test_the_command_judges_a_policy_from_outside(
 def test_the_status_tells_whether_what_is_required_holds(
     require: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.check.search.tiny_scenarios", lambda chunk: few_scenarios(chunk)[::3])
-    assert main(["policy=orca", f"require={require}", "random=0"]) == status
+    monkeypatch.setattr("experiments.check.__main__.tiny_scenarios", lambda chunk: few_scenarios(chunk)[::3])
+    assert main(["policy=orca", f"require={require}", "random=0", "thorough=on"]) == status
 
 
 def test_the_page_of_properties_has_a_row_for_each_policy_and_a_column_for_each_property() -> None:
