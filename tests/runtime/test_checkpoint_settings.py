@@ -20,7 +20,7 @@ from cbatch.runtime.weights import load_model
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
 
-ABSENT = object()
+ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
 FACTOR_4 = {"factor": 4.0, "original_max_position_embeddings": 64}
 SHAPE = {
     "vocab_size": 96,
