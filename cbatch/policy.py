@@ -23,7 +23,6 @@ from typing import Any, Protocol, TypeVar
 from cbatch.errors import CbatchError, ConfigError, Interruption, PlanError, PolicyError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.validation import nearest
 from cbatch.view import View
 
 P = TypeVar("P")
@@ -100,7 +99,7 @@ def check_policy(policy: Policy, limits: Limits) -> None:
     where = f"policy {type(policy).__name__}"
     for name in call(where, dir, policy):
         if name.startswith("on_") and name not in HOOKS:
-            raise PolicyError(f"{where}: {name} is no hook and would never be called; {nearest(name, HOOKS)}")
+            raise PolicyError(f"{where}: {name} would never be called; the hooks are {', '.join(HOOKS)}")
     call(where, is_steady, policy)
     call(where, optional_method(policy, "check"), limits)
 

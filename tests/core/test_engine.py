@@ -131,10 +131,10 @@ def test_a_request_preempted_while_the_token_that_ends_it_is_in_flight_waits_no_
     assert (request.num_preemptions, request.num_output_tokens, list(engine.view.waiting)) == (1, 1, [])
 
 
-@pytest.mark.parametrize(("name", "meant"), [("on_token", "on_tokens"), ("on_finished", "on_finish")])
-def test_a_misspelt_hook_is_refused(name: str, meant: str) -> None:
+@pytest.mark.parametrize("name", ["on_token", "on_finished"])
+def test_a_misspelt_hook_is_refused(name: str) -> None:
     policy = type("Mine", (Orca,), {name: lambda self, request: None})()
-    with pytest.raises(PolicyError, match=f"policy Mine: {name} is no hook .* did you mean {meant}"):
+    with pytest.raises(PolicyError, match=f"policy Mine: {name} would never be called; the hooks are on_arrival"):
         make_engine(policy, LIMITS)
 
 
