@@ -40,6 +40,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name.startswith("test_vllm") and not config.getoption("--vllm") else None
 
 
+@pytest.fixture(autouse=True)
+def _modules_of_tests_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The next test's module of the same name would be that of this one."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(tmp_path_factory.getbasetemp()):
+            del sys.modules[name]
+
+
 def pytest_collection_finish() -> None:
     """No later collection traverses what was imported."""
     gc.freeze()

@@ -37,7 +37,7 @@ class MLFQ(Described):
             whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
             self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)
             self._waiting.push(request)
-            self._unserved.add(request)
+            self._unserved.add(request, request.arrival_time)
         self._arrived.clear()
         self._promote(view)
         plan = view.plan()
@@ -69,3 +69,5 @@ class MLFQ(Described):
         seconds = view.cost.predict(shape) if shape.num_tokens else 0.0
         for request in served:
             self._quanta.charge(request, seconds)
+            if self._quanta.place(request)[0] > 0:
+                self._unserved.add(request, view.now)

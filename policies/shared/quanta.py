@@ -43,23 +43,26 @@ class Quanta:
 
 
 class Unserved:
-    """Requests by the time since which they were not served: since their last token, or their arrival."""
+    """Requests by the time since which they were not served: since their last token, or since they were added."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []  # with times after which a request may have been served again
+        self._known: set[Request] = set()
 
-    def add(self, request: Request) -> None:
-        while self._heap and self._heap[0][-1].finished_at is not None:
-            heappop(self._heap)
-        heappush(self._heap, (request.arrival_time, request.id, request))
+    def add(self, request: Request, since: float) -> None:
+        """Adds a request, unless it is known."""
+        if request not in self._known:
+            self._known.add(request)
+            heappush(self._heap, (since, request.id, request))
 
     def longer_than(self, seconds: float, view: View) -> Iterator[Request]:
-        """Yields each request that was not served for `seconds`, the longest first, and again after as long."""
+        """Yields each request that was not served for `seconds`, the longest first, and forgets it."""
         while self._heap and view.now - self._heap[0][0] >= seconds:
             since, id_, request = heappop(self._heap)
-            if request.finished_at is None:
-                served = view.now if view.is_in_flight(request) else request.last_token_at or since
-                if served <= since:
-                    yield request
-                    served = view.now
+            served = view.now if view.is_in_flight(request) else request.last_token_at or since
+            if request.finished_at is None and served > since:
                 heappush(self._heap, (served, id_, request))
+                continue
+            self._known.discard(request)
+            if request.finished_at is None:
+                yield request

@@ -11,15 +11,15 @@ from experiments.bench.__main__ import main
 def test_policies_are_served_in_turn_on_one_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = "settings=backend=cpu model=tiny batch=4 workload.length=64 workload.num_requests=6"
     policies = "policies=policy=orca;policy=sarathi chunk=16"
-    assert main(["serve", settings, policies, "repeats=2", f"folder={tmp_path}"]) == 0, capsys.readouterr().err
+    assert main(["serve", settings, policies, "repeats=3", f"folder={tmp_path}"]) == 0, capsys.readouterr().err
     stored = json.loads((tmp_path / "cpu" / "serve.json").read_text())
     assert (stored["model"], stored["batch"], stored["requests"]) == ("tiny", 4, 6)
     assert list(stored["figures"]) == ["policy=orca", "policy=sarathi chunk=16"]
     orca, sarathi = stored["figures"].values()
     assert sarathi["iterations"] > orca["iterations"] > 0
     for figures in (orca, sarathi):
-        assert figures["tokens_per_second"]["repeats"] == 2
-        assert figures["tokens_per_second"]["median"] == pytest.approx(6 * 64 / figures["seconds"]["median"], rel=0.2)
+        assert figures["tokens_per_second"]["repeats"] == 3
+        assert figures["tokens_per_second"]["median"] == pytest.approx(6 * 64 / figures["seconds"]["median"])
     assert "policy=sarathi chunk=16" in capsys.readouterr().out
 
 
