@@ -48,21 +48,26 @@ class Unserved:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []  # with times after which a request may have been served again
         self._known: set[Request] = set()
+        self._num_added = 0  # the requests of several runs may have the same ids
 
     def add(self, request: Request, since: float) -> None:
         """Adds a request, unless it is known."""
         if request not in self._known:
             self._known.add(request)
-            heappush(self._heap, (since, request.id, request))
+            self._push(since, request)
 
     def longer_than(self, seconds: float, view: View) -> Iterator[Request]:
         """Yields each request that was not served for `seconds`, the longest first, and forgets it."""
         while self._heap and view.now - self._heap[0][0] >= seconds:
-            since, id_, request = heappop(self._heap)
+            since, _, request = heappop(self._heap)
             served = view.now if view.is_in_flight(request) else request.last_token_at or since
             if request.finished_at is None and served > since:
-                heappush(self._heap, (served, id_, request))
+                self._push(served, request)
                 continue
             self._known.discard(request)
             if request.finished_at is None:
                 yield request
+
+    def _push(self, since: float, request: Request) -> None:
+        self._num_added += 1
+        heappush(self._heap, (since, self._num_added, request))
