@@ -58,12 +58,12 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=8, help="of each steady policy (test_leaps.py)")
-    parser.addoption("--schedules", type=int, default=120, help="random schedules to draw (test_random_schedules.py)")
+    parser.addoption("--schedules", type=int, default=60, help="random schedules to draw (test_random_schedules.py)")
     parser.addoption("--repetitions", type=int, default=20, help="of each interval (test_coverage.py)")
     parser.addoption("--instances", type=int, default=16, help="tiny instances to solve exactly (test_bounds.py)")
-    parser.addoption("--fuzz", type=int, default=160, help="inputs to draw (test_fuzz.py)")
+    parser.addoption("--fuzz", type=int, default=80, help="inputs to draw (test_fuzz.py)")
     parser.addoption("--runs", type=int, default=8, help="of vLLM's scheduler, for each mode (test_vllm_fuzz.py)")
-    parser.addoption("--launchers", action="store_true", help="sweep by Ray and submitit, too (test_sweep.py)")
+    parser.addoption("--slow", action="store_true", help="sweeps by Ray and submitit, notebooks, all documents, too")
     parser.addoption("--vllm", metavar="FOLDER", help="with a wheel of vLLM, without which test_vllm_*.py are left out")
     parser.addoption(
         "--compiler", default="eager", help="torch.compile's backend, such as inductor (test_runtime_model.py)"

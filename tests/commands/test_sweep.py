@@ -141,8 +141,8 @@ def ray_cluster(folder: Path) -> Iterator[str]:
 def test_other_launchers_run_a_sweep(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
-    if not pytestconfig.getoption("--launchers"):
-        pytest.skip("--launchers: takes a minute")
+    if not pytestconfig.getoption("--slow"):
+        pytest.skip("--slow: takes a minute")
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray keeps a token in the user's home

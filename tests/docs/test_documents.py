@@ -132,8 +132,10 @@ def write(block: Block, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
-def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path) -> None:
+def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path, pytestconfig: pytest.Config) -> None:
     """Documents are read after the README, whose files are there."""
+    if document != DOCUMENTS[0] and not pytestconfig.getoption("--slow"):
+        pytest.skip("--slow: takes a minute")
     for block in blocks(DOCUMENTS[0]):
         write(block, folder)
     for block in blocks(document):

@@ -32,11 +32,13 @@ def begin(folder: Path) -> NotebookNode:
     return nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {folder}")  # type: ignore[no-any-return, no-untyped-call]
 
 
-def test_the_notebooks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebooks_run(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     """As stored: the same cells print, show a table or draw a picture, and none fails. Sweeps are smaller.
 
     One after another in one process, which imports everything once; each begins without names, in the notebooks' folder.
     """
+    if not pytestconfig.getoption("--slow"):
+        pytest.skip("--slow: takes half a minute")
     for key, value in environment().items():
         monkeypatch.setenv(key, value)
     folder = NOTEBOOKS[0].parent
