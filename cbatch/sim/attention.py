@@ -107,9 +107,10 @@ class TableAttention:
     def seconds(self, shape: BatchShape) -> float:
         chunks, num_decodes, context_of_decodes, _ = shape
         seconds = 0.0
+        most_tokens, most_before = self._surely
         for tokens, context in chunks:
             found = self.chunks.at(tokens, context)
-            if tokens > self._surely[0] or context > self._surely[1]:
+            if tokens > most_tokens or context > most_before:
                 found = max(found, scores(tokens, context) * self.seconds_per_score)
             seconds += found
         if num_decodes:

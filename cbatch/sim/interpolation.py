@@ -133,10 +133,13 @@ class ChunkGrid(BilinearGrid):
         low, least = self._along(left, column), sizes[left]
         if size == least:
             return low
-        more = scores(size, column) - scores(least, column)
+        double = 2 * column + 1  # as twice the scores of t tokens are t * (2 * column + 1 + t)
+        below = least * (double + least)
+        more = size * (double + size) - below
         if right == len(sizes):
-            return low + more * self._seconds_per_score(left)
-        return low + (self._along(right, column) - low) * more / (scores(sizes[right], column) - scores(least, column))
+            return low + more / 2 * self._seconds_per_score(left)
+        most = sizes[right]
+        return low + (self._along(right, column) - low) * more / (most * (double + most) - below)
 
     def _seconds_per_score(self, row: int) -> float:
         """Returns the slope of a row by context, or without one the mean over the chunk's own scores."""
