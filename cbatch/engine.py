@@ -56,8 +56,7 @@ class Engine:
             patience: how long to go on without a token while requests wait or run.
             arrivals: the requests to serve; None: those that are submitted.
         """
-        self.policy = policy
-        self.policy_name = type(policy).__name__
+        self.policy, self.policy_name = policy, type(policy).__name__
         self.executor = executor
         self.limits = limits
         check_policy(policy, limits)

@@ -167,6 +167,7 @@ def _asked(name: str) -> Any:
     return property(attrgetter(f"_spec.{name}"))
 
 
+_PLACE = ("__weakref__", "_arrival_time", "_spec", "row", "status", "table")
 _TIMES_AND_REASONS = ("admitted_at", "finish_reason", "finished_at", "reject_reason")
 _COUNTS_AND_OUTPUT = ("num_output_tokens", "num_preemptions", "num_recomputed_tokens", "output", "token_times")
 
@@ -183,16 +184,7 @@ class Request:
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_arrival_time",
-        "_spec",
-        "row",
-        "status",
-        "table",
-        *_TIMES_AND_REASONS,
-        *_COUNTS_AND_OUTPUT,
-    )
+    __slots__ = (*_PLACE, *_TIMES_AND_REASONS, *_COUNTS_AND_OUTPUT)
 
     id: Final[int] = _asked("id")
     num_prompt_tokens: Final[int] = _asked("num_prompt_tokens")
@@ -227,16 +219,13 @@ class Request:
         self._arrival_time = spec.arrival_time
         self.status = Status.PENDING
         self.finish_reason: FinishReason | None = None
-        self.reject_reason = ""
+        self.reject_reason, self.row = "", NEVER
         self.table: Columns | None = None
-        self.row = NEVER
         self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
-        self.num_output_tokens = 0  # set when the request ends
+        self.num_output_tokens = self.num_preemptions = self.num_recomputed_tokens = 0
         self.admitted_at: float | None = None  # seconds; first admission
         self.finished_at: float | None = None  # seconds
-        self.num_preemptions = 0
-        self.num_recomputed_tokens = 0
 
     def arrive(self, now: float) -> None:
         """Makes the request wait. now: seconds; the arrival time of a request that arrives by iteration."""
