@@ -36,12 +36,12 @@ from experiments.settings.choices import option_names
 from experiments.settings.command_line import run
 from experiments.settings.overrides import check_given_once
 from experiments.store import headings
-from experiments.store.intervals import compare
+from experiments.store.intervals import Compared, compare
 from experiments.store.labels import is_baseline, is_seed, label_runs, settings_of
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.run_table import ONE_REPLICATION, matching
 from experiments.store.selection import choose_runs, print_omitted, select_runs
-from experiments.store.text import difference_text, disagree, figures_text, flat, not_apart, ratio_text, signed, times
+from experiments.store.text import disagree, figures_text, flat, intervals_text, values_text
 from experiments.sweep import sweep_folder
 
 _OPTIONS = ("metric", "baseline", "runs")
@@ -128,7 +128,7 @@ def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
         seed=settings.get("workload.seed", ""),
     )
     again = rows.groupby(["label", "seed"]).cumcount()  # measured several times, or replications of a search
-    return rows.assign(replication=pd.Series(list(zip(rows["seed"], again, strict=True)), rows.index))
+    return rows.assign(replication=rows["seed"] + " " + again.astype(str))
 
 
 def _read_runs(folder: Path, text: str) -> pd.DataFrame:
@@ -163,24 +163,17 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     for key in metrics:
         if key not in figures:
             raise ConfigError(no_such_figure(f"metric={key}", figures))
-    rows = _baseline_first(rows, baseline)
+    is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
+    rows = rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")
     pairs, alone = [], []
     for group in _comparable(rows):
         first, *others = (label for _, label in group.groupby("label", sort=False))
         pairs += [_pair(_counterpart(first, other, group), other, keys) for other in others]
         alone += [] if others else [f"not compared: nothing else has the settings of {first['label'].iloc[0]}"]
-    counted = (
-        list(group["run.counted_requests"]) for _, group in rows.groupby("label") if "run.counted_requests" in rows
-    )
-    tail = tail_text(counted) if any("p99" in key for key in keys) else ""
-    told = [tail, *notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"])] if notes else []
-    return "\n\n".join(filter(None, [*pairs, "\n".join(alone), "\n".join(filter(None, told))]))
-
-
-def _baseline_first(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Returns the rows with a column `base`, those of the baseline first."""
-    is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
-    return rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")
+    below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
+    if notes and any("p99" in key for key in keys) and "run.counted_requests" in rows:
+        below.insert(0, tail_text(rows.groupby("label")["run.counted_requests"].agg(list)))
+    return "\n\n".join(filter(None, [*pairs, "\n".join(alone), "\n".join(filter(None, below))]))
 
 
 def _comparable(rows: pd.DataFrame) -> list[pd.DataFrame]:
@@ -194,41 +187,38 @@ def _comparable(rows: pd.DataFrame) -> list[pd.DataFrame]:
 
 def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) -> pd.DataFrame:
     """Returns the rows that a label is compared with: the baseline's of its chunk, or else the first of its group."""
-    chunk = other["chunk"].iloc[0] if "chunk" in other else None
-    same = [rows for _, rows in group[group["base"]].groupby("label", sort=False) if rows.get("chunk") is not None]
-    same = [rows for rows in same if rows["chunk"].iloc[0] == chunk]
-    return same[0] if same and same[0]["label"].iloc[0] != other["label"].iloc[0] else first
+    if "chunk" in group:
+        same = group[group["base"] & (group["chunk"] == other["chunk"].iloc[0])]
+        if len(same) and (label := str(same["label"].iloc[0])) != other["label"].iloc[0]:
+            return group[group["label"] == label]
+    return first
 
 
 def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> str:
     """Returns the table of a comparison, below a title."""
     labels = f"{second['label'].iloc[0]} over {first['label'].iloc[0]}"
     same = first["served"].iloc[0] == second["served"].iloc[0]
-    values = {key: (_by_replication(first, key), _by_replication(second, key)) for key in keys}
-    compared = {headings.heading_of(key): compare(a, b, same) for key, (a, b) in values.items() if a and b}
+    compared: list[tuple[headings.Heading, Compared]] = []
+    for key in keys:
+        heading = headings.heading_of(key)
+        scaled = [rows.set_index("replication")[key].astype(float) * heading.factor for rows in (first, second)]
+        before, after = (values.dropna().to_dict() for values in scaled)
+        if before and after:
+            compared.append((heading, compare(before, after, same)))
     if not compared:
         raise ConfigError(f"compare: {labels}: no figure in common; give runs of one kind")
-    if all(len(rows) > 1 and rows["figures"].nunique() == 1 for rows in (first, second)):
-        cells = [
-            [head.text, head.better, times(one.ratio[0]), signed(one.difference[0])] for head, one in compared.items()
-        ]
-        title = f"{labels}: 1 replication, on {'the same requests' if same else 'different requests'}"
-        return f"{title}\n{tabulate(cells, ['', 'better', 'ratio', 'difference'], disable_numparse=True)}\n{ONE_REPLICATION}"
-    cells = [
-        [head.text, head.better, ratio_text(one), difference_text(one), "" if one.apart else not_apart(one)]
-        for head, one in compared.items()
-    ]
-    some = next(iter(compared.values()))
-    how = "in pairs, on the same requests" if some.paired else "NOT in pairs: they served different requests"
-    title = f"{labels}: {some.number} replications, {how}"
-    table = f"{title}\n{tabulate(cells, ['', 'better', 'ratio', 'difference', ''], disable_numparse=True)}"
-    return f"{table}\n{_WHICH_DECIDES}" if any(map(disagree, compared.values())) else table
-
-
-def _by_replication(rows: pd.DataFrame, key: str) -> dict[object, float]:
-    """Returns the values of a figure by replication, in the unit of its heading."""
-    values = rows.set_index("replication")[key].astype(float).dropna() * headings.heading_of(key).factor
-    return {replication: float(value) for replication, value in values.items()}
+    some, text = compared[0][1], intervals_text
+    if first["figures"].nunique() == second["figures"].nunique() == 1:
+        number, how, text = "1 replication", f"on {'the same' if same else 'different'} requests", values_text
+        below = ONE_REPLICATION
+    else:
+        number = f"{some.number} replications"
+        how = "in pairs, on the same requests" if some.paired else "NOT in pairs: they served different requests"
+        below = _WHICH_DECIDES if any(disagree(result) for _, result in compared) else ""
+    rows = [[heading.text, heading.better, *text(result)] for heading, result in compared]
+    heads = ["", "better", "ratio", "difference", ""][: len(rows[0])]
+    table = tabulate(rows, heads, disable_numparse=True)
+    return "\n".join(filter(None, [f"{labels}: {number}, {how}", table, below]))
 
 
 if __name__ == "__main__":

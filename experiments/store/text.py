@@ -94,22 +94,18 @@ def disagree(compared: Compared) -> bool:
     return not math.isnan(compared.ratio[0]) and compared.apart == (compared.ratio[1] <= 1 <= compared.ratio[2])
 
 
-def ratio_text(compared: Compared) -> str:
-    value, low, high = compared.ratio
-    return "-" if math.isnan(value) else f"{times(value)} [{low:.4g}, {high:.4g}]"
+def values_text(compared: Compared) -> list[str]:
+    """Returns the ratio and the difference."""
+    ratio, difference = compared.ratio[0], compared.difference[0]
+    return ["-" if math.isnan(ratio) else f"{ratio:.4g}x", "+" * (difference > 0) + format_number(difference)]
 
 
-def times(ratio: float) -> str:
-    return "-" if math.isnan(ratio) else f"{ratio:.4g}x"
-
-
-def difference_text(compared: Compared) -> str:
-    value, low, high = compared.difference
-    return f"{signed(value)} [{format_number(low)}, {format_number(high)}]"
-
-
-def signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{format_number(value)}"
+def intervals_text(compared: Compared) -> list[str]:
+    """Returns the ratio and the difference with their intervals, and what to do if the two cannot be told apart."""
+    ratio, difference = values_text(compared)
+    ends, (low, high) = [f"{end:.4g}" for end in compared.ratio[1:]], map(format_number, compared.difference[1:])
+    ratio += f" [{', '.join(ends)}]" * (ratio != "-")
+    return [ratio, f"{difference} [{low}, {high}]", "" if compared.apart else not_apart(compared)]
 
 
 def not_apart(compared: Compared) -> str:
