@@ -15,7 +15,8 @@ from cbatch.plan import Plan, Refusal
 from cbatch.plan_builder import PlanBuilder
 from cbatch.policy import Policy, is_steady
 from cbatch.record import RunRecord, StepRecord
-from cbatch.request import SLO, FinishReason, Request, RequestSpec, Sampling, Status
+from cbatch.request import FinishReason, Request, Status
+from cbatch.request_spec import SLO, RequestSpec, Sampling
 from cbatch.server import Server
 from cbatch.view import View
 

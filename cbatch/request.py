@@ -1,11 +1,9 @@
-"""A request: what its client asks for, and how far it has come. Knows nothing of tensors, policies or executors.
+"""A request: what its client asks for (`RequestSpec`), and how far it has come. Knows nothing of tensors, policies or executors.
 
-`RequestSpec` is a frozen record, made by workloads and carried unchanged into decision files and results. The counters of an
-admitted `Request` live in a row of a `RequestTable`, and the request reads its own row.
+The counters of an admitted `Request` live in a row of a `RequestTable`, and the request reads its own row.
 """
 
 from collections.abc import Collection, Mapping, Reversible, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 from types import MappingProxyType
@@ -14,127 +12,12 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from cbatch.request_spec import SLO, RequestSpec, Sampling
 
-LATEST_ARRIVAL = 1e10
-"""Seconds; later, such as in time stamps of micro- or nanoseconds, a number has no room for fractions of a token's time."""
+Ints = NDArray[np.int64]
 
 NEVER = -1
 """Stands for "no row" and "in no iteration"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the tokens of one request are drawn.
-
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 switch the two filters off; both apply to the tempered
-    distribution, top-k first. The random number of a token depends on `seed` and the token's position only, so the
-    same seed gives the same tokens in any batch, under any policy, sync or async.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"sampling out of range (temperature >= 0, top_k >= 0, 0 < top_p <= 1): {self}")
-
-
-GREEDY = Sampling()
-
-
-@dataclass(frozen=True, slots=True)
-class SLO:
-    """Service-level objectives of one request, in seconds; None: no objective.
-
-    ttft: from arrival to the first token. tbt: between two tokens. total: from arrival to the last token.
-    """
-
-    ttft: float | None = None
-    tbt: float | None = None
-    total: float | None = None
-
-    def __post_init__(self) -> None:
-        if any(limit is not None and not limit > 0 for limit in (self.ttft, self.tbt, self.total)):
-            raise ValueError(f"objectives must be above 0 seconds: {self}")
-
-
-NO_SLO = SLO()
-
-
-@dataclass(frozen=True, slots=True)
-class RequestSpec:
-    """One request as it was asked for. The runtime reads none of the fields below `stop_tokens`.
-
-    id: unique in the run.
-    num_prompt_tokens: at least 1.
-    max_new_tokens: the request ends when it has generated this many tokens; at least 1.
-    true_new_tokens: tokens after which the request ends by itself, hidden from policies. None, or at least
-        `max_new_tokens`: the limit ends it. If lower, the last token acts as an end-of-sequence token: its arrival on
-        the host ends the request, and what iterations in flight generate beyond it is overshoot.
-    arrival_time: seconds from the start of the run.
-    arrival_iteration: the request arrives no earlier than this iteration of the engine (a stagger that does not depend
-        on the hardware's speed). If nothing else is left to run, it arrives at once.
-    prompt: token ids; None where only lengths matter (simulation).
-    stop_tokens: token ids that end the request; the stop token itself is the last token of the output.
-    priority: higher is more urgent. tier: name of a service class.
-    session: requests of one conversation share it.
-    predicted_new_tokens: a prediction of the output length, of any origin.
-    prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to its block's end (as in Mooncake's
-        traces): two prompts with n equal leading hashes share n blocks.
-    extra: the workload's own attributes, by name.
-
-    Raises:
-        ValueError: a length below 1, a negative arrival or one after `LATEST_ARRIVAL`, or a prompt that is not num_prompt_tokens long.
-    """
-
-    id: int
-    num_prompt_tokens: int
-    max_new_tokens: int
-    true_new_tokens: int | None = None
-    arrival_time: float = 0.0
-    arrival_iteration: int = 0
-    prompt: Sequence[int] | None = None
-    sampling: Sampling = GREEDY
-    stop_tokens: tuple[int, ...] = ()
-    client: str | None = None
-    session: str | None = None
-    tier: str | None = None
-    priority: int = 0
-    slo: SLO = NO_SLO
-    predicted_new_tokens: int | None = None
-    prefix_hashes: tuple[int, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        prompt, output = self.num_prompt_tokens, self.max_new_tokens
-        if prompt < 1 or output < 1:
-            lengths = f"got {prompt} and {output}"
-            raise ValueError(f"request {self.id}: prompt and output need at least 1 token each, {lengths}")
-        if self.true_new_tokens is not None and self.true_new_tokens < 1:
-            raise ValueError(f"request {self.id}: true_new_tokens={self.true_new_tokens} must be at least 1")
-        if self.arrival_time < 0 or self.arrival_iteration < 0:
-            raise ValueError(f"request {self.id}: arrival must not be negative")
-        if not self.arrival_time <= LATEST_ARRIVAL:
-            problem = f"arrival_time={self.arrival_time}: is not in seconds from the start of the run"
-            raise ValueError(f"request {self.id}: {problem}; subtract the time of the first request")
-        if self.prompt is not None and len(self.prompt) != prompt:
-            problem = f"prompt has {len(self.prompt)} tokens"
-            raise ValueError(f"request {self.id}: {problem}, num_prompt_tokens says {prompt}")
-        if type(self.stop_tokens) is not tuple:
-            object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens of prompt and output at which the request ends by length."""
-        return self.num_prompt_tokens + self.max_new_tokens
-
-    @property
-    def has_hidden_length(self) -> bool:
-        """Whether the request ends before its limit, unknown to policies."""
-        return self.true_new_tokens is not None and self.true_new_tokens < self.max_new_tokens
 
 
 class Status(Enum):

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cbatch.request import NEVER, Ints, Request, RequestSpec
+from cbatch.request import NEVER, Ints, Request
+from cbatch.request_spec import RequestSpec
 
 ZERO, ONE, NONE = np.array(0), np.array(1), np.array(NEVER)
 """Operands for columns of a batch: converting a Python integer to an array takes numpy as long as the operation."""

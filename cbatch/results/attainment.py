@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request import NO_SLO
+from cbatch.request_spec import NO_SLO
 from cbatch.results.metrics import Asked, Floats, Objectives, Served, Window, mean
 
 _OBJECTIVES = ("ttft", "tbt", "total")

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord, StepRecord
-from cbatch.request import SLO, FinishReason, Request, Status
+from cbatch.request import FinishReason, Request, Status
+from cbatch.request_spec import SLO
 from cbatch.validation import positive
 
 Floats = NDArray[np.float64]

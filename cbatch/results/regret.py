@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from cbatch.bounds import Bounds
-from cbatch.request import NO_SLO, Request
+from cbatch.request import Request
+from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served
 

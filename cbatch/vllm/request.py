@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from logging import getLogger
 from typing import Any, cast
 
-from cbatch.request import SLO, FinishReason, Request, RequestSpec, Status
+from cbatch.request import FinishReason, Request, Status
+from cbatch.request_spec import SLO, RequestSpec
 
 _log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
 

@@ -8,7 +8,7 @@ from cbatch.errors import ConfigError
 from cbatch.policy import Policy
 from cbatch.replay.counterfactual import Recorded
 from cbatch.replay.decisions import Decision, StepEnd
-from cbatch.request import RequestSpec
+from cbatch.request_spec import RequestSpec
 from cbatch.stall import PATIENCE, Patience
 
 Mode = Literal["strict", "fallback", "shadow"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch import SLO, ConfigError, Request
-from cbatch.request import NO_SLO
+from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served
 

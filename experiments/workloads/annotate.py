@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from cbatch import SLO, WorkloadError
-from cbatch.request import NO_SLO
+from cbatch.request_spec import NO_SLO
 from cbatch.validation import Give, not_negative
 from experiments.workloads.seeds import Histogram, Stream, generator
 from experiments.workloads.trace import MOST_TOKENS, Column, Ints

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from cbatch import Described, Request, Sampling, WorkloadError
-from cbatch.request import GREEDY
+from cbatch.request_spec import GREEDY
 from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.workloads.annotate import Annotations, BatchSize, Limit
 from experiments.workloads.drawn import Drawn

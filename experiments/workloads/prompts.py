@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from cbatch import SLO, ConfigError, Request, RequestSpec, Sampling, WorkloadError
-from cbatch.request import LATEST_ARRIVAL
+from cbatch.request_spec import LATEST_ARRIVAL
 from cbatch.validation import Give, read, whole
 from experiments.workloads.annotate import Annotations
 from experiments.workloads.base import SamplingKeys, Vocabulary, Workload

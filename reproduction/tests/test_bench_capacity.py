@@ -9,7 +9,7 @@ from test_fidelity import trace as trace
 
 from cbatch import Limits, Server
 from cbatch.kv import KVSize
-from cbatch.request import SLO
+from cbatch.request_spec import SLO
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
 from experiments.profile.machine import Machine

@@ -22,7 +22,7 @@ from cbatch.bounds.machine import Floats, fewest_late
 from cbatch.bounds.minorants import _hull
 from cbatch.errors import ProfileError
 from cbatch.kv import KVSize
-from cbatch.request import SLO
+from cbatch.request_spec import SLO
 from cbatch.results.metrics import collect_served
 from cbatch.results.regret import regret
 from cbatch.sim.cost import ProfileCost

@@ -17,7 +17,7 @@ from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, plain_mode
 from cbatch import Limits, Policy, Server
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
-from cbatch.request import Sampling
+from cbatch.request_spec import Sampling
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import LastLayer, Options
 from policies.chunking import Fixed, TileAligned

@@ -18,7 +18,7 @@ from cbatch import SLO, Limits, Plan, Policy, Request, View
 from cbatch.replay.counterfactual import Comparison, Recorded
 from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, look, read
 from cbatch.replay.follow import follow
-from cbatch.request import RequestSpec
+from cbatch.request_spec import RequestSpec
 from cbatch.vllm import Adapter
 from experiments.replay import main as replay
 from experiments.vllm import PolicyScheduler
