@@ -10,6 +10,7 @@ from textwrap import dedent, indent
 from typing import Any
 
 from cbatch import ConfigError
+from experiments.plots.look import Look
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
 from experiments.store.provenance import write_text
 from experiments.store.run_folder import PLOTS
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _usage() -> str:
     plots = [f"{listed({name: what})}\n{_keys(_maker(name))}" for name, what in NAMES.items()]
-    return "\n".join([str(__doc__), "", *plots, "", "Every plot but table also takes:", _keys(look)])
+    return "\n".join([str(__doc__), "", *plots, "", "Every plot but table also takes:", _keys(Look)])
 
 
 def _keys(function: Callable[..., Any]) -> str:
@@ -52,38 +53,6 @@ def _maker(name: str) -> Callable[..., Any]:
     return function
 
 
-def look(
-    labels: str = "",
-    order: str = "",
-    size: tuple[float, ...] = (),
-    title: str | None = None,
-    notes: bool = True,
-    format: tuple[str, ...] = ("pdf", "png"),
-) -> tuple[Any, tuple[str, ...]]:
-    """Returns how a plot looks, a `Look`, and the formats of its files.
-
-    Args:
-        labels: texts in place of labels, LABEL=TEXT;LABEL=TEXT.
-        order: the labels that come first, LABEL;LABEL.
-        size: width,height in inches.
-        title: the text above the plot; an empty one for none.
-        notes: whether the origin of the figures stands below the plot; if not, it is printed.
-        format: of the files, such as pdf,png,svg.
-
-    Raises:
-        ConfigError: a label without a text, or a size that is not two numbers above 0.
-    """
-    from experiments.plots.style import Look  # loads matplotlib
-
-    renamed = dict(part.rpartition("=")[::2] for part in labels.split(";") if part)
-    if "" in renamed:
-        raise ConfigError(f"labels={labels}: give LABEL=TEXT;LABEL=TEXT")
-    if size and (len(size) != 2 or min(size) <= 0):
-        raise ConfigError("size: give width and height in inches, as in size=3.5,2.5")
-    first = tuple(label for label in order.split(";") if label)
-    return Look(renamed, first, (size[0], size[1]) if size else None, title, notes), format
-
-
 def _plot(name: str, where: str = "", *options: str) -> None:
     if Path(name).is_dir():
         raise ConfigError(f"plot {name}: is a folder; give the plot first: python -m experiments.plot NAME {name}")
@@ -96,13 +65,13 @@ def _plot(name: str, where: str = "", *options: str) -> None:
         table, origin = make(**keyword_arguments(make, options, command))
         print(table, write_text(folder / PLOTS / "table.md", f"{table}\n\n{origin}\n"), sep="\n\n")
         return
-    from experiments.plots.style import save
+    from experiments.plots.style import save  # loads matplotlib
 
-    common = [option for option in options if option.partition("=")[0] in inspect.signature(look).parameters]
-    chosen, formats = look(**keyword_arguments(look, common, command))
-    make = partial(_maker(name), folder, chosen)
+    common = [option for option in options if option.partition("=")[0] in inspect.signature(Look).parameters]
+    look = Look(**keyword_arguments(Look, common, command))
+    make = partial(_maker(name), folder, look)
     figure = make(**keyword_arguments(make, [option for option in options if option not in common], command))
-    print(*save(figure, folder / PLOTS, name, formats), sep="\n")
+    print(*save(figure, folder / PLOTS, name, look.format), sep="\n")
 
 
 if __name__ == "__main__":

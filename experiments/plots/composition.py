@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
+from experiments.plots.look import PLAIN, Look
 from experiments.plots.series import load_runs
-from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
+from experiments.plots.style import DECODE, PADDING, PREFILL, add_title, new_figure, print_style
 from experiments.store.tables import read_steps
 
 _MOST_STEPS = 400
@@ -24,16 +25,13 @@ _TOKENS = {
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN, runs: str = "") -> Figure:
+def draw(folder: Path, look: Look = PLAIN) -> Figure:
     """Draws three panels over time.
-
-    Args:
-        runs: the run whose folder name contains this.
 
     Raises:
         ConfigError: no finished run, or several; it has no iterations.
     """
-    shown = load_runs(folder, runs, 1, look)
+    shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
     steps = read_steps(run["folder"])
     if steps.empty:

@@ -9,25 +9,30 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
+from pydantic import Field
 
 from cbatch import ConfigError
-from cbatch.results.metrics import PERCENTILES
-from experiments.plots.parts import draw_line, label_log
+from cbatch.validation import Give
+from experiments.plots.look import PLAIN, Look
+from experiments.plots.parts import label_log
 from experiments.plots.series import describe_points, leave_out, load_series, points_of
-from experiments.plots.style import PLAIN, Look, add_title, new_figure, print_style
+from experiments.plots.style import add_title, line_style, new_figure, print_style
 from experiments.store.headings import Heading, heading_of
 from experiments.store.labels import coincide_text, is_baseline
 from experiments.store.notes import tail_text
 from experiments.store.run_table import matching
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests
+
+Objective = Literal["joint", "ttft", "tbt", "total"]
+Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 
 USUAL_BASELINE = "request_level"
 _MOST_ACROSS = 3  # panels of a page's width
@@ -53,26 +58,20 @@ AXES = {
 """What an x axis is called, by a name for `x`."""
 
 
-def latency_vs_rate(
-    folder: Path, look: Look = PLAIN, percentiles: tuple[int, ...] = (50, 99), runs: str = ""
-) -> Figure:
+def latency_vs_rate(folder: Path, look: Look = PLAIN, percentiles: tuple[int, ...] = (50, 99)) -> Figure:
     """Draws percentiles of time to first token and between tokens against the request rate.
 
     Args:
         percentiles: of 50, 90, 95 and 99.
-        runs: show only runs whose folder names contain this.
 
     Raises:
-        ConfigError: as `draw`, or another percentile.
+        ConfigError: as `draw`.
     """
-    for rank in percentiles:
-        if rank not in PERCENTILES:
-            raise ConfigError(f"percentiles={rank}: choose among {', '.join(map(str, PERCENTILES))}")
     keys = tuple(f"{kind}_seconds.p{rank}" for rank in percentiles for kind in ("ttft", "tbt"))
-    return draw(folder, look, "rate", keys, runs=runs)
+    return draw(folder, look, x="rate", y=keys)
 
 
-def attainment(folder: Path, look: Look = PLAIN, objective: str = "joint", goal: float = 0.9, runs: str = "") -> Figure:
+def attainment(folder: Path, look: Look = PLAIN, objective: Objective = "joint", goal: Share = 0.9) -> Figure:
     """Draws the share of requests that attain their objectives against the request rate: of all requests and of each tier.
 
     Without objectives of the requests, `metrics.objectives` count.
@@ -80,44 +79,32 @@ def attainment(folder: Path, look: Look = PLAIN, objective: str = "joint", goal:
     Args:
         objective: joint, all that a request has together; or one of them: ttft, tbt, total.
         goal: the share that a thin line marks.
-        runs: show only runs whose folder names contain this.
-
-    Raises:
-        ConfigError: as `draw`, another objective, or a goal that is no share.
-    """
-    if objective not in ("joint", "ttft", "tbt", "total"):
-        raise ConfigError(f"objective={objective}: choose among joint, ttft, tbt, total")
-    if not 0 < goal <= 1:
-        raise ConfigError(f"goal={goal:g}: give a share above 0, at most 1")
-    share = "share" if objective == "joint" else f"{objective}_share"
-    keys: tuple[str, ...] = (f"attainment.{share}", f"attainment.tiers.*.{share}")
-    if objective == "joint" and not matching(keys, read_runs(folder)):
-        keys = ("goodput.attained_share",)
-    return draw(folder, look, "rate", keys, goal=100 * goal, runs=runs)
-
-
-def throughput_vs_pd(folder: Path, look: Look = PLAIN, baseline: str = USUAL_BASELINE, runs: str = "") -> Figure:
-    """Draws throughput, and its gain over a baseline policy, against the ratio of prefill to decode tokens.
-
-    Args:
-        baseline: the policy that gains are relative to; without a run of it, only throughput is shown.
-        runs: show only runs whose folder names contain this.
 
     Raises:
         ConfigError: as `draw`.
     """
-    return draw(folder, look, "pd", ("throughput.total_tokens_per_second",), baseline, runs=runs)
+    share = "share" if objective == "joint" else f"{objective}_share"
+    keys: tuple[str, ...] = (f"attainment.{share}", f"attainment.tiers.*.{share}")
+    if objective == "joint" and not matching(keys, read_runs(folder)):
+        keys = ("goodput.attained_share",)
+    return draw(folder, look, x="rate", y=keys, goal=100 * goal)
+
+
+def throughput_vs_pd(folder: Path, look: Look = PLAIN, baseline: str = USUAL_BASELINE) -> Figure:
+    """Draws throughput, and its gain over a baseline policy, against the ratio of prefill to decode tokens.
+
+    Args:
+        baseline: the policy that gains are relative to; without a run of it, only throughput is shown.
+
+    Raises:
+        ConfigError: as `draw`.
+    """
+    return draw(folder, look, x="pd", y=("throughput.total_tokens_per_second",), baseline=baseline)
 
 
 @print_style()
 def draw(
-    folder: Path,
-    look: Look = PLAIN,
-    x: str = "",
-    y: tuple[str, ...] = (),
-    baseline: str = "",
-    goal: float = 0.0,
-    runs: str = "",
+    folder: Path, look: Look = PLAIN, *, x: str, y: tuple[str, ...], baseline: str = "", goal: float = 0.0
 ) -> Figure:
     """Draws a panel for each figure, of each workload, with a line for each policy and whatever else varies.
 
@@ -129,16 +116,13 @@ def draw(
         y: figures of summary.json by key or pattern, as in ttft_seconds.p99,attainment.tiers.*.share.
         baseline: a policy; adds a panel of each figure over that of the policy.
         goal: the share in percent that a thin line marks.
-        runs: show only runs whose folder names contain this.
 
     Raises:
         ConfigError: no finished runs, fewer than two values of x, too many series, no such figure or baseline.
     """
-    if not (x and y):
-        raise ConfigError("curves: needs x=KEY and y=KEY,..., as in x=batch y=ttft_seconds.p99; see --help")
     named = (axis._replace(keys=(x,)) for axis in AXES.values() if x in axis.keys and x not in SPEEDS)
     axis = AXES.get(x) or next(named, Axis(x, (x,), "1,2,4"))
-    frame = load_series(folder, runs, look, (*axis.keys, "workload"))
+    frame = load_series(folder, look, (*axis.keys, "workload"))
     if not any(key in frame and frame[key].nunique() > 1 for key in axis.keys):
         swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
         raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
@@ -203,13 +187,16 @@ def _panels(workloads: Sequence[str]) -> tuple[Figure, list[Axes]]:
 
 
 def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], heading: Heading, over: str) -> None:
-    """Draws a line for each label; divided by the means of the label `over` at the same x, unless it is empty."""
+    """Draws a line for each label, and a band of its intervals; divided by the means of the label `over` at the same x, unless it is empty."""
     if over:
         base = points["x"].map(points[points["label"] == over].set_index("x")["mean"])
         points = points.assign(**points[["mean", "low", "high"]].div(base, axis=0)).dropna()
         panel.axhline(1.0, **_GREY)
     for index, label in enumerate(labels):
-        draw_line(panel, points[points["label"] == label], label, index)
+        line, style = points[points["label"] == label], line_style(index)
+        panel.plot(line["x"], line["mean"], label=label, **style)
+        if (line["low"] < line["high"]).any():
+            panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
     name = heading.axis or heading.text
     panel.set_ylabel(fill(f"{name.partition(' [')[0]} over {over}" if over else name, 30))
 

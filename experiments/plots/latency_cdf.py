@@ -10,9 +10,10 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from cbatch import ConfigError
+from experiments.plots.look import PLAIN, Look
 from experiments.plots.parts import label_log
 from experiments.plots.series import load_series
-from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
+from experiments.plots.style import add_title, line_style, new_figure, print_style
 from experiments.store.labels import coincide_text
 from experiments.store.selection import Omitted, print_omitted
 from experiments.store.tables import read_requests, time_between_tokens
@@ -27,17 +28,16 @@ Values = NDArray[np.float64]
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN, tiers: bool = False, runs: str = "") -> Figure:
+def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     """Draws a line for each policy and whatever else varies; of several seeds, of all requests, with a band of the single runs.
 
     Args:
         tiers: a row of panels for each tier; a dotted line marks an objective that all its requests share.
-        runs: show only runs whose folder names contain this.
 
     Raises:
         ConfigError: no finished runs, or too many; no request was served; with tiers, no request has one.
     """
-    frame = load_series(folder, runs, look)
+    frame = load_series(folder, look)
     requests = {run: read_requests(run) for run in frame["folder"]}
     if all(of_run["ttft_seconds"].isna().all() for of_run in requests.values()):
         raise ConfigError(f"{folder}: no request was served, so there is no latency to draw; choose another run")

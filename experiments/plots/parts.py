@@ -1,15 +1,12 @@
-"""Building blocks of figures: lines with bands, plain logarithmic axes, lanes of activity."""
+"""Building blocks of figures: plain logarithmic axes, lanes of activity."""
 
 from collections.abc import Iterable, Sequence
 from math import isinf
 from typing import Any
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
-
-from experiments.plots.style import line_style
 
 
 def label_log(axis: Axis) -> None:
@@ -31,17 +28,6 @@ def label_log(axis: Axis) -> None:
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=99))
     axis.set_minor_formatter(NullFormatter())
-
-
-def draw_line(panel: Axes, points: pd.DataFrame, label: str, index: int) -> None:
-    """Draws a line through means and, where repeated runs differ, a band of their 95% interval.
-
-    points: the rows of one label of `experiments.plots.series.points_of`.
-    """
-    style = line_style(index)
-    panel.plot(points["x"], points["mean"], label=label, **style)
-    if (points["low"] < points["high"]).any():
-        panel.fill_between(points["x"], points["low"], points["high"], color=style["color"], alpha=0.2, linewidth=0)
 
 
 def lane_axes(panel: Axes, names: Sequence[str], begin: float, end: float) -> None:

@@ -12,9 +12,10 @@ from matplotlib.ticker import MaxNLocator
 from cbatch import ConfigError, Request
 from cbatch.replay.schedule import Cell, Doing, Schedule
 from cbatch.request import spec_of
+from experiments.plots.look import PLAIN, Look
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
-from experiments.plots.style import DECODE, IDLE, PAGE, PLAIN, PREFILL, Look, add_title, new_figure, print_style
+from experiments.plots.style import DECODE, IDLE, PAGE, PREFILL, add_title, new_figure, print_style
 from experiments.settings.command_line import Count, Index
 from experiments.store.decisions_file import read_decisions
 from experiments.store.run_folder import DECISIONS
@@ -33,18 +34,17 @@ _LABELS = {Doing.PREFILL: "prefill, with its tokens", Doing.PAUSED: "paused, wit
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN, runs: str = "", first: Index = 0, iterations: Count = 60) -> Figure:
+def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count = 60) -> Figure:
     """Draws a cell for each request and iteration of a run with decisions=true; the number is that of prompt tokens.
 
     Args:
-        runs: the run whose folder name contains this.
         first, iterations: the first iteration that is shown, and how many.
 
     Raises:
         ConfigError: no finished run, several, no such iteration, or too many requests.
         ReplayError: the run has no decisions.
     """
-    shown = load_runs(folder, runs, 1, look)
+    shown = load_runs(folder, look, 1)
     file = read_decisions(Path(shown.iloc[0]["folder"]) / DECISIONS)
     whole = Schedule(file.recorded.events, file.requests)
     schedule = whole.window(first, iterations)

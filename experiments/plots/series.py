@@ -7,7 +7,8 @@ import pandas as pd
 
 from cbatch import ConfigError
 from cbatch.validation import check_known
-from experiments.plots.style import MOST_SERIES, PLAIN, Look
+from experiments.plots.look import PLAIN, Look
+from experiments.plots.style import MOST_SERIES
 from experiments.store.headings import heading_of
 from experiments.store.intervals import linear_ends, log_ends, mean_of, share_ends
 from experiments.store.labels import label_runs
@@ -18,13 +19,13 @@ _ENDS = {"linear": linear_ends, "log": log_ends, "share": share_ends}
 """Ends of an interval, by the kind of a figure's heading."""
 
 
-def load_runs(folder: Path, text: str = "", most: int = 8, look: Look = PLAIN) -> pd.DataFrame:
-    """Reads the finished runs in a folder that `text` chooses, each with a label of its own; prints which are left out.
+def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
+    """Reads the finished runs in a folder that `look.runs` chooses, each with a label of its own; prints which are left out.
 
     Raises:
         ConfigError: there are none, or more than `most`.
     """
-    runs, omitted = select_runs(folder, text)
+    runs, omitted = select_runs(folder, look.runs)
     if len(runs) > most:
         limit = "one run" if most == 1 else f"at most {most} runs"
         choice = "give the folder of one, or choose with runs=TEXT, a part of folder names"
@@ -33,15 +34,15 @@ def load_runs(folder: Path, text: str = "", most: int = 8, look: Look = PLAIN) -
     return _arrange(runs.assign(label=label_runs(runs, apart=True)), look)
 
 
-def load_series(folder: Path, text: str, look: Look = PLAIN, shown: Collection[str] = ()) -> pd.DataFrame:
-    """Reads the finished runs that `text` chooses; prints which are left out.
+def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -> pd.DataFrame:
+    """Reads the finished runs that `look.runs` chooses; prints which are left out.
 
     Runs that differ only in a seed, or in the settings `shown`, share a label.
 
     Raises:
         ConfigError: there are none, or more than `MOST_SERIES` labels.
     """
-    runs, omitted = select_runs(folder, text)
+    runs, omitted = select_runs(folder, look.runs)
     runs = _arrange(runs.assign(label=label_runs(runs, shown)), look)
     if (count := runs["label"].nunique()) > MOST_SERIES:
         most = f"this plot shows at most {MOST_SERIES} series, the folder holds {count}"

@@ -1,7 +1,7 @@
 """Service that clients receive over time, and how unequal it is: the figures of VTC (OSDI 2024)."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -9,10 +9,14 @@ from numpy.typing import NDArray
 
 from cbatch import ConfigError
 from cbatch.results.service import WINDOW_SECONDS, Service, measure_windows
+from cbatch.validation import positive
+from experiments.plots.look import PLAIN, Look
 from experiments.plots.series import load_runs
-from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
+from experiments.plots.style import add_title, line_style, new_figure, print_style
 from experiments.store.selection import Omitted, print_omitted
 from experiments.store.tables import read_service
+
+Seconds = Annotated[float, positive("seconds")]
 
 _POINTS = 400
 _MOST_CLIENTS = 8  # that have a line of their own, or one fewer and the others together
@@ -20,22 +24,19 @@ _OTHERS: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.5}
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN, runs: str = "", window: float = WINDOW_SECONDS) -> Figure:
+def draw(folder: Path, look: Look = PLAIN, window: Seconds = WINDOW_SECONDS) -> Figure:
     """Draws over time: service received by each client since the start; its rate in a window around each moment; the service difference.
 
     Service is divided by the client's weight, if it has one. Of many clients, those that received most have a line of their
     own; the others are grey.
 
     Args:
-        runs: the run whose folder name contains this.
         window: seconds of the windows of rates and of the service difference.
 
     Raises:
-        ConfigError: no finished run, several, no request with a client, or a window that is not above 0.
+        ConfigError: no finished run, several, or no request with a client.
     """
-    if not window > 0:
-        raise ConfigError(f"window={window:g}: give seconds above 0")
-    shown = load_runs(folder, runs, 1, look)
+    shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
     service = read_service(run["folder"])
     if service is None:

@@ -1,8 +1,7 @@
 """How every plot looks: page size, series that differ in grey too, headings, and lines on where times come from."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
@@ -19,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cbatch import ConfigError
+from experiments.plots.look import PLAIN, Look
 from experiments.store.notes import made_text, notes_of
 from experiments.store.provenance import atomic_write
 
@@ -50,24 +50,6 @@ _ON_OFF: tuple[tuple[float, ...], ...] = ((5, 1.5), (1, 1), (5, 1, 1, 1), (8, 2)
 _DASHES: tuple[Any, ...] = ("-", *((0, on_off) for on_off in _ON_OFF))
 
 MOST_SERIES = len(_COLOURS)
-
-
-@dataclass(frozen=True)
-class Look:
-    """What the user chooses of any plot.
-
-    labels: texts in place of labels. order: the labels that come first. size: width and height in inches, None for those of a
-    page. title: in place of the heading. notes: whether the origin of the figures stands below the plot.
-    """
-
-    labels: Mapping[str, str] = field(default_factory=dict)
-    order: Sequence[str] = ()
-    size: tuple[float, float] | None = None
-    title: str | None = None
-    notes: bool = True
-
-
-PLAIN = Look()
 
 
 def line_style(index: int) -> dict[str, Any]:

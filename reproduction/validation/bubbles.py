@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
+from experiments.plots.look import Look
 from experiments.plots.series import load_runs
 from experiments.plots.style import PAGE, add_heading, add_title, print_style
 from reproduction.parts import stacked_bars
@@ -43,7 +44,7 @@ def draw(folder: Path, runs: str = "") -> Figure:
     """
     pairs = list(_pairs(folder))
     if not pairs:
-        frame = load_runs(folder, runs)
+        frame = load_runs(folder, Look(runs=runs))
         figure, handles = _draw({"": _of_runs(frame)})
         add_title(figure, frame, HEADING, handles, below=NOTE)
         return figure

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 
 from cbatch import ConfigError
 from cbatch.executor import CopyTimes
+from experiments.plots.look import Look
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
 from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL, add_title, new_figure, print_style
@@ -34,7 +35,7 @@ def draw(folder: Path, first: Index = 20, iterations: Count = 8, runs: str = "")
     Raises:
         ConfigError: no finished runs, too many, or a run that ended before `first`.
     """
-    frame = load_runs(folder, runs)
+    frame = load_runs(folder, Look(runs=runs))
     shown = [run for _, run in frame.iterrows()]
     windows = [_window(str(run["folder"]), first, iterations) for run in shown]
     seconds = max(end - begin for _, begin, end in windows)

@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from test_schedule_chart import with_decisions
 
 from cbatch import ConfigError
-from experiments.plot import NAMES, look, main
+from experiments.plot import NAMES, main
 from experiments.plots import composition, curves, latency_cdf, service
-from experiments.plots.style import Look
+from experiments.plots.look import Look
 
 T1 = 12.7062
 """Standard errors that the interval of a mean of two values reaches to each side."""
@@ -154,7 +154,7 @@ def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
     [only] = curves.attainment(tmp_path, objective="ttft").axes
     assert lines(only)["prefill_first"][1] == [50, 50]
     with pytest.raises(ConfigError, match=r"no run has attainment\.total_share"):
-        curves.attainment(tmp_path, objective="total", runs="1 0|4 0")
+        curves.attainment(tmp_path, Look(runs="1 0|4 0"), objective="total")
 
 
 # -- distributions ----------------------------------------------------------------------------------------------------
@@ -263,8 +263,8 @@ def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.Cap
     options = ["labels=prefill_first=Ours", "size=3.5,2", "title=", "notes=false", "format=svg"]
     assert main(["latency_vs_rate", str(folder), *options]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(folder / "plots" / "latency_vs_rate.svg")
-    chosen, _ = look("prefill_first=Ours", size=(3.5, 2.0), title="My plot", notes=False)
-    figure = curves.latency_vs_rate(folder, chosen)
+    look = Look({"prefill_first": "Ours"}, size=(3.5, 2.0), title="My plot", notes=False)
+    figure = curves.latency_vs_rate(folder, look)
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["Ours"] and legend.get_title().get_text() == "My plot"
     assert figure.get_size_inches().tolist() == [3.5, 2.0] and figure.get_supxlabel() == ""
@@ -279,16 +279,16 @@ def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.Cap
         (["table", "{empty}"], "holds no finished run"),
         (["schedule", "{one}", "frist=3"], "plot schedule: frist: no such key; did you mean first?"),
         (["schedule", "{one}"], "decisions.jsonl.gz: no such file; record a run's decisions with decisions=true"),
-        (["composition", "{one}", "size=3"], "size: give width and height in inches"),
+        (["composition", "{one}", "size=3"], "size=3: give width and height in inches"),
         (["composition", "{one}", "labels=a"], "labels=a: give LABEL=TEXT"),
         (["composition", "{one}", "order=a"], "order: a: no such key; known: prefill_first"),
         (["composition", "{one}", "format=doc"], "format=doc: no such format; choose among "),
         (["throughput_vs_pd", "{one}"], "needs runs with several values of workload.pd_ratio; sweep it with -m "),
-        (["latency_vs_rate", "{one}", "percentiles=98"], "percentiles=98: choose among 50, 90, 95, 99"),
-        (["attainment", "{one}", "objective=tpot"], "objective=tpot: choose among joint, ttft, tbt, total"),
+        (["latency_vs_rate", "{together}", "percentiles=98"], "no run has ttft_seconds.p98 or tbt_seconds.p98"),
+        (["attainment", "{one}", "objective=tpot"], "objective=tpot: give joint, ttft, tbt or total"),
         (["attainment", "{one}", "goal=90"], "goal=90: give a share above 0, at most 1"),
-        (["curves", "{one}", "x=batch"], "curves: needs x=KEY and y=KEY"),
-        (["service", "{one}", "window=0"], "window=0: give seconds above 0"),
+        (["curves", "{one}", "x=batch"], "plot curves needs y="),
+        (["service", "{one}", "window=0"], "window=0: give a finite number above 0 (seconds)"),
         (["service", "{clientless}"], "no request names its client; choose a workload with clients"),
         (["latency_vs_rate", "{together}"], "x=rate: the requests of a run arrive together, without a rate"),
         (["table", "{one}", "runs=vllm"], "runs=vllm: no folder name contains this"),

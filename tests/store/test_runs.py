@@ -11,8 +11,8 @@ from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
 from experiments.plots import series
+from experiments.plots.look import Look
 from experiments.plots.series import describe_points, load_runs, load_series, points_of
-from experiments.plots.style import Look
 from experiments.store.labels import coincide_text, is_baseline, label_runs
 from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import frame_of, read_runs
@@ -185,28 +185,28 @@ def test_a_plot_shows_as_many_series_and_runs_as_it_can(tmp_path: Path, monkeypa
     for policy in "ab":
         write_run(tmp_path / policy, {"policy": policy})
     monkeypatch.setattr(series, "MOST_SERIES", 2)
-    assert load_series(tmp_path, "")["label"].to_list() == ["a", "b"]
-    assert load_runs(tmp_path, "b", most=1)["label"].to_list() == ["b"]
+    assert load_series(tmp_path)["label"].to_list() == ["a", "b"]
+    assert load_runs(tmp_path, Look(runs="b"), most=1)["label"].to_list() == ["b"]
     with pytest.raises(ConfigError, match="shows one run, the folder holds 2"):
         load_runs(tmp_path, most=1)
     monkeypatch.setattr(series, "MOST_SERIES", 1)
     with pytest.raises(ConfigError, match="shows at most 1 series, the folder holds 2"):
-        load_series(tmp_path, "")
+        load_series(tmp_path)
 
 
 def test_labels_are_replaced_and_ordered_by_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for policy in "abc":
         write_run(tmp_path / policy, {"policy": policy})
     look = Look({"c": "Ours"}, ["c", "b"])
-    assert load_series(tmp_path, "", look)["label"].to_list() == ["Ours", "b", "a"]
+    assert load_series(tmp_path, look)["label"].to_list() == ["Ours", "b", "a"]
     for unknown in (Look({"d": "Ours"}), Look(order=["d"])):
         with pytest.raises(ConfigError, match="d: no such key"):
-            load_series(tmp_path, "", unknown)
+            load_series(tmp_path, unknown)
     monkeypatch.setattr(series, "select_runs", lambda *_: (many, []))
     many = frame_of([run("orca", f"seed={seed}", seed=seed) for seed in range(40)])
     chosen = Look(order=["orca, seed=30"])
-    assert load_runs(tmp_path, "", 40, chosen)["seed"].to_list() == [30, *(seed for seed in range(40) if seed != 30)]
-    assert load_series(tmp_path, "")["seed"].to_list() == [*range(40)], "equal labels stay in the order of the sweep"
+    assert load_runs(tmp_path, chosen, 40)["seed"].to_list() == [30, *(seed for seed in range(40) if seed != 30)]
+    assert load_series(tmp_path)["seed"].to_list() == [*range(40)], "equal labels stay in the order of the sweep"
 
 
 def test_lines_that_coincide_are_named() -> None:
