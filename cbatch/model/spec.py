@@ -62,6 +62,12 @@ class ModelSpec:
             raise ConfigError(f"{heads} must be a multiple of {kv_heads}")
 
     @property
+    def shape(self) -> dict[str, int]:
+        """What the times of an iteration depend on, by name."""
+        sizes = {name: getattr(self, name) for name in _SIZES if name != "max_positions"}
+        return sizes | {"dtype_bytes": DTYPE_BYTES[self.dtype]}
+
+    @property
     def gated(self) -> bool:
         """Whether the feed-forward layer has a gate (SwiGLU): three matrices instead of two."""
         return self.family != "nanogpt"

@@ -197,7 +197,7 @@ class ProfileCost:
         asynchronous: the loop; None: of neither. own_host: the host time is not the profile's.
         """
         profile, origins = self.profile, self.origins()
-        such = self.spec.name, self.topology.num_gpus, asynchronous
+        such = self.spec, self.topology.num_gpus, asynchronous
         (error, brief), known = profile.error_of(*such), profile.real_runs(*such)
         if asynchronous is None:
             del origins["host"]

@@ -1,7 +1,7 @@
 """What a profile's file holds of a model: the measured times of its parts, and of the host."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, TypeVar
 
 from pydantic import Field
@@ -180,11 +180,20 @@ def _scaled(table: Table | None, factor: float) -> Table | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModel:
-    """The tables of a model by tensor-parallel degree. host: of this model; None: the profile's."""
+    """The tables of a model by tensor-parallel degree.
+
+    num_layers: that the tables cover. host: of this model; None: the profile's.
+    shape: `ModelSpec.shape` of the model; empty: not stated, its name alone counts.
+    """
 
     num_layers: NumLayers
+    shape: Mapping[str, int] = field(default_factory=dict)
     host: HostTimes | None = None
     tensor_parallel: Mapping[NumGpus, Measured]
+
+    def differs(self, spec: ModelSpec) -> set[str]:
+        """Returns in what a model of the same name differs from the measured one: keys of `shape`."""
+        return {key for key, number in self.shape.items() if number != spec.shape.get(key)}
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
         """The tables of one GPU, per layer, and which of them were inferred: a degree that was not measured, from one GPU."""

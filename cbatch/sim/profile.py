@@ -79,22 +79,30 @@ class Profile:
     models: Mapping[str, MeasuredModel] = field(default_factory=dict)
     origins: Annotated[Mapping[Place, str], Field(exclude=True)] = field(default_factory=dict)
 
-    def host_time(self, asynchronous: bool, model: str = "") -> HostTime:
-        """The host time of a model in one of the loops; none if it was not measured."""
-        times = (self.models[model].host if model in self.models else None) or self.host
+    def of_model(self, spec: ModelSpec) -> MeasuredModel | None:
+        """What was measured of a model of this name and shape, if anything; only its number of layers may be another."""
+        model = self.models.get(spec.name)
+        return model if model and model.differs(spec) <= {"num_layers"} else None
+
+    def host_time(self, asynchronous: bool, spec: ModelSpec | None = None) -> HostTime:
+        """The host time of a model in one of the loops; none if it was not measured. spec: None: of any other model."""
+        model = self.of_model(spec) if spec else None
+        times = (model and model.host) or self.host
         return times["async" if asynchronous else "sync"] if times else HostTime(0.0)
 
-    def error_of(self, model: str, num_gpus: int, asynchronous: bool | None) -> tuple[str, str]:
+    def error_of(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> tuple[str, str]:
         """The error of such runs, and the same in a few words. asynchronous: None: of neither loop, such as single iterations."""
         if not self.compared:
             return self.error, ""
-        known = self.real_runs(model, num_gpus, asynchronous)
+        known = self.real_runs(spec, num_gpus, asynchronous)
         return (known.error or self.error, known.brief) if known else (NOT_COMPARED, "")
 
-    def real_runs(self, model: str, num_gpus: int, asynchronous: bool | None) -> Compared | None:
+    def real_runs(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> Compared | None:
         """The real runs that such runs were compared with, if any. asynchronous: as in `error_of`."""
+        if spec.name in self.models and self.models[spec.name].differs(spec):
+            return None
         for loop, known in self.compared.items():
-            if asynchronous in (None, loop == "async") and model in known.models and num_gpus == known.gpus:
+            if asynchronous in (None, loop == "async") and spec.name in known.models and num_gpus == known.gpus:
                 return known
         return None
 
@@ -105,12 +113,12 @@ class Profile:
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
         """See `MeasuredModel.measured`; an empty `Measured` for a model without tables."""
-        model = self.models.get(spec.name)
+        model = self.of_model(spec)
         return model.measured(spec, tensor_parallel) if model else (Measured(), ())
 
     def table_origins(self, spec: ModelSpec, tensor_parallel: int) -> dict[str, str]:
         """The origin of each table of a model, of rates in the place of one, and of its host time."""
-        model, here = self.models.get(spec.name), ("models", spec.name)
+        model, here = self.of_model(spec), ("models", spec.name)
         known = model.tensor_parallel.get(tensor_parallel, Measured()) if model else Measured()
         tables = (*here, "tensor_parallel", str(tensor_parallel))
         origins = {name: self.origin(*tables, *name.split(".")) for name in known.names()}

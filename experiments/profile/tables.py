@@ -83,7 +83,8 @@ def put_model(
     """
     measured = _rounded(tables)
     models = content.setdefault("models", {})
-    model = models.setdefault(spec.name, {FROM: origin, "num_layers": spec.num_layers, "tensor_parallel": {}})
+    model = models.setdefault(spec.name, {FROM: origin, "tensor_parallel": {}})
+    model |= {"num_layers": spec.num_layers, "shape": spec.shape}
     degrees = model["tensor_parallel"]
     if degree > 1:
         measured |= {FROM: origin, "exchange": measured["embedding"]}

@@ -90,7 +90,7 @@ class Simulated(Backend):
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
         if self.host_seconds == "auto":
-            return SimExecutor(cost, cost.profile.host_time(asynchronous, spec.name))
+            return SimExecutor(cost, cost.profile.host_time(asynchronous, spec))
         return SimExecutor(cost, HostTime(self.host_seconds))
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:

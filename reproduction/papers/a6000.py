@@ -112,7 +112,7 @@ def profile(error: str, brief: str) -> dict[str, Any]:
             "tile": TILE,
         },
         "attention": _attention(spec),
-        "models": {spec.name: {"num_layers": LAYERS, "tensor_parallel": {"1": _tables()}}},
+        "models": {spec.name: {"num_layers": LAYERS, "shape": spec.shape, "tensor_parallel": {"1": _tables()}}},
     }
 
 

@@ -75,7 +75,10 @@ def convert(folder: Path, specs: Sequence[ModelSpec]) -> Profile:
         memory_bytes=memory,
         ceilings=products.ceilings(),
         links=_links(only_file(folder, "nccl-*.csv*")),
-        models={name: MeasuredModel(num_layers=1, tensor_parallel=tables) for name, tables in models.items()},
+        models={
+            spec.name: MeasuredModel(num_layers=1, shape=spec.shape, tensor_parallel=models[spec.name])
+            for spec in specs
+        },
         origins=dict.fromkeys(chunks, CONTEXT),
     )
 

@@ -7,19 +7,26 @@ host time were not measured.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from cbatch import ModelSpec
 from cbatch.errors import ProfileError
 from cbatch.sim import Profile
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.measured import Measured, MeasuredModel
-from cbatch.sim.provenance import Compared
+from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop
 from cbatch.sim.roofline import Ceilings
 from reproduction.profiles.columns import add_up, curve, grid, only_file, read_columns, shares
 
 LAYOUT = ".../llmservingsim/DEVICE/MODEL_tpDEGREE"
 US = 1e-6
+
+SERVED = "llama-3.1-8b"
+ERROR = (
+    "one served run of 300 requests on an RTX PRO 6000: total time 4.7% short, mean time per output token 4.1%, mean "
+    "time to first token 11% (python -m reproduction.papers served); host time is not in the tables"
+)
+"""Of that model's tables on one GPU."""
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 OTHER = ("layernorm", "layernorm", "rotary_emb", "act_fn")
@@ -33,26 +40,27 @@ def recognises(folder: Path) -> bool:
 
 
 def convert(folder: Path, specs: Sequence[ModelSpec]) -> Profile:
-    """Returns the profile of the folder's model and degree, if it is one of these models; others have no tables."""
+    """Returns the profile of the folder's model and degree, if that is one of these models."""
     device = folder.parent.name
     if device not in DEVICES:
         raise ProfileError(f"{folder}: device {device} is unknown; known: {', '.join(DEVICES)}")
     hardware, memory, bandwidth, flops = DEVICES[device]
-    degrees = ((spec, degree) for spec in specs for degree in shares(spec))
+    models = {
+        spec.name: MeasuredModel(num_layers=1, shape=spec.shape, tensor_parallel={degree: _read_tables(folder)})
+        for spec in specs
+        for degree in shares(spec)
+        if folder.name.lower() == f"{spec.name}_tp{degree}".lower()
+    }
+    served = folder.name.lower() == f"{SERVED}_tp1"
     return Profile(
         name=f"llmservingsim-{device.lower()}",
         hardware=hardware,
         source=f"measured by others: LLMServingSim's published layer timings, {folder.parent.name}/{folder.name}",
-        error="one served run of 300 requests on an RTX PRO 6000: total time 4.7% short, mean time per output token "
-        "4.1%, mean time to first token 11% (python -m reproduction.papers served); host time is not in the tables",
-        compared={"sync": Compared(("llama-3.1-8b",), 1), "async": Compared(("llama-3.1-8b",), 1)},
+        error=ERROR if served else NOT_COMPARED,
+        compared={loop: Compared((SERVED,), 1) for loop in get_args(Loop)} if served else {},
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
-        models={
-            spec.name: MeasuredModel(num_layers=1, tensor_parallel={degree: _read_tables(folder)})
-            for spec, degree in degrees
-            if folder.name.lower() == f"{spec.name}_tp{degree}".lower()
-        },
+        models=models,
     )
 
 

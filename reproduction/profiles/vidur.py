@@ -46,7 +46,6 @@ def convert(folder: Path, specs: Sequence[ModelSpec]) -> Profile:
         raise ProfileError(f"{folder}: device {folder.name} is unknown; known: {', '.join(DEVICES)}")
     hardware, memory, bandwidth, flops = DEVICES[folder.name]
     network = folder.parent.parent / "network" / f"{folder.name}_dgx"
-    models = {spec.name: _tables(folder, spec) for spec in specs}
     return Profile(
         name=f"vidur-{folder.name}",
         hardware=hardware,
@@ -55,7 +54,11 @@ def convert(folder: Path, specs: Sequence[ModelSpec]) -> Profile:
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
         links=read_links(network) if network.is_dir() else Links(),
-        models={name: MeasuredModel(num_layers=1, tensor_parallel=tables) for name, tables in models.items() if tables},
+        models={
+            spec.name: MeasuredModel(num_layers=1, shape=spec.shape, tensor_parallel=tables)
+            for spec in specs
+            if (tables := _tables(folder, spec))
+        },
     )
 
 

@@ -1,7 +1,7 @@
 """Converters of published tables, on small tables of the same layouts whose times can be checked by hand."""
 
 import gzip
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from cbatch.model.topology import Topology
 from cbatch.sim import Profile
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile, profile_text
+from cbatch.sim.provenance import NOT_COMPARED
 from reproduction.profiles import convert
 from reproduction.profiles import llmservingsim as llmservingsim_tables
 from reproduction.profiles.__main__ import main
@@ -169,6 +170,17 @@ def test_layers_sequences_and_decodes_that_share_a_call(tmp_path: Path) -> None:
     assert parts.head == pytest.approx(3 * 110e-6)
     assert parts.attention == pytest.approx(2 * (30 + 11) * 1e-6)  # 12 and 10 were added by the decodes: their median
     assert cost.parts(BatchShape((), 2, 100)).attention == pytest.approx(2 * 8e-6)
+
+
+@pytest.mark.parametrize("folder", [vidur, llmservingsim])
+def test_a_model_without_tables_in_the_folder_is_refused(
+    tmp_path: Path, folder: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It became a profile of estimates, which stated the error of the model that was served."""
+    arguments = [f"tables={folder(tmp_path)}", "model=qwen3-8b", f"output={tmp_path / 'q.json'}"]
+    assert main(arguments) != 0 and not (tmp_path / "q.json").exists()
+    assert "has no table of model=qwen3-8b" in capsys.readouterr().err
+    assert convert(folder(tmp_path), [SPEC]).error == NOT_COMPARED, "another model's error"
 
 
 def test_the_command_writes_a_profile(tmp_path: Path) -> None:

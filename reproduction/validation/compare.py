@@ -76,7 +76,7 @@ def simulate(
     asynchronous = run.settings.get("loop", "async") == "async"
     settings, cost = run.settings, Nudged(run, profile, factor, speed)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    host = profile.host_time(asynchronous, settings["model"])
+    host = profile.host_time(asynchronous, cost.spec)
     if speed.eager_seconds is not None:
         host = replace(host, eager_seconds=speed.eager_seconds)
     executor = SimExecutor(cost, host)
@@ -119,8 +119,9 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
 
 
 def tables_of(profile: Profile) -> str:
-    """Returns a digest of everything in a profile but what it states of its error."""
-    text = profile_text(replace(profile, error="", compared={}))
+    """Returns a digest of everything in a profile but its error and the shapes of its models."""
+    models = {name: replace(model, shape={}) for name, model in profile.models.items()}
+    text = profile_text(replace(profile, error="", compared={}, models=models))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -222,7 +222,7 @@ def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees() -> N
     assert (profile.error, profile.host) == ("x", None)
     again = with_model(profile, "measured again", tables_of(lab), host_times, 1)
     assert linear_origins(again) == ["measured again", "measured on two"]
-    assert (again.error, again.compared, again.host_time(True, "other").seconds) == (UNCOMPARED, {}, 2.0)
+    assert (again.error, again.compared, again.host_time(True).seconds) == (UNCOMPARED, {}, 2.0)
     assert again.origin("host") == f"fallback: of {SPEC.name}, for models without their own"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cbatch.cost import BatchShape
 from cbatch.model import ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
@@ -15,8 +16,9 @@ from cbatch.sim.measured import HostTime
 from cbatch.sim.profile_file import PROFILES, load_profile, profile_names
 from cbatch.sim.provenance import NOT_COMPARED, not_measured, put_origins, take_origins
 from experiments.profile.__main__ import main
+from experiments.settings.presets import load_spec
 
-LLAMA_13B = ModelSpec("llama-13b", "llama", 40, 5120, 40, 40, 128, 13824, 32000, 4096)
+LLAMA_13B, LLAMA_8B = load_spec("llama-13b"), load_spec("llama-3.1-8b")
 
 
 def test_an_entry_has_its_own_origin_or_that_of_the_object_around_it() -> None:
@@ -92,11 +94,23 @@ def test_an_error_is_stated_only_where_it_was_established(
     model: str, topology: Topology, asynchronous: bool | None, stated: bool
 ) -> None:
     profile = load_profile("h200")
-    found = ProfileCost(profile, replace(LLAMA_13B, name=model), topology).provenance(asynchronous)
+    found = ProfileCost(profile, load_spec(model), topology).provenance(asynchronous)
     brief = profile.compared["async"].brief
     assert (found["error"], found["error_in_brief"]) == ((profile.error, brief) if stated else (NOT_COMPARED, ""))
     assert found["batches_compared"] == ([16, 128] if stated else [])  # as the error says
     assert "batch 16-128" in brief
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 2048}, {"dtype": "float32"}, {"num_layers": 16}])
+def test_tables_and_errors_are_those_of_a_shape_and_not_of_a_name(change: dict[str, Any]) -> None:
+    """A model of another shape takes nothing from one of its name; one with fewer layers takes the time of its layers."""
+    whole, other = (ProfileCost(load_profile("h200"), spec) for spec in (LLAMA_8B, replace(LLAMA_8B, **change)))
+    assert other.provenance(True)["error"] == NOT_COMPARED != whole.provenance(True)["error"]
+    shape, layers = BatchShape(((512, 0),)), other.spec.num_layers / LLAMA_8B.num_layers
+    if "num_layers" in change:
+        assert other.estimated == () and other.parts(shape).linear == pytest.approx(layers * whole.parts(shape).linear)
+    else:
+        assert {"linear", "head"} <= {*other.estimated} and other.parts(shape).linear != whole.parts(shape).linear
 
 
 def test_each_loop_states_its_own_error() -> None:
@@ -104,10 +118,10 @@ def test_each_loop_states_its_own_error() -> None:
     profile = load_profile("h200")
     sync = profile.compared["sync"]
     assert "4 of 6 queued" in sync.error and sync.error != profile.error
-    assert profile.error_of("llama-3.1-8b", 1, asynchronous=False) == (sync.error, sync.brief)
+    assert profile.error_of(LLAMA_8B, 1, asynchronous=False) == (sync.error, sync.brief)
     alone = replace(profile, compared={"async": profile.compared["async"]})
-    assert alone.error_of("llama-3.1-8b", 1, asynchronous=False) == (NOT_COMPARED, "")
-    assert replace(profile, compared={}).error_of("any", 9, asynchronous=True) == (profile.error, "")
+    assert alone.error_of(LLAMA_8B, 1, asynchronous=False) == (NOT_COMPARED, "")
+    assert replace(profile, compared={}).error_of(LLAMA_8B, 9, asynchronous=True) == (profile.error, "")
     given = ProfileCost(profile, LLAMA_13B).provenance(True, own_host=True)
     assert "host (assumed)" in given["not_measured"] and given["error"] == NOT_COMPARED, "no error covers an assumption"
 
@@ -118,9 +132,9 @@ def test_a_model_may_have_its_own_host_time(tmp_path: Path) -> None:
     data["models"]["llama-13b"]["host"] = times
     (path := tmp_path / "p.json").write_text(json.dumps(data))
     profile = load_profile(str(path))
-    assert [profile.host_time(loop, "llama-13b").of(9) for loop in (False, True)] == [1.0, 2.0]
+    assert [profile.host_time(loop, LLAMA_13B).of(9) for loop in (False, True)] == [1.0, 2.0]
     del data["models"]["llama-3.1-8b"]["host"], data["host"]["from"]
     path.write_text(json.dumps(data))
     profile = load_profile(str(path))
-    assert profile.host and profile.host_time(True, "llama-3.1-8b") == profile.host_time(True) == profile.host["async"]
+    assert profile.host and profile.host_time(True, LLAMA_8B) == profile.host_time(True) == profile.host["async"]
     assert replace(profile, host=None).host_time(True) == HostTime(0.0)
