@@ -3,6 +3,7 @@
 Errors of Hydra become a ConfigError of one line here, where the overrides that caused them are at hand.
 """
 
+import copy
 import os
 import re
 import socket
@@ -16,13 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.callbacks import Callbacks
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from tqdm import tqdm
 from yaml import YAMLError
 
 from cbatch import ConfigError
@@ -35,6 +41,8 @@ from experiments.settings.settings import Composed, Settings, read_settings
 VERSION = "1.3"
 MULTIRUN = "multirun.yaml"
 """File that Hydra writes into the folder of a sweep."""
+
+_MANY_RUNS = 100  # take seconds to compose
 
 _COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
 
@@ -57,9 +65,10 @@ def compose(*overrides: str, name: str = "config") -> Composed:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep. searches: its sweeper chooses them one after another. in_turn: in this process."""
+    """The runs of a sweep. master: what they share. searches: its sweeper chooses them one after another. in_turn: in this process."""
 
     name: str
+    master: DictConfig
     overrides: Sequence[str]
     jobs: Sequence[Composed]
     searches: bool
@@ -73,7 +82,14 @@ class Sweep:
                 job(composed)
             return
         with _initialized() as composer:
-            composer.multirun(self.name, partial(_call, job), list(self.overrides), with_log_configuration=False)
+            if self.searches:
+                composer.multirun(self.name, partial(_call, job), list(self.overrides), with_log_configuration=False)
+                return
+            # not by Hydra's basic sweeper, which composes all runs again before the first one starts
+            context = HydraContext(composer.config_loader, Callbacks(self.master))
+            launcher = Plugins.instance().instantiate_launcher(context, partial(_call, job), self.master)
+            jobs = [[text for text in composed.overrides if not text.startswith("hydra.")] for composed in self.jobs]
+            launcher.launch(jobs, initial_job_idx=0)
 
 
 def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
@@ -88,16 +104,13 @@ def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
             raise ConfigError(f"objective=null: {needed}")
         swept = [] if searches else with_arguments([f"{key}={value}" for key, value in _swept(master).items()])
         grid = [] if searches else _grid([*swept, *master.hydra.overrides.task])
-    jobs = []
-    for number, job in enumerate(grid):
-        with _explained(name, job), _initialized() as composer:
-            jobs.append(_resolve(composer.config_loader.load_sweep_config(master, job), number))
+        jobs = list(_compose_jobs(name, composer.config_loader, master, grid))
     if not searches:
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(master, folder / MULTIRUN)
     others = {key_of(override) for override in plain}
     swept = [override for override in swept if key_of(override) not in others]
-    return Sweep(name, [*plain, *swept], jobs, searches, chosen["hydra/launcher"] == "basic", folder)
+    return Sweep(name, master, [*plain, *swept], jobs, searches, chosen["hydra/launcher"] == "basic", folder)
 
 
 def show(name: str, hidden: Sequence[str]) -> str:
@@ -147,11 +160,37 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in product(*values.values())]
 
 
+def _compose_jobs(name: str, loader: ConfigLoader, master: DictConfig, grid: Sequence[list[str]]) -> Iterator[Composed]:
+    """Composes the runs of a sweep. Runs that differ only in plain values share the composition of their groups, which is slow."""
+    if len(grid) >= _MANY_RUNS:
+        print(f"{len(grid):,} runs: composing and checking each before the first starts", flush=True)
+    shared: dict[tuple[str, ...], DictConfig] = {}
+    for number, job in enumerate(tqdm(grid, unit="run", delay=2, leave=False, disable=None)):
+        with _explained(name, job):
+            parsed = _parse(job)
+            values = {override.key_or_group: override for override in parsed if _is_plain(override)}
+            groups = tuple(override.input_line for override in parsed if override.key_or_group not in values)
+            if groups not in shared:
+                shared[groups] = loader.load_sweep_config(master, job)
+            config = copy.deepcopy(shared[groups])
+            for key, override in values.items():
+                OmegaConf.update(config, key, override.value())
+            config.hydra.overrides.task = job
+            yield _resolve(config, number)
+
+
+def _is_plain(override: Override) -> bool:
+    """Returns whether an override replaces one value that is no option of a group."""
+    key = override.key_or_group
+    replaces = override.type is OverrideType.CHANGE and override.package is None and not override.is_hydra_override()
+    return replaces and not isinstance(override.value(), (dict, list)) and not (CONFIG_FOLDER / key).is_dir()
+
+
 def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     HydraConfig.instance().set_config(config)
     node = config.hydra
     paths = [override for override in node.overrides.hydra if override.startswith("hydra.searchpath=")]
-    overrides, name, swept = [*paths, *node.overrides.task], str(node.job.override_dirname), _swept(config)
+    overrides, name, swept = [*paths, *node.overrides.task], ",".join(sorted(node.overrides.task)), _swept(config)
     choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
     with open_dict(config):
         del config["hydra"]

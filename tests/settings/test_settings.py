@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cbatch import ConfigError
-from experiments.settings.compose import compose, compose_run, policy_names
+from experiments.settings.compose import compose, compose_run, compose_sweep, policy_names
 from experiments.settings.identity import identity
 from experiments.settings.settings import read_settings
 
@@ -138,3 +138,17 @@ def test_an_identity_holds_what_a_run_depends_on() -> None:
 )
 def test_overrides_that_nothing_reads_are_known(words: str, unread: list[str]) -> None:
     assert compose_run(*words.split()).composed.unread == unread
+
+
+def test_each_run_of_a_sweep_is_composed_as_it_would_be_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    swept = (
+        "policy=orca,'qoserve(chunking=slack)'",
+        "workload=closed,open_loop",
+        "chunk=32,auto",
+        "++workload.num_requests=3,4",
+    )
+    sweep = compose_sweep(*swept, "metrics={warmup_requests: 1}", "backend=sim", "backend.tensor_parallel=2", "sweep=s")
+    assert len(sweep.jobs) == 2**3
+    for number, job in enumerate(sweep.jobs):
+        assert job == replace(compose(*job.overrides), number=number)
