@@ -142,12 +142,7 @@ def test_overrides_that_nothing_reads_are_known(words: str, unread: list[str]) -
 
 def test_each_run_of_a_sweep_is_composed_as_it_would_be_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    swept = (
-        "policy=orca,'qoserve(chunking=slack)'",
-        "workload=closed,open_loop",
-        "chunk=32,auto",
-        "++workload.num_requests=3,4",
-    )
+    swept = ("policy=orca,'qoserve(chunking=slack)'", "chunk=32,auto", "++workload.num_requests=3,4")
     sweep = compose_sweep(*swept, "metrics={warmup_requests: 1}", "backend=sim", "backend.tensor_parallel=2", "sweep=s")
     assert len(sweep.jobs) == 2**3
     for number, job in enumerate(sweep.jobs):
