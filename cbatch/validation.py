@@ -70,18 +70,24 @@ Switch = Annotated[
 
 
 def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) -> None:
-    """Checks the fields of a dataclass at the end of its construction; `on` and `off` become booleans.
+    """Checks the fields of a dataclass at the end of its construction; `on` and `off` become booleans, mappings dataclasses.
 
-    prefix: of the fields' names in messages.
+    prefix: of the fields' names in messages. Raises ConfigError, as `read`, for the keys of such a mapping.
     """
     kind: Any = type(instance)
-    values = {field.name: getattr(instance, field.name) for field in fields(kind)}
+    given, hints = {field.name: getattr(instance, field.name) for field in fields(kind)}, get_type_hints(kind)
+    values = {
+        name: read(hints[name], value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and _holds_dataclass(hints[name])
+        else value
+        for name, value in given.items()
+    }
     try:
         accepted = _fields_of(kind).validate_python(values)
     except ValidationError as refusal:
         raise error(_one_line(refusal, prefix)) from None
     for name, value in accepted.items():
-        if values[name] != value:
+        if given[name] != value:
             object.__setattr__(instance, name, value)
 
 
@@ -149,6 +155,10 @@ def _fields_of(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(with_config(config)(TypedDict("Fields", names)))  # type: ignore[operator]
 
 
+def _holds_dataclass(hint: Any) -> bool:
+    return is_dataclass(hint) or any(map(_holds_dataclass, get_args(hint)))
+
+
 @cache
 def _reader(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
@@ -160,7 +170,7 @@ def _check_keys(kind: Any, data: object, prefix: str) -> None:
         if data is None:
             return
         kind = next(part for part in get_args(kind) if part is not NoneType)
-    if is_dataclass(kind):
+    if is_dataclass(kind) and not is_dataclass(data):
         hints = get_type_hints(kind)
         if not isinstance(data, Mapping):
             key = f"{prefix.rstrip('.')}=".lstrip("=")

@@ -1,17 +1,17 @@
 """The base class of workloads: common fields, and the step from columns to requests."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 from pydantic import Field
 
-from cbatch import Described, Request, Sampling, WorkloadError
+from cbatch import Request, Sampling, WorkloadError
 from cbatch.request_spec import GREEDY
-from cbatch.validation import Give, check, not_negative, positive, read, whole
-from experiments.workloads.annotate import Annotations, BatchSize, Limit
+from cbatch.validation import Give, check, not_negative, positive, whole
+from experiments.workloads.annotate import Annotations
 from experiments.workloads.drawn import Drawn
 from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import Column, Trace
@@ -51,14 +51,13 @@ def sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Sa
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Workload(Described, ABC):
+class Workload(Annotations, ABC):
     """Makes the requests of a run. The same fields give the same requests, whatever the policy.
 
     seed: the draws for request i depend on `seed` and i alone.
     num_requests: the meaning of None differs between workloads.
     sampling: temperature, top-k and top-p of every request; each request gets its own sampling seed.
     use_stop_tokens: end a request at an end-of-sequence token. No effect in simulation, which has no tokens.
-    max_new_tokens, tiers, slo, prediction, pad_outputs: see `Annotations`; None adds nothing.
     load, replications: see `experiments.settings.assemble`; None keeps the workload's own rate.
 
     Raises:
@@ -69,32 +68,22 @@ class Workload(Described, ABC):
     num_requests: Annotated[int, whole(1, MOST_REQUESTS)] | None = None
     sampling: Annotated[Sampling, Give("keys of it, as in workload.sampling.temperature=0.7")] = GREEDY
     use_stop_tokens: bool = False
-    max_new_tokens: Limit = "exact"
-    tiers: Mapping[str, Any] | None = None
-    slo: Mapping[str, Any] | None = None
-    prediction: Mapping[str, Any] | None = None
-    pad_outputs: BatchSize | None = None
     load: Annotated[float, positive("0.5 for half of the highest rate that any policy can sustain")] | None = None
     replications: Annotated[int, whole(1, 10_000)] = 1
 
     def __post_init__(self) -> None:
-        check(self, "workload.", WorkloadError)
+        super().__post_init__()
         if self.replications > 1 and self.load is None:
             raise WorkloadError(f"workload.replications={self.replications}: are those of a load; give workload.load=")
-        self._annotations()
 
     @abstractmethod
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary prompts stay None."""
 
-    def _annotations(self) -> Annotations:
-        values = {field.name: getattr(self, field.name) for field in fields(Annotations)}
-        return read(Annotations, {name: value for name, value in values.items() if value is not None}, "workload.")
-
     def _build(self, trace: Trace, vocabulary: Vocabulary | None, prompts: Sequence[list[int]] | None = None) -> Drawn:
         """Makes requests from columns; values of the trace win. Without `prompts`, token ids are drawn uniformly."""
         columns: dict[str, Column | Sequence[Any]] = {"num_prompt_tokens": trace.prompt_tokens}
-        columns |= self._annotations().columns(trace.output_tokens, self.seed)
+        columns |= self.annotate(trace.output_tokens, self.seed)
         if trace.arrival_time is not None:
             columns["arrival_time"] = trace.arrival_time
         for name, column in trace.fields.items():

@@ -12,8 +12,8 @@ from zlib import crc32
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from cbatch import Request, WorkloadError
-from cbatch.validation import Give, not_negative, positive, read
+from cbatch import Described, Request, WorkloadError
+from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import MOST_TOKENS, Floats, Ints, join_clients
@@ -35,8 +35,8 @@ Length = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Client:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Client(Described):
     """Requests of one client, or of one phase of it: entries may share a `client`.
 
     rate: requests per second at `begin`. end_rate: at `end`, changing linearly; None keeps the rate.
@@ -106,17 +106,21 @@ class Clients(Workload):
 
     duration: Annotated[float, positive("seconds")]
     rate_scale: Annotated[float, positive("1 keeps the rates")] = 1.0
-    clients: Annotated[Mapping[str, Any], Give("the fields of each client by name, as in {ann: {rate: 1, ...}, ...}")]
+    clients: Annotated[
+        Mapping[str, Client], Give("the fields of each client by name, as in {ann: {rate: 1, ...}, ...}")
+    ]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expected = sum(entry.expected(self.duration) for entry in self._entries().values())
+        if not self.clients:
+            raise WorkloadError("workload.clients={}: give at least one client")
+        expected = self.rate_scale * sum(client.expected(self.duration) for client in self.clients.values())
         if expected > MOST_REQUESTS:
             problem = f"workload.clients: about {expected:.3g} requests, more than {MOST_REQUESTS}"
             raise WorkloadError(f"{problem}; lower the rates or workload.duration")
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
-        parts = [self._draw(key, entry) for key, entry in self._entries().items()]
+        parts = [self._draw(key, client.scale(self.rate_scale)) for key, client in self.clients.items()]
         if not (num := sum(len(times) for _, times, *_ in parts)):
             raise WorkloadError(f"workload.duration={self.duration}: no client sends a request; raise it, or the rates")
         if self.num_requests is not None and self.num_requests > num:
@@ -124,18 +128,12 @@ class Clients(Workload):
             raise WorkloadError(f"workload.num_requests={self.num_requests}: the clients send {num}; {remedy}")
         return self._build(join_clients("clients", parts, self.num_requests), vocabulary)
 
-    def _entries(self) -> dict[str, Client]:
-        if not self.clients:
-            raise WorkloadError("workload.clients={}: give at least one client")
-        entries = {key: read(Client, entry, f"workload.clients.{key}.") for key, entry in self.clients.items()}
-        return {key: entry.scale(self.rate_scale) for key, entry in entries.items()}
-
-    def _draw(self, key: str, entry: Client) -> tuple[Any, Floats, Ints, Ints]:
-        """Draws names, times, prompt and output tokens of one entry's requests."""
+    def _draw(self, key: str, client: Client) -> tuple[Any, Floats, Ints, Ints]:
+        """Draws names, times, prompt and output tokens of the requests of one entry."""
         stream = partial(generator, self.seed, Stream.CLIENTS, crc32(key.encode(errors="surrogatepass")))
-        times = entry.times(stream(0), self.duration)
+        times = client.times(stream(0), self.duration)
         prompts, outputs = (
             stream(1 + part).integers(*length, len(times), endpoint=True)
-            for part, length in enumerate((entry.prompt_tokens, entry.output_tokens))
+            for part, length in enumerate((client.prompt_tokens, client.output_tokens))
         )
-        return np.full(len(times), entry.client or key, dtype=object), times, prompts, outputs
+        return np.full(len(times), client.client or key, dtype=object), times, prompts, outputs

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import InstanceOf
 
 from cbatch import Described, WorkloadError
-from cbatch.validation import Give, check, not_negative, positive, read, whole
+from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.workloads.seeds import Histogram
 from experiments.workloads.trace import Fit, Floats, Format, Ints, Trace
 
@@ -150,8 +150,8 @@ class TraceLengths(_Checked, Fit):
         return read_trace(self.path, self.format, "workload.lengths")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Part(Described):
     """A kind of requests. share: of all requests, in proportion to those of the other kinds."""
 
     share: Annotated[float, positive("shares need not sum to 1")]
@@ -159,19 +159,21 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MixedLengths(Described):
+class MixedLengths(_Checked):
     """Each request is of one of several kinds, drawn at random: a share of long contexts, for example (Medha).
 
     parts: the fields of `Part` by name.
     """
 
-    parts: Annotated[Mapping[str, Any], Give("kinds by name, as in {short: {share: 0.95, lengths: ...}, ...}")]
+    parts: Annotated[Mapping[str, Part], Give("kinds by name, as in {short: {share: 0.95, lengths: ...}, ...}")]
 
     def __post_init__(self) -> None:
-        self._parts()
+        super().__post_init__()
+        if not self.parts:
+            raise WorkloadError("workload.lengths.parts={}: give at least one kind of requests")
 
     def draw(self, generator: np.random.Generator, num: int) -> tuple[Ints, Ints]:
-        parts = self._parts()
+        parts = list(self.parts.values())
         choosing, *drawing = generator.spawn(1 + len(parts))
         kinds = Histogram(np.arange(len(parts)), np.array([part.share for part in parts])).draw(choosing, num)
         prompts, outputs = np.zeros((2, num), np.int64)
@@ -179,8 +181,3 @@ class MixedLengths(Described):
             chosen = kinds == kind
             prompts[chosen], outputs[chosen] = part.lengths.draw(random, int(chosen.sum()))
         return prompts, outputs
-
-    def _parts(self) -> list[Part]:
-        if not self.parts:
-            raise WorkloadError("workload.lengths.parts={}: give at least one kind of requests")
-        return [read(Part, part, f"workload.lengths.parts.{name}.") for name, part in self.parts.items()]

@@ -1,7 +1,7 @@
 """The user's own prompts, from a JSONL file: text or token ids, one request per line."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import numpy as np
@@ -10,11 +10,10 @@ from pydantic import Field
 from cbatch import SLO, ConfigError, Request, RequestSpec, Sampling, WorkloadError
 from cbatch.request_spec import LATEST_ARRIVAL
 from cbatch.validation import Give, read, whole
-from experiments.workloads.annotate import Annotations
 from experiments.workloads.base import SamplingKeys, Vocabulary, Workload
 from experiments.workloads.readers.source import at_line, json_objects, read_text
 from experiments.workloads.seeds import Stream, request_seeds
-from experiments.workloads.trace import MOST_TOKENS, Trace
+from experiments.workloads.trace import MOST_TOKENS, Column, Ints, Trace
 
 _TIME = f"seconds from the start of the run, at most {LATEST_ARRIVAL:g}"
 
@@ -85,8 +84,8 @@ class PromptFile(Workload):
         )
         return self._build(trace, vocabulary, prompts)
 
-    def _annotations(self) -> Annotations:
-        return replace(super()._annotations(), max_new_tokens="exact")  # of the line, not of the workload
+    def _limited(self, output_tokens: Ints) -> dict[str, Column]:
+        return {"max_new_tokens": output_tokens}  # of the line, not of the workload
 
     def _lines(self) -> list[PromptLine]:
         """Reads the lines of the file and checks every value."""
