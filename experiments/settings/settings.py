@@ -21,8 +21,7 @@ from experiments.progress import Setting
 from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Runtime
 from experiments.settings.construct import build_arguments, call, check_section, construct, locate
-from experiments.workloads import OpenLoop, Workload
-from experiments.workloads.trace import Fit
+from experiments.workloads import Workload
 
 GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "backend", "experiment")
 """Keys whose value is the name of a file in a folder of conf/."""
@@ -234,13 +233,8 @@ def _model(section: object, chosen: dict[str, str]) -> ModelSpec:
 
 
 def _workload(section: object, positions: int) -> Workload:
-    """Returns the workload; `too_long` of a trace, or of a table of lengths, applies to the model's positions as well."""
     workload: Workload = construct("workload", section, needs=("requests",))
-    if isinstance(workload, Fit):
-        return workload.within(positions, workload.max_new_tokens)
-    if isinstance(workload, OpenLoop) and isinstance(workload.lengths, Fit):
-        return replace(workload, lengths=workload.lengths.within(positions, workload.max_new_tokens))
-    return workload
+    return workload.within(positions) if isinstance(workload, Workload) else workload
 
 
 def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workload) -> None:

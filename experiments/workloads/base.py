@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self
 
 import numpy as np
 from pydantic import Field
@@ -80,8 +80,12 @@ class Workload(Annotations, ABC):
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary prompts stay None."""
 
-    def _build(self, trace: Trace, vocabulary: Vocabulary | None, prompts: Sequence[list[int]] | None = None) -> Drawn:
-        """Makes requests from columns; values of the trace win. Without `prompts`, token ids are drawn uniformly."""
+    def within(self, positions: int) -> Self:
+        """Returns the workload for a model with so many positions: `too_long` of lengths from a file applies to them as well."""
+        return self
+
+    def _build(self, trace: Trace, vocabulary: Vocabulary | None) -> Drawn:
+        """Makes requests from columns; values of the trace win. Where it has no prompts, token ids are drawn uniformly."""
         columns: dict[str, Column | Sequence[Any]] = {"num_prompt_tokens": trace.prompt_tokens}
         columns |= self.annotate(trace.output_tokens, self.seed)
         if trace.arrival_time is not None:
@@ -89,8 +93,8 @@ class Workload(Annotations, ABC):
         for name, column in trace.fields.items():
             others = columns.get(name)
             columns[name] = column if others is None else np.where(column == None, others, column)  # noqa: E711 - of each row
-        if vocabulary is not None:
-            columns["prompt"] = list(prompts or self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size))
+        if vocabulary is not None and "prompt" not in trace.fields:
+            columns["prompt"] = self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size)
         seeds = request_seeds(self.seed, Stream.SAMPLING, len(trace))
         return Drawn(columns, self.sampling, seeds, self._stop_tokens(vocabulary))
 

@@ -1,7 +1,7 @@
 """Length distributions: prompt and output tokens of the requests of an open loop."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from pydantic import InstanceOf
 from cbatch import Described, WorkloadError
 from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.workloads.seeds import Histogram
-from experiments.workloads.trace import Fit, Floats, Format, Ints, Trace
+from experiments.workloads.trace import Fit, Floats, Format, Ints, ScaledFit, Trace
 
 LONGEST = 10_000_000
 """Most tokens of a request; beyond any model's positions."""
@@ -123,7 +123,7 @@ class ZipfLengths(_Range):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TraceLengths(_Checked, Fit):
+class TraceLengths(_Checked, ScaledFit):
     """The lengths of a trace or length table, prompt and output of one row together; its arrival times are not used.
 
     path, format: as of `experiments.workloads.readers.traces.read_trace`. order: "file" takes rows from the first on, "random" draws them with replacement.
@@ -181,3 +181,14 @@ class MixedLengths(_Checked):
             chosen = kinds == kind
             prompts[chosen], outputs[chosen] = part.lengths.draw(random, int(chosen.sum()))
         return prompts, outputs
+
+
+def limit_lengths(lengths: Lengths, positions: int, max_new_tokens: int | str) -> Lengths:
+    """Returns lengths whose `too_long` applies to a model's positions as well, those of each kind of a mix among them."""
+    match lengths:
+        case Fit():
+            return lengths.limit_to(positions, max_new_tokens)
+        case MixedLengths(parts=parts):
+            kinds = {name: limit_lengths(part.lengths, positions, max_new_tokens) for name, part in parts.items()}
+            return replace(lengths, parts={name: replace(parts[name], lengths=kinds[name]) for name in parts})
+    return lengths

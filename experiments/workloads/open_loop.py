@@ -1,9 +1,9 @@
 """An open loop: requests arrive independently of how busy the server is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Protocol, Self, runtime_checkable
 
 import numpy as np
 from pydantic import Field
@@ -11,7 +11,7 @@ from pydantic import Field
 from cbatch import Described, Request, WorkloadError
 from cbatch.validation import Give, check, positive, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
-from experiments.workloads.lengths import Lengths, UniformLengths
+from experiments.workloads.lengths import Lengths, UniformLengths, limit_lengths
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Floats, Trace
 
@@ -71,6 +71,9 @@ class OpenLoop(Workload):
         default_factory=partial(UniformLengths, min_length=256, max_length=1024, pd_ratio=4)
     )
     rate_scale: Annotated[float, positive("1 keeps the rate")] = 1.0
+
+    def within(self, positions: int) -> Self:
+        return replace(self, lengths=limit_lengths(self.lengths, positions, self.max_new_tokens))
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         return self._build(self.trace(), vocabulary)

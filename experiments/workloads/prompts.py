@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import Field
@@ -13,7 +13,7 @@ from cbatch.validation import Give, read, whole
 from experiments.workloads.base import SamplingKeys, Vocabulary, Workload
 from experiments.workloads.readers.source import at_line, json_objects, read_text
 from experiments.workloads.seeds import Stream, request_seeds
-from experiments.workloads.trace import MOST_TOKENS, Column, Ints, Trace
+from experiments.workloads.trace import MOST_TOKENS, Column, Fit, Ints, Trace
 
 _TIME = f"seconds from the start of the run, at most {LATEST_ARRIVAL:g}"
 
@@ -43,13 +43,13 @@ _FIELDS -= {"prompt", "max_new_tokens"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PromptFile(Workload):
+class PromptFile(Workload, Fit):
     """The requests of a JSONL file (plain or .gz), in its order; each line is an object with keys of `PromptLine`.
 
     `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer;
     token ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
 
-    num_requests: the first N lines; None takes all. max_new_tokens: the limit for lines without one.
+    num_requests: the first N that fit; None takes all. max_new_tokens: the limit for lines without one.
     prediction, pad_outputs: not available, as true output lengths are unknown.
     """
 
@@ -66,23 +66,27 @@ class PromptFile(Workload):
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         lines = self._lines()
-        num = len(lines) if self.num_requests is None else self.num_requests
-        if num > len(lines):
-            raise WorkloadError(f"{self.path}: has {len(lines)} prompts, workload.num_requests={num}; ask for fewer")
-        del lines[num:]
+        if self.too_long != "drop":
+            del lines[self.num_requests or len(lines) :]
         prompts = [_prompt(self.path, number, line, vocabulary) for number, line in enumerate(lines, start=1)]
-        samplings = [
-            Sampling(line.temperature, line.top_k, line.top_p, seed)
-            for seed, line in zip(request_seeds(self.seed, Stream.SAMPLING, num).tolist(), lines, strict=True)
+        seeds = request_seeds(self.seed, Stream.SAMPLING, len(lines)).tolist()
+        columns = {name: [getattr(line, name) for line in lines] for name in _FIELDS}
+        columns["sampling"] = [
+            Sampling(line.temperature, line.top_k, line.top_p, seed) for seed, line in zip(seeds, lines, strict=True)
         ]
-        columns = {name: [getattr(line, name) for line in lines] for name in _FIELDS} | {"sampling": samplings}
+        if vocabulary is not None:
+            columns["prompt"] = prompts
         trace = Trace(
             source=self.path,
             prompt_tokens=np.array([len(prompt) for prompt in prompts]),
             output_tokens=np.array([line.max_new_tokens for line in lines]),
-            fields={name: np.array(column, object) for name, column in columns.items()},
+            line=np.arange(1, 1 + len(lines)),
+            fields={name: np.fromiter(column, object, len(lines)) for name, column in columns.items()},
         )
-        return self._build(trace, vocabulary, prompts)
+        return self._build(self.fit(trace, self.num_requests), vocabulary)
+
+    def within(self, positions: int) -> Self:
+        return self.limit_to(positions)
 
     def _limited(self, output_tokens: Ints) -> dict[str, Column]:
         return {"max_new_tokens": output_tokens}  # of the line, not of the workload

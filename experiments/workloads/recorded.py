@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 
 from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.trace import Fit, Format, Trace
+from experiments.workloads.trace import Format, ScaledFit, Trace
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Replay(Workload, Fit):
+class Replay(Workload, ScaledFit):
     """Base of recorded and generated traces.
 
     num_requests: the first N that fit; None takes all.
@@ -21,6 +21,9 @@ class Replay(Workload, Fit):
     """
 
     queued: bool = False
+
+    def within(self, positions: int) -> Self:
+        return self.limit_to(positions, self.max_new_tokens)
 
     def _replay(self, trace: Trace, vocabulary: Vocabulary | None) -> Sequence[Request]:
         trace = self.fit(trace, self.num_requests)

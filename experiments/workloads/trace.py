@@ -87,19 +87,17 @@ def join_clients(source: str, parts: Iterable[tuple[Column, Floats, Ints, Ints]]
 class Fit:
     """Fields of every workload that takes lengths from a file.
 
-    length_scale: multiplies prompt and output lengths, rounded, at least 1 token each. For small models.
-    max_length: most tokens of prompt and output together, after scaling; None for no limit.
+    max_length: most tokens of prompt and output together; None for no limit.
     new_tokens: counted in place of each output; None counts the outputs.
     too_long: for a longer request, "error" raises, "drop" leaves it out, "clip" shortens the prompt, as a server that
         truncates prompts does, and the output only once the prompt is down to 1 token.
     """
 
-    length_scale: Annotated[float, positive("1 keeps the lengths of the trace")] = 1.0
     max_length: Annotated[int, whole(2)] | None = None
     new_tokens: Annotated[int, whole(1)] | None = None
     too_long: Literal["error", "clip", "drop"] = "error"
 
-    def within(self, positions: int, max_new_tokens: int | str) -> Self:
+    def limit_to(self, positions: int, max_new_tokens: int | str = "exact") -> Self:
         """Limits `max_length` to a model's positions, unless too_long=error: the engine refuses longer requests, too."""
         if self.too_long == "error":
             return self
@@ -112,14 +110,10 @@ class Fit:
         Raises:
             WorkloadError: a request is too long, or there are fewer requests than asked for.
         """
-        if self.length_scale != 1:
-            columns = np.array([trace.prompt_tokens, trace.output_tokens]) * float(self.length_scale)
-            prompts, outputs = np.clip(np.floor(columns + 0.5), 1, MOST_TOKENS).astype(np.int64)
-            trace = replace(trace, prompt_tokens=prompts, output_tokens=outputs)
         if self.max_length is None:
             return trace.first(num_requests)
         fits = trace.prompt_tokens + self._limits(trace) <= self.max_length
-        limit = f"max_length={self.max_length} (at most the model's positions); raise it, lower length_scale, or set too_long"
+        limit = f"max_length={self.max_length} (at most the model's positions); raise it, or set too_long"
         if self.too_long == "drop" and not fits.any():
             raise WorkloadError(f"{trace.source}: every request exceeds {limit}=clip")
         trace = (trace.select(fits) if self.too_long == "drop" else trace).first(num_requests)
@@ -136,14 +130,30 @@ class Fit:
         return np.where(stated == None, limits, stated).astype(np.int64)  # noqa: E711 - of each row
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScaledFit(Fit):
+    """The same, where there is no text.
+
+    length_scale: multiplies prompt and output lengths, rounded, at least 1 token each, before they are limited. For small models.
+    """
+
+    length_scale: Annotated[float, positive("1 keeps the lengths of the trace")] = 1.0
+
+    def fit(self, trace: Trace, num_requests: int | None = None) -> Trace:
+        if self.length_scale != 1:
+            columns = np.array([trace.prompt_tokens, trace.output_tokens]) * float(self.length_scale)
+            prompts, outputs = np.clip(np.floor(columns + 0.5), 1, MOST_TOKENS).astype(np.int64)
+            trace = replace(trace, prompt_tokens=prompts, output_tokens=outputs)
+        return super().fit(trace, num_requests)
+
+
 def _clip(trace: Trace, max_length: int, new_tokens: Ints) -> Trace:
     output_tokens = np.minimum(trace.output_tokens, max_length - 1)
     prompt_tokens = np.minimum(trace.prompt_tokens, max_length - np.minimum(new_tokens, max_length - 1))
     fields = dict(trace.fields)
-    if "prefix_hashes" in fields:
-        shares = prompt_tokens / trace.prompt_tokens
-        fields["prefix_hashes"] = fields["prefix_hashes"].copy()
-        for row in np.flatnonzero(shares < 1):
-            hashes = fields["prefix_hashes"][row]
-            fields["prefix_hashes"][row] = hashes[: int(np.ceil(len(hashes) * shares[row]))]
+    for name in {"prompt", "prefix_hashes"} & fields.keys():
+        fields[name] = fields[name].copy()
+        for row in np.flatnonzero(prompt_tokens < trace.prompt_tokens):
+            values, kept, whole = fields[name][row], int(prompt_tokens[row]), int(trace.prompt_tokens[row])
+            fields[name][row] = values[: -(-len(values) * kept // whole)]
     return replace(trace, prompt_tokens=prompt_tokens, output_tokens=output_tokens, fields=fields)

@@ -38,7 +38,7 @@ from experiments.workloads import (
 )
 from experiments.workloads.lengths import split
 from experiments.workloads.seeds import Stream, generator
-from experiments.workloads.trace import Fit, Trace
+from experiments.workloads.trace import Fit, ScaledFit, Trace
 
 
 @dataclass(frozen=True)
@@ -259,8 +259,9 @@ def columns(trace: Trace) -> list[tuple[int, int]]:
 
 
 def test_scaling_keeps_at_least_one_token() -> None:
-    assert columns(Fit(length_scale=0.1).fit(a_trace())) == [(10, 1), (1, 6), (4, 1)]
-    assert columns(Fit(length_scale=1e30).fit(a_trace()))[0] == (2**31 - 1, 2**31 - 1)
+    assert columns(ScaledFit(length_scale=0.1).fit(a_trace())) == [(10, 1), (1, 6), (4, 1)]
+    assert columns(ScaledFit(length_scale=0.1, max_length=9, too_long="drop").fit(a_trace())) == [(1, 6), (4, 1)]
+    assert columns(ScaledFit(length_scale=1e30).fit(a_trace()))[0] == (2**31 - 1, 2**31 - 1)
 
 
 def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
@@ -273,7 +274,7 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert columns(Fit(max_length=70, too_long="drop").fit(a_trace(), 1)) == [(5, 60)]
     assert message(lambda: Fit(max_length=70).fit(a_trace())) == (
         "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70 "
-        "(at most the model's positions); raise it, lower length_scale, or set too_long to clip or drop"
+        "(at most the model's positions); raise it, or set too_long to clip or drop"
     )
     assert message(lambda: Fit(max_length=70).fit(replace(a_trace(), line=None))).startswith("t.csv, row 1: 100 prompt")
     assert columns(Fit(max_length=110).fit(a_trace())) == columns(a_trace()), "the longest has 110"
@@ -286,7 +287,7 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert columns(Fit(max_length=145, too_long="drop", new_tokens=80).fit(stated)) == [(100, 10), (5, 60), (40, 2)]
     assert columns(Fit(max_length=89, too_long="drop", new_tokens=84).fit(stated)) == [(5, 60), (40, 2)]
     assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
-        "t.csv: every request exceeds max_length=20 (at most the model's positions); raise it, lower length_scale, or set too_long=clip"
+        "t.csv: every request exceeds max_length=20 (at most the model's positions); raise it, or set too_long=clip"
     )
 
 
@@ -324,6 +325,27 @@ def test_a_prompt_file_gives_text_token_ids_and_settings(tmp_path: Path) -> None
     assert "line 1: a simulation has no tokenizer for prompt text" in message(lambda: workload.requests(None))
     (simulated,) = prompt_file(tmp_path, {"token_ids": [1, 2, 3]}).requests(None)
     assert (simulated.num_prompt_tokens, simulated.prompt) == (3, None)
+
+
+LENGTHS = [(10, 5), (90, 20), (200, 3), (60, 30)]
+FITTED = {"drop": [(10, 5), (60, 30)], "clip": [(10, 5), (80, 20), (97, 3), (60, 30)], "error": LENGTHS}
+"""By `too_long`, for a model of 100 positions; the engine refuses what is left too long."""
+
+
+@pytest.mark.parametrize("too_long", FITTED)
+def test_too_long_of_prompts_and_of_a_mix_sees_the_models_positions(too_long: Any, tmp_path: Path) -> None:
+    lines = [{"token_ids": [*range(prompt)], "max_new_tokens": output} for prompt, output in LENGTHS]
+    prompts = replace(prompt_file(tmp_path, *lines), too_long=too_long).within(100)
+    for vocabulary in (None, Letters(size=200)):
+        made = prompts.requests(vocabulary)
+        assert [(request.num_prompt_tokens, request.max_new_tokens) for request in made] == FITTED[too_long]
+    assert [request.prompt for request in made] == [[*range(prompt)] for prompt, _ in FITTED[too_long]]
+    path = tmp_path / "table.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n" + "".join(f"{p},{o}\n" for p, o in LENGTHS))
+    table = TraceLengths(path=str(path), too_long=too_long)
+    mix = MixedLengths(parts={"all": {"share": 1, "lengths": table}})
+    made = OpenLoop(num_requests=len(FITTED[too_long]), arrivals=AllAtOnce(), lengths=mix).within(100).requests(None)
+    assert [(request.num_prompt_tokens, request.max_new_tokens) for request in made] == FITTED[too_long]
 
 
 BAD_PROMPTS: list[tuple[object, str]] = [
