@@ -78,7 +78,12 @@ class Totals:
 
 
 def totals_of(requests: Iterable[Request]) -> Totals:
-    """Looks once at each of at least one request, and holds none but the longest."""
+    """Looks once at each of at least one request, and holds none but the longest.
+
+    Raises:
+        WorkloadError: some requests arrive by iteration and others by time: the first that has not arrived would hold up all others.
+    """
+    by_time = False
     others = iter(requests)
     totals = Totals(first := next(others), first)
     for request in chain([first], others):
@@ -91,4 +96,8 @@ def totals_of(requests: Iterable[Request]) -> Totals:
         totals.extra.update(dict.fromkeys(request.extra))
         totals.lengths_known &= not (spec_of(request).has_hidden_length or request.stop_tokens)
         totals.by_iteration |= request.arrival_iteration > 0
+        by_time |= request.arrival_time > 0
+    if totals.by_iteration and by_time:
+        problem = "some requests have an arrival_iteration and some an arrival_time, and the two have no common order"
+        raise WorkloadError(f"workload: {problem}; give all requests one of the two")
     return totals

@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from cbatch import SLO, Request, RequestSpec, Sampling
+from cbatch import SLO, Request, RequestSpec, Sampling, WorkloadError
 from cbatch.request import spec_of
 from experiments.workloads.drawn import totals_of
 
@@ -75,3 +75,10 @@ def test_totals_by_hand() -> None:
     assert not totals_of([Request(0, 3, 4, stop_tokens=(7,))]).lengths_known, "a stop token may end it"
     alone = totals_of([last])
     assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)
+
+
+def test_arrivals_by_time_and_by_iteration_are_not_mixed() -> None:
+    """Ordered by time, then by iteration, request 1 would wait for iteration 30, behind request 0."""
+    mixed = [Request(0, 3, 4, arrival_iteration=30), Request(1, 3, 4, arrival_time=0.1)]
+    with pytest.raises(WorkloadError, match="give all requests one of the two"):
+        totals_of(mixed)
