@@ -38,9 +38,11 @@ def test_pairs_take_out_what_replications_share() -> None:
     assert found.ratio[0] == pytest.approx(160 / 150)
     assert found.apart
     assert (found.paired, found.number) == (True, 5)
-    unpaired = compare(first, second, paired=False)
-    assert not unpaired.apart
-    assert unpaired.difference[0] == 2
+    unpaired = compare(first, second, paired=False)  # variances of 250 and 260.5 around 30 and 32
+    error, relative = math.sqrt(250 / 5 + 260.5 / 5), math.sqrt(250 / 5 / 30**2 + 260.5 / 5 / 32**2)
+    assert unpaired.difference == pytest.approx((2, 2 - T4 * error, 2 + T4 * error), rel=1e-4)
+    bounds = [32 / 30 * math.exp(sign * T4 * relative) for sign in (0, -1, 1)]
+    assert unpaired.ratio == pytest.approx(bounds, rel=1e-4)
 
 
 def test_ratio_of_values_that_are_proportional_is_exact() -> None:

@@ -94,7 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def submit(self, prompt: int, limit: int, ends_after: int | None) -> None:
         id_, ends = len(self.requests), ends_after if ends_after is not None and ends_after < limit else None
-        end = {"prompt": [OTHER] * prompt, "stop_tokens": (STOP,)} if self.tokens else {"true_new_tokens": ends}
+        end = {"prompt": [OTHER] * prompt, "stop_tokens": (STOP,)} if self.tokens else {"true_new_tokens": ends_after}
         request = Request.from_spec(RequestSpec(id_, prompt, limit, arrival_time=self.executor.time, **end))  # type: ignore[arg-type]
         if prompt + limit - 1 > self.engine.state.pool.num_tokens:
             with pytest.raises(WorkloadError):

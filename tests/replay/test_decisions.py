@@ -13,8 +13,8 @@ from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import Engine, Executor, FinishReason, Plan, Policy, PolicyError, Request, View
 from cbatch.errors import ReplayError, ResultsError
-from cbatch.replay.counterfactual import STOP_TOKEN, Comparison, Recorded, replay
-from cbatch.replay.decisions import Decision, StepEnd, record_decisions
+from cbatch.replay.counterfactual import STOP_TOKEN, Answer, Comparison, Recorded, replay
+from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, record_decisions
 from experiments.settings import backends
 from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.store.decisions_file import read_decisions, write_decisions
@@ -54,6 +54,15 @@ def test_a_policy_says_the_same_again(name: str, asynchronous: bool) -> None:
     heard = ask(POLICIES[name](), recorded, requests())
     assert len(heard) == num_plans(recorded) > 50
     assert all(followed.same for followed in heard)
+
+
+@pytest.mark.parametrize("field", Decided._fields)
+def test_plans_that_differ_in_anything_but_their_note_are_not_the_same(field: str) -> None:
+    others = Decided(((0, 2),), (4,), ((5, "why"),), ((0, 8),), 16, 3.0, "note")
+    plan = Decided(((0, 1),))
+    recorded = Decision(7, Seen(0.0, 0, (), (), 9, 0), plan, ())
+    compared = Comparison(recorded, Answer(plan._replace(**{field: getattr(others, field)}), ""))
+    assert (compared.same, compared.same_but_reserves) == (field == "note", field == "reserve")
 
 
 def test_a_run_of_real_tokens_is_followed_without_them() -> None:

@@ -121,8 +121,10 @@ def test_an_identity_holds_what_a_run_depends_on() -> None:
     assert one == json.loads(json.dumps(one))
     for words in ("chunk=128 chunking=fixed predictor=oracle", "progress=on output=x timeline=off"):
         assert identity(compose_run("policy=orca", "backend=sim", *words.split())) == one
-    for words in ("policy=sarathi", "policy=orca seed=1", "policy=orca model.num_layers=3", "policy=orca bounds=true"):
-        assert identity(compose_run(*words.split(), "backend=sim")) != one
+    for words in ("policy=sarathi", "seed=1", "model.num_layers=3", "bounds=true", "metrics.warmup_requests=1"):
+        assert identity(compose_run("policy=orca", "backend=sim", words)) != one
+    for words in ("metrics.drain_requests=1", "metrics.objectives={ttft:1}", "metrics.client_weights={a:2}"):
+        assert identity(compose_run("policy=orca", "backend=sim", words)) != one, "a resumed sweep makes new figures"
     noisy = [identity(compose_run("policy=trail", "predictor=noisy", f"predictor.seed={seed}")) for seed in (1, 2)]
     assert noisy[0]["policy"] == noisy[1]["policy"] and noisy[0] != noisy[1]
 

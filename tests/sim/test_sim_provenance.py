@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from commands import command
 
 from cbatch.cost import BatchShape
 from cbatch.model import ModelSpec
@@ -133,6 +135,11 @@ def test_a_model_may_have_its_own_host_time(tmp_path: Path) -> None:
     (path := tmp_path / "p.json").write_text(json.dumps(data))
     profile = load_profile(str(path))
     assert [profile.host_time(loop, LLAMA_13B).of(9) for loop in (False, True)] == [1.0, 2.0]
+    for loop, seconds in (("sync", 1.0), ("async", 2.0)):
+        words = (f"hardware={path}", "model=llama-13b", f"runtime={loop}", "workload.num_requests=1", f"output={loop}")
+        assert command("run", "policy=orca", "backend=sim", *words, cwd=tmp_path).returncode == 0
+        steps = pd.read_csv(tmp_path / loop / "steps.csv")
+        assert (steps["launched_at"] - steps["planned_at"]).to_list() == pytest.approx([seconds] * len(steps))
     del data["models"]["llama-3.1-8b"]["host"], data["host"]["from"]
     path.write_text(json.dumps(data))
     profile = load_profile(str(path))

@@ -5,6 +5,7 @@ What vLLM decided is recorded, and followed without it: the policy sees the same
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import contended
@@ -20,6 +21,8 @@ from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, look, read
 from cbatch.replay.follow import follow
 from cbatch.request_spec import RequestSpec
 from cbatch.vllm import Adapter
+from cbatch.vllm.request import ServedRequest
+from cbatch.vllm.view import VllmKVView
 from experiments.replay import main as replay
 from experiments.vllm import PolicyScheduler
 
@@ -178,3 +181,18 @@ def test_a_recording_in_a_folder_is_replayed_and_served_again(
     assert "SarathiServe makes the same" in capsys.readouterr().out
     assert replay([str(folder), "policy=orca"]) == 1
     assert "Orca decides otherwise" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("in_flight", "freed"), [(False, (2, 0)), (True, (0, 2))])
+def test_a_preemption_frees_the_blocks_that_no_other_request_holds(in_flight: bool, freed: tuple[int, int]) -> None:
+    """Of three blocks the first, of a cached prefix, is held by two requests."""
+    request = ServedRequest.from_spec(RequestSpec(0, 9, 4))
+    request.vllm_id = "a"
+    manager = SimpleNamespace(req_to_blocks={"a": [SimpleNamespace(ref_cnt=holders) for holders in (2, 1, 1)]})
+    coordinator = SimpleNamespace(single_type_managers=[manager])
+    scheduler = SimpleNamespace(
+        block_size=4, kv_cache_manager=SimpleNamespace(block_pool=None, coordinator=coordinator)
+    )
+    view: Any = SimpleNamespace(is_in_flight=lambda _: in_flight)
+    kv = VllmKVView(scheduler, view)
+    assert (kv.num_held(request), kv.freed_by_preempting(request)) == (3, freed)
