@@ -48,11 +48,16 @@ class SweepEnded(BaseException):
     """Ends a sweep, also from a worker's process. Without a message: the reader of the output has ended."""
 
 
+def serve_into(settings: Settings, folder: Path, **options: Any) -> dict[str, Any]:
+    """Serves a run, as `experiments.serve.serve`, and writes its folder; returns its figures."""
+    return serve(settings, folder, **options).summary
+
+
 class Command(NamedTuple):
     """What a command does with its settings, by default a run.
 
     config: file of its settings in conf/. read: makes settings of what Hydra composed, as `read_settings`.
-    serve, read_finished: as `experiments.serve.serve` and `experiments.store.run_folder.read_finished`.
+    serve: as `serve_into`. read_finished: as `experiments.store.run_folder.read_finished`.
     folders, table: the finished ones in and below a folder; their table.
     text, line: of a summary; of its name and the summary, in a sweep. stem: what the name of a new folder ends with.
     figures: beginnings of the names of its own figures, for `objective`. alone: what an interrupted single run leaves.
@@ -61,7 +66,7 @@ class Command(NamedTuple):
 
     config: str = "config"
     read: Callable[[Composed], Any] = read_settings
-    serve: Callable[..., dict[str, Any]] = serve
+    serve: Callable[..., dict[str, Any]] = serve_into
     read_finished: Callable[[Path, Mapping[str, Any]], dict[str, Any] | None] = read_finished
     folders: Callable[[Path], list[Path]] = run_folders
     table: Callable[[Path], str] = table_of_sweep

@@ -4,18 +4,24 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Request, Server
 from cbatch.bounds import Bounds, minorants_of
 from cbatch.cluster import Cluster, ReplicatedServer
 from cbatch.policy import check_policy
+from cbatch.request import Status
+from cbatch.results.conservation import take_inventory
+from cbatch.results.metrics import Asked
 from cbatch.results.service import NO_CLIENT
 from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest
 from experiments.settings.backend import Backend
+from experiments.settings.error_lines import one_line
 from experiments.settings.settings import Composed, Recipe, Settings
 from experiments.store.csv_tables import StreamedTables
+from experiments.store.run_folder import Decode
 from experiments.trials.replications import Replication, Together, num_recorded
 from experiments.workloads import TraceReplay, Workload
 from experiments.workloads.drawn import Drawn, Totals, totals_of
@@ -33,6 +39,10 @@ LARGEST_ITERATION = 32768
 """Tokens that `max_tokens=auto` does not exceed for a whole batch of prompts."""
 
 
+BoundsOf = Callable[[Sequence[Request]], Bounds]
+"""Returns the lower bounds of requests."""
+
+
 @dataclass(eq=False)
 class Run:
     """Everything that one run needs.
@@ -41,6 +51,7 @@ class Run:
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
     rate: requests per second of a workload with a load. totals: of the requests.
     streams: whether the requests are to be submitted as they arrive; the engine then has none yet.
+    decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
     streamed: the tables that are written meanwhile, once that has begun.
     """
 
@@ -56,8 +67,22 @@ class Run:
     rate: float | None
     totals: Totals
     streams: bool
+    decode: Decode | None
     chosen: dict[str, str] = field(default_factory=dict)
     streamed: StreamedTables | None = None
+
+    def accounts(self) -> dict[str, Any]:
+        """Returns where the requests and KV blocks are, for the report of a run that failed."""
+        engines, requests, to_come = self.engine.engines, list[Asked](self.requests), 0
+        if tables := self.streamed:
+            unfinished = (request for request in tables.alive if request.status is not Status.FINISHED)
+            requests = [*unfinished, *engines[0].record.requests, *tables.run.ended]
+            to_come = len(self.requests) - tables.num_made
+        inventory = take_inventory(engines, requests)
+        inventory = inventory._replace(pending=inventory.pending + to_come)
+        blocks = sum(engine.state.pool.num_blocks for engine in engines)
+        whole = inventory.num_requests == len(self.requests) and inventory.num_blocks == blocks
+        return {"accounts": inventory._asdict(), "accounts_add_up": whole}
 
 
 def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None) -> Run:
@@ -109,10 +134,27 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
         if streams:
             for request in (totals.longest, totals.longest_prompt):
                 engine.engines[0].check_fits(request)
+        decode = _decoder(settings, engine.executor, chosen)
     except BaseException:
         server.close()
         raise
-    return Run(settings, backend, cost, spec, limits, kv, server, engine, requests, rate, totals, streams, chosen)
+    return Run(
+        settings, backend, cost, spec, limits, kv, server, engine, requests, rate, totals, streams, decode, chosen
+    )
+
+
+def _decoder(settings: Settings, executor: Any, chosen: dict[str, str]) -> Decode | None:
+    """Returns a function from token ids to text; None without a tokenizer, and noted where that cannot be loaded."""
+    spec = settings.model
+    if settings.backend.simulated or spec.path is None or not (Path(spec.path) / "tokenizer_config.json").is_file():
+        return None
+    decode: Decode = executor.vocabulary.decode
+    try:
+        decode([spec.vocab_size - 1])  # loads the tokenizer
+    except Exception as error:
+        chosen["text"] = f"none, outputs are token ids ({one_line(error) or repr(error)})"
+        return None
+    return decode
 
 
 def _check_metrics(settings: Settings, totals: Totals, num_requests: int) -> None:
@@ -179,7 +221,7 @@ def _kv_size(
     return KVSize(kv_tokens // block_size, block_size)
 
 
-def bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds]:
+def bounds_of(run: Run) -> BoundsOf:
     """Returns what computes the lower bounds of some of a run's requests. Raises ConfigError where they are not valid."""
     lines, replicas = minorants_of(run.cost, run.limits), run.cost.topology.replicas
 

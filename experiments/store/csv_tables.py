@@ -72,7 +72,7 @@ class StreamedTables(RunTables):
 
     def __init__(self, folder: Path, extra: Sequence[str] = ()) -> None:
         super().__init__(folder, extra)
-        self.run = StreamedRun()
+        self.folder, self.run = folder, StreamedRun()
         self.num_made, self.alive = 0, WeakSet[Request]()
 
     def watch(self, requests: Iterable[Request]) -> Iterator[Request]:

@@ -18,7 +18,7 @@ from typing import Any
 from cbatch.sim import PROFILES
 
 _ROOT = Path(__file__).resolve().parents[2]
-_FRAMEWORK = ("cbatch", "experiments/settings", "experiments/workloads", "experiments/serve.py")
+_FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "workloads", "serve.py", "result.py")))
 """What every run depends on. Policies are not in it: a run depends on its own."""
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -7,14 +7,24 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cbatch import ConfigError, StepRecord
+from cbatch import ConfigError, RunRecord, StepRecord
+from cbatch.results.metrics import Served
 from cbatch.results.service import NO_CLIENT, Service
-from experiments.store.csv_tables import EXTRA, LATENCY_COLUMNS, REQUESTS, STEPS, read_extra
+from experiments.store.csv_tables import (
+    EXTRA,
+    LATENCY_COLUMNS,
+    REQUEST_COLUMNS,
+    REQUESTS,
+    STEPS,
+    extra_names,
+    read_extra,
+    request_rows,
+)
 from experiments.store.run_folder import TOKENS, check_whole, read_summary
 from experiments.store.runs import read_runs, reading
 
-_NAMES = {"client", "session", "tier"}
-"""Columns of text, even if it is digits."""
+_NAMES = {"client", "session", "tier", "finish_reason", "reject_reason"}
+"""Columns of text, even if it is digits, or missing in all rows."""
 
 
 def read_requests(folder: str | Path) -> pd.DataFrame:
@@ -40,6 +50,20 @@ def read_service(folder: str | Path) -> Service | None:
 def read_steps(folder: str | Path) -> pd.DataFrame:
     """Reads one row for each iteration of a run: the columns of `cbatch.record.StepRecord`, times in seconds."""
     return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
+
+
+def frame_of_requests(record: RunRecord, served: Served) -> pd.DataFrame:
+    """Makes the frame of `read_requests` from the record of a run and `collect_served(record)`."""
+    extra = extra_names(record.requests)
+    names = [*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra)]
+    frame = pd.DataFrame(request_rows(record, served, extra), columns=names)
+    own = {name: frame[name].map(read_extra) for name in names[len(REQUEST_COLUMNS) :]}
+    return frame.replace({None: np.nan, "": np.nan}).infer_objects().astype(dict.fromkeys(_NAMES, "str")).assign(**own)
+
+
+def frame_of_steps(record: RunRecord) -> pd.DataFrame:
+    """Makes the frame of `read_steps` from the record of a run."""
+    return pd.DataFrame(record.steps, columns=StepRecord._fields)
 
 
 def read_tokens(folder: str | Path) -> pd.DataFrame:

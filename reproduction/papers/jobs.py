@@ -12,8 +12,7 @@ from tqdm import tqdm
 
 from cbatch import CostModel, Engine, KVSize, Limits, Policy, Request, RunRecord, Server
 from cbatch.sim import SimExecutor
-from experiments.serve import figures_of
-from experiments.settings.assemble import assemble
+from experiments.serve import serve
 from experiments.settings.compose import compose_run
 
 Figures = dict[str, float]
@@ -55,8 +54,7 @@ def serve_on(
 
 def summary_of(*overrides: str) -> dict[str, Any]:
     """The figures of a simulated run, as in summary.json; nothing is written. overrides: as for `experiments.run`."""
-    run = assemble(compose_run("backend=sim", "timeline=false", *overrides))
-    return figures_of(run, run.engine.run())
+    return serve(compose_run("backend=sim", *overrides), say=lambda line: None, bar=False).summary
 
 
 def crossing(rates: Sequence[float], shares: Sequence[float], most: float) -> float:
