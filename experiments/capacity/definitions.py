@@ -7,6 +7,7 @@ Every rule is a conjunction of shares. "P99 of the time between tokens is at mos
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +29,7 @@ class Criterion(NamedTuple):
     good: Callable[[Sequence[Request], Served], Count]
 
 
-@dataclass(frozen=True)
-class Definition:
+class Definition(NamedTuple):
     """A rule.
 
     criteria: from the objectives and the wanted attainment. needs: objectives without which the rule is undefined.
@@ -43,32 +43,49 @@ class Definition:
     all_count: bool = True
 
 
-def _attainment(which: Sequence[bool], slo: SLO, level: float) -> list[Criterion]:
+def _attainment(which: Sequence[bool], level: float) -> Criterion:
     """Returns the share of requests that meet all of their objectives ttft, tbt and total that `which` selects."""
-    return [Criterion("attainment", level, lambda requests, served: _met(requests, served, which))]
+
+    def count(requests: Sequence[Request], served: Served) -> Count:
+        requests = [request for request in requests if request.slo != NO_SLO]
+        met = judge(requests, served).met[[*which, True]]
+        return int(met.all(axis=0).sum()), len(requests)
+
+    return Criterion("attainment", level, count)
 
 
-def _sarathi_serve(slo: SLO, _: float) -> list[Criterion]:
-    """Returns the rule of branch osdi-sarathi-serve: P50 of the scheduling delay <= 2 s, P99 of all gaps <= the objective."""
-    return [_delays(0.5, 2.0), Criterion("tbt", 0.99, lambda _, served: _below(served.gaps()[0], slo.tbt))]
+def _share(name: str, level: float, values: Callable[[Served], Any], limit: float | None) -> Criterion:
+    """Returns the share of requests whose value is at most `limit`; a request without a value has none."""
+    return Criterion(name, level, lambda requests, served: (int((values(served) <= limit).sum()), len(requests)))
 
 
-def _distserve(slo: SLO, _: float) -> list[Criterion]:
-    """Returns the rule of DistServe's search: P90 of TTFT and P90 of TPOT, separately; the objective `tbt` is the TPOT."""
-    return [
-        Criterion("ttft", 0.9, lambda requests, served: _below(served.ttft, slo.ttft, len(requests))),
-        Criterion("tpot", 0.9, lambda requests, served: _below(np.nan_to_num(served.tpot), slo.tbt, len(requests))),
-    ]
+def _gaps(level: float, limit: Any) -> Criterion:
+    """Returns the share of gaps between tokens of at most `limit`."""
 
+    def count(_: Sequence[Request], served: Served) -> Count:
+        gaps, _times = served.gaps()
+        return int((gaps <= limit).sum()), len(gaps)
+
+    return Criterion("tbt", level, count)
+
+
+_delays = partial(_share, "scheduling delay", values=attrgetter("scheduling_delay"))
 
 DEFINITIONS = {
-    "joint": Definition(partial(_attainment, (True, True, True)), all_count=False),
-    "sarathi_serve": Definition(_sarathi_serve, ("tbt",), 2048),
-    "vidur": Definition(lambda slo, level: [_delays(0.99, 5.0)], (), 16_000),  # of its config_optimizer
-    "distserve": Definition(_distserve, ("ttft", "tbt"), 1000),
-    "qoserve": Definition(
-        lambda slo, level: _attainment((True, False, True), slo, 0.99), (), 42_000
-    ),  # first, last token
+    "joint": Definition(lambda slo, level: [_attainment((True, True, True), level)], all_count=False),
+    # branch osdi-sarathi-serve: P50 of the scheduling delay, P99 of all gaps
+    "sarathi_serve": Definition(lambda slo, _: [_delays(0.5, limit=2.0), _gaps(0.99, slo.tbt)], ("tbt",), 2048),
+    "vidur": Definition(lambda slo, _: [_delays(0.99, limit=5.0)], (), 16_000),  # of its config_optimizer
+    # P90 of TTFT and P90 of TPOT, separately; the objective `tbt` is the TPOT
+    "distserve": Definition(
+        lambda slo, _: [
+            _share("ttft", 0.9, attrgetter("ttft"), slo.ttft),
+            _share("tpot", 0.9, lambda served: np.nan_to_num(served.tpot), slo.tbt),
+        ],
+        ("ttft", "tbt"),
+        1000,
+    ),
+    "qoserve": Definition(lambda slo, _: [_attainment((True, False, True), 0.99)], (), 42_000),  # first, last token
 }
 """The default, and the rules of published searches (docs/capacity.md), by name."""
 
@@ -113,21 +130,3 @@ def select(served: Served, first: int, end: int) -> Served:
         for field in fields(served)
     }
     return replace(served, **columns)
-
-
-def _delays(level: float, limit: float) -> Criterion:
-    return Criterion(
-        "scheduling delay", level, lambda requests, served: _below(served.scheduling_delay, limit, len(requests))
-    )
-
-
-def _below(values: Any, limit: float | None, total: int | None = None) -> Count:
-    """Counts values up to a limit. total: of how many, those without a value included; None: of the values."""
-    return int((values <= limit).sum()), len(values) if total is None else total
-
-
-def _met(requests: Sequence[Request], served: Served, which: Sequence[bool]) -> Count:
-    """Counts requests that met all of their objectives ttft, tbt and total that `which` selects."""
-    requests = [request for request in requests if request.slo != NO_SLO]
-    met = judge(requests, served).met[[*which, True]]
-    return int(met.all(axis=0).sum()), len(requests)
