@@ -10,13 +10,10 @@ from cbatch.validation import check_known
 from experiments.plots.look import PLAIN, Look
 from experiments.plots.style import MOST_SERIES
 from experiments.store.headings import heading_of
-from experiments.store.intervals import linear_ends, log_ends, mean_of, share_ends
+from experiments.store.intervals import mean_of
 from experiments.store.labels import label_runs
 from experiments.store.selection import Omitted, print_omitted, select_runs
 from experiments.store.text import figures_text
-
-_ENDS = {"linear": linear_ends, "log": log_ends, "share": share_ends}
-"""Ends of an interval, by the kind of a figure's heading."""
 
 
 def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
@@ -79,13 +76,12 @@ def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
         high are the mean.
     """
     heading, rows = heading_of(key), []
-    for (label, place), values in runs.dropna(subset=key).groupby(["label", x], sort=True)[key]:
+    in_order = runs["label"].astype(pd.CategoricalDtype(runs["label"].unique()))
+    for (label, place), values in runs.dropna(subset=key).groupby([in_order, x], observed=True)[key]:
         mean = mean_of(values.astype(float).tolist())
-        ends = _ENDS[heading.kind](mean) if mean.number > 1 else (mean.mean, mean.mean)
+        ends = mean.ends(heading.kind) if mean.number > 1 else (mean.mean, mean.mean)
         rows.append((label, place, *(heading.factor * value for value in (mean.mean, *ends))))
-    points = pd.DataFrame(rows, columns=["label", "x", "mean", "low", "high"])
-    order = pd.Categorical(points["label"], list(dict.fromkeys(runs["label"])))
-    return points.iloc[order.argsort(kind="stable")].reset_index(drop=True)
+    return pd.DataFrame(rows, columns=["label", "x", "mean", "low", "high"])
 
 
 def describe_points(runs: pd.DataFrame, x: str) -> str:

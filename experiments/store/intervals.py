@@ -30,22 +30,17 @@ class Mean(NamedTuple):
     half: float
     number: int
 
+    def ends(self, kind: str = "linear") -> tuple[float, float]:
+        """Returns the ends of the interval.
 
-def linear_ends(found: Mean) -> tuple[float, float]:
-    """The ends of a mean's interval."""
-    return found.mean - found.half, found.mean + found.half
-
-
-def log_ends(found: Mean) -> tuple[float, float]:
-    """The ends for positive values: those of the logarithm's interval, to first order (the delta method)."""
-    factor = math.exp(found.half / found.mean) if found.mean > 0 else 1.0
-    return found.mean / factor, found.mean * factor
-
-
-def share_ends(found: Mean) -> tuple[float, float]:
-    """The ends for shares, cut at 0 and 1."""
-    low, high = linear_ends(found)
-    return max(low, 0.0), min(high, 1.0)
+        kind: "share" cuts them at 0 and 1; "log", of positive values, takes the interval of the logarithm, to first order (the
+        delta method).
+        """
+        if kind == "log":
+            factor = math.exp(self.half / self.mean) if self.mean > 0 else 1.0
+            return self.mean / factor, self.mean * factor
+        low, high = self.mean - self.half, self.mean + self.half
+        return (max(low, 0.0), min(high, 1.0)) if kind == "share" else (low, high)
 
 
 def mean_of(values: Sequence[float]) -> Mean:

@@ -15,7 +15,7 @@ from experiments import plot
 from experiments.compare import read_replications, report
 from experiments.plots import curves, latency_cdf, table
 from experiments.settings.overrides import with_seeds
-from experiments.store.intervals import Mean, log_ends, mean_of, share_ends
+from experiments.store.intervals import Mean, mean_of
 from experiments.store.run_table import ONE_REPLICATION, run_table
 from experiments.store.runs import frame_of
 from experiments.store.selection import Omitted
@@ -147,9 +147,9 @@ def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> Non
 
 
 def test_intervals_of_latencies_and_shares_stay_where_these_can_be() -> None:
-    assert log_ends(Mean(2.0, 3.0, 2)) == pytest.approx((2 * math.exp(-1.5), 2 * math.exp(1.5)))
-    assert log_ends(Mean(0.0, 0.0, 2)) == (0.0, 0.0)
-    assert share_ends(Mean(0.75, 0.5, 2)) == (0.25, 1.0) and share_ends(Mean(0.25, 0.5, 2)) == (0.0, 0.75)
+    assert Mean(2.0, 3.0, 2).ends("log") == pytest.approx((2 * math.exp(-1.5), 2 * math.exp(1.5)))
+    assert Mean(0.0, 0.0, 2).ends("log") == (0.0, 0.0)
+    assert Mean(0.75, 0.5, 2).ends("share") == (0.25, 1.0) and Mean(0.25, 0.5, 2).ends("share") == (0.0, 0.75)
 
 
 def test_seeds_are_a_sweep() -> None:

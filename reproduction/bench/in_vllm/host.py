@@ -12,7 +12,7 @@ from typing import Any
 from cbatch import Request
 from experiments.settings.servers import equal_requests
 from experiments.store.benchmark_file import spread
-from experiments.store.intervals import linear_ends, mean_of
+from experiments.store.intervals import mean_of
 from reproduction.bench.in_vllm.model import BATCH, VLLM
 
 PROMPT, PASSES, STRETCH = 64, 20, 16
@@ -59,7 +59,7 @@ def pair(turns: Turns) -> dict[str, Any]:
                 ratios = [other[number][what] / own[number][what] for number in both]
                 spreads = {VLLM: spread([own[number][what] for number in both])}
                 spreads |= {"policy": spread([other[number][what] for number in both]), "ratio": spread(ratios)}
-                found[side][running][what] = spreads | {"interval": linear_ends(mean_of(ratios))}
+                found[side][running][what] = spreads | {"interval": mean_of(ratios).ends()}
     return found
 
 
