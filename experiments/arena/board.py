@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -58,8 +57,7 @@ def read_board(root: Path) -> Board:
     errors = [line for file in sorted(root.rglob(ERRORS)) for line in file.read_text(encoding="utf-8").splitlines()]
     notes = [origin, *notes_of(abouts), *(f"not finished: {line}" for line in errors)]
     cells = _cells(_replications(runs)) if len(runs) else runs
-    capacities = _sort(_capacities(searches), ["trace", "slo", "rate"]) if len(searches) else searches
-    return Board(cells, capacities, notes)
+    return Board(cells, _capacities(searches) if len(searches) else searches, notes)
 
 
 def rank(cells: pd.DataFrame) -> pd.DataFrame:
@@ -71,7 +69,8 @@ def rank(cells: pd.DataFrame) -> pd.DataFrame:
         "cells": ("best", "size"),
         LATENCY: (LATENCY, "mean"),
     }
-    return _sort(cells[complete].groupby("policy", as_index=False).agg(**means), [ATTAINED])
+    ranked = cells[complete].groupby("policy", as_index=False).agg(**means)
+    return ranked.sort_values(ATTAINED, ascending=False, kind="stable", ignore_index=True)
 
 
 def _places(runs: pd.DataFrame) -> pd.DataFrame:
@@ -99,20 +98,22 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _capacities(searches: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per search: the capacity, its interval, and its share of the bound."""
+    """Returns a row per search, the highest capacity first: the capacity, its interval, and its share of the bound."""
     ends = {"rate": "capacity.requests_per_second", "low": "capacity.low", "high": "capacity.high"}
     bound = searches.get("regret.capacity", np.nan)
-    return _places(searches).assign(**{name: searches[key] for name, key in ends.items()}, of_bound=bound)
+    rows = _places(searches).assign(**{name: searches[key] for name, key in ends.items()}, of_bound=bound)
+    return rows.sort_values(["trace", "slo", "rate"], ascending=[True, True, False], kind="stable", ignore_index=True)
 
 
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:
     """Returns means over replications. Policies are compared in pairs of replications, which have the same requests."""
     cells = []
     for place, group in replications.groupby(CELL):
-        attained = {policy: rows.set_index("seed")[ATTAINED].to_dict() for policy, rows in group.groupby("policy")}
-        best = max(attained.values(), key=lambda shares: fmean(shares.values()))
-        for policy, rows in group.groupby("policy"):
-            as_good = attained[policy] == best or not compare(best, attained[policy], paired=True).apart
+        by_seed = {policy: rows.set_index("seed") for policy, rows in group.groupby("policy")}
+        best = max((rows[ATTAINED] for rows in by_seed.values()), key=lambda shares: float(shares.mean())).to_dict()
+        for policy, rows in by_seed.items():
+            attained = rows[ATTAINED].to_dict()
+            as_good = attained == best or not compare(best, attained, paired=True).apart
             cell = {
                 "policy": policy,
                 **dict(zip(CELL, place, strict=True)),
@@ -122,10 +123,5 @@ def _cells(replications: pd.DataFrame) -> pd.DataFrame:
             for name in FIGURES:
                 cell[name], cell[f"{name} ±"], _ = mean_of(rows[name].tolist())
             cells.append(cell)
-    return _sort(pd.DataFrame(cells), [*CELL, ATTAINED])
-
-
-def _sort(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Sorts rows by the columns; by the last one from the highest value on."""
-    ascending = [True] * (len(columns) - 1) + [False]
-    return frame.sort_values(columns, ascending=ascending, kind="stable", ignore_index=True)
+    order, ascending = [*CELL, ATTAINED], [True, True, True, False]
+    return pd.DataFrame(cells).sort_values(order, ascending=ascending, kind="stable", ignore_index=True)

@@ -65,12 +65,11 @@ def attainment_figure(board: Board) -> Any:
     )  # intervals within 0 and 100%
     look: dict[str, Any] = {"facet_col": "panel", "color": "policy", "symbol": "policy", **_panels(cells["panel"])}
     if cells["load"].nunique() > 1:
-        ends = {"error_y": "above", "error_y_minus": "below"}
-        figure = express.line(cells, "load", ATTAINED, markers=True, **ends, **look)
+        look |= {"x": "load", "y": ATTAINED, "error_y": "above", "error_y_minus": "below"}
+        figure = express.line(cells, markers=True, **look)
     else:
-        ends = {"error_x": "above", "error_x_minus": "below"}
-        order = {"policy": rank(cells)["policy"].tolist()}
-        figure = express.scatter(cells, ATTAINED, "policy", category_orders=order, **ends, **look)
+        look |= {"x": ATTAINED, "y": "policy", "error_x": "above", "error_x_minus": "below"}
+        figure = express.scatter(cells, category_orders={"policy": rank(cells)["policy"].tolist()}, **look)
     same = coincide_text(cells.assign(label=cells["policy"]), [*CELL, ATTAINED, f"{ATTAINED} ±"])
     return _name_panels(figure, same)
 

@@ -76,7 +76,7 @@ def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
         high are the mean.
     """
     heading, rows = heading_of(key), []
-    in_order = runs["label"].astype(pd.CategoricalDtype(runs["label"].unique()))
+    in_order = runs["label"].astype(pd.CategoricalDtype(runs["label"].unique().tolist()))
     for (label, place), values in runs.dropna(subset=key).groupby([in_order, x], observed=True)[key]:
         mean = mean_of(values.astype(float).tolist())
         ends = mean.ends(heading.kind) if mean.number > 1 else (mean.mean, mean.mean)
