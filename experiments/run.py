@@ -15,7 +15,7 @@ from experiments.settings.command_line import ends_with_its_reader, no_such_opti
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.error_lines import one_line
 from experiments.settings.overrides import check_overrides, say_repeated, with_search_path, with_seeds
-from experiments.store.crash_report import TerminatedError, sigterm_raises
+from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_killed
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
 

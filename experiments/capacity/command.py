@@ -13,11 +13,10 @@ from pydantic import Field
 from cbatch import SLO, ConfigError
 from cbatch.validation import Give, positive, whole
 from experiments.capacity.control import draw_queue
-from experiments.capacity.definitions import Rule
 from experiments.capacity.estimate import Shares, by_replication, estimate_alone
 from experiments.capacity.folder import RESULT, open_simulations
 from experiments.capacity.search import LEAST, Capacity, Goal, Search, shares_of
-from experiments.capacity.simulation import replicate, simulate
+from experiments.capacity.simulation import Rule, replicate, simulate
 from experiments.serve import about_run, origin_of_run
 from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.settings import Keys, Settings

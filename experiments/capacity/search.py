@@ -15,9 +15,8 @@ import numpy as np
 
 from cbatch import ConfigError
 from experiments.capacity.control import LEAST_SIMULATED, Control, Draw
-from experiments.capacity.definitions import Criterion
 from experiments.capacity.estimate import Shares, least_crossing
-from experiments.capacity.simulation import Outcome
+from experiments.capacity.simulation import Criterion, Outcome
 
 Simulate = Callable[[Sequence[tuple[int, float]], int, int], list[Outcome]]
 """Called with pairs of (replication, rate), a number of requests and a warm-up; returns an outcome per pair."""

@@ -15,7 +15,7 @@ from experiments.plots.parts import label_log
 from experiments.plots.series import load_series
 from experiments.plots.style import add_title, line_style, new_figure, print_style
 from experiments.store.labels import coincide_text
-from experiments.store.selection import Omitted, print_omitted
+from experiments.store.runs import Omitted, print_omitted
 from experiments.store.tables import read_requests, time_between_tokens
 
 _MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens

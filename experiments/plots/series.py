@@ -12,7 +12,7 @@ from experiments.plots.style import MOST_SERIES
 from experiments.store.headings import heading_of
 from experiments.store.intervals import mean_of
 from experiments.store.labels import label_runs
-from experiments.store.selection import Omitted, print_omitted, select_runs
+from experiments.store.runs import Omitted, print_omitted, select_runs
 from experiments.store.text import figures_text
 
 

@@ -13,7 +13,7 @@ from cbatch.validation import positive
 from experiments.plots.look import PLAIN, Look
 from experiments.plots.series import load_runs
 from experiments.plots.style import add_title, line_style, new_figure, print_style
-from experiments.store.selection import Omitted, print_omitted
+from experiments.store.runs import Omitted, print_omitted
 from experiments.store.tables import read_service
 
 Seconds = Annotated[float, positive("seconds")]

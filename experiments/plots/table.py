@@ -6,7 +6,7 @@ from experiments.store.headings import COLUMNS, MORE_COLUMNS
 from experiments.store.notes import made_text
 from experiments.store.provenance import arguments
 from experiments.store.run_table import run_table
-from experiments.store.selection import select_runs
+from experiments.store.runs import select_runs
 
 
 def text(folder: Path, runs: str = "") -> tuple[str, str]:

@@ -10,7 +10,7 @@
     timeline.json.gz    for chrome://tracing or ui.perfetto.dev
     decisions.jsonl.gz  each view and plan, with decisions=true (`experiments.store.decisions_file`)
     profile.json        beside decisions on backend=cpu: the profile of this machine's CPU that policies predicted with
-    unfinished.json     until the run is complete: its state (`experiments.store.crash_report`)
+    unfinished.json     until the run is complete: its state (`experiments.store.claim`)
     summary.json        the figures; written last and atomically, so its presence means that the run is complete
 
 Read by `experiments.store.tables`.
@@ -32,8 +32,16 @@ from cbatch import ConfigError, Request, RunRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
-from experiments.store.claim import LOCK, UNFINISHED, ClaimedError, claimed, make_new_folder
-from experiments.store.crash_report import Facts, report_crashes, was_killed
+from experiments.store.claim import (
+    LOCK,
+    UNFINISHED,
+    ClaimedError,
+    Facts,
+    claimed,
+    make_new_folder,
+    report_crashes,
+    was_killed,
+)
 from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
 from experiments.store.notes import origin_of
 from experiments.store.provenance import write_json

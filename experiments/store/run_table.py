@@ -9,7 +9,7 @@ from tabulate import tabulate
 from experiments.store.headings import COLUMNS, heading_of
 from experiments.store.intervals import mean_of
 from experiments.store.notes import notes_of, tail_text
-from experiments.store.selection import Omitted, omitted_text
+from experiments.store.runs import Omitted, omitted_text
 from experiments.store.text import figures_text, format_mean
 
 ONE_REPLICATION = (

@@ -21,8 +21,7 @@ from cbatch.results.metrics import Served
 from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
 from experiments.capacity import control
-from experiments.capacity.definitions import Rule, select
-from experiments.capacity.simulation import Outcome, simulate
+from experiments.capacity.simulation import Outcome, Rule, select, simulate
 from experiments.run import main
 from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.compose import compose, compose_run

@@ -4,9 +4,8 @@ import pytest
 from curve import Curve, one_percent_at_7
 
 from cbatch import SLO, ConfigError
-from experiments.capacity.definitions import Rule
 from experiments.capacity.search import FIRST, LEAST, Capacity, Goal, Search
-from experiments.capacity.simulation import Outcome
+from experiments.capacity.simulation import Outcome, Rule
 
 
 def search(curve: Curve, **goal: object) -> Capacity:

@@ -17,8 +17,7 @@ from experiments.plots import curves, latency_cdf, table
 from experiments.settings.overrides import with_seeds
 from experiments.store.intervals import Mean, mean_of
 from experiments.store.run_table import ONE_REPLICATION, run_table
-from experiments.store.runs import frame_of
-from experiments.store.selection import Omitted
+from experiments.store.runs import Omitted, frame_of
 
 SHOWN = {
     "tokens/s": "1.91",

@@ -15,8 +15,16 @@ from experiments.plots.look import Look
 from experiments.plots.series import describe_points, load_runs, load_series, points_of
 from experiments.store.labels import coincide_text, is_baseline, label_runs
 from experiments.store.run_folder import UNFINISHED
-from experiments.store.runs import frame_of, read_runs
-from experiments.store.selection import Omitted, choose_runs, drop_repeats, find_unfinished, omitted_text, select_runs
+from experiments.store.runs import (
+    Omitted,
+    choose_runs,
+    drop_repeats,
+    find_unfinished,
+    frame_of,
+    omitted_text,
+    read_runs,
+    select_runs,
+)
 from experiments.sweep import table_of_sweep
 
 Result = tuple[Path, dict[str, Any]]
