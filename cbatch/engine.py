@@ -288,7 +288,7 @@ class Engine:
         if request.max_tokens > limits.max_request_tokens:
             lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
             exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model, or its sliding window"
-            remedy = "shorten the requests or choose another model"
+            remedy = "lower max_new_tokens, choose another model, or shorten requests (too_long=clip does, in a trace)"
         elif (at_once := self._call(self._num_at_once, request) or 1) > limits.max_tokens:
             exceeded = f"{self.policy_name} may compute {at_once} tokens at once, max_tokens={limits.max_tokens}"
             remedy = "raise max_tokens, or use a policy that cuts prompts"

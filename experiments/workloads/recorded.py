@@ -16,7 +16,7 @@ from experiments.workloads.trace import Format, ScaledFit, Trace
 class Replay(Workload, ScaledFit):
     """Base of recorded and generated traces.
 
-    num_requests: the first N that fit; None takes all.
+    num_requests: the first N that fit; None takes all. max_new_tokens: "exact" keeps the limits of the trace's lines.
     queued: every request arrives at time 0; arrival times only set the order.
     """
 
@@ -26,6 +26,9 @@ class Replay(Workload, ScaledFit):
         return self.limit_to(positions, self.max_new_tokens)
 
     def _replay(self, trace: Trace, vocabulary: Vocabulary | None) -> Sequence[Request]:
+        if self.max_new_tokens != "exact":
+            limit_less = {name: column for name, column in trace.fields.items() if name != "max_new_tokens"}
+            trace = replace(trace, fields=limit_less)
         trace = self.fit(trace, self.num_requests)
         return self._build(replace(trace, arrival_time=None) if self.queued else trace, vocabulary)
 

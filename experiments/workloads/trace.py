@@ -102,7 +102,11 @@ class Fit:
         if self.too_long == "error":
             return self
         new_tokens = max_new_tokens if isinstance(max_new_tokens, int) else self.new_tokens
-        return replace(self, max_length=min(self.max_length or positions, positions), new_tokens=new_tokens)
+        max_length = min(self.max_length or positions, positions)
+        if new_tokens and new_tokens >= max_length:
+            problem = f"workload.max_new_tokens={new_tokens}: leaves no prompt in max_length={max_length}"
+            raise WorkloadError(f"{problem} (at most the model's positions); give less")
+        return replace(self, max_length=max_length, new_tokens=new_tokens)
 
     def fit(self, trace: Trace, num_requests: int | None = None) -> Trace:
         """Returns the first requests of a trace that are not dropped, with lengths that fit; None takes all.
@@ -119,7 +123,7 @@ class Fit:
         trace = (trace.select(fits) if self.too_long == "drop" else trace).first(num_requests)
         if self.too_long == "error" and not (fits := fits[: len(trace)]).all():
             row = int(np.argmin(fits))
-            lengths = f"{trace.prompt_tokens[row]} prompt + {trace.output_tokens[row]} output tokens"
+            lengths = f"{trace.prompt_tokens[row]} prompt + {self._limits(trace)[row]} output tokens"
             raise WorkloadError(f"{trace.where(row)}: {lengths} exceed {limit} to clip or drop")
         return _clip(trace, self.max_length, self._limits(trace)) if self.too_long == "clip" else trace
 
@@ -141,16 +145,27 @@ class ScaledFit(Fit):
 
     def fit(self, trace: Trace, num_requests: int | None = None) -> Trace:
         if self.length_scale != 1:
-            columns = np.array([trace.prompt_tokens, trace.output_tokens]) * float(self.length_scale)
-            prompts, outputs = np.clip(np.floor(columns + 0.5), 1, MOST_TOKENS).astype(np.int64)
-            trace = replace(trace, prompt_tokens=prompts, output_tokens=outputs)
+            trace = _scale(trace, float(self.length_scale))
         return super().fit(trace, num_requests)
+
+
+def _scale(trace: Trace, factor: float) -> Trace:
+    """Returns a trace with `factor` times the tokens of each request, those that its line limits or predicts included."""
+    columns = np.array([trace.prompt_tokens, trace.output_tokens]) * factor
+    prompts, outputs = np.clip(np.floor(columns + 0.5), 1, MOST_TOKENS).astype(np.int64)
+    fields = dict(trace.fields)
+    for name in {"max_new_tokens", "true_new_tokens", "predicted_new_tokens"} & fields.keys():
+        scaled = [number and min(max(int(number * factor + 0.5), 1), MOST_TOKENS) for number in fields[name]]
+        fields[name] = np.array(scaled, object)  # None stays None
+    return replace(trace, prompt_tokens=prompts, output_tokens=outputs, fields=fields)
 
 
 def _clip(trace: Trace, max_length: int, new_tokens: Ints) -> Trace:
     output_tokens = np.minimum(trace.output_tokens, max_length - 1)
     prompt_tokens = np.minimum(trace.prompt_tokens, max_length - np.minimum(new_tokens, max_length - 1))
     fields = dict(trace.fields)
+    if "max_new_tokens" in fields:
+        fields["max_new_tokens"] = np.minimum(new_tokens, max_length - 1)
     for name in {"prompt", "prefix_hashes"} & fields.keys():
         fields[name] = fields[name].copy()
         for row in np.flatnonzero(prompt_tokens < trace.prompt_tokens):

@@ -20,6 +20,7 @@ from in_process import message
 from places import ROOT
 
 from cbatch import Request
+from cbatch.request import spec_of
 from experiments.workloads import (
     AllAtOnce,
     ClosedBatch,
@@ -262,6 +263,29 @@ def test_scaling_keeps_at_least_one_token() -> None:
     assert columns(ScaledFit(length_scale=0.1).fit(a_trace())) == [(10, 1), (1, 6), (4, 1)]
     assert columns(ScaledFit(length_scale=0.1, max_length=9, too_long="drop").fit(a_trace())) == [(1, 6), (4, 1)]
     assert columns(ScaledFit(length_scale=1e30).fit(a_trace()))[0] == (2**31 - 1, 2**31 - 1)
+
+
+def test_a_recorded_run_is_scaled_clipped_and_limited_as_a_whole(tmp_path: Path) -> None:
+    """Its lines state the limit of each output: limits and true lengths follow the lengths, and the workload's limit wins."""
+    path, stated = tmp_path / "decisions.jsonl", {"arrival_time": 0.0, "slo": {}, "prefix_hashes": []}
+    stated |= dict.fromkeys(("client", "session", "tier", "priority"))
+    lengths = {"num_prompt_tokens": 100, "max_new_tokens": 90, "true_new_tokens": 20, "predicted_new_tokens": None}
+    longer = {"num_prompt_tokens": 10, "max_new_tokens": 300, "true_new_tokens": 200, "predicted_new_tokens": 40}
+    requests = [{"request": {"id": number, **stated, **each}} for number, each in enumerate((lengths, longer))]
+    ends = [{"finish": {"id": number, "num_output_tokens": tokens}} for number, tokens in enumerate((20, 200))]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [{"run": {}}, *requests, *ends]))
+
+    def replayed(**keys: Any) -> list[tuple[int, int, int | None, int | None]]:
+        specs = map(spec_of, TraceReplay(path=str(path), **keys).requests(None))
+        return [
+            (spec.num_prompt_tokens, spec.max_new_tokens, spec.true_new_tokens, spec.predicted_new_tokens)
+            for spec in specs
+        ]
+
+    assert replayed() == [(100, 90, 20, None), (10, 300, 200, 40)]
+    assert replayed(length_scale=0.1) == [(10, 9, 2, None), (1, 30, 20, 4)]
+    assert replayed(max_length=110, too_long="clip") == [(20, 90, 20, None), (1, 109, 200, 40)]
+    assert replayed(max_new_tokens=30) == [(100, 30, 20, None), (10, 30, 200, 40)]
 
 
 def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
