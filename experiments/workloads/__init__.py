@@ -7,15 +7,7 @@ the policy, the executor or the machine. Nothing here loads torch, pandas or Hyd
 from experiments.workloads.base import Vocabulary, Workload, sampling
 from experiments.workloads.clients import Clients
 from experiments.workloads.closed import ClosedBatch
-from experiments.workloads.lengths import (
-    DriftingLengths,
-    FixedLengths,
-    Lengths,
-    MixedLengths,
-    TraceLengths,
-    UniformLengths,
-    ZipfLengths,
-)
+from experiments.workloads.lengths import FixedLengths, Lengths, MixedLengths, TraceLengths, UniformLengths, ZipfLengths
 from experiments.workloads.open_loop import AllAtOnce, Arrivals, GammaArrivals, OpenLoop
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
@@ -23,13 +15,5 @@ from experiments.workloads.servegen import ServeGen
 from experiments.workloads.trace import Trace
 
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
-__all__ += [
-    "DriftingLengths",
-    "FixedLengths",
-    "Lengths",
-    "MixedLengths",
-    "TraceLengths",
-    "UniformLengths",
-    "ZipfLengths",
-]
+__all__ += ["FixedLengths", "Lengths", "MixedLengths", "TraceLengths", "UniformLengths", "ZipfLengths"]
 __all__ += ["AllAtOnce", "Arrivals", "GammaArrivals", "Trace", "sampling"]

@@ -14,7 +14,7 @@ from pydantic import Field
 from cbatch import SLO, Described, WorkloadError
 from cbatch.request_spec import NO_SLO
 from cbatch.validation import Give, check, not_negative
-from experiments.workloads.seeds import Histogram, Stream, generator
+from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import MOST_TOKENS, Column, Ints
 
 Limit = Annotated[
@@ -81,7 +81,7 @@ class Annotations(Described):
             columns["slo"] = np.full(num, self.slo, object)
         if self.tiers:
             shares = np.array([tier.share for tier in self.tiers.values()])
-            drawn = Histogram(np.arange(len(shares)), shares).draw(generator(seed, Stream.TIERS), num)
+            drawn = generator(seed, Stream.TIERS).choice(len(shares), num, p=shares / shares.sum())
             of_tiers = [(name, tier.priority, tier.slo or self.slo or NO_SLO) for name, tier in self.tiers.items()]
             columns |= zip(("tier", "priority", "slo"), np.array(of_tiers, object)[drawn].T, strict=True)
         return columns

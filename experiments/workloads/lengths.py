@@ -6,11 +6,10 @@ from functools import cached_property
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from pydantic import InstanceOf
+from pydantic import Field, InstanceOf
 
 from cbatch import Described, WorkloadError
 from cbatch.validation import Give, check, not_negative, positive, whole
-from experiments.workloads.seeds import Histogram
 from experiments.workloads.trace import Fit, Floats, Format, Ints, ScaledFit, Trace
 
 LONGEST = 10_000_000
@@ -50,36 +49,22 @@ class _Checked(Described):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FixedLengths(_Checked):
-    """Every request has `length` tokens in all, split at P:D = `pd_ratio`."""
+    """Every request has `length` tokens in all, split at P:D = `pd_ratio`, or at several ratios in turn for equal shares of the requests."""
 
     length: Annotated[int, whole(2)]
-    pd_ratio: PDRatio
+    pd_ratio: Annotated[
+        PDRatio | Annotated[Sequence[PDRatio], Field(min_length=1)],
+        Give("a number above 0, or several, as in [50,5,14]"),
+    ]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_pd_ratio("lengths.pd_ratio", self.pd_ratio, self.length)
+        for ratio in np.atleast_1d(self.pd_ratio).tolist():
+            check_pd_ratio("lengths.pd_ratio", ratio, self.length)
 
     def draw(self, _: np.random.Generator, num: int) -> tuple[Ints, Ints]:
-        return split(np.full(num, self.length), self.pd_ratio)
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class DriftingLengths(_Checked):
-    """Every request has `length` tokens in all; P:D takes each of `pd_ratios` in turn, for equal shares of the requests."""
-
-    length: Annotated[int, whole(2)]
-    pd_ratios: Sequence[PDRatio]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.pd_ratios:
-            raise WorkloadError("workload.lengths.pd_ratios=[]: give a list of ratios, as in [50,5,14]")
-        for ratio in self.pd_ratios:
-            check_pd_ratio("lengths.pd_ratios", ratio, self.length)
-
-    def draw(self, _: np.random.Generator, num: int) -> tuple[Ints, Ints]:
-        phase = np.arange(num) * len(self.pd_ratios) // num
-        return split(np.full(num, self.length), np.asarray(self.pd_ratios, dtype=np.float64)[phase])
+        ratios = np.atleast_1d(np.asarray(self.pd_ratio, np.float64))
+        return split(np.full(num, self.length), ratios[np.arange(num) * len(ratios) // max(num, 1)])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -119,7 +104,7 @@ class ZipfLengths(_Range):
     def draw(self, generator: np.random.Generator, num: int) -> tuple[Ints, Ints]:
         length = np.arange(self.min_length, self.max_length + 1)
         weights = np.power(length - self.min_length + 1.0, -self.theta, dtype=np.float64)
-        return split(Histogram(length, weights).draw(generator, num), self.pd_ratio)
+        return split(generator.choice(length, num, p=weights / weights.sum()), self.pd_ratio)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -175,7 +160,8 @@ class MixedLengths(_Checked):
     def draw(self, generator: np.random.Generator, num: int) -> tuple[Ints, Ints]:
         parts = list(self.parts.values())
         choosing, *drawing = generator.spawn(1 + len(parts))
-        kinds = Histogram(np.arange(len(parts)), np.array([part.share for part in parts])).draw(choosing, num)
+        shares = np.array([part.share for part in parts])
+        kinds = choosing.choice(len(parts), num, p=shares / shares.sum())
         prompts, outputs = np.zeros((2, num), np.int64)
         for kind, (part, random) in enumerate(zip(parts, drawing, strict=True)):
             chosen = kinds == kind

@@ -1,4 +1,4 @@
-"""Random numbers: one stream for each purpose, one seed for each request, and draws from a discrete distribution.
+"""Random numbers: one stream for each purpose, one seed for each request.
 
 Streams are independent, so drawing other lengths does not move the arrivals, and every draw is a prefix of a longer
 one, so the first requests stay the same when more are asked for.
@@ -8,8 +8,6 @@ from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
-
-from experiments.workloads.trace import Floats, Ints
 
 
 class Stream(IntEnum):
@@ -34,16 +32,3 @@ def request_seeds(seed: int, stream: Stream, num_requests: int) -> NDArray[np.ui
     """Returns a seed for each request, [num_requests], from 0 to 2^63 - 1; number i depends on `seed`, `stream` and i alone."""
     words = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(num_requests, np.uint64)
     return words >> np.uint64(1)  # fits a signed 64-bit integer
-
-
-class Histogram:
-    """A discrete distribution: integer values [bins] and their weights [bins], none negative; the sum need not be 1."""
-
-    def __init__(self, values: Ints, weights: Floats) -> None:
-        self.values = values
-        cumulative = np.cumsum(weights)
-        self._cumulative = cumulative / cumulative[-1]
-
-    def draw(self, generator: np.random.Generator, num: int) -> Ints:
-        """Draws values independently, [num]; a draw is a prefix of any longer draw from the same generator state."""
-        return self.values[np.searchsorted(self._cumulative, generator.random(num), side="right")]

@@ -1,6 +1,14 @@
 """Requests drawn from the per-client statistics of ServeGen (arXiv:2505.09999): realistic bursts and length mixes.
 
-In each window of 600 s a client sends rate * 600 requests. The intervals before, between and after them are drawn from
+The repository alibaba/ServeGen has two files for each client. Here they are joined into
+
+    trace.csv      client, window_start_s, rate_req_per_s, iat_cv, arrival_family (Gamma | Weibull | empty), arg1, arg2
+    dataset.jsonl  {"client": 0, "dataset": {"21600": {"input_tokens": "{45: 0.01, ...}", "output_tokens": ...}}}
+
+a row for each client and window of 600 s, a line for each client with windows of 6 h. arg1 is the fitted shape. `iat_cv` and
+arg2, the fitted scale, are not read: the rate sets the scale. Nor is `reason_ratio`: reasoning tokens are part of the output.
+
+In each window a client sends rate * 600 requests. The intervals before, between and after them are drawn from
 the window's Gamma or Weibull family and stretched to fill the window: with shape 1 that is exactly a Poisson process of
 known count. ServeGen's own generator (`construct.py`) omits the interval after the last request, which thereby falls on
 the window's end and is lost. Input and output lengths are drawn independently, as their joint distribution is not
@@ -10,25 +18,31 @@ Every client and window has its own random stream: another range or other client
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any
 
 import numpy as np
 
 from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary
-from experiments.workloads.readers.servegen import WINDOW_SECONDS, ServeGenClients, read_servegen
+from experiments.workloads.readers.source import at_line, read_text
 from experiments.workloads.recorded import Replay
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Floats, Ints, Strings, Trace, join_clients
+
+WINDOW_SECONDS, LENGTHS_SECONDS = 600, 21_600
+"""Of a window with a rate, and of one with lengths."""
+
+_LEAST_SHAPE = 0.01  # published fits have at least 0.012; far below, intervals leave the range of a float
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ServeGen(Replay):
     """Requests of some ServeGen clients in a range of time, with their client.
 
-    path, dataset: the two files, see `experiments.workloads.readers.servegen`.
+    path, dataset: the two files, plain or compressed.
     start: seconds into the data; the first request arrives at time 0 of the run. duration: seconds.
     clients: their numbers; None takes all.
     rate: requests per second of all chosen clients, averaged over the range, each client's share as recorded; None: as
@@ -50,50 +64,114 @@ class ServeGen(Replay):
 
     def trace(self) -> Trace:
         """Draws the requests of the range, in order of arrival, before lengths are fitted to a model."""
-        data = read_servegen(self.path, self.dataset)
-        windows = self._windows(data)
-        data = replace(data, rate=data.rate * self._scale(data, windows))
-        if (expected := float(data.rate[windows].sum()) * WINDOW_SECONDS) > MOST_REQUESTS:
+        windows, lengths = self._windows(), _read_lengths(self.dataset)
+        windows["rate"] *= self._scale(windows)
+        if (expected := float(windows["rate"].sum()) * WINDOW_SECONDS) > MOST_REQUESTS:
             problem = f"about {expected:.3g} requests from {self.start:g} s on, more than {MOST_REQUESTS}"
             raise WorkloadError(f"{self.path}: {problem}; choose fewer clients, or lower duration or rate_scale")
-        parts = [self._draw(data, window) for window in windows.tolist()]
-        if not any(len(part[1]) for part in parts):
+        parts = [self._draw(window, lengths) for window in windows.itertuples()]
+        if not any(len(times) for _, times, *_ in parts):
             problem = f"no requests from {self.start:g} s to {self.start + self.duration:g} s"
             remedy = "choose another workload.start, or raise duration or rate_scale"
             raise WorkloadError(f"{self.path}: {problem}; {remedy}")
         return join_clients(self.path, parts).select(slice(None))  # times from the first one
 
-    def _scale(self, data: ServeGenClients, windows: Ints) -> float:
+    def _scale(self, windows: Any) -> float:
         """Returns the factor from recorded to wanted rates."""
         if self.rate is None:
             return self.rate_scale
-        first, end = self.start, self.start + self.duration
-        seconds = np.minimum(data.start[windows] + WINDOW_SECONDS, end) - np.maximum(data.start[windows], first)
-        recorded = float((data.rate[windows] * seconds).sum()) / self.duration
+        end = self.start + self.duration
+        seconds = (windows["start"] + WINDOW_SECONDS).clip(upper=end) - windows["start"].clip(lower=self.start)
+        recorded = float((windows["rate"] * seconds).sum()) / self.duration
         return self.rate_scale * self.rate / recorded if recorded else 0.0
 
-    def _windows(self, data: ServeGenClients) -> Ints:
-        """Returns the windows, as rows of the data, that can hold requests of the range."""
-        wanted = (data.rate > 0) & (data.start < self.start + self.duration)
-        wanted &= data.start + WINDOW_SECONDS > self.start
+    def _windows(self) -> Any:
+        """Returns the windows that can hold requests of the range, as a frame."""
+        windows = _read_windows(self.path)
         if self.clients is not None:
-            known = np.unique(data.client).tolist()
+            known = np.unique(windows["client"]).tolist()
             if unknown := sorted(set(self.clients) - set(known)):
                 remedy = f"{self.path} has no client {unknown[0]}; choose from {', '.join(map(str, known))}"
                 raise WorkloadError(f"workload.clients={list(self.clients)}: {remedy}")
-            wanted &= np.isin(data.client, list(self.clients))
-        return np.flatnonzero(wanted)
+            windows = windows[windows["client"].isin(self.clients)]
+        begin, end = self.start - WINDOW_SECONDS, self.start + self.duration
+        return windows[(windows["rate"] > 0) & (windows["start"] > begin) & (windows["start"] < end)].copy()
 
-    def _draw(self, data: ServeGenClients, window: int) -> tuple[Strings, Floats, Ints, Ints]:
+    def _draw(self, window: Any, lengths: "_Lengths") -> tuple[Strings, Floats, Ints, Ints]:
         """Draws client, time, prompt and output tokens of one window's requests that fall into the range."""
-        client, start = int(data.client[window]), int(data.start[window])
-        random = generator(self.seed, Stream.SERVEGEN, client, start // WINDOW_SECONDS)
-        expected = float(data.rate[window]) * WINDOW_SECONDS
-        num = int(expected + random.random())  # a fraction is a chance of one more
-        draw = random.standard_gamma if data.family[window] == "Gamma" else random.weibull
-        intervals = draw(float(data.shape[window]), num + 1)
-        times = start + WINDOW_SECONDS * np.cumsum(intervals)[:-1] / (intervals.sum() or 1.0)
-        input_lengths, output_lengths = data.lengths(client, start)
-        prompt_tokens, output_tokens = input_lengths.draw(random, num), output_lengths.draw(random, num)
+        random = generator(self.seed, Stream.SERVEGEN, window.client, window.start // WINDOW_SECONDS)
+        num = int(window.rate * WINDOW_SECONDS + random.random())  # a fraction is a chance of one more
+        draw = random.standard_gamma if window.family == "Gamma" else random.weibull
+        intervals = draw(window.shape, num + 1)
+        times = window.start + WINDOW_SECONDS * np.cumsum(intervals)[:-1] / (intervals.sum() or 1.0)
+        prompt_tokens, output_tokens = (
+            random.choice(values, num, p=shares) for values, shares in lengths.at(window.client, window.start)
+        )
         inside = (times >= self.start) & (times < self.start + self.duration)
-        return np.full(int(inside.sum()), str(client)), times[inside], prompt_tokens[inside], output_tokens[inside]
+        names = np.full(int(inside.sum()), str(window.client))
+        return names, times[inside], prompt_tokens[inside], output_tokens[inside]
+
+
+def _read_windows(path: str) -> Any:
+    """Returns a frame with a row for each client and window: client, start in seconds, rate per second, family and shape."""
+    from experiments.workloads.readers.table import parse_table  # loads pandas
+
+    table = parse_table(path, read_text(path))
+    client, start = table.whole_numbers("client", 0), table.whole_numbers("window_start_s", 0)
+    rate, family, shape = table.amounts("rate_req_per_s"), table.column("arrival_family"), table.amounts("arg1")
+    active, refuse = rate > 0, table.refuse
+    refuse(rate < 0, "rate_req_per_s", "must not be negative")
+    refuse(start % WINDOW_SECONDS != 0, "window_start_s", f"must be a multiple of {WINDOW_SECONDS}")
+    refuse(active & ~family.isin(["Gamma", "Weibull"]), "arrival_family", "must be Gamma or Weibull")
+    refuse(active & (shape < _LEAST_SHAPE), "arg1", f"must be at least {_LEAST_SHAPE}, as it is the shape")
+    repeated = table.frame.duplicated(["client", "window_start_s"])
+    refuse(repeated, "window_start_s", "this client's window is there already")
+    return table.frame.assign(client=client, start=start, rate=rate, family=family, shape=shape)
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """Lengths of clients. clients: the line of each client, and its length windows."""
+
+    path: str
+    clients: dict[int, tuple[int, dict[str, Any]]]
+
+    def at(self, client: int, start: int) -> list[tuple[Ints, Floats]]:
+        """Returns input and output lengths of a client at this time, in tokens, each with its probability. Raises WorkloadError."""
+        if client not in self.clients:
+            problem = f"no line for client {client}, which sends requests; give the two files of one data set"
+            raise WorkloadError(f"{self.path}: {problem}")
+        (line, windows), key = self.clients[client], str(start // LENGTHS_SECONDS * LENGTHS_SECONDS)
+        histograms, window = [], windows.get(key)
+        for name in ("input_tokens", "output_tokens"):
+            text = window.get(name) if isinstance(window, dict) else None
+            if not isinstance(text, str) or text == "{}":
+                problem = f"window {key} has no {name}, but the client sends requests in it"
+                raise at_line(self.path, line, f"{problem}; choose other clients or another time")
+            try:
+                histograms.append(_parse_histogram(text))
+            except ValueError:
+                problem = f"window {key}, {name}: must map whole numbers of tokens to probabilities that sum to 1"
+                raise at_line(self.path, line, f"{problem}; correct or remove the line") from None
+        return histograms
+
+
+def _read_lengths(path: str) -> _Lengths:
+    from experiments.workloads.readers.table import parse_table  # loads pandas
+
+    table = parse_table(path, read_text(path, "workload.dataset"))
+    clients, windows = table.whole_numbers("client").tolist(), table.column("dataset")
+    table.refuse([not isinstance(value, dict) for value in windows], "dataset", "must be an object of windows")
+    table.refuse(table.frame.duplicated("client"), "client", "this client has a line already")
+    return _Lengths(path, dict(zip(clients, zip(table.frame.index.tolist(), windows, strict=True), strict=True)))
+
+
+@lru_cache(10_000)
+def _parse_histogram(text: str) -> tuple[Ints, Floats]:
+    """Parses "{bin: probability, ...}"; a bin of 0 tokens, which one client's output has, counts as 1 token."""
+    numbers = np.array(text.strip("{}").replace(":", ",").split(","), np.float64)
+    bins, weights = numbers[0::2], numbers[1::2]
+    whole = np.isfinite(bins) & (bins >= 0) & (bins == np.floor(bins))
+    if not whole.all() or len(bins) != len(weights) or (weights < 0).any() or not abs(weights.sum() - 1) < 1e-3:
+        raise ValueError(text)
+    return np.maximum(bins, 1).astype(np.int64), weights / weights.sum()

@@ -24,7 +24,6 @@ from cbatch.request import spec_of
 from experiments.workloads import (
     AllAtOnce,
     ClosedBatch,
-    DriftingLengths,
     FixedLengths,
     GammaArrivals,
     MixedLengths,
@@ -204,7 +203,7 @@ def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
 
 
 def test_drifting_lengths_take_the_ratios_in_turn_and_uniform_lengths_reach_both_ends() -> None:
-    prompt, output = DriftingLengths(length=60, pd_ratios=[5, 1, 2]).draw(generator(0, Stream.LENGTHS), 7)
+    prompt, output = FixedLengths(length=60, pd_ratio=[5, 1, 2]).draw(generator(0, Stream.LENGTHS), 7)
     assert output.tolist() == [10, 10, 10, 30, 30, 20, 20]
     assert (prompt + output == 60).all()
     prompt, output = UniformLengths(min_length=8, max_length=12, pd_ratio=1).draw(generator(0, Stream.LENGTHS), 2000)
@@ -414,7 +413,7 @@ BAD_SETTINGS: list[
     (sampling, "sampling.", {"temperature": [-1], "top_k": [-1], "top_p": [0]}),
     (partial(GammaArrivals, rate=1), "arrivals.", {"rate": [0, math.nan], "cv": [0]}),
     (partial(FixedLengths, length=4, **RATIO), "lengths.", {"length": [1], "pd_ratio": [4]}),
-    (partial(DriftingLengths, length=4, pd_ratios=[1]), "lengths.", {"pd_ratios": [[]]}),
+    (partial(FixedLengths, length=4), "lengths.", {"pd_ratio": [[], 9, 0]}),
     (partial(UniformLengths, **RANGE), "lengths.", {"min_length": [1], "max_length": [2.5, 3], "pd_ratio": [0]}),
     (partial(ZipfLengths, theta=0.4, **RANGE), "lengths.", {"theta": [-1]}),
     (partial(TraceLengths, path="t.csv"), "lengths.", {"order": ["sorted"]}),
