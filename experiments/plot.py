@@ -12,8 +12,12 @@ from typing import Any
 from cbatch import ConfigError
 from experiments.plots.look import Look
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
-from experiments.store.provenance import write_text
+from experiments.store.headings import COLUMNS, MORE_COLUMNS
+from experiments.store.notes import made_text
+from experiments.store.provenance import arguments, write_text
 from experiments.store.run_folder import PLOTS
+from experiments.store.run_table import run_table
+from experiments.store.runs import select_runs
 
 NAMES = {
     "curves": "any figures against a setting, y=FIGURE,... x=KEY (of a sweep)",
@@ -48,9 +52,26 @@ def _keys(function: Callable[..., Any]) -> str:
 
 def _maker(name: str) -> Callable[..., Any]:
     """Returns the function that makes a plot of a folder."""
+    if name == "table":
+        return table
     module = import_module(f"experiments.plots.{'curves' if name in _CURVES else name}")
-    function: Callable[..., Any] = getattr(module, name if name in _CURVES else "text" if name == "table" else "draw")
+    function: Callable[..., Any] = getattr(module, name if name in _CURVES else "draw")
     return function
+
+
+def table(folder: Path, runs: str = "") -> tuple[str, str]:
+    """Returns a line per run, or for the runs of several seeds together, with the notes on the runs; and the table's origin.
+
+    The origin is the command with this process's arguments, and dates, commits and versions of the runs.
+
+    Args:
+        runs: only runs whose folder names contain this.
+    """
+    shown, omitted = select_runs(folder, runs)
+    abouts = [summary["about"] for summary in shown["summary"]]
+    versions = {", ".join(f"{name} {number}" for name, number in about["versions"].items()) for about in abouts}
+    origin = f"`python -m experiments.plot {arguments()}`; runs of {'; '.join([made_text(abouts), *sorted(versions)])}"
+    return run_table(shown, omitted, (*COLUMNS, *MORE_COLUMNS), "github"), origin
 
 
 def _plot(name: str, where: str = "", *options: str) -> None:
@@ -61,9 +82,9 @@ def _plot(name: str, where: str = "", *options: str) -> None:
         raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")
     folder, command = Path(where), f"plot {name}"
     if name == "table":
-        make = partial(_maker(name), folder)
-        table, origin = make(**keyword_arguments(make, options, command))
-        print(table, write_text(folder / PLOTS / "table.md", f"{table}\n\n{origin}\n"), sep="\n\n")
+        make = partial(table, folder)
+        text, origin = make(**keyword_arguments(make, options, command))
+        print(text, write_text(folder / PLOTS / "table.md", f"{text}\n\n{origin}\n"), sep="\n\n")
         return
     from experiments.plots.style import save  # loads matplotlib
 

@@ -1,7 +1,7 @@
 """How every plot looks: page size, series that differ in grey too, headings, and lines on where times come from."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
@@ -40,35 +40,17 @@ _LEGEND_WIDTH = 125  # characters per line of a legend
 PREFILL, DECODE, PADDING, HOST, IDLE, COPY = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2", "#009E73"
 """Fills; they differ in lightness as well."""
 
-# Okabe and Ito's colours, which the colour-blind tell apart; markers and dashes do it in grey.
-_COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#999999"),
-    *("#7B61FF", "#6B2E00", "#8FCB3B", "#7A1F5C", "#8C6D4F", "#1B3A8C", "#B59F00", "#E8112D"),  # ours
-)
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_ON_OFF: tuple[tuple[float, ...], ...] = ((5, 1.5), (1, 1), (5, 1, 1, 1), (8, 2), (3, 1), (2, 2), (6.4, 1.6, 1, 1.6))
-_DASHES: tuple[Any, ...] = ("-", *((0, on_off) for on_off in _ON_OFF))
+_SERIES = matplotlib.rc_params_from_file(Path(__file__).with_name("series.mplstyle"), use_default_template=False)
+_STYLES: list[dict[str, Any]] = list(_SERIES["axes.prop_cycle"])
+MOST_SERIES = len(_STYLES)
 
-MOST_SERIES = len(_COLOURS)
+print_style = partial(plt.style.context, Path(__file__).with_name("print.mplstyle"))
+"""Applies the settings of print.mplstyle inside the `with`. Also a decorator."""
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Returns colour, marker and dashes of a series. Every other marker is hollow, so that equal series show through.
-
-    The first sixteen differ in colour, and in marker or whether it is hollow; later ones are as those.
-    """
-    kind, again = index % len(_MARKERS), index // len(_MARKERS)
-    marker, dashes = _MARKERS[(kind + 3 * again) % len(_MARKERS)], _DASHES[(kind + 4 * again) % len(_DASHES)]
-    fill = {"markerfacecolor": "none", "markersize": 5.5} if index % 2 else {"markersize": 3.5}
-    colour = _COLOURS[index % MOST_SERIES]
-    return {"color": colour, "marker": marker, "linestyle": dashes, "linewidth": 1.2, **fill}
-
-
-@contextmanager
-def print_style() -> Iterator[None]:
-    """Applies the settings of print.mplstyle inside the `with`. Also a decorator."""
-    with plt.style.context(Path(__file__).with_name("print.mplstyle")):
-        yield
+    """Returns colour, marker and dashes of a series; those of the first sixteen differ, later ones are as those."""
+    return {"linewidth": 1.2, **_STYLES[index % MOST_SERIES]}
 
 
 def new_figure(

@@ -40,5 +40,5 @@ def test_an_axis_without_positive_values_can_be_drawn(values: list[float]) -> No
 
 
 def test_sixteen_series_can_be_told_apart_without_colour() -> None:
-    looks = {(style["marker"], "markerfacecolor" in style) for style in map(line_style, range(16))}
+    looks = {(style["marker"], style["fillstyle"]) for style in map(line_style, range(16))}
     assert len(looks) == len({line_style(index)["color"] for index in range(16)}) == 16

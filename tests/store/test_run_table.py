@@ -13,7 +13,7 @@ from cbatch import SLO
 from cbatch.results.metrics import Objectives
 from experiments import plot
 from experiments.compare import read_replications, report
-from experiments.plots import curves, latency_cdf, table
+from experiments.plots import curves, latency_cdf
 from experiments.settings.overrides import with_seeds
 from experiments.store.intervals import Mean, mean_of
 from experiments.store.run_table import ONE_REPLICATION, run_table
@@ -112,7 +112,7 @@ def test_the_table_of_a_plot_has_more_columns_and_its_file_an_origin(
 ) -> None:
     for policy, commit in (("orca", "aaa"), ("vtc", "bbb")):
         write_run(tmp_path / policy, {"policy": policy, "commit": commit, "date": "2026-01-02T03:04:05+0000"})
-    head, row, *_ = cells(table.text(tmp_path)[0])
+    head, row, *_ = cells(plot.table(tmp_path)[0])
     more = ["4", "2,000", "2,980", "7.75", "10.4", "1.4", "30", "75"]
     assert dict(zip(head, row, strict=True)).items() >= SHOWN.items() and row[-len(more) :] == more
     monkeypatch.setattr("sys.argv", ["plot", "table", "multirun/x"])
@@ -135,7 +135,7 @@ def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> Non
         "made by different versions of mine; see about.code in summary.json",
     ]
     tail = "beyond a run's P99 lie 0.03 of its requests"
-    *_, last, first, second, third = table.text(tmp_path)[0].splitlines()
+    *_, last, first, second, third = plot.table(tmp_path)[0].splitlines()
     assert [first, second, third] == notes and last.startswith(tail)
     comparison = report(read_replications([tmp_path])).splitlines()
     assert comparison[-3:] == notes and comparison[-4].startswith(tail)
