@@ -82,8 +82,7 @@ def _plot(name: str, where: str = "", *options: str) -> None:
         raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")
     folder, command = Path(where), f"plot {name}"
     if name == "table":
-        make = partial(table, folder)
-        text, origin = make(**keyword_arguments(make, options, command))
+        text, origin = table(folder, **keyword_arguments(partial(table, folder), options, command))
         print(text, write_text(folder / PLOTS / "table.md", f"{text}\n\n{origin}\n"), sep="\n\n")
         return
     from experiments.plots.style import save  # loads matplotlib

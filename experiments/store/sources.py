@@ -7,11 +7,12 @@ import ast
 import hashlib
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.util import find_spec, resolve_name
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +44,25 @@ def sources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, path in [*named, (f"profile {hardware}", PROFILES / f"{hardware}.json")]:
         with suppress(OSError, ValueError):
             own[name] = _digest_of(path)
-    return {"framework": hash_of(_FRAMEWORK), "own": own}
+    return {"framework": _framework(), "own": own}
 
 
 def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
     """Returns what differs between the origins of two runs, in words; empty if nothing does. before: None if not recorded."""
     if before is None:
         return "not recorded"
-    framework = ["cbatch"] if before["framework"] != now["framework"] else []
-    own = [name for name in {**before["own"], **now["own"]} if before["own"].get(name) != now["own"].get(name)]
-    return ", ".join([*framework, *own])
+    old, new = _by_name(before), _by_name(now)
+    return ", ".join(name for name in {**old, **new} if old.get(name) != new.get(name))
 
 
 def mixed(origins: Iterable[Mapping[str, Any]]) -> list[str]:
     """Returns the names that stand for different code or files in the origins of several runs."""
-    digests: dict[str, set[str]] = {}
-    for origin in origins:
-        for name, digest in {"cbatch": origin["framework"], **origin["own"]}.items():
-            digests.setdefault(name, set()).add(digest)
-    return [name for name, several in digests.items() if len(several) > 1]
+    hashes = dict.fromkeys(item for origin in origins for item in _by_name(origin).items())
+    return [name for name, number in Counter(name for name, _ in hashes).items() if number > 1]
+
+
+def _by_name(origin: Mapping[str, Any]) -> dict[str, str]:
+    return {"cbatch": origin["framework"], **origin["own"]}
 
 
 def _leaves(values: Any, key: str = "") -> Iterator[tuple[str, object]]:
@@ -123,21 +124,16 @@ def _imported(name: str, file: Path) -> Iterator[str]:
     """Yields the names of modules that a module may import, and of the packages that these are in."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(file.read_bytes())):
-        names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from chain.from_iterable(_with_packages(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            relative = "." * node.level + (node.module or "")
-            base = resolve_name(relative, package) if node.level else relative
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        for full_name in names:
-            yield from _with_packages(full_name)
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (*_with_packages(base), *(f"{base}.{alias.name}" for alias in node.names))
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """Yields the names of the packages that a module is in, and its own."""
-    parts = name.split(".")
-    yield from (".".join(parts[:number]) for number in range(1, len(parts) + 1))
+    """Returns the names of the packages that a module is in, and its own: a, a.b, a.b.c."""
+    return accumulate(name.split("."), "{}.{}".format)
 
 
 def _module_digest(name: str, file: Path) -> str:
@@ -150,27 +146,25 @@ def _module_digest(name: str, file: Path) -> str:
 
 
 @cache
-def hash_of(parts: tuple[str, ...]) -> str:
-    """Returns the hash of files and folders of the source tree, as they are at the first call."""
-    found = hashlib.sha256()
-    for part in parts:
-        path = _ROOT / part
+def _framework() -> str:
+    """Returns the hash of the framework's files, as they are at the first call."""
+    content = hashlib.sha256()
+    for path in (_ROOT / part for part in _FRAMEWORK):
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            found.update(f"{file.relative_to(_ROOT).as_posix()}\n".encode())
-            found.update(file.read_bytes())
-    return found.hexdigest()[:16]
+            content.update(f"{file.relative_to(_ROOT).as_posix()}\n".encode() + file.read_bytes())
+    return content.hexdigest()[:16]
 
 
 def _digest_of(path: Path) -> str:
     """Returns the hash of a file, or of a folder's files."""
     if not path.is_dir():
         return _digest(path, path.stat().st_size, path.stat().st_mtime_ns)
-    found = hashlib.sha256()
+    content = hashlib.sha256()
     for file in sorted(file for file in path.iterdir() if file.is_file()):
         size, time = file.stat().st_size, file.stat().st_mtime_ns
-        content = _digest(file, size, time) if size <= _SMALL else time
-        found.update(f"{file.name} {size} {content}\n".encode(errors="surrogatepass"))
-    return found.hexdigest()[:16]
+        state = _digest(file, size, time) if size <= _SMALL else time
+        content.update(f"{file.name} {size} {state}\n".encode(errors="surrogatepass"))
+    return content.hexdigest()[:16]
 
 
 @lru_cache(1024)
