@@ -190,7 +190,9 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     HydraConfig.instance().set_config(config)
     node = config.hydra
     paths = [override for override in node.overrides.hydra if override.startswith("hydra.searchpath=")]
-    overrides, name, swept = [*paths, *node.overrides.task], ",".join(sorted(node.overrides.task)), _swept(config)
+    overrides, swept = [*paths, *node.overrides.task], _swept(config)
+    excluded = node.job.config.override_dirname.exclude_keys
+    name = ",".join(sorted(text for text in node.overrides.task if key_of(text) not in excluded))
     choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
     with open_dict(config):
         del config["hydra"]
