@@ -50,4 +50,4 @@ class DeviceError(CbatchError):
 
 
 class ReplayError(CbatchError):
-    """A recorded run cannot be replayed: the message names the file, or the iteration and the field that differs."""
+    """A recorded run cannot be replayed: the message names the file."""

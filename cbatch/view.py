@@ -17,7 +17,7 @@ from cbatch.cost import CostModel
 from cbatch.kv import Freed, KVView
 from cbatch.limits import Limits, Resources
 from cbatch.plan_builder import PlanBuilder
-from cbatch.record import InFlight, RunRecord
+from cbatch.record import InFlight, RunRecord, StepRecord
 from cbatch.request import Ints, Request, Requests, Status
 from cbatch.state import State
 
@@ -112,16 +112,9 @@ class EngineView(View):
 
     @property
     def predicted_end(self) -> float:
-        num_stages = self.limits.num_stages
-        free_at = end = 0.0  # when the first stage can begin an iteration, and the last one has ended
-        if self._record.steps:
-            last = self._record.steps[-1]
-            free_at, end = last.started + (last.ended - last.started) / num_stages, last.ended
-        for step, _, (_, launched_at), _ in self._in_flight:
-            seconds = step.seconds(self.cost)  # of the busiest stage
-            start = max(free_at, launched_at)
-            free_at, end = start + seconds, max(start + num_stages * seconds, end + seconds)
-        return max(end, self.now)
+        last = self._record.steps[-1] if self._record.steps else None
+        launched = ((step.seconds(self.cost), launched_at) for step, _, (_, launched_at), _ in self._in_flight)
+        return max(predict_end(last, launched, self.limits.num_stages), self.now)
 
     def is_in_flight(self, request: Request) -> bool:
         return self._state.in_flight_until(request) is not None
@@ -153,3 +146,17 @@ class EngineView(View):
     def _lack_a_block(self, rows: Ints) -> NDArray[np.bool_]:
         """Whether the next token of each row needs a block."""
         return self._state.table.computed[rows] >= self._state.pool.room[rows]
+
+
+def predict_end(last: StepRecord | None, launched: Iterable[tuple[float, float]], num_stages: int) -> float:
+    """Returns when the iterations in flight will have ended, in seconds.
+
+    last: the latest iteration that has ended. launched: seconds in the busiest stage, and when launched, of those in flight.
+    """
+    free_at = end = 0.0  # when the first stage can begin an iteration, and the last one has ended
+    if last is not None:
+        free_at, end = last.started + (last.ended - last.started) / num_stages, last.ended
+    for seconds, launched_at in launched:
+        start = max(free_at, launched_at)
+        free_at, end = start + seconds, max(start + num_stages * seconds, end + seconds)
+    return end

@@ -14,11 +14,9 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from cbatch import PlanError
 from cbatch.errors import ReplayError
-from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
-from cbatch.replay.follow import follow
+from cbatch.replay.replay import Comparison, replay
 from experiments.settings.command_line import run
 from experiments.settings.compose import compose_run
 from experiments.settings.error_lines import CONFIG_FOLDER
@@ -45,11 +43,7 @@ def _replay(run_folder: str, *overrides: str) -> int:
     hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings.hardware)
     cost = settings.backend.cost(hardware, settings.model, settings.batch)
     found = Differences(type(policy).__name__)
-    try:
-        # what vLLM has served is followed: our engine does not know its rules
-        (follow if file.recorded.rows else replay)(file.recorded, file.requests, policy, cost, found.add)
-    except PlanError as error:
-        print(f"the recorded run ended here: {error}\n")
+    replay(file.recorded, file.requests, policy, cost, found.add)
     print(found.text(folder))
     code = (read_summary(folder) or {"about": {}})["about"].get("code")
     if code and (changed := differences(code, sources_of(settings.composed.keys))):
@@ -90,7 +84,12 @@ def _difference(comparison: Comparison, name: str) -> str:
     seen = recorded.seen
     rows = [
         ("waiting", _some([str(id_) for id_ in seen.waiting])),
-        ("running", _some([f"{id_} ({computed} computed, {ready} ready)" for id_, computed, ready in seen.running])),
+        (
+            "running",
+            _some(
+                [f"{progress.id} ({progress.computed} computed, {progress.ready} ready)" for progress in seen.running]
+            ),
+        ),
         ("in flight", f"{seen.num_in_flight} iterations"),
         ("KV blocks", f"{seen.num_free} free, {seen.num_retiring} about to be"),
     ]

@@ -1,35 +1,46 @@
-"""Records the views that a policy saw and the plans that it made, while an engine runs.
+"""Records the views that a policy saw, the plans that it made and the steps that ended, while an engine runs.
 
-    engine ---- plan(view) ----> policy          each view and plan,
-           ---- wait(step) ----> executor        each step's end,
-           ---- now() ---------> clock           and each reading of the clock go to a sink, in this order
-
-Together with its requests that determines a run: `counterfactual` replays it. Knows nothing of files.
+Together with its requests that is all that `cbatch.replay.replay` needs. Knows nothing of files.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cbatch.engine import Engine
-from cbatch.executor import Executor, Step, StepResult
+from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.policy import Policy
+from cbatch.record import StepRecord
+from cbatch.request import FinishReason, Request
 from cbatch.view import View
 
 Ids = tuple[int, ...]
 
 
+class Progress(NamedTuple):
+    """A request at a view: its `num_computed`, `num_ready` and `num_tokens`, and the KV blocks that it holds."""
+
+    id: int
+    computed: int
+    ready: int
+    total: int
+    held: int
+
+
 class Seen(NamedTuple):
     """A copy of a view; times in seconds, KV in blocks.
 
-    waiting: ids in arrival order. running: (id, tokens computed, tokens ready) in admission order.
+    waiting, decoding: ids, in the order of the view. running: in admission order. preempted: those of `waiting` that ran before.
     """
 
     now: float
     num_in_flight: int
+    num_places: int
     waiting: Ids
-    running: tuple[tuple[int, int, int], ...]
+    running: tuple[Progress, ...]
+    decoding: Ids
+    preempted: tuple[Progress, ...]
     num_free: int
     num_retiring: int
 
@@ -59,22 +70,28 @@ class Decided(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """One plan. times: the clock's readings since the previous event, the view's `now` included."""
+    """A view and the plan made from it."""
 
     iteration: int
     seen: Seen
     decided: Decided
-    times: tuple[float, ...]
 
 
 class StepEnd(NamedTuple):
-    """The end of a step. stopped: ids whose end-of-sequence token was sampled. times: as in `Decision`."""
+    """The end of a step. received: ids of the requests that received a token. stopped: those that ended before their limit."""
 
-    iteration: int
-    started: float
-    ended: float
+    record: StepRecord
+    received: Ids
     stopped: Ids
-    times: tuple[float, ...]
+
+
+class Recorded(NamedTuple):
+    """What a run's decisions depend on, except its requests. num_blocks, block_size: of the KV cache. events: in order."""
+
+    limits: Limits
+    num_blocks: int
+    block_size: int
+    events: Sequence[Decision | StepEnd] = ()
 
 
 Sink = Callable[[Decision | StepEnd], None]
@@ -85,11 +102,19 @@ def look(view: View) -> Seen:
     return Seen(
         now=view.now,
         num_in_flight=view.num_in_flight,
+        num_places=view.num_places,
         waiting=tuple(request.id for request in view.waiting),
-        running=tuple((request.id, request.num_computed, request.num_ready) for request in view.running),
+        running=tuple(_progress(request, view) for request in view.running),
+        decoding=tuple(request.id for request in view.decoding),
+        preempted=tuple(_progress(request, view) for request in view.waiting if request.num_preemptions),
         num_free=view.kv.num_free,
         num_retiring=view.kv.num_retiring,
     )
+
+
+def _progress(request: Request, view: View) -> Progress:
+    counters = request.num_computed, request.num_ready, request.num_tokens
+    return Progress(request.id, *counters, view.kv.num_held(request))
 
 
 def read(plan: Plan) -> Decided:
@@ -106,82 +131,47 @@ def read(plan: Plan) -> Decided:
 
 
 @contextmanager
-def record_decisions(engine: Engine, sink: Sink) -> Iterator["RecordedExecutor"]:
-    """Send each plan and step of an engine that has not begun to `sink`. Copies every view.
-
-    Yields the executor that keeps the clock's readings since the last event.
-    """
-    policy, executor = engine.policy, engine.executor
-    engine.executor = recorded = RecordedExecutor(executor, sink)
-    engine.policy = RecordedPolicy(policy, recorded)
+def record_decisions(engine: Engine, sink: Sink) -> Iterator[None]:
+    """Sends each plan and the end of each step of an engine that has not begun to `sink`. Copies every view."""
+    policy = engine.policy
+    engine.policy = recorded = RecordedPolicy(policy, engine, sink)
     try:
-        yield recorded
+        yield
     finally:
-        engine.policy, engine.executor = policy, executor
+        engine.policy = policy
+        recorded.send_ends()
 
 
 class RecordedPolicy:
-    """Records a policy's plans, illegal ones too; everything else is passed on."""
+    """Records a policy's plans, illegal ones too, and the steps that end between them; passes everything else on."""
 
-    def __init__(self, inner: Policy, executor: "RecordedExecutor") -> None:
+    def __init__(self, inner: Policy, engine: Engine, sink: Sink) -> None:
         self.inner = inner
-        self._executor = executor
+        self._record, self._sink = engine.record, sink
+        self._planned: dict[int, list[Request]] = {}  # the requests of each iteration that has not ended
+        self._num_ended = 0
 
     def plan(self, view: View) -> Plan:
+        self.send_ends()
         seen, iteration = look(view), view.iteration
         plan = self.inner.plan(view)
         if isinstance(plan, Plan):
-            self._executor.sink(Decision(iteration, seen, read(plan), self._executor.take_times()))
+            self._planned[iteration] = [*plan.requests]
+            self._sink(Decision(iteration, seen, read(plan)))
         return plan
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-class RecordedExecutor:
-    """Records an executor's clock and step ends; everything else is passed on."""
-
-    def __init__(self, inner: Executor, sink: Sink) -> None:
-        self.inner, self.sink = inner, sink
-        self.num_stages, self.needs_tokens = inner.num_stages, inner.needs_tokens
-        self._times: list[float] = []
-
-    def take_times(self) -> tuple[float, ...]:
-        """Returns the clock's readings since the last call."""
-        times, self._times = tuple(self._times), []
-        return times
-
-    def launch(self, step: Step) -> tuple[Step, Any]:
-        return step, self.inner.launch(step)
-
-    def wait(self, in_flight: tuple[Step, Any]) -> StepResult:
-        step, handle = in_flight
-        result = self.inner.wait(handle)
-        self.sink(StepEnd(step.index, result.started, result.ended, _stopped(step, result), self.take_times()))
-        return result
-
-    def restart(self) -> None:
-        self.inner.restart()
-
-    def now(self) -> float:
-        time = self.inner.now()
-        self._times.append(time)
-        return time
-
-    def sleep_until(self, time: float) -> None:
-        self.inner.sleep_until(time)
-
-    def close(self) -> None:
-        self.inner.close()
+    def send_ends(self) -> None:
+        """Sends the steps that have ended since the last call."""
+        steps = self._record.steps
+        begin = len(steps) - (steps[-1].iteration + 1 - self._num_ended if steps else 0)
+        for step, receivers in zip(steps[begin:], self._record.receivers[begin:], strict=True):
+            self._num_ended = step.iteration + 1
+            stopped = (
+                request.id
+                for request in self._planned.pop(step.iteration)
+                if request.finish_reason is FinishReason.STOP and request.finished_at == step.received_at
+            )
+            self._sink(StepEnd(step, tuple(receivers.tolist()), tuple(stopped)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
-
-
-def _stopped(step: Step, result: StepResult) -> Ids:
-    """Returns the ids of the requests of which the step sampled a stop token."""
-    if result.tokens is None:
-        return ()
-    places = step.sampled[step.table.can_stop[step.rows[step.sampled]]].tolist()
-    sampled = ((step.requests[place], int(result.tokens[place])) for place in places)
-    return tuple(request.id for request, token in sampled if token in request.stop_tokens)

@@ -67,9 +67,9 @@ class Schedule:
     def _add(self, iteration: int, seen: Seen, decided: Decided) -> None:
         for id_ in seen.waiting:
             self.cells[id_].setdefault(iteration, Cell(Doing.WAITING))
-        for id_, _, ready in seen.running:
-            if ready:  # else its next token is still being computed
-                self.cells[id_][iteration] = Cell(Doing.PAUSED)
+        for progress in seen.running:
+            if progress.ready:  # else its next token is still being computed
+                self.cells[progress.id][iteration] = Cell(Doing.PAUSED)
         for id_ in decided.preempt:
             self.cells[id_][iteration] = Cell(Doing.PREEMPTED)
             self._computed[id_] = 0

@@ -34,7 +34,7 @@ class Planner:
     all_decode: it is one token of each running request, and nothing else.
     """
 
-    def __init__(self, adapter: Adapter, scheduler: Any, limits: Limits, clock: Clock, asynchronous: bool) -> None:
+    def __init__(self, adapter: Adapter, scheduler: Any, limits: Limits, clock: Clock) -> None:
         policy = adapter.policy
         check_policy(policy, limits)
         self.mode, self.clock, self.counts = adapter.mode, clock, Counts()
@@ -49,10 +49,11 @@ class Planner:
         self._latest: tuple[Plan, list[Request], int] | None = None
         self._arriving: deque[ServedRequest] = deque()  # to be announced before the next plan
         self._ended: list[ServedRequest] = []
-        recorder, rows = adapter.recorder, scheduler.max_num_running_reqs
-        self._recording = None if recorder is None else Recording(recorder, self.view, rows, asynchronous)
+        recorder = adapter.recorder
+        self._recording = None if recorder is None else Recording(recorder, self.view)
         hooks = (optional_method(policy, name) for name in HOOKS)
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
+        self._counts_steps = self._on_step is not ignore or recorder is not None
         unseen = self._on_tokens is self._on_step is ignore and recorder is None and self.mode != "shadow"
         self._leaps = unseen and is_steady(policy)
 
@@ -152,14 +153,14 @@ class Planner:
             self._recording.launched(carried_out, requests, scheduled)
         if not scheduled:
             return
-        num_decodes = 0 if self._on_step is ignore else sum(request in population.decoding for request in requests)
+        num_decodes = sum(request in population.decoding for request in requests) if self._counts_steps else 0
         population.advance(requests, view.now)
         population.leave_ending()
         num_free, note = view.kv.num_free, "" if plan is None else plan.note
         if plan is not None and self._leaps and self.all_decode:
             self._latest = plan, decodes, num_free
         state = 0, 0, 0, 0
-        if self._on_step is not ignore:
+        if self._counts_steps:
             used = view.kv.num_blocks - num_free
             state = self._num_preempted, used, len(population.waiting), len(population.running)
         times = (view.now, self.clock())
@@ -198,7 +199,8 @@ class Planner:
         if requests:
             self._progress_at = received_at
         if self._recording is not None:
-            self._recording.ended(launched, started, received_at, self._ended)
+            record = self._record(launched, started, received_at, len(requests))
+            self._recording.ended(record, requests, self._ended)
         try:
             if self._on_tokens is not ignore and requests:
                 self._call(self._on_tokens, requests)

@@ -1,26 +1,24 @@
-"""Records what a policy saw and what vLLM did, as decisions that `cbatch.replay.follow` replays."""
+"""Records what a policy saw and what vLLM did, as decisions that `cbatch.replay.replay` replays."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from cbatch.plan import Plan
-from cbatch.replay.counterfactual import Recorded
-from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, look
+from cbatch.record import StepRecord
+from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, look
 from cbatch.request import FinishReason, spec_of
 from cbatch.vllm.request import ServedRequest, served
 from cbatch.vllm.settings import Recorder
-from cbatch.vllm.view import Launched, VllmView
+from cbatch.vllm.view import VllmView
 
 
 class Recording:
     """The decision of each iteration is what vLLM scheduled, not what was planned: they differ where grants are smaller."""
 
-    def __init__(self, recorder: Recorder, view: VllmView, rows: int, asynchronous: bool) -> None:
-        """rows: requests that vLLM serves at once."""
+    def __init__(self, recorder: Recorder, view: VllmView) -> None:
         self._recorder, self._view = recorder, view
         self._seen: Seen | None = None
         self._preempted: list[int] = []
-        kv, limits = view.kv, view.limits
-        recorder.begin(Recorded(limits, kv.num_blocks, kv.block_size, 1, asynchronous, (), (), rows))
+        recorder.begin(Recorded(view.limits, view.kv.num_blocks, view.kv.block_size))
 
     def arrived(self, request: ServedRequest) -> None:
         self._recorder.request(spec_of(request))
@@ -48,11 +46,11 @@ class Recording:
             seen.waiting or seen.running
         )  # with nothing in flight, vLLM asks again all the time
         if entries or decided.preempt or reject or waits:
-            self._recorder.event(Decision(self._view.iteration, self._seen, decided, (self._view.now,)))
+            self._recorder.event(Decision(self._view.iteration, self._seen, decided))
 
-    def ended(self, launched: Launched, started: float, received_at: float, finished: Iterable[ServedRequest]) -> None:
+    def ended(self, record: StepRecord, receivers: Iterable[ServedRequest], finished: Iterable[ServedRequest]) -> None:
         stopped = tuple(request.id for request in finished if request.finish_reason is FinishReason.STOP)
-        self._recorder.event(StepEnd(launched.index, started, received_at, stopped, (received_at,)))
+        self._recorder.event(StepEnd(record, tuple(request.id for request in receivers), stopped))
 
     def finished(self, request: ServedRequest) -> None:
         self._recorder.finish(request.id, request.num_output_tokens)

@@ -53,7 +53,7 @@ class _Policed:
         check_state(self, vllm_version)
         batch = min(adapter.batch or self.max_num_running_reqs, self.max_num_running_reqs)
         limits = Limits(batch, self.max_num_scheduled_tokens, self.max_model_len, tile=adapter.tile)
-        self._planner = Planner(adapter, self, limits, clock, isinstance(self, AsyncScheduler))
+        self._planner = Planner(adapter, self, limits, clock)
         self._steering, self._names = Steering(self), names_of(self)
         self._next_id = 0
         self._refused: list[tuple[int, str, str]] = []  # client, request and reason, to be told with the next output

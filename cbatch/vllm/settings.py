@@ -6,8 +6,7 @@ from typing import Literal, Protocol
 from cbatch.cost import BatchShape, CostModel
 from cbatch.errors import ConfigError
 from cbatch.policy import Policy
-from cbatch.replay.counterfactual import Recorded
-from cbatch.replay.decisions import Decision, StepEnd
+from cbatch.replay.decisions import Decision, Recorded, StepEnd
 from cbatch.request_spec import RequestSpec
 from cbatch.stall import PATIENCE, Patience
 

@@ -18,7 +18,7 @@ from cbatch.vllm.request import ServedRequest, served
 class Launched:
     """An iteration that vLLM has scheduled. requests: in the order of the plan. num_tokens: by vLLM's id. Times in seconds.
 
-    num_decodes, state: as in `cbatch.record.InFlight`; 0 unless the policy has `on_step`.
+    num_decodes, state: as in `cbatch.record.InFlight`; 0 where nothing reads them.
     """
 
     index: int

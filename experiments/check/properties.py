@@ -84,7 +84,7 @@ def _find_idling(history: History, chunk: int) -> Violations:
     for index, decision in enumerate(history.decisions):
         if decision.decided.entries or decision.decided.preempt or decision.decided.reject:
             continue
-        for id_, computed, ready in decision.seen.running:
+        for id_, computed, ready, *_ in decision.seen.running:
             if ready and _next_fits(history, decision, computed):
                 yield Violation(index, f"nothing is computed, although request {id_} has {ready} tokens to compute")
         if _all_fit(history, decision):
@@ -151,7 +151,7 @@ NAMES = tuple(prop.name for prop in PROPERTIES)
 def _decoding(history: History, decision: Decision) -> dict[int, int]:
     """Returns the running requests that have only their newest token left to compute: id to tokens computed."""
     arrivals = history.scenario.arrivals
-    return {id_: done for id_, done, ready in decision.seen.running if ready == 1 and done >= arrivals[id_].prompt}
+    return {id_: done for id_, done, ready, *_ in decision.seen.running if ready == 1 and done >= arrivals[id_].prompt}
 
 
 def _all_fit(history: History, decision: Decision) -> bool:
@@ -173,7 +173,7 @@ def _next_fits(history: History, decision: Decision, computed: int) -> bool:
 def _free_after(history: History, decision: Decision) -> int:
     """Returns the KV blocks that are free after the plan has taken its own."""
     blocks_for, reserved = history.scenario.blocks_for, dict(decision.decided.reserve)
-    before = {id_: computed for id_, computed, _ in decision.seen.running}
+    before = {progress.id: progress.computed for progress in decision.seen.running}
     free = decision.seen.num_free
     for id_, count in decision.decided.entries:
         computed = before.get(id_, 0)

@@ -90,16 +90,17 @@ def iterations(path: Path) -> Iterator[tuple[BatchShape, float]]:
     ended = 0.0
     for event in file.recorded.events:
         if isinstance(event, Decision):
-            computed = {id_: count for id_, count, _ in event.seen.running}
+            computed = {progress.id: progress.computed for progress in event.seen.running}
             parts = [(count, computed.get(id_, 0), lengths[id_]) for id_, count in event.decided.entries]
             contexts = [before + 1 for _, before, prompt in parts if before >= prompt]
             chunks = tuple((count, before) for count, before, prompt in parts if before < prompt)
             if computed:
                 shapes[event.iteration] = BatchShape(chunks, len(contexts), sum(contexts))
         else:
-            if event.iteration in shapes:
-                yield shapes.pop(event.iteration), event.ended - ended
-            ended = event.ended
+            step = event.record
+            if step.iteration in shapes:
+                yield shapes.pop(step.iteration), step.ended - ended
+            ended = step.ended
 
 
 def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[BatchShape, float]]) -> Measured:

@@ -1,11 +1,10 @@
 """The file of a run's decisions, `decisions.jsonl.gz`: one JSON object per line, written during the run.
 
-    {"run": ...}        limits, KV cache, number of stages, the command line
+    {"run": ...}        limits, KV cache, the command line
     {"request": ...}    a request of the workload, by the fields of `cbatch.RequestSpec`
     {"plan": ...}       a `cbatch.replay.decisions.Decision`, by its fields
     {"step": ...}       a `cbatch.replay.decisions.StepEnd`, by its fields
     {"finish": ...}     the output tokens of a request that vLLM has served
-    {"end": ...}        the clock's last readings; missing if the run did not finish
 
 With the policy and the cost model that config.yaml describes, it suffices to replay the run without the workload's files,
 weights or a GPU.
@@ -15,15 +14,14 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cbatch import SLO, ConfigError, Engine, Request, RequestSpec
 from cbatch.errors import ReplayError, ResultsError
-from cbatch.replay.counterfactual import STOP_TOKEN, Recorded
-from cbatch.replay.decisions import Decision, StepEnd, record_decisions
+from cbatch.replay.decisions import Decision, Recorded, StepEnd, record_decisions
 from cbatch.request import spec_of
 from cbatch.validation import read
 
@@ -53,10 +51,9 @@ class DecisionsWriter:
 
     def begin(self, recorded: Recorded) -> None:
         """Writes the facts about the run. recorded: everything but the events."""
-        run = {key: value for key, value in recorded._asdict().items() if key not in ("events", "times")}
-        if not recorded.rows:
-            del run["rows"]
-        self._write(run={**run, "limits": asdict(recorded.limits), "overrides": list(self._overrides)})
+        run = {**recorded._asdict(), "limits": asdict(recorded.limits), "overrides": list(self._overrides)}
+        del run["events"]
+        self._write(run=run)
 
     def request(self, spec: RequestSpec) -> None:
         try:
@@ -77,10 +74,7 @@ class DecisionsWriter:
         """Notes the end of a request whose spec does not give its output length."""
         self._write(finish={"id": id_, "num_output_tokens": num_output_tokens})
 
-    def close(self, times: Sequence[float] | None = None) -> None:
-        """Ends the file. times: the clock's last readings, if the run has finished."""
-        if times is not None:
-            self._write(end=times)
+    def close(self) -> None:
         with _writing(self._path):
             self._file.close()
 
@@ -94,18 +88,12 @@ def write_decisions(
     path: Path, engine: Engine, requests: Sequence[Request], overrides: Sequence[str]
 ) -> Iterator[None]:
     """Writes the decisions that an engine makes inside the `with` to a file, up to an error if there is one."""
-    writer, times = DecisionsWriter(path, overrides), None
-    pool, executor = engine.state.pool, engine.executor
-    try:
-        sizes = pool.num_blocks, pool.block_size, executor.num_stages
-        writer.begin(Recorded(engine.limits, *sizes, engine.asynchronous, ()))
+    with closing(DecisionsWriter(path, overrides)) as writer:
+        writer.begin(Recorded(engine.limits, engine.state.pool.num_blocks, engine.state.pool.block_size))
         for request in requests:
             writer.request(spec_of(request))
-        with record_decisions(engine, writer.event) as recording:
+        with record_decisions(engine, writer.event):
             yield
-        times = recording.take_times()
-    finally:
-        writer.close(times)
 
 
 @contextmanager
@@ -121,7 +109,6 @@ def read_decisions(path: Path) -> DecisionsFile:
     run: dict[str, Any] = {}
     requests: list[Request] = []
     events: list[Decision | StepEnd] = []
-    end: tuple[float, ...] = ()
     for number, (kind, fields) in enumerate(_lines(path), 1):
         try:
             match kind:
@@ -133,13 +120,11 @@ def read_decisions(path: Path) -> DecisionsFile:
                     events.append(read(Decision, fields, "plan."))
                 case "step":
                     events.append(read(StepEnd, fields, "step."))
-                case "end":
-                    end = read(tuple[float, ...], fields, "end")
         except (ConfigError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ReplayError(f"{path}, line {number}: is damaged ({error}); record the run again") from error
     try:
         overrides = run.pop("overrides")
-        recorded = read(Recorded, {**run, "events": ()}, "run.")._replace(events=events, times=end)
+        recorded = read(Recorded, {**run, "events": ()}, "run.")._replace(events=events)
     except (ConfigError, TypeError, KeyError, AttributeError) as error:
         raise ReplayError(f"{path}: its first line does not describe a run ({error}); record the run again") from error
     return DecisionsFile(recorded, requests, overrides)
@@ -164,6 +149,6 @@ def _request(fields: dict[str, Any]) -> Request:
     for name in ("id", "num_prompt_tokens", "max_new_tokens", "arrival_iteration"):
         read(int, fields[name], name)
     fields["arrival_time"] = read(float, fields["arrival_time"], "arrival_time")
-    stops = (STOP_TOKEN,) if fields.pop("can_stop") else ()
+    stops = (1,) if fields.pop("can_stop") else ()  # stands for any tokens
     fields["slo"], fields["prefix_hashes"] = SLO(**fields["slo"]), tuple(fields["prefix_hashes"])
     return Request(**fields, stop_tokens=stops)

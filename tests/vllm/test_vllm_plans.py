@@ -16,14 +16,13 @@ from test_vllm_fuzz import STOP, Clients
 from vllm_rig import Rig
 
 from cbatch import SLO, Limits, Plan, Policy, Request, View
-from cbatch.replay.counterfactual import Comparison, Recorded
-from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, look, read
-from cbatch.replay.follow import follow
+from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, look, read
+from cbatch.replay.replay import Comparison, replay
 from cbatch.request_spec import RequestSpec
 from cbatch.vllm import Adapter
 from cbatch.vllm.request import ServedRequest
 from cbatch.vllm.view import VllmKVView
-from experiments.replay import main as replay
+from experiments.replay import main as replay_command
 from experiments.vllm import PolicyScheduler
 
 Events = list[Decision | StepEnd]
@@ -70,7 +69,7 @@ def run_vllm(rig: Any, events: Events) -> None:
     arriving = sorted(requests(), key=lambda request: request.arrival_time)
     for event in events:
         if isinstance(event, StepEnd):
-            rig.now = event.ended
+            rig.now = event.record.ended
             rig.update()
             continue
         while arriving and arriving[0].arrival_time <= event.seen.now:
@@ -103,10 +102,10 @@ class Kept:
 
     def close(self) -> None: ...
 
-    def follow(self, policy: Any) -> list[Comparison]:
+    def replay(self, policy: Any) -> list[Comparison]:
         found: list[Comparison] = []
         recorded = self.recorded._replace(events=self.events)
-        follow(recorded, [Request.from_spec(spec) for spec in self.requests], policy, LinearCost(), found.append)
+        replay(recorded, [Request.from_spec(spec) for spec in self.requests], policy, LinearCost(), found.append)
         return found
 
 
@@ -130,7 +129,7 @@ def test_a_policy_plans_in_vllm_as_in_the_engine_and_again_at_the_recorded_views
     assert len(looking.seen) == len(decisions) > 20
     assert not rig.scheduler.requests
     assert rig.scheduler.counts.short == rig.scheduler.counts.unplanned == 0
-    followed = kept.follow(make())
+    followed = kept.replay(make())
     assert len(followed) > 20
     for comparison in followed:
         assert comparison.same, comparison
@@ -158,7 +157,7 @@ def test_decisions_of_vllm_itself_are_followed_to_the_end(asynchronous: bool) ->
         finished: list[int] = []
         policy = FuzzPolicy(seed)
         policy.on_finish = lambda request: finished.append(request.id)  # type: ignore[attr-defined] # noqa: B023
-        found = kept.follow(policy)
+        found = kept.replay(policy)
         assert len(found) == sum(isinstance(event, Decision) for event in kept.events)
         assert len(finished) == len(set(finished)) >= len(kept.requests) - 1  # nothing follows the last abort
         num_preempted += sum(len(comparison.recorded.decided.preempt) for comparison in found)
@@ -177,9 +176,9 @@ def test_a_recording_in_a_folder_is_replayed_and_served_again(
     while rig.in_flight or rig.scheduler.has_requests():
         rig.step()
     rig.scheduler._planner.close()
-    assert replay([str(folder)]) == 0
+    assert replay_command([str(folder)]) == 0
     assert "SarathiServe makes the same" in capsys.readouterr().out
-    assert replay([str(folder), "policy=orca"]) == 1
+    assert replay_command([str(folder), "policy=orca"]) == 1
     assert "Orca decides otherwise" in capsys.readouterr().out
 
 

@@ -1,0 +1,256 @@
+"""Replays recorded decisions: another policy sees the recorded views, and its plans are compared with the recorded ones.
+
+No engine runs and none of the other policy's plans is carried out, so the same views appear in the same order on any machine,
+whichever host served the requests. A policy that remembers its own plans, rather than reading the view, may go wrong here.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from cbatch.cost import BatchShape, CostModel
+from cbatch.errors import CbatchError
+from cbatch.kv import Freed, KVView
+from cbatch.plan_check import check_rules
+from cbatch.policy import HOOKS, Policy, call, check_policy, optional_method
+from cbatch.record import StepRecord
+from cbatch.replay.decisions import Decided, Decision, Ids, Recorded, Seen, StepEnd, read
+from cbatch.request import FinishReason, Request, Status, spec_of
+from cbatch.request_spec import RequestSpec
+from cbatch.view import View, predict_end
+
+
+class Answer(NamedTuple):
+    """The plan that the other policy makes. problem: why it is illegal or failed; empty if it could be carried out."""
+
+    decided: Decided
+    problem: str
+
+
+class Comparison(NamedTuple):
+    """The recorded decision at one view, and the other policy's answer."""
+
+    recorded: Decision
+    answer: Answer
+
+    @property
+    def same(self) -> bool:
+        """Whether both compute, preempt, reject and reserve the same; notes do not count."""
+        return self._same(note="")
+
+    @property
+    def same_but_reserves(self) -> bool:
+        """Whether they differ, and in nothing but the KV cache that they reserve."""
+        return not self.same and self._same(note="", reserve=())
+
+    def _same(self, **but: Any) -> bool:
+        recorded, answer = self.recorded.decided, self.answer.decided
+        return not self.answer.problem and answer._replace(**but) == recorded._replace(**but)
+
+
+Report = Callable[[Comparison], None]
+
+
+def replay(recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel, report: Report) -> None:
+    """Calls `report` with what `policy` plans at each recorded view.
+
+    Args:
+        requests: those of the run; they are left as they are. cost: the cost model of the run, for `View.cost`.
+
+    Raises:
+        ConfigError: the policy refuses the limits of the run. PolicyError: a hook of the policy failed.
+    """
+    check_policy(policy, recorded.limits)
+    _Replay(recorded, requests, policy, cost).run(report)
+
+
+def ask(policy: Policy, view: View) -> Answer:
+    """Returns the policy's plan, which is not carried out, or why it made none."""
+    decided = Decided(())
+    try:
+        plan = policy.plan(view)
+        decided = read(plan)
+        check_rules(plan, view, type(policy).__name__)
+    except CbatchError as error:
+        return Answer(decided, str(error))
+    except Exception as error:
+        return Answer(decided, f"plan() raised {type(error).__name__}: {error}")
+    return Answer(decided, "")
+
+
+class ReplayedRequest(Request):
+    """A request with the counters of the recorded view, and of what was recorded since. held: KV blocks."""
+
+    __slots__ = ("computed", "held", "known", "ready", "total")
+
+    num_known = property(lambda request: request.known)
+    num_tokens = property(lambda request: request.total)
+    num_computed = property(lambda request: request.computed)
+    num_ready = property(lambda request: request.ready)
+
+    def _begin(self, spec: RequestSpec) -> None:
+        super()._begin(spec)
+        self.computed = self.held = 0
+        self.known = self.total = self.ready = spec.num_prompt_tokens
+
+
+class _Launched(NamedTuple):
+    """An iteration in flight. ids: of its requests. launched_at: seconds."""
+
+    ids: Ids
+    shape: BatchShape
+    launched_at: float
+
+
+class _KV(KVView):
+    block_size = num_blocks = num_free = num_retiring = 0
+
+    def __init__(self, recorded: Recorded, view: "_View") -> None:
+        self.block_size, self.num_blocks = recorded.block_size, recorded.num_blocks
+        self._view = view
+
+    def num_held(self, request: Request) -> int:
+        assert isinstance(request, ReplayedRequest)
+        return request.held
+
+    def freed_by_preempting(self, request: Request) -> Freed:
+        held = self.num_held(request)
+        return Freed(0, held) if self._view.is_in_flight(request) else Freed(held, 0)
+
+
+class _View(View):
+    iteration = num_in_flight = num_places = 0
+    kv: _KV
+    in_flight: deque[_Launched]
+    last: StepRecord | None
+
+    def __init__(self, recorded: Recorded, cost: CostModel) -> None:
+        self.update(now=0.0, limits=recorded.limits, cost=cost, kv=_KV(recorded, self), waiting=[], running=[])
+        self.update(decoding=[], prefilling=[], in_flight=deque(), last=None)
+
+    @property
+    def predicted_end(self) -> float:
+        launched = ((self.cost.predict(shape), launched_at) for _, shape, launched_at in self.in_flight)
+        return max(predict_end(self.last, launched, self.limits.num_stages), self.now)
+
+    def is_in_flight(self, request: Request) -> bool:
+        return any(request.id in launched.ids for launched in self.in_flight)
+
+    def is_waiting(self, request: Request) -> bool:
+        return request.status is Status.WAITING
+
+
+class _Replay:
+    def __init__(self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel) -> None:
+        self._events, self._policy, self._view = recorded.events, policy, _View(recorded, cost)
+        self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
+        self._requests = {request.id: ReplayedRequest.from_spec(spec_of(request)) for request in requests}
+        self._present: dict[ReplayedRequest, None] = {}  # in the latest view
+        hooks = (optional_method(policy, name) for name in HOOKS)
+        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
+
+    def run(self, report: Report) -> None:
+        for event in self._events:
+            if isinstance(event, StepEnd):
+                self._end(event)
+                continue
+            self._look(event.seen)
+            self._view.update(iteration=event.iteration)
+            report(Comparison(event, ask(self._policy, self._view)))
+            if event is not self._events[-1]:  # else it may be illegal
+                self._carry_out(event)
+
+    def _look(self, seen: Seen) -> None:
+        """Takes over a recorded view."""
+        view, known = self._view, self._requests
+        view.update(now=seen.now, num_in_flight=seen.num_in_flight, num_places=seen.num_places)
+        view.kv.num_free, view.kv.num_retiring = seen.num_free, seen.num_retiring
+        for id_, computed, ready, total, held in (*seen.running, *seen.preempted):
+            request = known[id_]
+            request.computed, request.ready, request.total, request.held = computed, ready, total, held
+        waiting = [known[id_] for id_ in seen.waiting]
+        running = dict.fromkeys(known[progress.id] for progress in seen.running)
+        decoding = dict.fromkeys(known[id_] for id_ in seen.decoding)
+        before, self._present = self._present, dict.fromkeys((*running, *waiting))
+        for request in before:
+            gone = request.status is not Status.FINISHED and request.total < request.max_tokens
+            if gone and request not in self._present:
+                self._finish(request, FinishReason.STOP)  # by its client
+        arrived = [request for request in waiting if request.status is Status.PENDING]
+        for request in waiting:
+            request.status = Status.WAITING
+        for request in arrived:
+            request.arrive(seen.now)
+        view.update(waiting=waiting, running=running, decoding=decoding)
+        view.update(prefilling=[request for request in running if request not in decoding])
+        for request in arrived:
+            self._tell(self._on_arrival, request)
+
+    def _carry_out(self, event: Decision) -> None:
+        """Does to the requests what was decided."""
+        known, decided = self._requests, event.decided
+        for request in (known[id_] for id_ in decided.preempt):
+            request.num_preemptions += 1
+            request.num_recomputed_tokens += request.computed
+            request.status, request.computed, request.held, request.ready = Status.WAITING, 0, 0, request.total
+        for id_, why in decided.reject:
+            known[id_].reject_reason = why
+            self._finish(known[id_], FinishReason.REJECTED)
+        if decided.entries:
+            self._launch(event, self._ends.get(event.iteration))
+
+    def _launch(self, event: Decision, end: StepEnd | None) -> None:
+        """Counts the tokens of an iteration. end: of the iteration; None if the recording has none."""
+        known, entries = self._requests, event.decided.entries
+        chunks = tuple((count, known[id_].computed) for id_, count in entries if count > 1)
+        contexts = [known[id_].computed + 1 for id_, count in entries if count == 1]
+        num_tokens = sum(count for _, count in entries)
+        shape = BatchShape(chunks, len(contexts), sum(contexts), (event.decided.pad_to or num_tokens) - num_tokens)
+        launched_at = end.record.launched_at if end else event.seen.now
+        self._view.in_flight.append(_Launched(tuple(id_ for id_, _ in entries), shape, launched_at))
+        for id_, count in entries:
+            request = known[id_]
+            request.computed += count
+            if request.computed >= request.total or (end and id_ in end.received):  # a cached prefix is not counted
+                request.total += 1
+            request.status, request.ready = Status.RUNNING, request.total - request.computed
+            if request.admitted_at is None:
+                request.admitted_at = event.seen.now
+
+    def _end(self, event: StepEnd) -> None:
+        """Tells the policy of the end of an iteration, as the engine does."""
+        record = event.record
+        self._view.in_flight.popleft()
+        self._view.update(last=record)
+        receivers = [self._requests[id_] for id_ in event.received]
+        receivers = [request for request in receivers if request.status is not Status.FINISHED]
+        for request in receivers:
+            first, request.known = request.token_times[0], request.known + 1
+            request.token_times = (record.received_at if first is None else first, record.received_at)
+        stopped = [request for request in receivers if request.id in event.stopped]
+        ended = dict.fromkeys(stopped, FinishReason.STOP)
+        for request in receivers:
+            if request.known >= request.max_tokens:
+                ended.setdefault(request, FinishReason.LENGTH)
+        for request, reason in ended.items():
+            _mark(request, reason, record.received_at)
+        if receivers:
+            self._tell(self._on_tokens, receivers)
+        self._tell(self._on_step, record)
+        for request in ended:
+            self._tell(self._on_finish, request)
+
+    def _finish(self, request: ReplayedRequest, reason: FinishReason) -> None:
+        _mark(request, reason, self._view.now)
+        self._tell(self._on_finish, request)
+
+    def _tell(self, method: Callable[[Any], Any], argument: object) -> None:
+        call(f"policy {type(self._policy).__name__}", method, argument)
+
+
+def _mark(request: ReplayedRequest, reason: FinishReason, now: float) -> None:
+    """Marks a request as ended."""
+    request.status, request.finish_reason, request.finished_at = Status.FINISHED, reason, now
+    request.num_output_tokens = request.known - request.num_prompt_tokens
+    request.computed = request.held = request.ready = 0
+    request.total = request.known
