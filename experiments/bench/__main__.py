@@ -28,13 +28,10 @@ class Benchmark:
         return getattr(import_module(module), name or "main")  # type: ignore[no-any-return]
 
 
+_SERVED = "throughput of policies with real tokens: on a GPU, or on a CPU with settings='backend=cpu model=tiny'"
 BENCHMARKS = {
-    name: Benchmark(about, f"experiments.bench.{name}", needs_gpu=False)
-    for name, about in {
-        "serve": "throughput of policies with real tokens: on a GPU, or on a CPU with settings='backend=cpu model=tiny'",
-        "host": "host time of an iteration against running and waiting requests, and of a plan by policy",
-        "sim": "simulated iterations per second",
-    }.items()
+    "serve": Benchmark(_SERVED, "experiments.bench.serve", needs_gpu=False),
+    "sim": Benchmark("simulated iterations per second", "experiments.bench.sim", needs_gpu=False),
 }
 
 

@@ -1,4 +1,4 @@
-"""Host time of one iteration: plan, validate, pack the inputs, launch, absorb the tokens; and of the plan alone, by policy.
+"""`make host-time`: host time of one iteration, from the plan to the tokens absorbed, and of the plan alone, by policy.
 
 Of an iteration, engine, policy, KV accounting and packing are real; the executor packs each step into its slot and returns a
 fixed token at once. For comparison, on the same kind of machine: nano-vllm 0.15 ms at 32 running requests and 0.87 ms at 256,
@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from places import RESULTS
 
 from cbatch import SLO, Executor, KVSize, Limits, Plan, Policy, Request, RequestSpec, Server, Step, StepResult, View
 from cbatch.cost import NO_COST
@@ -38,7 +39,7 @@ KEYS = ("chunk=1024", f"batch={RUNNING}", "predictor=noisy")
 OWN_KEYS = {"qoserve": ("chunking=slack",)}
 
 
-def main(folder: str = "results") -> None:
+def main() -> None:
     """Measures, prints and writes host.json."""
     print(f"host time of one decode iteration on {cpu_name()}")
     figures, plans = {}, {}
@@ -56,7 +57,7 @@ def main(folder: str = "results") -> None:
         plans[name] = times
         print(f"  {name:30} " + "".join(f"{spread['median']:18.3f}" for spread in times.values()), flush=True)
     content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": ratio, "plans": plans}
-    print(f"written: {write('host', cpu_name(), content, folder)}")
+    print(f"written: {write('host', cpu_name(), content, RESULTS, 'make host-time')}")
 
 
 class PackOnly(Executor):
@@ -142,3 +143,7 @@ def _specs(count: int) -> list[RequestSpec]:
         )
         for id_, (prompt, output, client, kind) in enumerate(zip(*columns, strict=True))
     ]
+
+
+if __name__ == "__main__":
+    main()
