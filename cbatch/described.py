@@ -25,8 +25,8 @@ def describe(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({shown})" if shown else name
 
 
-def arguments_of(described: Described) -> dict[str, Any]:
-    """Returns the arguments that differ from their defaults, without seeds."""
+def arguments_of(described: object) -> dict[str, Any]:
+    """Returns the arguments that an object keeps as attributes and that differ from their defaults, without seeds."""
     kind = type(described)
     made: dict[str, Any] = {}
     if is_dataclass(kind):

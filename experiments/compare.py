@@ -31,7 +31,7 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments import run as run_command
 from experiments.capacity.folder import RESULT, read_searches
-from experiments.objective import known_figures, may_exist, no_such_figure
+from experiments.objective import check_figure, no_such_figure
 from experiments.settings.choices import option_names
 from experiments.settings.command_line import run
 from experiments.settings.overrides import check_given_once
@@ -86,8 +86,7 @@ def _check_policies(names: Sequence[str], baseline: str, metrics: Sequence[str])
     if baseline and re.split(r"[(,]", baseline)[0] not in known:
         raise ConfigError(f"baseline={baseline}: no run of this policy; {nearest(baseline, known)}")
     for key in metrics:
-        if not may_exist(key) or key.startswith("about."):
-            raise ConfigError(no_such_figure(f"metric={key}", known_figures()))
+        check_figure(f"metric={key}")
 
 
 def _run_policies(policies: Sequence[str], options: Sequence[str], sweep: str) -> int:
@@ -115,6 +114,11 @@ def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
         raise ConfigError(f"compare: {other} holds runs, {searches[0]} a capacity; give one kind")
     read = _read_searches if searches else _read_runs
     rows = pd.concat([read(folder, text).assign(source=str(folder)) for folder in folders], ignore_index=True)
+    return with_replications(rows)
+
+
+def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns runs with the further columns of `read_replications`. rows: with `figures`, and the folder that they were read from, `source`."""
     labels, sources = label_runs(rows), rows["source"]
     settings = settings_of(rows).fillna("")
     keys = [key for key in map(str, settings) if not is_seed(key)]
@@ -143,37 +147,75 @@ def _read_searches(folder: Path, text: str) -> pd.DataFrame:
 
 
 def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", *, notes: bool = True) -> str:
-    """Compares each label with the baseline of the same settings.
-
-    If all settings differ, with a label that served the same requests; if there is none, with the first of all.
+    """Returns the comparisons as tables of text.
 
     Args:
-        rows: as `read_replications` returns. metrics: keys of figures; those of tables by default.
-        baseline: a policy or a label; by default the policy of the first row.
+        rows, baseline: as for `pairs_of`. metrics: keys of figures; those of tables by default.
         notes: whether the notes on the runs follow.
 
     Raises:
         ConfigError: only one label, no such baseline, an unknown figure, or one replication.
     """
+    keys, pairs = _figures(rows, metrics), pairs_of(rows, baseline)
+    tables = [_pair(first, other, keys) for first, other in pairs]
+    paired = {label for pair in pairs for half in pair for label in half["label"]}
+    others = [label for label in rows["label"].unique() if label not in paired]
+    alone = [f"not compared: nothing else has the settings of {label}" for label in others]
+    below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
+    if notes and any("p99" in key for key in keys) and "run.counted_requests" in rows:
+        below.insert(0, tail_text(rows.groupby("label")["run.counted_requests"].agg(list)))
+    return "\n\n".join(filter(None, [*tables, "\n".join(alone), "\n".join(filter(None, below))]))
+
+
+def table_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "") -> pd.DataFrame:
+    """Returns a row for each comparison of a figure, in the units of summary.json. Arguments and errors are those of `report`."""
+    keys, pairs = _figures(rows, metrics), pairs_of(rows, baseline)
+    results = [(first, other, key, _compare_figure(first, other, key)) for first, other in pairs for key in keys]
+    return pd.DataFrame(
+        {
+            "label": other["label"].iloc[0],
+            "over": first["label"].iloc[0],
+            "figure": key,
+            **dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True)),
+            **dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True)),
+            "apart": result.apart,
+            "paired": result.paired,
+            "replications": result.number,
+        }
+        for first, other, key, result in results
+        if result is not None
+    )
+
+
+def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:
     if rows["label"].nunique() < 2:
         raise ConfigError(f"compare: there is only {rows['label'].iloc[0]}; give the folder of another one too")
-    keys = metrics or ([headings.CAPACITY] if headings.CAPACITY in rows else matching(headings.COLUMNS, rows))
     summary = {key: value for key, value in rows["summary"].iloc[0].items() if key != "about"}
     figures = [key for key, value in flat(summary) if isinstance(value, int | float)]
     for key in metrics:
         if key not in figures:
             raise ConfigError(no_such_figure(f"metric={key}", figures))
+    return metrics or ([headings.CAPACITY] if headings.CAPACITY in rows else matching(headings.COLUMNS, rows))
+
+
+def pairs_of(rows: pd.DataFrame, baseline: str = "") -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Returns the rows of each label behind those of the baseline with the same settings.
+
+    If all settings differ, the baseline is a label that served the same requests; if there is none, the first of all.
+
+    Args:
+        rows: as `read_replications` returns. baseline: a policy or a label; by default the policy of the first row.
+
+    Raises:
+        ConfigError: no such baseline.
+    """
     is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
     rows = rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")
-    pairs, alone = [], []
+    pairs = []
     for group in _comparable(rows):
         first, *others = (label for _, label in group.groupby("label", sort=False))
-        pairs += [_pair(_counterpart(first, other, group), other, keys) for other in others]
-        alone += [] if others else [f"not compared: nothing else has the settings of {first['label'].iloc[0]}"]
-    below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
-    if notes and any("p99" in key for key in keys) and "run.counted_requests" in rows:
-        below.insert(0, tail_text(rows.groupby("label")["run.counted_requests"].agg(list)))
-    return "\n\n".join(filter(None, [*pairs, "\n".join(alone), "\n".join(filter(None, below))]))
+        pairs += [(_counterpart(first, other, group), other) for other in others]
+    return pairs
 
 
 def _comparable(rows: pd.DataFrame) -> list[pd.DataFrame]:
@@ -197,28 +239,32 @@ def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) 
 def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> str:
     """Returns the table of a comparison, below a title."""
     labels = f"{second['label'].iloc[0]} over {first['label'].iloc[0]}"
-    same = first["served"].iloc[0] == second["served"].iloc[0]
-    compared: list[tuple[headings.Heading, Compared]] = []
-    for key in keys:
-        heading = headings.heading_of(key)
-        scaled = [rows.set_index("replication")[key].astype(float) * heading.factor for rows in (first, second)]
-        before, after = (values.dropna().to_dict() for values in scaled)
-        if before and after:
-            compared.append((heading, compare(before, after, same)))
-    if not compared:
+    named = [(key, headings.heading_of(key)) for key in keys]
+    compared = [(heading, _compare_figure(first, second, key, heading.factor)) for key, heading in named]
+    results = [(heading, result) for heading, result in compared if result is not None]
+    if not results:
         raise ConfigError(f"compare: {labels}: no figure in common; give runs of one kind")
-    some, text = compared[0][1], intervals_text
+    some, text = results[0][1], intervals_text
     if first["figures"].nunique() == second["figures"].nunique() == 1:
+        same = first["served"].iloc[0] == second["served"].iloc[0]
         number, how, text = "1 replication", f"on {'the same' if same else 'different'} requests", values_text
         below = ONE_REPLICATION
     else:
         number = f"{some.number} replications"
         how = "in pairs, on the same requests" if some.paired else "NOT in pairs: they served different requests"
-        below = _WHICH_DECIDES if any(disagree(result) for _, result in compared) else ""
-    rows = [[heading.text, heading.better, *text(result)] for heading, result in compared]
+        below = _WHICH_DECIDES if any(disagree(result) for _, result in results) else ""
+    rows = [[heading.text, heading.better, *text(result)] for heading, result in results]
     heads = ["", "better", "ratio", "difference", ""][: len(rows[0])]
     table = tabulate(rows, heads, disable_numparse=True)
     return "\n".join(filter(None, [f"{labels}: {number}, {how}", table, below]))
+
+
+def _compare_figure(first: pd.DataFrame, second: pd.DataFrame, key: str, factor: float = 1.0) -> Compared | None:
+    """Compares a figure, times `factor`, of two labels; None if one of them lacks it."""
+    scaled = [rows.set_index("replication")[key].astype(float) * factor for rows in (first, second)]
+    before, after = (values.dropna().to_dict() for values in scaled)
+    same = first["served"].iloc[0] == second["served"].iloc[0]
+    return compare(before, after, same) if before and after else None
 
 
 if __name__ == "__main__":

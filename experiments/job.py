@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cbatch import ConfigError
-from experiments.objective import known_figures, may_exist, no_such_figure, objective_of
+from experiments.objective import check_figure, objective_of
 from experiments.serve import serve
 from experiments.settings.command_line import end_with_the_parent, print_any_text
 from experiments.settings.compose import MULTIRUN
@@ -88,9 +88,8 @@ def read_checked(command: Command, composed: Composed) -> Settings:
         CbatchError: as `Command.read`; no run has the figure that `objective` names; a file of the workload does not exist.
     """
     settings: Settings = command.read(composed)
-    objective = settings.objective
-    if objective is not None and not may_exist(objective) and not objective.startswith(command.figures or ("/",)):
-        raise ConfigError(no_such_figure(f"objective={objective}", known_figures()))
+    if settings.objective is not None:
+        check_figure(f"objective={settings.objective}", ("about.", *command.figures))
     for key, value in identity(settings).items():
         if key.startswith("workload.") and key.endswith(("path", "dataset")) and value and not Path(value).exists():
             read_text(value, key)  # raises

@@ -29,12 +29,16 @@ def objective_of(summary: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def may_exist(key: str) -> bool:
-    """Returns whether some run has a figure of this name; those by tier and client, and facts about a run, show at its end."""
-    return key in known_figures() or key.startswith(("about.", "attainment.tiers.", "service.clients."))
+def check_figure(given: str, others: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError if no run has the figure that key=NAME names. others: beginnings of further names; those by tier and client
+    show at the end of a run.
+    """
+    key, known = given.partition("=")[2], _known_figures()
+    if key not in known and not key.startswith(("attainment.tiers.", "service.clients.", *others)):
+        raise ConfigError(no_such_figure(given, known))
 
 
-def known_figures() -> list[str]:
+def _known_figures() -> list[str]:
     """Returns the dotted keys of every figure that a summary may have, from the summary of a run that served nothing."""
     request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0)), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
@@ -45,7 +49,7 @@ def known_figures() -> list[str]:
 def no_such_figure(given: str, known: Sequence[str]) -> str:
     """Returns the message for a key=NAME that names no number of a summary, or one that other runs have."""
     key = given.partition("=")[2]
-    if key not in known and key in known_figures():
+    if key not in known and key in _known_figures():
         return f"{given}: this run has no {key.partition('.')[0]}; docs/metrics.md says of which requests it is"
     near = get_close_matches(key, known, 3, 0.3) or list(known)[:3]
     return f"{given}: summary.json has no such number; did you mean {' or '.join(near)}?"

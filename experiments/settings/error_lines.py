@@ -9,12 +9,12 @@ from traceback import walk_tb
 from typing import Any, TypeGuard
 
 from hydra import compose, initialize_config_dir
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
 from yaml import MarkedYAMLError
 
-from cbatch import CbatchError
+from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.settings.construct import locate, parameters_of
 from experiments.settings.settings import GROUPS
@@ -88,8 +88,7 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
 def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     """Names the keys that end as an unknown one does, or else the most similar ones."""
     groups = [override for override in overrides if override.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
-    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        keys: Any = OmegaConf.to_container(compose(name, groups), resolve=False)
+    keys = default_keys(name, groups)
     section, _, argument = key.rpartition(".")
     if section == "policy" and (target := keys["policy"].get("_target_", "???")) != "???":
         known = nearest(argument, parameters_of(locate(section, target)))
@@ -98,6 +97,20 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     near = [known for known in names if known.endswith(f".{key.rpartition('.')[2]}")]
     near = near or get_close_matches(key, [*names, *keys], 3, 0.4) or ["one that --help lists"]
     return f"{key}: no such key; did you mean {' or '.join(near[:3])}?" + f"; +{key}=... adds it" * ("." in key)
+
+
+def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
+    """Returns the keys of a command with these options of groups, unresolved. name: of the command's file in conf/.
+
+    Raises:
+        ConfigError: there is no such option.
+    """
+    try:
+        with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+            keys: Any = OmegaConf.to_container(compose(name, list(options)), resolve=False)
+    except HydraException as error:
+        raise ConfigError(explain(error, name, options)) from error
+    return dict(keys)
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,6 +15,8 @@ BANNED = {
     "policies": ("experiments", "reproduction", "hydra", "omegaconf", "pandas", "torch"),
     "experiments": ("reproduction",),
 }
+FACE = (ROOT / "cbatch" / "__init__.py", {"experiments", "experiments.api"})
+"""Hands on `simulate`, `serve` and `compare` when they are first read, and to type checkers."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -29,13 +31,13 @@ def imported(path: Path) -> Iterator[str]:
 def test_nothing_is_imported_from_above(package: str) -> None:
     arrows = [(path, name) for path in (ROOT / package).rglob("*.py") for name in imported(path)]
     upwards = [(path, name) for path, name in arrows if name.partition(".")[0] in BANNED[package]]
-    assert arrows and upwards == []
+    assert arrows and [(path, name) for path, name in upwards if path != FACE[0] or name not in FACE[1]] == []
 
 
 @pytest.mark.parametrize(
     ("program", "unused"),
     [
-        ("import cbatch, policies.sarathi", {"pydantic"}),
+        ("import cbatch, policies.sarathi", {"pydantic", "experiments"}),
         (
             "import cbatch.sim, cbatch.cluster, cbatch.model.checkpoint; cbatch.sim.load_profile('h200')",
             {"torch", "pandas"},

@@ -1,0 +1,137 @@
+"""`from cbatch import simulate, serve, compare`: runs from Python, by the same path as the commands `run` and `compare`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cbatch import ConfigError, Policy
+from experiments.objective import check_figure
+from experiments.result import Result
+from experiments.serve import serve as serve_settings
+from experiments.settings.keywords import OF_FILES, settings_of
+from experiments.settings.this_machine import count_gpus
+from experiments.workloads import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Folder = str | PathLike[str]
+
+
+def simulate(
+    policy: Policy | str, workload: Workload | str = "closed", *, output: Folder | None = None, **keys: Any
+) -> Result:
+    """Serves a workload in simulation: times are predicted for the GPUs of a hardware profile.
+
+        simulate(SarathiServe(TileAligned(512)), "open_loop", rate=20, requests=1000, batch=64, seed=1).requests
+
+    Equal arguments give an equal result. Each run has a copy of the policy, so that an object can be used again.
+
+    Args:
+        policy: an object with a method `plan(view)`, or a name: `"orca"`, `"vllm_v1(order=lcf)"`.
+        workload: an object, or the name of a file in conf/workload: `"open_loop"`, `"azure_conv"`.
+        output: folder for the results, as `python -m experiments.run output=...` writes them; None: nothing is written.
+        keys: any key of conf/config.yaml (`batch`, `hardware`, `model`, `seed`, `metrics={"warmup_requests": 100}`), and of the
+            workload, policy (by name), backend, runtime and model the last part of a key: `rate` for
+            `workload.arrivals.rate`, `replicas` for `backend.replicas`. `requests` is `workload.num_requests`. Where two groups
+            have a key, the workload's counts, and `**{"model.path": "..."}` gives the other one.
+
+    Returns:
+        `summary`, the figures by group and name; `requests` and `steps`, frames; `record`, the tokens. `print` shows the figures.
+
+    Raises:
+        CbatchError: one line that names the keyword, or the policy and what it did.
+    """
+    return _serve(policy, workload, output, {"backend": "sim"}, keys)
+
+
+def serve(
+    policy: Policy | str, workload: Workload | str = "closed", *, output: Folder | None = None, **keys: Any
+) -> Result:
+    """Serves a workload with real tokens: `backend="cuda"`, by default where there is a GPU, or `"cpu"`.
+
+    Arguments, result and errors are those of `simulate`. Times are measured, and differ from run to run.
+    """
+    return _serve(policy, workload, output, {"backend": "cuda" if count_gpus() else "cpu"}, keys)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Policies, each compared with the first one over the same replications; `print` shows what the command prints.
+
+    runs: a row for each run: settings by key, figures by name, `label`.
+    table: a row for each other policy and figure: `ratio` and `difference` to the first, each with the ends of its 95% interval,
+        in the units of `summary`; `apart`: whether the interval of the difference excludes 0.
+    text: the tables that are printed.
+    """
+
+    runs: "pd.DataFrame"
+    table: "pd.DataFrame"
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(self.runs['label'].unique())}>"
+
+
+def compare(
+    policies: Sequence[Policy | str],
+    workload: Workload | str = "closed",
+    *,
+    seeds: int = 10,
+    metric: str | Sequence[str] = (),
+    **keys: Any,
+) -> Comparison:
+    """Compares policies with the first one, by the statistics of `python -m experiments.compare`.
+
+        print(compare(["sarathi_serve", Mine()], "open_loop", rate=25, batch=64, metric="ttft_seconds.p99"))
+
+    Each policy serves the same requests as the others, once for each seed from `seed=` (0) on: differences are in pairs.
+
+    Args:
+        policies: at least two, as for `simulate`. An object keeps its own seed, as a random predictor has.
+        seeds: the number of replications.
+        metric: figures of the summary, such as "ttft_seconds.p99"; by default those of tables.
+        keys: as for `simulate`; `backend="cpu"` or `"cuda"` compares real tokens.
+
+    Raises:
+        CbatchError: as `simulate`; fewer than two policies, or two that print alike; no such figure.
+    """
+    from experiments import compare as command  # loads pandas
+    from experiments.store.runs import frame_of
+    from experiments.store.text import figures_text
+
+    metrics, first = [metric] if isinstance(metric, str) else metric, keys.get("seed", 0)
+    for key in metrics:
+        check_figure(f"metric={key}")
+    results: list[tuple[Path, dict[str, Any]]] = []
+    for policy in policies:
+        for seed in range(first, first + seeds):
+            summary = _serve(policy, workload, None, {"backend": "sim"}, {**keys, "seed": seed}).summary
+            summary["about"]["number"] = len(results)
+            results.append((Path(f"run {len(results)}"), summary))
+    runs = frame_of(results)
+    if (number := runs["label"].nunique()) < len(policies):
+        problem = f"{len(policies)} policies have {number} labels ({', '.join(runs['label'].unique())})"
+        raise ConfigError(f"compare: {problem}; keep their arguments as attributes, or write __repr__")
+    rows = command.with_replications(runs.assign(figures=runs["summary"].map(figures_text), source=""))
+    baseline = rows["label"].iloc[0]
+    return Comparison(runs, command.table_of(rows, metrics, baseline), command.report(rows, metrics, baseline))
+
+
+def _serve(
+    policy: Policy | str,
+    workload: Workload | str,
+    output: Folder | None,
+    defaults: dict[str, Any],
+    keys: dict[str, Any],
+) -> Result:
+    if output is None and (key := next((key for key in OF_FILES if key in keys), None)):
+        raise ConfigError(f"{key}={keys[key]}: is about files; give output=FOLDER")
+    settings = settings_of(policy, workload, {**defaults, **keys})
+    folder = None if output is None else Path(output)
+    return serve_settings(settings, folder, say=lambda line: None, bar="progress" in keys)

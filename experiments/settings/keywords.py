@@ -1,0 +1,147 @@
+"""Settings from Python: keywords in place of a command line, objects in place of the names of a policy and a workload."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+from os import PathLike, fspath
+from typing import Any
+
+from cbatch import ConfigError, Policy
+from cbatch.described import arguments_of, describe, name_of_class
+from cbatch.policy import copy_policy
+from cbatch.validation import nearest, shorten
+from experiments.settings.choices import with_arguments
+from experiments.settings.compose import compose
+from experiments.settings.construct import PASSED_ON, parameters_of
+from experiments.settings.error_lines import default_keys
+from experiments.settings.settings import GROUPS, Recipe, Settings, read_settings
+from experiments.store.text import flat
+from experiments.workloads import Workload
+
+_SECTIONS = ("workload", "policy", "backend", "runtime", "model")
+"""Groups whose keys are keywords by their last part: `rate` is `workload.arrivals.rate`. Of equal ones the first group's counts."""
+
+OF_FILES = ("decisions", "stream", "tables", "timeline")
+_OF_COMMANDS = ("experiment", "objective", "other_code", "output", "sweep", "traces")
+
+_composed = lru_cache(64)(compose)
+
+
+@dataclass(frozen=True, repr=False)
+class Prototype(Recipe):
+    """Makes copies of a policy: a run neither changes the policy nor sees what an earlier run has left in it."""
+
+    policy: Policy
+
+    def __call__(self) -> Policy:
+        return copy_policy(self.policy)
+
+    def __repr__(self) -> str:
+        kind = type(self.policy)
+        if kind.__repr__ is object.__repr__:
+            return describe(kind.__name__, arguments_of(self.policy))
+        return repr(self.policy)
+
+
+def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[str, Any]) -> Settings:
+    """Returns the settings of a run.
+
+    Args:
+        policy, workload: objects, or names as the command line takes them.
+        keys: values by keyword: a key of conf/config.yaml, or the last part of a key of a group.
+
+    Raises:
+        ConfigError: an unknown keyword, a value that cannot be used, or an object that is no policy or no workload.
+        CbatchError: as `read_settings`.
+    """
+    given = {"policy": policy, "workload": workload}
+    objects: dict[str, Any] = {key: value for key, value in given.items() if not isinstance(value, str)}
+    named = {key: value for key, value in given.items() if isinstance(value, str)}
+    for key, method in (("policy", "plan"), ("workload", "requests")):
+        if key in objects and (isinstance(given[key], type) or not callable(getattr(given[key], method, None))):
+            raise ConfigError(f"{key}={shorten(given[key])}: give a name, or an object with a method {method}()")
+    settings = read_settings(_composed(*_overrides({**named, **keys}, tuple(objects))))
+    composed, sections = settings.composed, {key: section_of(value) for key, value in objects.items()}
+    if "policy" in objects:
+        objects |= {"policy": Prototype(sections["policy"], objects["policy"]), "chunk": None}
+    if "workload" in objects:
+        objects["workload"] = _seeded(objects["workload"], keys, settings.model.max_positions)
+    composed = replace(
+        composed,
+        keys={**composed.keys, **sections},
+        overrides=[*composed.overrides, *(f"{key}={objects[key]!r}" for key in sections)],
+        choices={**composed.choices, **{key: name_of_class(type(given[key])) for key in sections}},
+    )
+    return replace(settings, **objects, composed=composed)
+
+
+def section_of(value: object) -> Any:
+    """Returns an object as a section of the configuration: its class, and those arguments that the object keeps as attributes."""
+    match value:
+        case None | str() | int() | float():
+            return value
+        case Mapping():
+            return {str(key): section_of(item) for key, item in value.items()}
+        case Sequence():
+            return [section_of(item) for item in value]
+    kind = type(value)
+    arguments = {name: section_of(getattr(value, name)) for name in parameters_of(kind) if hasattr(value, name)}
+    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **arguments}
+
+
+def _seeded(workload: Any, keys: Mapping[str, Any], positions: int) -> Any:
+    """Returns a workload object with the seed of the keywords, within the model's positions."""
+    if "seed" in keys:
+        if not is_dataclass(workload) or "seed" not in {field.name for field in fields(workload)}:
+            raise ConfigError(f"seed={keys['seed']}: {type(workload).__name__} has no field `seed`; leave it out")
+        workload = replace(workload, seed=keys["seed"])  # type: ignore[type-var]
+    return workload.within(positions) if isinstance(workload, Workload) else workload
+
+
+def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[str]:
+    """Yields the command line of keywords. objects: the groups that are given as objects."""
+    groups = {key: f"{key}={value}" for key, value in keys.items() if key in GROUPS}
+    yield from groups.values()
+    known = _known_keywords(tuple(groups.values()), objects)
+    for keyword, value in keys.items():
+        if "policy" in objects and keyword in PASSED_ON and keyword != "seed":
+            raise ConfigError(f"{keyword}={value}: has no effect on a policy object; give it to the policy")
+        if keyword not in known:
+            names = [name for name in known if name.isidentifier() and name != "_target_"]
+            raise ConfigError(f"{keyword}: no such keyword; {nearest(keyword, names)}")
+        if keyword not in groups:
+            yield f"{known[keyword]}={_text(keyword, value)}"
+
+
+@lru_cache(64)
+def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...]) -> dict[str, str]:
+    """Returns the keys of the command line by keyword. groups: the chosen options."""
+    keys = default_keys("config", with_arguments(groups))
+    known: dict[str, str] = {}
+    for section in reversed([name for name in _SECTIONS if name not in objects]):
+        inside = [f"{section}.{key}" for key, _ in flat(keys[section])]
+        ends = Counter(key.rpartition(".")[2] for key in inside)
+        known |= {key.rpartition(".")[2]: key for key in inside if ends[key.rpartition(".")[2]] == 1}
+        known |= {key: key for key in inside}
+    known |= {"requests": known["num_requests"]} if "num_requests" in known else {}
+    return {**known, **{key: key for key in keys if key not in (*_OF_COMMANDS, *objects)}}
+
+
+def _text(keyword: str, value: object) -> str:
+    """Returns a value as Hydra's command line takes it. Raises ConfigError for an object that has no such text."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case str() | PathLike():
+            text = fspath(value).replace('"', '\\"')
+            return f'"{text}"'
+        case int() | float():
+            return repr(value)
+        case Mapping():
+            return "{" + ",".join(f"{key}:{_text(keyword, item)}" for key, item in value.items()) + "}"
+        case Sequence():
+            return "[" + ",".join(_text(keyword, item) for item in value) + "]"
+    raise ConfigError(f"{keyword}={shorten(value)}: give a name, a number, a list or a dictionary")

@@ -1,0 +1,137 @@
+"""`from cbatch import simulate, serve, compare`: what they return is what the commands write and print."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from commands import command
+
+from cbatch import CbatchError, Plan, Request, View, compare, serve, simulate
+from experiments.compare import read_replications, table_of
+from experiments.store.tables import read_requests, read_steps
+from experiments.workloads import GammaArrivals, OpenLoop
+from policies.chunking import Fixed, TileAligned
+from policies.sarathi_serve import SarathiServe
+
+LOADED = {"rate": 60, "requests": 40, "batch": 8}
+WORDS = ["workload=open_loop", "workload.arrivals.rate=60", "workload.num_requests=40", "batch=8", "backend=sim"]
+
+
+class Tiring:
+    """Serves whole prompts, at most as many requests as it has energy; each end takes energy, until none is left to lose."""
+
+    def __init__(self, energy: int = 8) -> None:
+        self.energy = energy
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes()
+        for request in [*view.waiting]:
+            if len(view.running) + 1 > self.energy or not plan.add(request, reserve=request.max_tokens):
+                break
+        return plan.build()
+
+    def on_finish(self, request: Request) -> None:
+        self.energy = max(1, self.energy - 1)
+
+
+def figures(summary: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a summary, as JSON has them."""
+    return json.loads(
+        json.dumps({key: value for key, value in summary.items() if key != "about"}).replace("NaN", "null")
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "words", "keys"),
+    [
+        (SarathiServe(TileAligned(512)), ["policy=sarathi_serve", "chunk=512"], {}),
+        ("vllm_v1", ["policy=vllm_v1", "policy.budget=300", "seed=3"], {"budget": 300, "seed": 3}),
+        (
+            "vtc",
+            ["policy=vtc", "metrics.warmup_requests=5", "workload.slo={ttft:0.5}", "backend.replicas=2", "bounds=true"],
+            {"metrics": {"warmup_requests": 5}, "slo": {"ttft": 0.5}, "replicas": 2, "bounds": True},
+        ),
+    ],
+)
+def test_a_simulation_is_that_of_the_command_line(
+    policy: Any, words: list[str], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    assert command("run", *WORDS, *words, "output=run", cwd=tmp_path).returncode == 0
+    result = simulate(policy, "open_loop", **LOADED, **keys)
+    pd.testing.assert_frame_equal(result.requests, read_requests(tmp_path / "run"))
+    pd.testing.assert_frame_equal(result.steps, read_steps(tmp_path / "run"))
+    assert figures(result.summary) == figures(json.loads((tmp_path / "run" / "summary.json").read_text()))
+    written = simulate(policy, "open_loop", **LOADED, **keys, output=tmp_path / "again", tables=True)
+    pd.testing.assert_frame_equal(written.requests, read_requests(tmp_path / "again"))
+
+
+def test_nothing_is_written_and_an_object_is_a_workload_as_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = simulate("orca", "open_loop", **LOADED, seed=2)
+    made = simulate("orca", OpenLoop(arrivals=GammaArrivals(rate=60), num_requests=40), batch=8, seed=2)
+    pd.testing.assert_frame_equal(named.requests, made.requests)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_keeps_nothing_of_a_run() -> None:
+    policy = Tiring()
+    first, second = (simulate(policy, "open_loop", **LOADED) for _ in range(2))
+    pd.testing.assert_frame_equal(first.requests, second.requests)
+    assert policy.energy == 8 and first.about["policy"] == "Tiring"
+    assert first.summary["ttft_seconds"] != simulate(Tiring(4), "open_loop", **LOADED).summary["ttft_seconds"]
+
+
+def test_real_tokens_are_in_the_record() -> None:
+    result = serve(Tiring(), model="tiny", backend="cpu", requests=3, length=40)
+    lengths = [len(request.output) for request in result.record.requests]
+    assert lengths == result.requests["output_tokens"].tolist() and not result.summary["about"]["simulated"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "named"),
+    [
+        ("orca", {"rat": 20}, ["rat: ", "did you mean rate?"]),
+        ("orca", {"workload": "open_lop"}, ["workload=open_lop", "open_loop"]),
+        ("orca", {"rate": -1}, ["workload.arrivals.rate=-1"]),
+        ("orca", {"tiers": object()}, ["tiers=<object"]),
+        ("orca", {"metrics": {"warm": 1}}, ["metrics.warm", "warmup_requests"]),
+        ("orca", {"decisions": True}, ["decisions", "output="]),
+        ("orcs", {}, ["policy=orcs", "orca"]),
+        (Tiring, {}, ["policy=<class", "plan()"]),
+        (Tiring(), {"chunk": 256}, ["chunk=256", "policy object"]),
+        (Tiring(), {"energy": 3}, ["energy: no such keyword"]),
+        (Tiring(), {"workload": OpenLoop(arrivals=GammaArrivals(rate=1)), "rate": 2}, ["rate: no such keyword"]),
+    ],
+)
+def test_a_mistake_is_a_line(policy: Any, keys: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(CbatchError) as error:
+        simulate(policy, **{"workload": "open_loop", **keys})
+    assert "\n" not in str(error.value) and all(part in str(error.value) for part in named), str(error.value)
+
+
+def test_a_comparison_has_the_intervals_of_the_command(tmp_path: Path) -> None:
+    policies = ["policy=sarathi_serve,sarathi_serve(chunking=fixed),tiring.Tiring"]
+    metrics = ["ttft_seconds.p50", "throughput.total_tokens_per_second"]
+    (tmp_path / "tiring.py").write_text("from test_python import Tiring as Made\n\n\nclass Tiring(Made):\n    pass\n")
+    assert command("run", "-m", "sweep=it", *policies, *WORDS, "seeds=3", cwd=tmp_path).returncode == 0
+    rows = read_replications([tmp_path / "multirun" / "it"])
+    expected = table_of(rows, metrics, rows["label"].iloc[0])
+    compared = compare(
+        [SarathiServe(TileAligned(256)), SarathiServe(Fixed(256)), Tiring()],
+        "open_loop",
+        seeds=3,
+        metric=metrics,
+        **LOADED,
+    )
+    pd.testing.assert_frame_equal(
+        compared.table.drop(columns=["label", "over"]), expected.drop(columns=["label", "over"])
+    )
+    assert compared.table["label"].unique().tolist() == ["sarathi_serve(chunking=fixed(chunk=256))", "Tiring"]
+    assert "in pairs, on the same requests" in str(compared) and len(compared.runs) == 9
+    with pytest.raises(CbatchError, match="1 labels"):
+        compare([Tiring(), Tiring()], "open_loop", seeds=2, **LOADED)
