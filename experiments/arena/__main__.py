@@ -6,23 +6,20 @@ sweep, and another command adds to it. The pages show all that the folder of the
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cbatch import ConfigError
 from cbatch.validation import Switch, parse, whole
 from experiments.arena import page
 from experiments.arena.board import read_board
+from experiments.arena.command import COMMAND
 from experiments.capacity.__main__ import COMMAND as CAPACITY
-from experiments.capacity.command import SimulatedSettings
 from experiments.capacity.folder import result_folders
 from experiments.job import Command
 from experiments.run import main
 from experiments.settings.command_line import HELP
-from experiments.settings.settings import Keys, read_as
 from experiments.store.provenance import write_text
 from experiments.store.run_folder import run_folders
 from experiments.sweep import sweep_folder
@@ -31,27 +28,6 @@ _OF_RUNS = ("workload.load=", "workload.num_requests=", "replications=")
 _OF_CAPACITY = ("accuracy=", "attainment=", "cores=", "definition=")
 _OWN = ("-m", "--multirun", "sweep=", "capacity=")
 _TITLE = "Arena of scheduling policies"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArenaKeys(Keys):
-    """The root keys with those of conf/arena.yaml."""
-
-    slo: Mapping[str, Any]
-
-    without_effect = (*Keys.without_effect, "slo")  # is within the workload
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArenaSettings(ArenaKeys, SimulatedSettings):
-    """The settings of a run of the arena."""
-
-
-def _count(root: Path) -> str:
-    return f"{len(run_folders(root))} runs"
-
-
-COMMAND = Command("arena", partial(read_as, ArenaSettings, ArenaKeys), folders=run_folders, table=_count, stem="_arena")
 
 
 def arena(arguments: list[str]) -> int:

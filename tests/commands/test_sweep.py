@@ -1,6 +1,7 @@
 """Sweeps: runs side by side by Hydra's launchers, a failing one among them, and going on after an interruption."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import yaml
 from commands import QUICK, WAITING, Ended, command, environment, errors_at_end, new_process, start, summary, wait_for
 
 from cbatch import ConfigError
-from experiments.job import folder_name
+from experiments.arena.__main__ import COMMAND as ARENA
+from experiments.capacity.__main__ import COMMAND as CAPACITY
+from experiments.job import RUN, Command, folder_name
 from experiments.objective import objective_of
 from experiments.store.runs import read_runs
 
@@ -179,3 +182,9 @@ def test_folder_names_are_short_and_stay_apart() -> None:
     names = {folder_name(overrides) for overrides in (*long, "p=/a/x", "p=/b/x")}
     assert len(names) == 4
     assert all(len(name) < 200 and "/" not in name for name in names)
+
+
+@pytest.mark.parametrize("command", [RUN, CAPACITY, ARENA], ids=["run", "capacity", "arena"])
+def test_other_processes_can_load_what_a_launcher_sends_them(command: Command) -> None:
+    # a class of a module that is run is sent field by field, and is another class where it arrives
+    assert b"__main__" not in pickle.dumps(command)
