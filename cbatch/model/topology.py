@@ -30,7 +30,8 @@ class Topology:
         check(self, "")
         if self.tensor_parallel > self.gpus_per_node:
             problem = f"tensor_parallel={self.tensor_parallel} exceeds gpus_per_node={self.gpus_per_node}"
-            raise ConfigError(f"{problem}, and all-reduces are modelled within a node; raise pipeline_stages instead")
+            remedy = "raise gpus_per_node, or pipeline_stages instead"
+            raise ConfigError(f"{problem}, and all-reduces are modelled within a node; {remedy}")
 
     @property
     def num_gpus(self) -> int:

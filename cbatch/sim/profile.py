@@ -134,7 +134,7 @@ class Profile:
 
     def operations(self, spec: ModelSpec, tensor_parallel: int = 1) -> Operations:
         """Seconds of one GPU's operations: measured, or estimated if there is no measurement."""
-        share, ceilings = Topology(tensor_parallel).share(spec), self.ceilings
+        share, ceilings = Topology(tensor_parallel, gpus_per_node=tensor_parallel).share(spec), self.ceilings
         measured, inferred = self.measured(spec, tensor_parallel)
         bandwidth = ceilings.bandwidth_bytes_per_second
         rates = self.attention or AttentionRates(bandwidth, ceilings.flops_per_second, bandwidth)

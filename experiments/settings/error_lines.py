@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
+from contextlib import nullcontext
 from difflib import get_close_matches
 from errno import ENOSPC
 from pathlib import Path
@@ -9,6 +10,7 @@ from traceback import walk_tb
 from typing import Any, TypeGuard
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
@@ -64,7 +66,9 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
         case MissingConfigException() if error.missing_cfg_file:
             return _unknown_option(str(error.missing_cfg_file), error.options or ())
         case OverrideParseException():
-            return f"{error.override}: cannot be read ({_first_line(error)}); give key=value"
+            key, _, value = str(error.override).partition("=")
+            remedy = "give key=value" if {*value} & {*"'\"[{("} else f"give \"{key}='{value}'\", with all quotes"
+            return f"{error.override}: cannot be read ({_first_line(error)}); {remedy}"
         case MissingMandatoryValue():
             return f"{error.full_key}: has no value; give {error.full_key}=..."
         case MarkedYAMLError() if error.problem_mark is not None:
@@ -87,7 +91,8 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
 
 def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     """Names the keys that end as an unknown one does, or else the most similar ones."""
-    groups = [override for override in overrides if override.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
+    first = [override.partition(",")[0] for override in overrides]  # of a sweep's values
+    groups = [override for override in first if override.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
     keys = default_keys(name, groups)
     section, _, argument = key.rpartition(".")
     if section == "policy" and (target := keys["policy"].get("_target_", "???")) != "???":
@@ -95,7 +100,7 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
         return f"{key}: is not in the policy's settings; +{key}=... adds an argument of {target}; {known}"
     names = [known for known, _ in flat(keys)]
     near = [known for known in names if known.endswith(f".{key.rpartition('.')[2]}")]
-    near = near or get_close_matches(key, [*names, *keys], 3, 0.4) or ["one that --help lists"]
+    near = near or get_close_matches(key, {*names, *keys, "seeds"}, 3, 0.4) or ["one that --help lists"]
     return f"{key}: no such key; did you mean {' or '.join(near[:3])}?" + f"; +{key}=... adds it" * ("." in key)
 
 
@@ -105,8 +110,9 @@ def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such option.
     """
+    begun = GlobalHydra.instance().is_initialized()  # in a sweep
     try:
-        with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        with nullcontext() if begun else initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
             keys: Any = OmegaConf.to_container(compose(name, list(options)), resolve=False)
     except HydraException as error:
         raise ConfigError(explain(error, name, options)) from error

@@ -269,6 +269,8 @@ def test_key_value_heads_are_copied_where_there_are_fewer_than_gpus() -> None:
     nine = ModelSpec("nine", "llama", 8, 576, 9, 3, 64, 1536, 100, 64)
     with pytest.raises(ConfigError, match=r"9 does not divide the 1536 columns .* of model=nine; choose one of 1, 3$"):
         Topology(9, gpus_per_node=9).share(nine)
+    nine = replace(nine, intermediate_size=1152)
+    assert ProfileCost(profile(links=LINKS), nine, Topology(9, gpus_per_node=9)).predict(BatchShape((), 1, 1)) > 0
 
 
 def test_missing_links_are_named() -> None:

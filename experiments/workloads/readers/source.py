@@ -42,6 +42,9 @@ def at_line(path: str, line: int, problem: str) -> WorkloadError:
 
 def json_objects(path: str, text: str) -> list[dict[str, Any]]:
     """Returns the JSON object of every line of a file. Raises WorkloadError for a line that holds none."""
+    if not text.lstrip().startswith("{"):
+        first = shorten(repr(text.lstrip().partition("\n")[0]))
+        raise at_line(path, 1, f'{first}: every line must be a JSON object, as in {{"prompt": "some text"}}')
     records = []
     for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
         try:
