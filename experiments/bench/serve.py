@@ -4,10 +4,11 @@
     python -m experiments.bench serve settings='model=llama-13b workload=azure_conv workload.path=FILE workload.queued=true batch=128'
 
 One server is built and serves the requests under each policy in turn, `repeats` times. backend.pipeline_stages=2 and
-backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same.
+backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same, and says how fast it does.
 """
 
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
@@ -72,7 +73,7 @@ def main(
             runs = repeat(server, maker, lambda: chosen.workload.requests(vocabulary), repeats)
             counts = {"iterations": len(runs.record.steps), "eager": runs.eager}
             figures[policy] = {**runs.figures, **counts, **_stages_of(server, runs.record)}
-            print(f"  {policy}: {runs.figures['tokens_per_second']['median']:.0f} tokens/s", flush=True)
+            print(f"  {policy}: {_brief(runs.figures)}", flush=True)
             written = write(name, hardware, stamped, folder, command)
     print(f"\n{_table(figures)}\nwritten: {written}")
 
@@ -100,8 +101,11 @@ def repeat(
     """Serves the requests several times, each time with a new policy. asynchronous: None: as the server is set up."""
     runs, before = [], _num_eager(server)
     for _ in range(repeats):
-        record = server.serve(policy(), requests(), asynchronous=asynchronous)
-        runs.append(figures_of(record))
+        queue = requests()
+        begin = time.process_time()
+        record = server.serve(policy(), queue, asynchronous=asynchronous)
+        rate = len(record.steps) / (time.process_time() - begin)
+        runs.append(figures_of(record) | ({} if server.executor.needs_tokens else {"simulated_per_cpu_second": rate}))
     eager = (_num_eager(server) - before) // repeats if server.executor.needs_tokens else None
     return Runs({name: spread([run[name] for run in runs]) for name in runs[0]}, record, eager)
 
@@ -124,6 +128,12 @@ def figures_of(record: RunRecord) -> dict[str, float]:
         "active_share": busy_seconds(steps["started"], steps["ended"], Window(-inf, inf)) / seconds,
         "host_ms_per_iteration": float(np.median(host)) * 1e3,
     }
+
+
+def _brief(figures: Mapping[str, Mapping[str, float]]) -> str:
+    rate = figures.get("simulated_per_cpu_second")
+    simulated = f"; {rate['median']:,.0f} iterations simulated per second of a core" if rate else ""
+    return f"{figures['tokens_per_second']['median']:.0f} tokens/s{simulated}"
 
 
 def _num_eager(server: Server[Any]) -> int:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from places import RESULTS
+from sim_speed import Asked, simulated
 
 from cbatch import SLO, Executor, KVSize, Limits, Plan, Policy, Request, RequestSpec, Server, Step, StepResult, View
 from cbatch.cost import NO_COST
 from cbatch.runtime.batch import Shape, host_views, pack
-from experiments.bench.sim import Asked, simulated
 from experiments.settings.compose import compose_run, policy_names
 from experiments.settings.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write

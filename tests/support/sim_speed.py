@@ -1,4 +1,4 @@
-"""Simulated iterations per second, on one core: 128 running requests, decodes with chunks of prompts among them.
+"""`make sim-speed`: simulated iterations per second, on one core: 128 running requests, decodes with chunks of prompts among them.
 
 With outputs of 300 to 900 tokens and with long ones; once as it is, and once asking the policy for each plan, without leaps
 (`cbatch.leap`), in turn. Seconds are CPU time, as other work on the machine lengthens wall time.
@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from places import RESULTS
 
 from cbatch import KVSize, Limits, Policy, Request, Server
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
@@ -34,7 +35,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
-def main(folder: str = "results") -> None:
+def main() -> None:
     """Measures, prints and writes sim.json."""
     figures = {}
     print(f"simulation on one core of {cpu_name()}: batch {BATCH}")
@@ -45,7 +46,7 @@ def main(folder: str = "results") -> None:
         figures[f"{name}{kind}"] = {"iterations_per_second": rates, "without_leaps": asked, "gain": gain}
         extremes = f"({rates['min']:.0f} to {rates['max']:.0f}), {gain['median']:.2f} times those without leaps"
         print(f"  {name + kind:42} {rates['median']:8.0f} iterations/s   {extremes}", flush=True)
-    print(f"written: {write('sim', cpu_name(), {'figures': figures}, folder)}")
+    print(f"written: {write('sim', cpu_name(), {'figures': figures}, RESULTS, 'make sim-speed')}")
 
 
 class Asked:
@@ -76,3 +77,7 @@ def _rate(policy: Policy, num_requests: int, least: int, most: int) -> float:
     begin = time.process_time()
     record = engine.run()
     return len(record.steps) / (time.process_time() - begin)
+
+
+if __name__ == "__main__":
+    main()
