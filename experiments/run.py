@@ -6,7 +6,6 @@ With -m, comma-separated values are swept; the same command with the same `sweep
 import logging
 import sys
 from contextlib import ExitStack
-from datetime import datetime
 from functools import partial
 
 from cbatch import ConfigError
@@ -16,7 +15,7 @@ from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.error_lines import one_line
 from experiments.settings.overrides import check_overrides, say_repeated, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
-from experiments.store.run_folder import ERRORS, remove_killed
+from experiments.store.run_folder import ERRORS
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
 
 _SWEEPS = {"-m", "--multirun"}
@@ -45,7 +44,7 @@ def main(command: Command = RUN) -> int:
 
 def _main(command: Command, claims: ExitStack) -> int:
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_in_sweep`
-    began, sweep = datetime.now(), None
+    sweep = None
     try:
         if _SHOWS & set(sys.argv[1:]):
             print(show(command.config, (*_NOT_LISTED, *command.lacks)), end="")
@@ -69,8 +68,6 @@ def _main(command: Command, claims: ExitStack) -> int:
         print(f"error: {ended}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        if sweep is not None:
-            remove_killed(sweep_folder(sweep), since=began)
         print(f"\ninterrupted; {_how_to_go_on(command, sweep)}", file=sys.stderr)
         return 130
     except TerminatedError as error:

@@ -16,7 +16,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -135,12 +134,6 @@ def report_crashes(folder: Path, begun: Mapping[str, Any], facts: Facts) -> Iter
             write_json(folder / UNFINISHED, {**report, "traceback": lines})
         named = _named(error, folder)
         raise named from (None if named is error else error)
-
-
-def was_killed(folder: Path, since: datetime) -> bool:
-    """Whether a run began in this folder at `since` or later, and its end was not reported (it may still be running)."""
-    state, second = read_state(folder), since.astimezone().replace(microsecond=0)  # as stored
-    return state.get("status") == "begun" and datetime.fromisoformat(state["begun"]) >= second
 
 
 def _named(error: BaseException, folder: Path) -> BaseException:

@@ -20,7 +20,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,16 +31,7 @@ from cbatch import ConfigError, Request, RunRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
-from experiments.store.claim import (
-    LOCK,
-    UNFINISHED,
-    ClaimedError,
-    Facts,
-    claimed,
-    make_new_folder,
-    report_crashes,
-    was_killed,
-)
+from experiments.store.claim import LOCK, UNFINISHED, Facts, claimed, make_new_folder, report_crashes
 from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
 from experiments.store.notes import origin_of
 from experiments.store.provenance import write_json
@@ -152,15 +142,6 @@ def open_run_folder(
         except BaseException as error:  # partial results may have filled the disk
             _remove_files(folder, but=() if isinstance(error, KeyboardInterrupt) else (CONFIG, DECISIONS))
             raise
-
-
-def remove_killed(root: Path, since: datetime) -> None:
-    """Removes the files of runs that began at `since` or later and were killed, as launchers do after Ctrl-C."""
-    for folder in [path for path in root.glob("*") if path.is_dir()]:
-        if was_killed(folder, since) and read_summary(folder) is None:
-            with suppress(ClaimedError), claimed(folder):
-                _remove_files(folder)
-        _remove_empty([folder])
 
 
 def _missing(folder: Path) -> list[Path]:
