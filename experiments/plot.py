@@ -10,7 +10,7 @@ from textwrap import dedent, indent
 from typing import Any
 
 from cbatch import ConfigError
-from experiments.plots.look import Look
+from experiments.plots.style import Look, save
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
 from experiments.store.headings import COLUMNS, MORE_COLUMNS
 from experiments.store.notes import made_text
@@ -85,8 +85,6 @@ def _plot(name: str, where: str = "", *options: str) -> None:
         text, origin = table(folder, **keyword_arguments(partial(table, folder), options, command))
         print(text, write_text(folder / PLOTS / "table.md", f"{text}\n\n{origin}\n"), sep="\n\n")
         return
-    from experiments.plots.style import save  # loads matplotlib
-
     common = [option for option in options if option.partition("=")[0] in inspect.signature(Look).parameters]
     look = Look(**keyword_arguments(Look, common, command))
     make = partial(_maker(name), folder, look)

@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
-from experiments.plots.look import PLAIN, Look
 from experiments.plots.series import load_runs
-from experiments.plots.style import DECODE, PADDING, PREFILL, add_title, new_figure, print_style
+from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
 from experiments.store.tables import read_steps
 
 _MOST_STEPS = 400

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,10 +20,9 @@ from pydantic import Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give
-from experiments.plots.look import PLAIN, Look
 from experiments.plots.parts import label_log
 from experiments.plots.series import describe_points, leave_out, load_series, points_of
-from experiments.plots.style import add_title, line_style, new_figure, print_style
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.store.headings import Heading, heading_of
 from experiments.store.labels import coincide_text, is_baseline
 from experiments.store.notes import tail_text
@@ -31,7 +30,6 @@ from experiments.store.run_table import matching
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests
 
-Objective = Literal["joint", "ttft", "tbt", "total"]
 Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 
 USUAL_BASELINE = "request_level"
@@ -71,21 +69,19 @@ def latency_vs_rate(folder: Path, look: Look = PLAIN, percentiles: tuple[int, ..
     return draw(folder, look, x="rate", y=keys)
 
 
-def attainment(folder: Path, look: Look = PLAIN, objective: Objective = "joint", goal: Share = 0.9) -> Figure:
-    """Draws the share of requests that attain their objectives against the request rate: of all requests and of each tier.
+def attainment(folder: Path, look: Look = PLAIN, goal: Share = 0.9) -> Figure:
+    """Draws the share of requests that attain all of their objectives against the request rate: of all requests and of each tier.
 
     Without objectives of the requests, `metrics.objectives` count.
 
     Args:
-        objective: joint, all that a request has together; or one of them: ttft, tbt, total.
         goal: the share that a thin line marks.
 
     Raises:
         ConfigError: as `draw`.
     """
-    share = "share" if objective == "joint" else f"{objective}_share"
-    keys: tuple[str, ...] = (f"attainment.{share}", f"attainment.tiers.*.{share}")
-    if objective == "joint" and not matching(keys, read_runs(folder)):
+    keys: tuple[str, ...] = ("attainment.share", "attainment.tiers.*.share")
+    if not matching(keys, read_runs(folder)):
         keys = ("goodput.attained_share",)
     return draw(folder, look, x="rate", y=keys, goal=100 * goal)
 

@@ -10,10 +10,9 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from cbatch import ConfigError
-from experiments.plots.look import PLAIN, Look
 from experiments.plots.parts import label_log
 from experiments.plots.series import load_series
-from experiments.plots.style import add_title, line_style, new_figure, print_style
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.store.labels import coincide_text
 from experiments.store.runs import Omitted, print_omitted
 from experiments.store.tables import read_requests, time_between_tokens

@@ -12,10 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from cbatch import ConfigError, Request
 from cbatch.replay.schedule import Cell, Doing, Schedule
 from cbatch.request import spec_of
-from experiments.plots.look import PLAIN, Look
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
-from experiments.plots.style import DECODE, IDLE, PAGE, PREFILL, add_title, new_figure, print_style
+from experiments.plots.style import DECODE, IDLE, PAGE, PLAIN, PREFILL, Look, add_title, new_figure, print_style
 from experiments.settings.command_line import Count, Index
 from experiments.store.decisions_file import read_decisions
 from experiments.store.run_folder import DECISIONS

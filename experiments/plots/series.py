@@ -7,8 +7,7 @@ import pandas as pd
 
 from cbatch import ConfigError
 from cbatch.validation import check_known
-from experiments.plots.look import PLAIN, Look
-from experiments.plots.style import MOST_SERIES
+from experiments.plots.style import MOST_SERIES, PLAIN, Look
 from experiments.store.headings import heading_of
 from experiments.store.intervals import mean_of
 from experiments.store.labels import label_runs

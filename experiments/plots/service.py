@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from cbatch import ConfigError
 from cbatch.results.service import WINDOW_SECONDS, Service, measure_windows
 from cbatch.validation import positive
-from experiments.plots.look import PLAIN, Look
 from experiments.plots.series import load_runs
-from experiments.plots.style import add_title, line_style, new_figure, print_style
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.store.runs import Omitted, print_omitted
 from experiments.store.tables import read_service
 

@@ -1,11 +1,12 @@
 """How every plot looks: page size, series that differ in grey too, headings, and lines on where times come from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Annotated, Any
 
 import matplotlib
 import pandas as pd
@@ -16,9 +17,10 @@ import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pydantic import BeforeValidator, Field
 
 from cbatch import ConfigError
-from experiments.plots.look import PLAIN, Look
+from cbatch.validation import Give
 from experiments.store.notes import made_text, notes_of
 from experiments.store.provenance import atomic_write
 
@@ -46,6 +48,49 @@ MOST_SERIES = len(_STYLES)
 
 print_style = partial(plt.style.context, Path(__file__).with_name("print.mplstyle"))
 """Applies the settings of print.mplstyle inside the `with`. Also a decorator."""
+
+
+def _read_labels(text: str) -> dict[str, str]:
+    labels = dict(part.rpartition("=")[::2] for part in text.split(";") if part)
+    if "" in labels:
+        raise ValueError
+    return labels
+
+
+Inches = Annotated[float, Field(gt=0)]
+Labels = Annotated[Mapping[str, str], BeforeValidator(_read_labels), Give("LABEL=TEXT;LABEL=TEXT")]
+Order = Annotated[tuple[str, ...], BeforeValidator(lambda text: tuple(filter(None, text.split(";"))))]
+Size = Annotated[
+    tuple[Inches, Inches],
+    BeforeValidator(lambda text: tuple(map(float, text.split(",")))),
+    Give("width and height in inches, as in size=3.5,2.5"),
+]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a plot looks, and of which runs it is.
+
+    Args:
+        labels: texts in place of labels, LABEL=TEXT;LABEL=TEXT.
+        order: the labels that come first, LABEL;LABEL.
+        size: width,height in inches.
+        title: the text above the plot; an empty one for none.
+        notes: whether the origin of the figures stands below the plot; if not, it is printed.
+        format: of the files, such as pdf,png,svg.
+        runs: only runs whose folder names contain this.
+    """
+
+    labels: Labels = field(default_factory=dict)
+    order: Order = ()
+    size: Size | None = None
+    title: str | None = None
+    notes: bool = True
+    format: tuple[str, ...] = ("pdf", "png")
+    runs: str = ""
+
+
+PLAIN = Look()
 
 
 def line_style(index: int) -> dict[str, Any]:

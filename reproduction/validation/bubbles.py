@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
-from experiments.plots.look import Look
 from experiments.plots.series import load_runs
-from experiments.plots.style import PAGE, add_heading, add_title, print_style
+from experiments.plots.style import PAGE, Look, add_heading, add_title, print_style
 from reproduction.parts import stacked_bars
 
 SIMULATED = "-simulated"

@@ -12,10 +12,9 @@ from matplotlib.patches import Patch
 
 from cbatch import ConfigError
 from cbatch.executor import CopyTimes
-from experiments.plots.look import Look
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
-from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL, add_title, new_figure, print_style
+from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL, Look, add_title, new_figure, print_style
 from experiments.settings.command_line import Count, Index
 from experiments.store.run_folder import COPIES
 from experiments.store.tables import read_steps

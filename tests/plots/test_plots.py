@@ -17,7 +17,7 @@ from test_schedule_chart import with_decisions
 from cbatch import ConfigError
 from experiments.plot import NAMES, main
 from experiments.plots import composition, curves, latency_cdf, service
-from experiments.plots.look import Look
+from experiments.plots.style import Look
 
 T1 = 12.7062
 """Standard errors that the interval of a mean of two values reaches to each side."""
@@ -151,10 +151,8 @@ def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
         (run / "summary.json").write_text((run / "summary.json").read_text().replace('"share"', '"no_share"'))
     [of_objectives] = curves.attainment(tmp_path).axes
     assert lines(of_objectives)["prefill_first"][1] == [50, 50], "objectives of the run, as requests have none"
-    [only] = curves.attainment(tmp_path, objective="ttft").axes
-    assert lines(only)["prefill_first"][1] == [50, 50]
     with pytest.raises(ConfigError, match=r"no run has attainment\.total_share"):
-        curves.attainment(tmp_path, Look(runs="1 0|4 0"), objective="total")
+        curves.draw(tmp_path, Look(runs="1 0|4 0"), x="rate", y=("attainment.total_share",))
 
 
 # -- distributions ----------------------------------------------------------------------------------------------------
@@ -285,7 +283,6 @@ def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.Cap
         (["composition", "{one}", "format=doc"], "format=doc: no such format; choose among "),
         (["throughput_vs_pd", "{one}"], "needs runs with several values of workload.pd_ratio; sweep it with -m "),
         (["latency_vs_rate", "{together}", "percentiles=98"], "no run has ttft_seconds.p98 or tbt_seconds.p98"),
-        (["attainment", "{one}", "objective=tpot"], "objective=tpot: give joint, ttft, tbt or total"),
         (["attainment", "{one}", "goal=90"], "goal=90: give a share above 0, at most 1"),
         (["curves", "{one}", "x=batch"], "plot curves needs y="),
         (["service", "{one}", "window=0"], "window=0: give a finite number above 0 (seconds)"),

@@ -11,8 +11,8 @@ from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
 from experiments.plots import series
-from experiments.plots.look import Look
 from experiments.plots.series import describe_points, load_runs, load_series, points_of
+from experiments.plots.style import Look
 from experiments.store.labels import coincide_text, is_baseline, label_runs
 from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import (
