@@ -83,14 +83,13 @@ def measure(
     run = assemble(replicate(settings, 0, 1.0, goal.requests))
     origin, composed = origin_of_run(settings), settings.composed
     about = {**about_run(run), **origin, "slo": slo_text(composed.choices.get("slo", "none"), composed.overrides)}
-    cores = (os.cpu_count() or 1) if bar else 1  # without a bar, a launcher runs other searches beside this one
+    cores = settings.cores
+    if cores == "auto":  # without a bar, a launcher runs other searches beside this one
+        cores = (os.cpu_count() or 1) if bar else 1
     work, others = partial(simulate, settings, rule), settings.other_code == "keep"
-    cores = cores if settings.cores == "auto" else settings.cores
-    with open_simulations(
-        folder, origin["identity"], origin["code"], work, cores=cores, other_code=others
-    ) as simulations:
-        if simulations.resumed:
-            say(f"{simulations.resumed} simulations of an earlier search are kept")
+    with open_simulations(folder, **origin, simulate=work, cores=cores, other_code=others) as simulations:
+        if simulations.outcomes:
+            say(f"{len(simulations.outcomes)} simulations of an earlier search are kept")
         search = Search(goal, simulations, say)
         capacity = search.run()
         about["wall_seconds"] = time.perf_counter() - began

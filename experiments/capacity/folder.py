@@ -7,7 +7,8 @@ capacity.json       the result and the settings; written last and atomically
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,6 +18,7 @@ from cbatch import CbatchError, ConfigError
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome
 from experiments.settings.command_line import end_with_the_parent
+from experiments.store import run_folder
 from experiments.store.claim import LOCK, UNFINISHED, claimed
 from experiments.store.run_folder import PLOTS, read_summary, run_folders
 
@@ -31,11 +33,8 @@ _FILES = {RESULT, SIMULATIONS, UNFINISHED, LOCK, PLOTS}
 result_folders = partial(run_folders, name=RESULT)
 """Returns the folders of finished searches in and below a folder."""
 
-
-def read_finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the result in a folder, if it has this identity."""
-    result = read_summary(folder, RESULT)
-    return result if result and result["about"].get("identity") == identity else None
+read_finished = partial(run_folder.read_finished, name=RESULT)
+"""Returns the result in a folder, if it has this identity."""
 
 
 def read_searches(root: Path) -> "pd.DataFrame":
@@ -45,27 +44,27 @@ def read_searches(root: Path) -> "pd.DataFrame":
     return frame_of((folder, read_summary(folder, RESULT) or {}) for folder in result_folders(root))
 
 
+@dataclass(eq=False)
 class Simulations:
     """The simulations of a search: those kept by earlier processes, and those made now.
 
-    simulate: called with replication, rate, requests and warm-up, in the pool's processes. outcomes: by rate, replication,
-    requests and warm-up. resumed: number of those kept.
+    file: each new one is appended. outcomes: by rate, replication, requests and warm-up. simulate: called with replication, rate,
+    requests and warm-up, in the pool's processes.
     """
 
-    def __init__(
-        self, file: TextIO, kept: Mapping[Any, Outcome], simulate: Callable[..., Outcome], pool: Executor | None
-    ) -> None:
-        self._file, self.outcomes, self._simulate, self._pool = file, dict(kept), simulate, pool
-        self.resumed = len(kept)
+    file: TextIO
+    outcomes: dict[Any, Outcome]
+    simulate: Callable[..., Outcome]
+    pool: Executor | None
 
     def __call__(self, pairs: Sequence[tuple[int, float]], requests: int, warmup: int) -> list[Outcome]:
         """Returns the outcomes for pairs of (replication, rate); simulates those that are not kept."""
         keys = [(rate, number, requests, warmup) for number, rate in pairs]
         new = [(key[1], key[0], requests, warmup) for key in keys if key not in self.outcomes]
-        for outcome in (self._pool.map if self._pool else map)(self._simulate, *zip(*new, strict=True)) if new else ():
+        for outcome in (self.pool.map if self.pool else map)(self.simulate, *zip(*new, strict=True)) if new else ():
             self.outcomes[outcome[:4]] = outcome
-            self._file.write(json.dumps(outcome) + "\n")
-            self._file.flush()
+            self.file.write(json.dumps(outcome) + "\n")
+            self.file.flush()
         return [self.outcomes[key] for key in keys]
 
 
@@ -96,13 +95,16 @@ def open_simulations(
     new, head = not folder.exists(), {"settings": effective, "code": code}
     path, useless = folder / SIMULATIONS, False
     try:
-        with claimed(folder), _pool(cores) as pool:
-            kept = _read(path, head, other_code)
+        with claimed(folder), ExitStack() as held:
+            kept, pool = _read(path, head, other_code), None
             (folder / RESULT).unlink(missing_ok=True)
-            with path.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(line) + "\n" for line in chain([head], kept.values()))
-                file.flush()
-                yield Simulations(file, kept, simulate, pool)
+            if cores > 1:
+                pool = ProcessPoolExecutor(cores, initializer=end_with_the_parent)
+                held.callback(pool.shutdown, cancel_futures=True)
+            file = held.enter_context(path.open("w", encoding="utf-8"))
+            file.writelines(json.dumps(line) + "\n" for line in chain([head], kept.values()))
+            file.flush()
+            yield Simulations(file, kept, simulate, pool)
     except CbatchError as error:
         useless = not isinstance(error, TooFewError)
         raise
@@ -112,18 +114,6 @@ def open_simulations(
         if new:
             with suppress(OSError):  # not empty
                 folder.rmdir()
-
-
-@contextmanager
-def _pool(cores: int) -> Iterator[Executor | None]:
-    if cores == 1:
-        yield None
-        return
-    pool = ProcessPoolExecutor(cores, initializer=end_with_the_parent)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _read(path: Path, head: Mapping[str, Any], other_code: bool) -> dict[Any, Outcome]:

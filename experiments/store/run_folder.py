@@ -64,9 +64,9 @@ PLOTS = "plots"
 """Subfolder of a run or sweep for the output of `experiments.plot`."""
 
 
-def read_finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the figures of a complete run with this identity and whole tables; None if the folder holds none."""
-    summary = read_summary(folder)
+def read_finished(folder: Path, identity: Mapping[str, Any], name: str = SUMMARY) -> dict[str, Any] | None:
+    """Returns the figures of a complete run with this identity and whole tables; None if the folder holds none. name: as for `read_summary`."""
+    summary = read_summary(folder, name)
     if summary is None or summary["about"].get("identity") != identity or damage(folder, summary):
         return None
     return summary
