@@ -177,6 +177,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "chosen": run.chosen,
         "requests": len(run.requests),
         "output_lengths_known": run.totals.lengths_known,  # to policies, by `max_new_tokens`
+        "prefixes": run.totals.prefixes,
         "overrides": list(composed.overrides),
         "number": composed.number,
         "date": now(),

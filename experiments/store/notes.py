@@ -26,6 +26,8 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
         notes.append(
             f"true output lengths known to the policy, as max_new_tokens{'' if all(seen) else _of_several(seen)}"
         )
+    if any(prefixes := [about.get("prefixes", False) for about in known]):
+        notes.append(f"prefixes are not reused: every prompt is computed whole{_of_several(prefixes)}")
     cut = [about.get("outputs_cut", 0) for about in known]
     if any(cut):
         total = sum(about["requests"] for about in known)

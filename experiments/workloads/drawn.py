@@ -65,7 +65,7 @@ class Totals:
 
     longest: the request with the most tokens. longest_prompt: that with the longest prompt. new_tokens: the sum of `max_new_tokens`. clients: None stands
     for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
-    every request's true length. by_iteration: some requests arrive by iteration.
+    every request's true length. by_iteration: some requests arrive by iteration. prefixes: some have `prefix_hashes`.
     """
 
     longest: Request
@@ -75,6 +75,7 @@ class Totals:
     extra: dict[str, None] = field(default_factory=dict)
     lengths_known: bool = True
     by_iteration: bool = False
+    prefixes: bool = False
 
 
 def totals_of(requests: Iterable[Request]) -> Totals:
@@ -96,6 +97,7 @@ def totals_of(requests: Iterable[Request]) -> Totals:
         totals.extra.update(dict.fromkeys(request.extra))
         totals.lengths_known &= not (spec_of(request).has_hidden_length or request.stop_tokens)
         totals.by_iteration |= request.arrival_iteration > 0
+        totals.prefixes |= bool(request.prefix_hashes)
         by_time |= request.arrival_time > 0
     if totals.by_iteration and by_time:
         problem = "some requests have an arrival_iteration and some an arrival_time, and the two have no common order"

@@ -67,11 +67,12 @@ def test_a_record_that_makes_no_sense_is_refused(fields: dict[str, object], mess
 
 def test_totals_by_hand() -> None:
     hidden, late = Request(0, 3, 4, true_new_tokens=2), Request(1, 5, 1, client="ann", arrival_iteration=3)
-    last = Request(2, 2, 2, extra={"tier": 1})
+    last = Request(2, 2, 2, extra={"tier": 1}, prefix_hashes=(7,))
     found = totals_of([hidden, late, last])
     assert (found.longest, found.longest_prompt, found.new_tokens) == (hidden, late, 4 + 1 + 2)
-    told = (found.clients, list(found.extra), found.lengths_known, found.by_iteration)
-    assert told == ({None, "ann"}, ["tier"], False, True)
+    told = (found.clients, list(found.extra), found.lengths_known, found.by_iteration, found.prefixes)
+    assert told == ({None, "ann"}, ["tier"], False, True, True)
+    assert not totals_of([hidden, late]).prefixes
     assert not totals_of([Request(0, 3, 4, stop_tokens=(7,))]).lengths_known, "a stop token may end it"
     alone = totals_of([last])
     assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)

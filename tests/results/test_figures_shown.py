@@ -16,7 +16,7 @@ from cbatch.results.service import service_of
 from experiments.store import text as texts
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
 from experiments.store.intervals import Compared, Mean
-from experiments.store.notes import beyond_text, origin_of
+from experiments.store.notes import beyond_text, notes_of, origin_of
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests, read_service, read_steps, read_tokens, time_between_tokens
 from experiments.store.text import format_number, format_share, run_text
@@ -206,6 +206,8 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert 39 * "x" in origin_of(simulated(error=39 * "x"))
     lines = run_text(make_summary(make_record(), simulated(3))).splitlines()[1:3]
     assert lines == ["SIMULATED with profile h200 (error: 5%)", "iterations outside the measured range: 3"]
+    reused = notes_of([simulated(), {**simulated(), "prefixes": True}])[-1]
+    assert reused == "prefixes are not reused: every prompt is computed whole, in 1 of 2 runs"
 
 
 def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
