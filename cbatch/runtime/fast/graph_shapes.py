@@ -84,7 +84,7 @@ def find_shape(shapes: Mapping[Shape, int], num_tokens: int, num_chunks: int) ->
 
 
 def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
-    """Leave out shapes that take longer than a larger one: matrix products of some sizes are slow (see `bench tiles`).
+    """Leave out shapes that take longer than a larger one: matrix products of some sizes are slow.
 
     seconds: of an iteration of each shape, ascending.
     """
