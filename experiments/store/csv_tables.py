@@ -46,13 +46,13 @@ class RunTables:
         folder.mkdir(parents=True, exist_ok=True)
         self._extra = extra
         self._files = [_open(folder / name) for name in (REQUESTS, STEPS)]
-        self._requests, self._steps = map(csv.writer, self._files)
+        self._requests = csv.writer(self._files[0])
         self._requests.writerow((*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra)))
-        self._steps.writerow(StepRecord._fields)
+        self._files[1].write(_STEP_LINE % StepRecord._fields)
 
     def write(self, record: RunRecord, served: Served) -> None:
         """Appends the rows of a record, or of a piece of one. served: its requests, as `collect_served` returns them."""
-        self._steps.writerows(record.steps)
+        self._files[1].writelines(map(_step_line, record.steps))
         self._requests.writerows(request_rows(record, served, self._extra))
 
     def __enter__(self) -> Self:
@@ -85,6 +85,17 @@ class StreamedTables(RunTables):
     def take(self, record: RunRecord) -> None:
         """Appends results that `RunRecord.take` has returned."""
         self.write(record, self.run.take(record))
+
+
+_STEP_LINE = ",".join(["%s"] * len(StepRecord._fields)) + "\r\n"
+
+
+def _step_line(step: StepRecord) -> str:
+    """Returns a line of steps.csv: csv.writer would look at every character of the numbers."""
+    note = step.note
+    if note and not note.isalnum():
+        step = step._replace(note='"{}"'.format(note.replace('"', '""')))
+    return _STEP_LINE % step
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
