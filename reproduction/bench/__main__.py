@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from experiments.bench.__main__ import Benchmark, run_benchmark
 from reproduction import RESULTS
+from reproduction.benchmark import Benchmark, run_benchmark
 from reproduction.stored import BENCH
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from cbatch import ConfigError, Engine, Limits, Request, RunRecord, Server
-from experiments.bench.serve import repeat
+from experiments.bench import repeat
 from experiments.profile.kernels import KernelTrace
 from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count

@@ -19,7 +19,7 @@ import torch
 
 from cbatch import Limits, ModelSpec, RunRecord
 from cbatch.runtime.options import Options
-from experiments.bench.serve import figures_of
+from experiments.bench import figures_of
 from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count, beginning_with
 from experiments.settings.presets import load_spec

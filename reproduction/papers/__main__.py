@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
-from experiments.bench.__main__ import Benchmark
 from experiments.settings.command_line import keyword_arguments, listed, run
 from experiments.store.benchmark_file import slug
 from reproduction import RESULTS
+from reproduction.benchmark import Benchmark
 from reproduction.papers import gallery
 from reproduction.papers.claims import SETTLED, conclusion, table
 from reproduction.papers.machines import Machines

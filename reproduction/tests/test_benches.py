@@ -12,7 +12,6 @@ from places import RESULTS, ROOT
 from cbatch import BatchShape
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.sim import ProfileCost, load_profile
-from experiments.bench import __main__ as of_users
 from experiments.settings.command_line import keyword_arguments
 from experiments.settings.compose import compose_run
 from experiments.settings.presets import load_spec
@@ -24,7 +23,7 @@ from reproduction.papers import __main__ as papers
 from reproduction.validation import __main__ as validation
 
 NEED_TRITON = {"attention"}
-COMMANDS = {**of_users.BENCHMARKS, **bench.BENCHMARKS, **validation.COMPARISONS, **papers.COMMANDS}
+COMMANDS = {**bench.BENCHMARKS, **validation.COMPARISONS, **papers.COMMANDS}
 
 
 def text_of(value: Any) -> str:

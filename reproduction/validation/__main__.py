@@ -10,10 +10,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.bench.__main__ import Benchmark, run_benchmark
 from experiments.plots.style import save
 from experiments.settings.command_line import keyword_arguments, run
 from experiments.store.run_folder import PLOTS
+from reproduction.benchmark import Benchmark, run_benchmark
 from reproduction.validation import bubbles, lanes
 
 COMPARISONS = {

@@ -1,17 +1,17 @@
-"""`experiments.bench`: each benchmark writes its figures, with real tokens on a CPU or in simulation."""
+"""`experiments.bench` writes figures of policies, with real tokens on a CPU or in simulation."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from experiments.bench.__main__ import main
+from experiments.bench import main
 
 
 def test_policies_are_served_in_turn_on_one_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = "settings=backend=cpu model=tiny batch=4 workload.length=64 workload.num_requests=6"
     policies = "policies=policy=orca;policy=sarathi chunk=16"
-    assert main(["serve", settings, policies, "repeats=3", f"folder={tmp_path}"]) == 0, capsys.readouterr().err
+    assert main([settings, policies, "repeats=3", f"folder={tmp_path}"]) == 0, capsys.readouterr().err
     stored = json.loads((tmp_path / "cpu" / "serve.json").read_text())
     assert (stored["model"], stored["batch"], stored["requests"]) == ("tiny", 4, 6)
     assert list(stored["figures"]) == ["policy=orca", "policy=sarathi chunk=16"]
@@ -24,7 +24,7 @@ def test_policies_are_served_in_turn_on_one_server(tmp_path: Path, capsys: pytes
 
 
 def test_an_unknown_policy_is_refused_before_a_server_is_built(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "policies=policy=orka"]) == 2
+    assert main(["policies=policy=orka"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -33,7 +33,7 @@ def test_simulated_stages_wait_more_for_whole_prompts_than_for_chunks(tmp_path: 
         "settings=backend=sim backend.pipeline_stages=2 model=llama-13b batch=4 workload=zipf workload.num_requests=24"
     )
     policies = "policies=policy=orca;policy=sarathi chunk=256"
-    assert main(["serve", settings, policies, "repeats=1", f"folder={tmp_path}"]) == 0
+    assert main([settings, policies, "repeats=1", f"folder={tmp_path}"]) == 0
     stored = json.loads((tmp_path / "h200-x2" / "serve.json").read_text())
     orca, sarathi = stored["figures"].values()
     assert orca["bubble_share"] > 1.5 * sarathi["bubble_share"] > 0
@@ -46,6 +46,6 @@ def test_stages_with_real_tokens_are_accounted_for(tmp_path: Path) -> None:
     settings = (
         "settings=backend=cpu backend.pipeline_stages=2 model=tiny batch=2 workload.length=32 workload.num_requests=4"
     )
-    assert main(["serve", settings, "policies=policy=orca", "repeats=1", f"folder={tmp_path}"]) == 0
+    assert main([settings, "policies=policy=orca", "repeats=1", f"folder={tmp_path}"]) == 0
     [figures] = json.loads((tmp_path / "cpu" / "serve.json").read_text())["figures"].values()
     assert all(sum(shares.values()) == pytest.approx(1) for shares in figures["stages"])

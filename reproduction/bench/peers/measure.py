@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, Protocol
 
 from cbatch import CbatchError, ModelSpec, Request
-from experiments.bench.serve import shortened
+from experiments.bench import shortened
 from experiments.settings.command_line import Count, beginning_with
 from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import spread

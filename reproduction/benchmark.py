@@ -1,6 +1,5 @@
-"""`python -m experiments.bench NAME [key=value ...]`: run one benchmark, print its table, write its results file."""
+"""Benchmarks that a command line names: where each lies, what it needs, and how it is run."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -28,15 +27,6 @@ class Benchmark:
         return getattr(import_module(module), name or "main")  # type: ignore[no-any-return]
 
 
-_SERVE = "throughput of policies: on a GPU, with settings='backend=cpu model=tiny' on a CPU, with settings=backend=sim simulated"
-BENCHMARKS = {"serve": Benchmark(_SERVE, "experiments.bench.serve", needs_gpu=False)}
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns its exit status."""
-    return run_benchmark(arguments, BENCHMARKS, str(__doc__))
-
-
 def run_benchmark(arguments: Sequence[str], benchmarks: Mapping[str, Benchmark], usage: str) -> int:
     """Runs the benchmark that a command line names; returns the exit status."""
 
@@ -55,7 +45,3 @@ def run_benchmark(arguments: Sequence[str], benchmarks: Mapping[str, Benchmark],
         return f"{usage}\n{listed(texts)}"
 
     return run(measure, arguments, describe, interrupted="interrupted; files already written are complete")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,13 +1,19 @@
 """Speed of policies with real tokens on this machine's GPU: prompt and output tokens per second, on the same requests.
 
-    python -m experiments.bench serve policies='policy=sarathi chunk=256;policy=mine.Mine'
-    python -m experiments.bench serve settings='model=llama-13b workload=azure_conv workload.path=FILE workload.queued=true batch=128'
+    python -m experiments.bench policies='policy=sarathi chunk=256;policy=mine.Mine'
+    python -m experiments.bench settings='model=llama-13b workload=azure_conv workload.path=FILE workload.queued=true batch=128'
+
+policies     keys of `experiments.run` that describe a policy; several policies are separated by ";"
+settings     keys of `experiments.run` for all policies: model, workload, batch, runtime
+repeats      how often each policy serves the requests        name, folder   of the results file, FOLDER/<hardware>/NAME.json
 
 One server is built and serves the requests under each policy in turn, `repeats` times. backend.pipeline_stages=2 and
-backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same, and says how fast it does.
+backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same, and says how fast it does;
+backend=cpu model=tiny needs no GPU either.
 """
 
 import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -22,7 +28,7 @@ from cbatch import ConfigError, Policy, Request, RunRecord, Server
 from cbatch.results.metrics import Window, busy_seconds, step_columns
 from cbatch.results.stages import account_stages
 from experiments.settings.assemble import assemble
-from experiments.settings.command_line import Count
+from experiments.settings.command_line import Count, keyword_arguments, run
 from experiments.settings.compose import compose_run
 from experiments.store.benchmark_file import BENCH, spread, write
 from policies.orca import Orca
@@ -33,7 +39,16 @@ CAUSES = ("compute", "pb1", "pb2", "pb3", "communication", "host", "no_work")
 COLUMNS = ("tokens_per_second", "ms_per_iteration", "active_share", "host_ms_per_iteration")
 
 
-def main(
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns its exit status."""
+
+    def measure(*options: str) -> None:
+        serve(**keyword_arguments(serve, options, "bench"))
+
+    return run(measure, arguments, lambda: str(__doc__), interrupted="interrupted; files already written are complete")
+
+
+def serve(
     policies: str = "policy=orca;policy=sarathi chunk=256",
     settings: str = "",
     path: str = "",
@@ -44,10 +59,7 @@ def main(
 ) -> None:
     """Measures and prints; writes NAME.json after each policy.
 
-    Args:
-        policies: keys of `experiments.run` that describe a policy, several policies separated by ";".
-        settings: keys of `experiments.run` for all policies: model, workload, batch, runtime. path: of a trace, `workload.path`.
-        command: to be stored as the origin of the figures.
+    path: of a trace, `workload.path`. command: to be stored as the origin of the figures.
 
     Raises:
         ConfigError: no GPU, or several replicas.
@@ -55,20 +67,20 @@ def main(
     shared = ["backend=cuda", "timeline=false", *shlex.split(settings), *([f"workload.path={path}"] if path else [])]
     makers = {policy: compose_run(*shared, *shlex.split(policy)).policy for policy in policies.split(";")}
     chosen = compose_run(*shared)
-    run = assemble(chosen, print)
-    server = run.server
+    made = assemble(chosen, print)
+    server = made.server
     if not isinstance(server, Server):
-        raise ConfigError("serve: measures one server; leave out backend.replicas=")
-    vocabulary, gpus = run.backend.vocabulary(run.spec), run.limits.num_stages * run.backend.tensor_parallel
-    hardware = run.backend.hardware(run.cost.profile)
-    if gpus > 1 and run.backend.name != "cpu":
+        raise ConfigError("bench: measures one server; leave out backend.replicas=")
+    vocabulary, gpus = made.backend.vocabulary(made.spec), made.limits.num_stages * made.backend.tensor_parallel
+    hardware = made.backend.hardware(made.cost.profile)
+    if gpus > 1 and made.backend.name != "cpu":
         hardware = f"{hardware.partition(',')[0]} x{gpus}"
     figures: dict[str, dict[str, Any]] = {}
-    stamped: dict[str, Any] = {"model": run.spec.name, "batch": run.limits.max_batch, "requests": len(run.requests)}
-    stamped |= {"workload": repr(chosen.workload), "chosen": run.chosen, "figures": figures}
-    print(f"{run.spec.name}, batch {run.limits.max_batch}, {len(run.requests)} requests on {hardware}", flush=True)
+    stamped: dict[str, Any] = {"model": made.spec.name, "batch": made.limits.max_batch, "requests": len(made.requests)}
+    stamped |= {"workload": repr(chosen.workload), "chosen": made.chosen, "figures": figures}
+    print(f"{made.spec.name}, batch {made.limits.max_batch}, {len(made.requests)} requests on {hardware}", flush=True)
     with closing(server):
-        server.serve(Orca(), shortened(chosen.workload.requests(vocabulary), run.limits.max_running))
+        server.serve(Orca(), shortened(chosen.workload.requests(vocabulary), made.limits.max_running))
         for policy, maker in makers.items():
             runs = repeat(server, maker, lambda: chosen.workload.requests(vocabulary), repeats)
             counts = {"iterations": len(runs.record.steps), "eager": runs.eager}
@@ -166,3 +178,7 @@ def _table(figures: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [(policy, *(row[name]["median"] for name in COLUMNS), row["eager"]) for policy, row in figures.items()]
     head = ("policy", "tokens/s", "ms per iteration", "device active", "host ms", "iterations without a graph")
     return tabulate(rows, head, floatfmt=("", ".0f", ".3f", ".2%", ".3f", ".0f"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""Speed of policies on this machine: each benchmark a command, `python -m experiments.bench NAME`, each writing results/<hardware>/NAME.json."""
