@@ -1,10 +1,11 @@
 """The engine against a plain model: any arrivals and plans, legal or not, in any order, sync and async, with and without tokens."""
 
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plain_engine import PlainEngine
@@ -17,7 +18,9 @@ from cbatch.request import FinishReason
 from cbatch.results.conservation import take_inventory
 
 STOP, OTHER = 1, 7
-SMALL, ENDS = st.integers(0, 12), st.none() | st.integers(1, 6)
+HOW = ("decodes", "preempting", "pad", "add", "preempt", "reject")
+FAULTS = ("", "", "", "", "any", "tokens", "twice", "preempt", "reject", "reserve", "pad")
+RANDOM = st.randoms(use_true_random=True)  # one draw per rule: hypothesis is slower than the engine
 
 
 class Handle(NamedTuple):
@@ -69,28 +72,27 @@ class Clockwork(Executor):
 
 
 class EngineMachine(RuleBasedStateMachine):
-    @initialize(data=st.data())
-    def build(self, data: st.DataObject) -> None:
-        draw = data.draw
-        num_stages, batch = draw(st.sampled_from([1, 1, 2, 3])), draw(st.integers(1, 4))
-        most = batch + draw(st.integers(0, 3))
-        limits = Limits(batch, draw(st.integers(3, 12)), 40, tile=1, num_stages=num_stages, max_running=most)
-        size = {"num_blocks": draw(st.integers(3, 12)), "block_size": draw(st.integers(1, 4))}
-        self.tokens = draw(st.booleans())
+    @initialize(random=RANDOM)
+    def build(self, random: Random) -> None:
+        num_stages, batch = random.choice([1, 1, 2, 3]), random.randint(1, 4)
+        most = batch + random.randint(0, 3)
+        limits = Limits(batch, random.randint(3, 16), 40, tile=1, num_stages=num_stages, max_running=most)
+        size = {"num_blocks": random.randint(3, 8), "block_size": random.randint(1, 4)}
+        self.tokens = random.random() < 0.5
         self.policy, self.executor = Told(), Clockwork(self, num_stages, self.tokens)
-        asynchronous = draw(st.booleans())
+        asynchronous = random.random() < 0.75
         self.depth = num_stages if asynchronous else num_stages - 1
         self.engine = Engine(self.policy, self.executor, limits, NO_COST, asynchronous=asynchronous, **size)
         self.model = PlainEngine(limits, **size, carries=self.tokens or num_stages > 1)
         self.requests: list[Request] = []
         self.counts: dict[int, tuple[int, ...]] = {}
-        for arrival in draw(st.lists(st.tuples(st.integers(1, 10), st.integers(1, 6), ENDS), min_size=1, max_size=4)):
-            self.submit(*arrival)
+        for _ in range(random.randint(2, 4)):
+            self.arrive(random)
 
-    @precondition(lambda self: len(self.requests) < 9)
-    @rule(prompt=st.integers(1, 10), limit=st.integers(1, 6), ends_after=ENDS)
-    def arrive(self, prompt: int, limit: int, ends_after: int | None) -> None:
-        self.submit(prompt, limit, ends_after)
+    @precondition(lambda self: self.engine.num_unfinished < 6)
+    @rule(random=RANDOM)
+    def arrive(self, random: Random) -> None:
+        self.submit(random.randint(1, 10), random.randint(1, 6), random.choice([None, random.randint(1, 6)]))
 
     def submit(self, prompt: int, limit: int, ends_after: int | None) -> None:
         id_, ends = len(self.requests), ends_after if ends_after is not None and ends_after < limit else None
@@ -108,29 +110,30 @@ class EngineMachine(RuleBasedStateMachine):
         self.model.arrive(id_, prompt, limit, ends)
         assert self.policy.heard.pop() == ("arrival", id_)
 
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def build_a_plan(self, data: st.DataObject) -> None:
+    @precondition(lambda self: self.engine.num_unfinished)
+    @rule(random=RANDOM)
+    def build_a_plan(self, random: Random) -> None:
         """The builder makes no plan that a rule refuses, whatever it is asked for."""
         builder = self.engine.view.plan()
-        for _ in range(data.draw(st.integers(1, 6))):
-            request = data.draw(st.sampled_from(self.requests)) if self.requests else None
-            match data.draw(st.sampled_from(["decodes", "preempting", "pad", "add", "add", "preempt", "reject"])):
+        for _ in range(random.randint(1, 6)):
+            request = self.some(random)
+            match random.choices(HOW, weights=(6, 3, 2, 16, 2, 1))[0]:
                 case "decodes" | "preempting" as how:
-                    builder.add_decodes(at_most=data.draw(st.none() | SMALL), preempt_newest=how == "preempting")
+                    at_most = random.choice([None, random.randint(0, 4)])
+                    builder.add_decodes(at_most=at_most, preempt_newest=how == "preempting")
                 case "pad":
-                    builder.pad_to(data.draw(SMALL))
-                case "add" if request is not None:
-                    tokens, whole = data.draw(st.none() | SMALL), data.draw(st.booleans())
-                    assume(not whole or (tokens or 0) <= self.model.limits.max_tokens >= request.num_ready)
-                    reserve = data.draw(st.just(0) | SMALL)
+                    builder.pad_to(random.randint(0, 12))
+                case "add":
+                    tokens, reserve = (random.choice([none, none, random.randint(0, 12)]) for none in (None, 0))
+                    fits = (tokens or 0) <= self.model.limits.max_tokens >= request.num_ready
+                    whole = fits and random.random() < 0.5
                     least = {**self.described(builder.plan), "pad_to": None}
                     least["entries"] = [*least["entries"], (request.id, 1)]
-                    granted = builder.add(request, tokens, reserve=reserve, whole=whole)
+                    granted = builder.add(request, tokens, reserve=reserve or 0, whole=whole)
                     assert (builder.refusal is None) == (granted > 0)
                     if not (granted or whole or reserve or tokens == 0):
                         assert not self.model.is_legal(**least), f"refused without need: {builder.refusal}"
-                case "preempt" | "reject" as how if request is not None:
+                case "preempt" | "reject" as how:
                     try:
                         builder.preempt(request) if how == "preempt" else builder.reject(request, "why")
                     except PlanError:
@@ -146,32 +149,46 @@ class EngineMachine(RuleBasedStateMachine):
         assert builder.free_blocks == self.model.free_after(made["entries"], made["preempt"], made["reserve"])
         self.turn(plan)
 
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def write_a_plan(self, data: st.DataObject) -> None:
+    @precondition(lambda self: self.engine.num_unfinished)
+    @rule(random=RANDOM)
+    def write_a_plan(self, random: Random) -> None:
         """A plan by hand, often illegal, is refused by the rules, by the engine and by the model alike."""
-        some = st.lists(st.sampled_from(self.requests), max_size=3, unique=data.draw(st.booleans()))
-        plan = Plan()
-        for request in data.draw(some):
-            plan.requests.append(request)
-            plan.num_tokens.append(data.draw(st.sampled_from([1, max(request.num_ready, 1)]) | SMALL))
-        plan.preempt = data.draw(st.just([]) | some)
-        plan.reject = [(request, "why") for request in data.draw(st.just([]) | some)]
-        plan.reserve = data.draw(st.just({}) | st.dictionaries(st.sampled_from(plan.requests or self.requests), SMALL))
-        plan.pad_to = data.draw(st.none() | SMALL)
+        if not self.model.flying and random.random() < 0.1:
+            seconds = random.randint(1, 3)
+            self.turn(Plan(wake_at=self.executor.time + seconds))
+            assert self.executor.time == self.engine.view.now + seconds
+        plan, fault = Plan(), random.choice(FAULTS)
+        running, ready = [*self.engine.view.running], [request for request in self.requests if request.num_ready]
+        if running and random.random() < 0.3:
+            plan.preempt = [random.choice(running)]
+        known = self.requests if fault == "any" else [request for request in ready if request not in plan.preempt]
+        plan.requests = random.sample(known, min(len(known), random.randint(0, 3)))
+        plan.num_tokens = [random.choice([1, max(request.num_ready, 1)]) for request in plan.requests]
+        match fault:
+            case "tokens" if plan.requests:
+                plan.num_tokens[-1] = random.randint(0, 12)
+            case "twice":
+                plan.requests, plan.num_tokens = plan.requests * 2, plan.num_tokens * 2
+            case "preempt":
+                plan.preempt = random.choices(self.requests, k=2)
+            case "reject":
+                plan.reject = [(self.some(random), "why")]
+            case "reserve":
+                plan.reserve = {random.choice(plan.requests or self.requests): random.randint(0, 12)}
+            case "pad":
+                plan.pad_to = random.randint(0, 16)
         self.turn(plan)
+
+    def some(self, random: Random) -> Request:
+        """Returns a request; often one that could compute tokens now, seldom one that has ended."""
+        unfinished = [request for request in self.requests if request.status is not Status.FINISHED]
+        ready = [request for request in unfinished if request.num_ready]
+        return random.choice(random.choices((ready, unfinished, self.requests), (8, 3, 1))[0] or self.requests)
 
     @precondition(lambda self: self.model.flying)
     @rule()
     def wait(self) -> None:
         self.turn(Plan())
-
-    @precondition(lambda self: self.requests and not self.model.flying)
-    @rule(seconds=st.integers(1, 3))
-    def sleep(self, seconds: int) -> None:
-        assume(self.model.waiting or self.model.running)
-        self.turn(Plan(wake_at=self.executor.time + seconds))
-        assert self.executor.time == self.engine.view.now + seconds
 
     def turn(self, plan: Plan) -> None:
         """One turn of the engine with this plan, and of the model if the plan is legal."""
