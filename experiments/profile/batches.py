@@ -70,11 +70,6 @@ def mixed_totals(ranges: Sequence[tuple[int, int]], tile: int, most: int) -> lis
     return sorted(total for total in totals if 2 <= total <= most)
 
 
-def captured_edges(ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """Returns both ends of each range, ascending; `ranges` as in `mixed_totals`."""
-    return sorted({max(edge, 2) for both in ranges for edge in both})
-
-
 def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:
     """Splits tokens into prompts of `WHOLE` tokens; the last one may be shorter, but has at least two."""
     whole, rest = divmod(num_tokens, WHOLE)

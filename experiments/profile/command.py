@@ -18,7 +18,7 @@ from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile_file import make_profile, profile_content, profile_text, read_profile
 from cbatch.validation import whole
-from experiments.profile.batches import captured_edges, held_out, prompts
+from experiments.profile.batches import held_out, prompts
 from experiments.profile.host import host_times
 from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
@@ -158,7 +158,7 @@ def _captured_by(
     """Returns the ranges and the bases of captured iterations on a machine with graphs for another batch."""
     report(f"captured rows: graphs for batch {machine.server.limits.max_batch}")
     with closing(machine.server):
-        edges = captured_edges(machine.mixed_ranges)
+        edges = sorted({max(edge, 2) for ends in machine.mixed_ranges for edge in ends})
         return machine.mixed_ranges, mixed_bases(machine.laboratory(spec), edges, iterations.chunks)
 
 

@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field
 
 from cbatch import Request, Sampling, WorkloadError
+from cbatch.model.checkpoint import Vocabulary as Vocabulary  # for the workloads of a user
 from cbatch.request_spec import GREEDY
 from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.workloads.annotate import Annotations
@@ -18,21 +19,6 @@ from experiments.workloads.trace import Column, Trace
 
 MOST_REQUESTS = 10_000_000
 """The most requests of a run; each takes about a kilobyte, unless the run is streamed."""
-
-
-class Vocabulary(Protocol):
-    """The tokens of a model."""
-
-    @property
-    def size(self) -> int:
-        """Token ids are 0 .. size - 1."""
-
-    @property
-    def stop_tokens(self) -> tuple[int, ...]:
-        """End-of-sequence tokens; may be empty."""
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text. Raises a CbatchError if the model has no tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
