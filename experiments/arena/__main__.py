@@ -6,6 +6,7 @@ sweep, and another command adds to it. The pages show all that the folder of the
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +14,14 @@ from typing import Annotated
 from cbatch import ConfigError
 from cbatch.validation import Switch, parse, whole
 from experiments.arena import page
-from experiments.arena.board import read_board
-from experiments.arena.command import COMMAND
+from experiments.arena.board import count_runs, read_board
 from experiments.capacity.__main__ import COMMAND as CAPACITY
+from experiments.capacity.command import SimulatedKeys, SimulatedSettings
 from experiments.capacity.folder import result_folders
 from experiments.job import Command
 from experiments.run import main
 from experiments.settings.command_line import HELP
+from experiments.settings.settings import read_as
 from experiments.store.provenance import write_text
 from experiments.store.run_folder import run_folders
 from experiments.sweep import sweep_folder
@@ -28,6 +30,8 @@ _OF_RUNS = ("workload.load=", "workload.num_requests=", "replications=")
 _OF_CAPACITY = ("accuracy=", "attainment=", "cores=", "definition=")
 _OWN = ("-m", "--multirun", "sweep=", "capacity=")
 _TITLE = "Arena of scheduling policies"
+
+COMMAND = Command("arena", partial(read_as, SimulatedSettings, SimulatedKeys), table=count_runs, stem="_arena")
 
 
 def arena(arguments: list[str]) -> int:

@@ -48,6 +48,10 @@ class Board:
     notes: Sequence[str]
 
 
+def count_runs(root: Path) -> str:
+    return f"{len(run_folders(root))} runs"
+
+
 def read_board(root: Path) -> Board:
     """Reads what is finished in and below a folder."""
     runs, searches = read_runs(root) if run_folders(root) else pd.DataFrame(), read_searches(root)

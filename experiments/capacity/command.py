@@ -32,10 +32,27 @@ Share = Annotated[float, Field(gt=0, lt=1, strict=True), Give("a share between 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchKeys(Keys):
-    """The root keys with those of conf/capacity.yaml."""
+class SimulatedKeys(Keys):
+    """The root keys with the objectives of conf/slo, which are within the workload."""
 
     slo: SLO
+
+    without_effect = (*Keys.without_effect, "slo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedSettings(SimulatedKeys, Settings):
+    """The settings of a command that simulates runs. Raises ConfigError for a backend that is not simulated."""
+
+    def __post_init__(self) -> None:
+        if not self.backend.simulated:
+            raise ConfigError(f"backend={self.backend.name}: this command simulates; give backend=sim")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchKeys(SimulatedKeys):
+    """The root keys with those of conf/capacity.yaml."""
+
     definition: Literal["joint", "sarathi_serve", "vidur", "distserve", "qoserve"]
     attainment: Share
     requests: Annotated[Literal["auto"] | Annotated[int, whole(_FEWEST_REQUESTS, _MOST_REQUESTS)], Give(_NUM_REQUESTS)]
@@ -44,15 +61,6 @@ class SearchKeys(Keys):
     cores: Annotated[Literal["auto"] | Annotated[int, whole(1, 1024)], Give("auto, or a whole number from 1 to 1024")]
 
     without_effect = (*Keys.without_effect, "cores")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulatedSettings(Settings):
-    """The settings of a command that simulates runs. Raises ConfigError for a backend that is not simulated."""
-
-    def __post_init__(self) -> None:
-        if not self.backend.simulated:
-            raise ConfigError(f"backend={self.backend.name}: this command simulates; give backend=sim")
 
 
 @dataclass(frozen=True, kw_only=True)
