@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CODE := cbatch policies experiments
-# One more than cores: some tests wait for processes that sleep.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 8))')
+# Each collects the tests, which takes 15 s, most of them for importing torch.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 8))')
 
 # Where it is set, each of the processes that commands and tests start would compile again all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,14 +23,14 @@ test: $(INSTALLED)
 
 # Compiled layers by Inductor, 1,000 random workloads of each steady policy with and without leaps, 10,000 random schedules and 20,000
 # spoiled inputs; DRAW=N draws other schedules and inputs. Intervals of 2,000 repetitions against known truths, lower bounds against 2,000 exact optima. Faults planted in figures
-# and options, each of which a test must notice. Sweeps by Ray and submitit, notebooks and documents. vLLM's scheduler, from its wheels: 1,000 random runs in each mode.
+# and options, each of which a test must notice. Sweeps by Ray and submitit, notebooks and documents, all of SARATHI's peaks. vLLM's scheduler, from its wheels: 1,000 random runs in each mode.
 test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/runtime/test_runtime_model.py --compiler=inductor
 	$(BIN)/python -m pytest tests/core/test_leaps.py --workloads=1000 -n $(WORKERS)
 	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/store/test_run_machine.py --workloads=96
 	$(BIN)/python -m pytest tests/commands/test_fuzz.py --fuzz=20000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
-	$(BIN)/python -m pytest tests/commands/test_sweep.py tests/docs --slow -n $(WORKERS)
+	$(BIN)/python -m pytest tests/commands/test_sweep.py tests/docs reproduction/tests/test_papers.py --slow -n $(WORKERS)
 	$(BIN)/python -m pytest reproduction/tests/test_coverage.py --repetitions=1000
 	$(BIN)/python -m pytest tests/bounds/test_bounds.py --instances=1000
 	$(BIN)/python tests/support/mutate.py --planted

@@ -38,25 +38,20 @@ def test_decodes_count_into_a_chunk_of_whole_tiles_and_not_into_a_fixed_one() ->
 
 
 @pytest.mark.parametrize("name", policy_names())
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_request_of_one_token_more_than_the_cache_is_served(name: str, asynchronous: bool) -> None:
-    """The last token never enters the cache: 9 + 8 tokens need 16 of KV cache. Others run and wait beside it."""
-    policy, limits = compose_run(f"policy={name}", "chunk=16").policy(), Limits(3, 20, 1000, tile=4)
-    engine = make_engine(policy, limits, num_blocks=4, asynchronous=asynchronous)
-    engine.submit([Request(0, 4, 4), Request(1, 9, 8), Request(2, 9, 8), Request(3, 4, 4)])
-    assert len(engine.run().requests) == 4
-
-
-@pytest.mark.parametrize("name", policy_names())
-def test_what_no_iteration_has_room_for_is_refused_before_the_first(name: str) -> None:
-    """A policy that cuts no prompts refuses a longer one when it is submitted; every other request is served to its end."""
-    policy, refused = compose_run(f"policy={name}", "chunk=8").policy, {}
+def test_every_policy_uses_the_whole_cache_and_refuses_what_no_iteration_has_room_for(name: str) -> None:
+    make = compose_run(f"policy={name}", "chunk=8").policy
+    for asynchronous in (False, True):
+        # the last token never enters the cache: 9 + 8 tokens need 16 of KV cache; others run and wait beside it
+        engine = make_engine(make(), Limits(3, 20, 1000, tile=4), num_blocks=4, asynchronous=asynchronous)
+        engine.submit([Request(0, 4, 4), Request(1, 9, 8), Request(2, 9, 8), Request(3, 4, 4)])
+        assert len(engine.run().requests) == 4
+    refused = {}
     for lengths in (
         (12, 1),
         (8, 6),
         (13, 1),
-    ):  # the second is above the limit with its output, which no iteration computes at once
-        engine = make_engine(policy(), Limits(3, 12, 1000, tile=4), num_blocks=16)
+    ):  # the second is above 12 with its output, which no iteration computes at once
+        engine = make_engine(make(), Limits(3, 12, 1000, tile=4), num_blocks=16)
         try:
             engine.submit([Request(0, *lengths), Request(1, 4, 4, arrival_iteration=1), Request(2, 4, 5)])
         except WorkloadError as error:
