@@ -4,7 +4,7 @@ Three executors exist: real tokens on a CPU, real tokens on a GPU, and predicted
 every policy, cannot tell which one is behind the seam.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -58,22 +58,9 @@ class Step:
     def again(self, num_times: int) -> "Step":
         """Returns the iteration that follows so many times after one of decodes, whose batch stays as it is."""
         _, num_decodes, context, num_padding = self.shape()
-        return Step(
-            self.index + num_times,
-            self.requests,
-            self.rows,
-            self.num_tokens,
-            self.start + num_times,
-            self.sampled,
-            self.carry,
-            self.num_batch_tokens,
-            self.num_decode_tokens,
-            self.pad_to,
-            self.table,
-            self.pool,
-            self.note,
-            BatchShape((), num_decodes, context + num_times * num_decodes, num_padding),
-        )
+        shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding)
+        index, start = self.index + num_times, self.start + num_times
+        return replace(self, index=index, start=start, known_shape=shape, known_seconds=None)
 
     def seconds(self, cost: CostModel) -> float:
         """Returns the predicted seconds, for which the cost model is asked once."""

@@ -5,7 +5,7 @@ from copy import copy
 from enum import StrEnum
 from typing import NamedTuple
 
-from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd
+from cbatch.replay.decisions import Decision, StepEnd
 from cbatch.request import Request
 
 
@@ -36,12 +36,9 @@ class Schedule:
     def __init__(self, events: Iterable[Decision | StepEnd], requests: Sequence[Request]) -> None:
         """events: as `record_decisions` gives them, or a decisions file. requests: those of the run."""
         self.cells: dict[int, dict[int, Cell]] = {request.id: {} for request in requests}
-        self._known = {request.id: request.num_prompt_tokens for request in requests}  # prompt and output so far
-        self._computed = dict.fromkeys(self._known, 0)
-        self._decoding: set[int] = set()
         for event in events:
             if isinstance(event, Decision):
-                self._add(event.iteration, event.seen, event.decided)
+                self._add(event)
 
     @property
     def num_iterations(self) -> int:
@@ -64,7 +61,8 @@ class Schedule:
             entries.append(" ".join(words))
         return " | ".join(entries)
 
-    def _add(self, iteration: int, seen: Seen, decided: Decided) -> None:
+    def _add(self, decision: Decision) -> None:
+        iteration, seen, decided = decision
         for id_ in seen.waiting:
             self.cells[id_].setdefault(iteration, Cell(Doing.WAITING))
         for progress in seen.running:
@@ -72,11 +70,5 @@ class Schedule:
                 self.cells[progress.id][iteration] = Cell(Doing.PAUSED)
         for id_ in decided.preempt:
             self.cells[id_][iteration] = Cell(Doing.PREEMPTED)
-            self._computed[id_] = 0
-            self._decoding.discard(id_)
         for id_, tokens in decided.entries:
-            self.cells[id_][iteration] = Cell(Doing.DECODE if id_ in self._decoding else Doing.PREFILL, tokens)
-            self._computed[id_] += tokens
-            if self._computed[id_] == self._known[id_]:  # it samples a token
-                self._known[id_] += 1
-                self._decoding.add(id_)
+            self.cells[id_][iteration] = Cell(Doing.DECODE if id_ in seen.decoding else Doing.PREFILL, tokens)

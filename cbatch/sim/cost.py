@@ -5,10 +5,9 @@ Iterations without prompts have separate tables if a runtime computes them diffe
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from cbatch.cost import BatchShape
-from cbatch.errors import ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.interpolation import BilinearGrid
@@ -16,8 +15,6 @@ from cbatch.sim.power import STEADY, Decodes, Pace, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
 from cbatch.sim.roofline import Seconds
-
-Outside = Literal["mark", "error"]
 
 
 class Parts(NamedTuple):
@@ -86,32 +83,31 @@ class ProfileCost:
         profile: Profile,
         spec: ModelSpec,
         topology: Topology = Topology(),  # noqa: B008 - frozen
-        outside: Outside = "mark",
         max_batch: int | None = None,
     ) -> None:
         """
-        outside: for an iteration outside the measured range: "mark" extrapolates and counts it, "error" raises.
         max_batch: largest number of requests in an iteration, for which graphs are captured; None: as measured.
 
         Raises:
             ConfigError: the topology does not divide the model. ProfileError: its links were not measured.
         """
         self.profile, self.spec, self.topology = profile, spec, topology
-        self.outside, self.num_outside = outside, 0
+        self.num_outside = 0
         self.operations = profile.operations(spec, topology.tensor_parallel)
         self.estimated = self.operations.estimated
         self._layers = topology.share(spec).num_layers  # of a stage
         self._all_reduce: Seconds | None = None
-        if topology.tensor_parallel > 1 and self.operations.exchange is None:
+        if topology.tensor_parallel > 1 and self.operations.measured.exchange is None:
             self._all_reduce, estimated = profile.links.all_reduce_of(topology.tensor_parallel, profile.name)
             self.estimated += ("all_reduce",) * estimated
         self._links = [
             profile.links.to_next_stage(topology.leaves_node(stage), profile.name)
             for stage in range(topology.pipeline_stages - 1)
         ]
-        self.power, self._attention = self.operations.power, self.operations.attention
+        self.power, self._graphs = self.operations.measured.power, self.operations.measured.captured_graphs
+        self._attention = self.operations.attention
         self._mixed = _Tables(self.operations.linear, self.operations.other, self.operations.head, {}, {})
-        alone = self.operations.decode_only
+        alone = self.operations.measured.decode_only
         self._decode_only = _Tables(alone.linear, alone.other, alone.head, {}, {}) if alone else self._mixed
         self._most_decodes = alone.linear.sizes[-1] if alone else 0.0
         self._max_batch = max_batch
@@ -140,11 +136,7 @@ class ProfileCost:
         )
 
     def execute(self, shape: BatchShape) -> StageTimes:
-        """The times of an iteration that is executed, at the iteration's own clock; `pace` describes other clocks.
-
-        Raises:
-            ProfileError: the shape lies outside the measured range, and `outside` is "error".
-        """
+        """The times of an iteration that is executed, at the iteration's own clock; `pace` describes other clocks."""
         tables = self._tables(shape)
         return self._execute(shape, tables, self._token_times(tables, shape.num_tokens))
 
@@ -164,11 +156,6 @@ class ProfileCost:
 
     def _execute(self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes) -> StageTimes:
         if not token_times.covered or not self._attention.covers(shape):
-            if self.outside == "error":
-                iteration = f"an iteration of {shape.num_tokens} tokens in {shape.num_requests} requests"
-                problem = f"{iteration} lies outside the measurements of model={self.spec.name}"
-                remedy = "lower batch or max_tokens, or set outside=mark to extrapolate"
-                raise ProfileError(f"hardware={self.profile.name}: {problem}; {remedy}")
             self.num_outside += 1
         return self._times(shape, tables, token_times, self.power)
 
@@ -178,7 +165,7 @@ class ProfileCost:
 
     def is_eager(self, shape: BatchShape) -> bool:
         """Whether no captured graph computes the iteration, although there are graphs."""
-        return self.operations.captured_graphs is not None and self._graph_tokens(shape) is None
+        return self._graphs is not None and self._graph_tokens(shape) is None
 
     def origins(self) -> dict[str, str]:
         """Where each entry that predictions use comes from; see `cbatch.sim.provenance`."""
@@ -234,7 +221,7 @@ class ProfileCost:
 
     def _graph_tokens(self, shape: BatchShape) -> int | None:
         """Tokens of the captured graph that computes an iteration; None: of none."""
-        if (graphs := self.operations.captured_graphs) is None:
+        if (graphs := self._graphs) is None:
             return None
         key = (shape.num_tokens, bool(shape.chunks or shape.num_padding))
         if key not in self._computed:
@@ -256,7 +243,7 @@ class ProfileCost:
     def _compute_token_times(self, tables: _Tables, num_tokens: int) -> _TokenTimes:
         layers, embedding = self._layers, self.operations.embedding
         message = num_tokens * self.spec.hidden_size * DTYPE_BYTES[self.spec.dtype]
-        exchanges = layers * measured.at(num_tokens) if (measured := self.operations.exchange) else 0.0
+        exchanges = layers * measured.at(num_tokens) if (measured := self.operations.measured.exchange) else 0.0
         messages = list(self._links)
         if self._all_reduce:
             exchanges = 2 * layers * self._all_reduce.at(message)
@@ -264,7 +251,7 @@ class ProfileCost:
         mixed = tables is self._mixed
         linear = layers * tables.linear.at(num_tokens)
         other = layers * tables.other.at(num_tokens)
-        if mixed and self._max_batch and (rows := self.operations.captured_rows):
+        if mixed and self._max_batch and (rows := self.operations.measured.captured_rows):
             more = _over_measured(rows, self._max_batch, num_tokens) / self.topology.pipeline_stages
             share = max(more / (linear + other), -1.0)  # measured as part of both, and split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)

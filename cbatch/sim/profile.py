@@ -11,18 +11,8 @@ from cbatch.errors import ConfigError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.attention import Attention, AttentionRates, flops_per_score
-from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
-from cbatch.sim.measured import (
-    CapturedGraphs,
-    DecodeOnly,
-    HostTime,
-    HostTimes,
-    Measured,
-    MeasuredModel,
-    SmallOperations,
-)
-from cbatch.sim.power import PowerLimit
+from cbatch.sim.measured import HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
 from cbatch.sim.roofline import Affine, Ceilings, Seconds, head_product, layer_products, small_operations
 from cbatch.sim.schema import Positive
@@ -33,8 +23,9 @@ MEMORY_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Seconds of all that one GPU computes for its share of a model, as in `Measured`, of one layer.
+    """Seconds of all that one GPU computes for its share of a model, of one layer: measured, or estimated.
 
+    measured: what was measured, of one layer.
     estimated: names of the parts that come from the ceilings, for lack of the model's tables and of rates of kernels, or
         that were inferred from other measurements.
     """
@@ -44,11 +35,7 @@ class Operations:
     other: Seconds
     embedding: Seconds
     head: Seconds
-    exchange: PiecewiseLinear | None
-    decode_only: DecodeOnly | None
-    captured_rows: BilinearGrid | None
-    captured_graphs: CapturedGraphs | None
-    power: PowerLimit | None
+    measured: Measured
     estimated: tuple[str, ...]
 
 
@@ -155,11 +142,7 @@ class Profile:
             other=measured.other or other,
             embedding=measured.embedding or Affine(0.0, 2 * share.hidden_size * DTYPE_BYTES[share.dtype] / bandwidth),
             head=measured.head or head_product(share, ceilings),
-            exchange=measured.exchange,
-            decode_only=measured.decode_only,
-            captured_rows=measured.captured_rows,
-            captured_graphs=measured.captured_graphs,
-            power=measured.power,
+            measured=measured,
             estimated=(*(name for name, source in known.items() if source is None), *inferred),
         )
 

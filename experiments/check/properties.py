@@ -150,8 +150,10 @@ NAMES = tuple(prop.name for prop in PROPERTIES)
 
 def _decoding(history: History, decision: Decision) -> dict[int, int]:
     """Returns the running requests that have only their newest token left to compute: id to tokens computed."""
-    arrivals = history.scenario.arrivals
-    return {id_: done for id_, done, ready, *_ in decision.seen.running if ready == 1 and done >= arrivals[id_].prompt}
+    seen = decision.seen
+    return {
+        progress.id: progress.computed for progress in seen.running if progress.ready and progress.id in seen.decoding
+    }
 
 
 def _all_fit(history: History, decision: Decision) -> bool:

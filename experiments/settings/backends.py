@@ -15,7 +15,6 @@ from cbatch.model import split_layers
 from cbatch.model.topology import Degree, Topology, split_ranks
 from cbatch.runtime.options import AttentionName, LastLayer, Options, ProductsName
 from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor
-from cbatch.sim.cost import Outside
 from cbatch.validation import Give, Switch, check, not_negative
 from experiments.settings.backend import Backend
 from experiments.settings.hardware import CPU, cost_model
@@ -60,12 +59,10 @@ class Simulated(Backend):
 
     host_seconds: host time per iteration; "auto": the profile's. The time of the policy's own code is not simulated.
     tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.model.topology.Topology`.
-    outside: "mark" counts iterations outside the measured range, "error" refuses them.
     """
 
     host_seconds: HostSeconds = "auto"
     gpus_per_node: Degree = 8
-    outside: Outside = "mark"
 
     name = "sim"
     simulated = True
@@ -75,7 +72,7 @@ class Simulated(Backend):
         return Topology(self.tensor_parallel, self.pipeline_stages, self.replicas, self.gpus_per_node)
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
-        return cost_model(hardware, spec, self._topology, self.outside, max_batch)
+        return cost_model(hardware, spec, self._topology, max_batch)
 
     def hardware(self, profile: Profile) -> str:
         return profile.hardware

@@ -14,7 +14,6 @@ from typing import NoReturn
 from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, load_profile
-from cbatch.sim.cost import Outside
 from cbatch.sim.roofline import Ceilings
 from experiments.settings.this_machine import cpu_name, memory_bytes
 
@@ -41,14 +40,13 @@ def cost_model(
     hardware: str,
     spec: ModelSpec,
     topology: Topology = Topology(),  # noqa: B008 - frozen
-    outside: Outside = "mark",
     max_batch: int | None = None,
 ) -> ProfileCost:
     """Returns the cost model of a model on `hardware`; the other arguments are those of `ProfileCost`."""
     path = cpu_profile(spec)
     if hardware != CPU or path.is_file():
         profile = load_profile(str(path) if hardware == CPU else hardware)
-        return ProfileCost(profile, spec, topology, outside, max_batch)
+        return ProfileCost(profile, spec, topology, max_batch)
     unknown = Profile(
         name=CPU,
         hardware=cpu_name(),
@@ -57,7 +55,7 @@ def cost_model(
         memory_bytes=memory_bytes(),
         ceilings=Ceilings(1.0, 1.0, 1),
     )
-    return _UnmeasuredCost(unknown, spec, topology, outside, max_batch)
+    return _UnmeasuredCost(unknown, spec, topology, max_batch)
 
 
 def cpu_profile(spec: ModelSpec) -> Path:

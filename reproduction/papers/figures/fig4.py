@@ -48,7 +48,7 @@ def _throughput(cost: ProfileCost) -> Iterator[tuple[str, str, object, float]]:
         return num_tokens * cost.spec.num_layers / (1e3 * seconds)
 
     operations = cost.operations
-    of_decodes = (operations.decode_only or operations).linear
+    of_decodes = (operations.measured.decode_only or operations).linear
     for batch in BATCHES:
         if of_decodes.covers(batch):
             yield DECODE, PRODUCTS, batch, tokens_per_ms(batch, cost.parts(BatchShape((), batch, batch)).linear)
