@@ -110,7 +110,7 @@ class ProfileCost:
         alone = self.operations.measured.decode_only
         self._decode_only = _Tables(alone.linear, alone.other, alone.head, {}, {}) if alone else self._mixed
         self._most_decodes = alone.linear.sizes[-1] if alone else 0.0
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._decodes: dict[int, Decodes] = {}  # by their number
         self._alone: dict[int, StageTimes] = {}  # of one decode, by its context
         self._computed: dict[tuple[int, bool], int | None] = {}
@@ -225,7 +225,7 @@ class ProfileCost:
             return None
         key = (shape.num_tokens, bool(shape.chunks or shape.num_padding))
         if key not in self._computed:
-            self._computed[key] = graphs.padded(key[0], self._max_batch or graphs.requests[-1], prompts=key[1])
+            self._computed[key] = graphs.padded(key[0], self.max_batch or graphs.requests[-1], prompts=key[1])
         return self._computed[key]
 
     def _tables(self, shape: BatchShape) -> _Tables:
@@ -251,8 +251,8 @@ class ProfileCost:
         mixed = tables is self._mixed
         linear = layers * tables.linear.at(num_tokens)
         other = layers * tables.other.at(num_tokens)
-        if mixed and self._max_batch and (rows := self.operations.measured.captured_rows):
-            more = _over_measured(rows, self._max_batch, num_tokens) / self.topology.pipeline_stages
+        if mixed and self.max_batch and (rows := self.operations.measured.captured_rows):
+            more = _over_measured(rows, self.max_batch, num_tokens) / self.topology.pipeline_stages
             share = max(more / (linear + other), -1.0)  # measured as part of both, and split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)
         pace = self.power.of_prompts(num_tokens, linear + other) if mixed and self.power else STEADY

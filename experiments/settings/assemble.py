@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Request, Server
-from cbatch.bounds import Bounds, minorants_of
+from cbatch.bounds import Bounds, Minorant, minorants_of
 from cbatch.cluster import Cluster, ReplicatedServer
 from cbatch.policy import check_policy
 from cbatch.request import Status
@@ -223,13 +223,21 @@ def _kv_size(
 
 def bounds_of(run: Run) -> BoundsOf:
     """Returns what computes the lower bounds of some of a run's requests. Raises ConfigError where they are not valid."""
-    lines, replicas = minorants_of(run.cost, run.limits), run.cost.topology.replicas
+    cost, replicas = run.cost, run.cost.topology.replicas
+    machine = pickle.dumps((cost.profile, cost.spec, cost.topology, cost.max_batch))
+    lines = _minorants(machine, run.limits)
 
     def bounds(requests: Sequence[Request]) -> Bounds:
         return Bounds(requests, lines, run.limits, run.kv.num_tokens, replicas)
 
     bounds(run.requests)  # raises before anything is served
     return bounds
+
+
+@lru_cache(maxsize=8)
+def _minorants(machine: bytes, limits: Limits) -> list[Minorant]:
+    """Fits the minorants of a cost model, pickled as its arguments. It takes a second, and the runs of a sweep share machines."""
+    return minorants_of(ProfileCost(*pickle.loads(machine)), limits)
 
 
 def bounds_together(settings: Settings, replications: int, num_requests: int) -> Bounds:

@@ -5,11 +5,13 @@ and the profile kept in a file of the user's cache folder.
 """
 
 import os
+from copy import copy
 from dataclasses import asdict
+from functools import lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.model.topology import Topology
@@ -45,8 +47,10 @@ def cost_model(
     """Returns the cost model of a model on `hardware`; the other arguments are those of `ProfileCost`."""
     path = cpu_profile(spec)
     if hardware != CPU or path.is_file():
-        profile = load_profile(str(path) if hardware == CPU else hardware)
-        return ProfileCost(profile, spec, topology, max_batch)
+        file = path if hardware == CPU else Path(hardware)
+        changed = file.stat().st_mtime_ns if file.is_file() else None
+        # a copy counts its own iterations, and shares the times of iterations that earlier runs have computed
+        return copy(_measured(str(file), changed, spec, topology, max_batch))
     unknown = Profile(
         name=CPU,
         hardware=cpu_name(),
@@ -56,6 +60,11 @@ def cost_model(
         ceilings=Ceilings(1.0, 1.0, 1),
     )
     return _UnmeasuredCost(unknown, spec, topology, max_batch)
+
+
+@lru_cache(maxsize=4)
+def _measured(profile: str, changed: int | None, *arguments: Any) -> ProfileCost:
+    return ProfileCost(load_profile(profile), *arguments)
 
 
 def cpu_profile(spec: ModelSpec) -> Path:

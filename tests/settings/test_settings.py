@@ -1,14 +1,18 @@
 """Settings from keys: what objects say of themselves, and what a run's identity holds."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cbatch import ConfigError, WorkloadError
+from cbatch.sim.profile_file import PROFILES
 from experiments.settings.compose import compose, compose_run, compose_sweep, policy_names
+from experiments.settings.hardware import cost_model
 from experiments.settings.identity import identity
+from experiments.settings.presets import load_spec
 from experiments.settings.settings import read_settings
 
 OWN = """
@@ -155,3 +159,15 @@ def test_each_run_of_a_sweep_is_composed_as_it_would_be_alone(tmp_path: Path, mo
     assert len(sweep.jobs) == 2**3
     for number, job in enumerate(sweep.jobs):
         assert job == replace(compose(*job.overrides), number=number)
+
+
+def test_runs_of_one_machine_share_times_but_no_counts(tmp_path: Path) -> None:
+    file, spec = tmp_path / "gpu.json", load_spec("llama-3.1-8b")
+    profile = json.loads((PROFILES / "h200.json").read_text())
+    file.write_text(json.dumps(profile))
+    first, second = cost_model(str(file), spec), cost_model(str(file), spec)
+    first.num_outside += 1
+    assert second.num_outside == 0 and first.profile is second.profile
+    file.write_text(json.dumps({**profile, "memory_bytes": 1}))
+    os.utime(file, (0, 0))
+    assert cost_model(str(file), spec).profile.memory_bytes == 1
