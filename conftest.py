@@ -58,6 +58,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=8, help="of each steady policy (test_leaps.py)")
+    parser.addoption("--cancellations", type=int, default=5, help="of each policy and mode (test_cancellations.py)")
     parser.addoption("--schedules", type=int, default=60, help="random schedules to draw (test_random_schedules.py)")
     parser.addoption("--repetitions", type=int, default=10, help="of each interval (test_coverage.py)")
     parser.addoption("--instances", type=int, default=16, help="tiny instances to solve exactly (test_bounds.py)")
@@ -85,6 +86,12 @@ def close_figures() -> Iterator[None]:
 @pytest.fixture
 def num_workloads(pytestconfig: pytest.Config) -> int:
     number: int = pytestconfig.getoption("--workloads")
+    return number
+
+
+@pytest.fixture
+def num_cancellations(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--cancellations")
     return number
 
 

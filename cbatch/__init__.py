@@ -18,7 +18,7 @@ from cbatch.plan import Plan, Refusal
 from cbatch.plan_builder import PlanBuilder
 from cbatch.policy import Policy, is_steady
 from cbatch.record import RunRecord, StepRecord
-from cbatch.request import FinishReason, Request, Status
+from cbatch.request import SERVED, FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec, Sampling
 from cbatch.server import Server
 from cbatch.view import View
@@ -39,7 +39,7 @@ __all__ += [
     "Refusal",
     "View",
 ]
-__all__ += ["SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status", "StepResult"]
+__all__ += ["SERVED", "SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status", "StepResult"]
 __all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "WorkloadError", "is_steady"]
 __all__ += ["compare", "serve", "simulate"]
 

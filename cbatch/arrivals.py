@@ -1,7 +1,8 @@
-"""Who arrives next: the one seam through which requests reach an engine.
+"""Who arrives next: the one seam through which requests reach an engine. And who leaves next, without having been served.
 
     engine --- due(now, iteration) --> the requests that have arrived by now
            --- next() ---------------> when the next one arrives: until then the engine may idle, or leap over iterations
+           --- withdraw(request) ----> a request that has not arrived will not: its client has left
            --- ended(request) -------> what follows that request, if anything does, is known from now on
 
 Times are seconds on the executor's clock.
@@ -12,8 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Protocol
 
+from sortedcontainers import SortedKeyList
+
 from cbatch.errors import WorkloadError
-from cbatch.request import Request
+from cbatch.limits import Limits
+from cbatch.request import Request, Status, leaves_at
 
 
 class Arrivals(Protocol):
@@ -34,8 +38,34 @@ class Arrivals(Protocol):
     def next(self) -> float:
         """Returns the time of the next arrival; infinity if none is known."""
 
+    def withdraw(self, request: Request) -> None:
+        """Takes out a request that has not arrived; raises WorkloadError if it is not known."""
+
     def ended(self, request: Request) -> None:
         """Notes that a request has ended."""
+
+
+class Departures:
+    """The requests that have arrived and not ended, by the time at which their clients leave (`RequestSpec.timeout`)."""
+
+    def __init__(self) -> None:
+        self._by_time: SortedKeyList[Request, float] = SortedKeyList(key=leaves_at)
+
+    def arrived(self, request: Request) -> None:
+        if leaves_at(request) < inf:
+            self._by_time.add(request)
+
+    def ended(self, request: Request) -> None:
+        if leaves_at(request) < inf:
+            self._by_time.discard(request)
+
+    def next(self) -> float:
+        """Returns when the next client leaves; infinity if all stay."""
+        return leaves_at(self._by_time[0]) if self._by_time else inf
+
+    def due(self, now: float) -> list[Request]:
+        """Returns the requests whose clients have left by now."""
+        return list(self._by_time.irange_key(max_key=now))
 
 
 class KnownIds:
@@ -85,6 +115,11 @@ class Recorded(Arrivals):
     def next(self) -> float:
         return self._pending[0].arrival_time if self._pending else inf
 
+    def withdraw(self, request: Request) -> None:
+        if request not in self._pending:
+            raise not_submitted(request)
+        self._pending.remove(request)
+
     def ended(self, request: Request) -> None:
         self.num_unfinished -= 1
 
@@ -118,6 +153,11 @@ class Stream(Arrivals):
     def next(self) -> float:
         return inf if self._first is None else self._first.arrival_time
 
+    def withdraw(self, request: Request) -> None:
+        if request is not self._first:
+            raise not_submitted(request)
+        self._make()
+
     def ended(self, request: Request) -> None:
         self.num_unfinished -= 1
 
@@ -132,3 +172,29 @@ class Stream(Arrivals):
         self._check(self._first)
         self._ids.add(self._first)
         self.num_unfinished += 1
+
+
+def check_fits(request: Request, limits: Limits, num_kv_tokens: int, policy_name: str, num_at_once: int) -> None:
+    """Raises WorkloadError for a request that exceeds positions, an iteration or the KV cache, or was submitted before.
+
+    num_kv_tokens: that the KV cache holds. num_at_once: tokens that the policy needs room for in one iteration (`Policy`).
+    """
+    if request.status is not Status.PENDING:
+        raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
+    if request.max_tokens > limits.max_request_tokens:
+        lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
+        exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model, or its sliding window"
+        remedy = "lower max_new_tokens, choose another model, or shorten requests (too_long=clip does, in a trace)"
+    elif num_at_once > limits.max_tokens:
+        exceeded = f"{policy_name} may compute {num_at_once} tokens at once, max_tokens={limits.max_tokens}"
+        remedy = "raise max_tokens, or use a policy that cuts prompts"
+    elif request.max_tokens - 1 > num_kv_tokens:  # its last token never enters the KV cache
+        exceeded = f"{request.max_tokens - 1} tokens exceed the KV cache of {num_kv_tokens}"
+        remedy = "raise kv_tokens or shorten the requests"
+    else:
+        return
+    raise WorkloadError(f"request {request.id}: {exceeded}; {remedy}")
+
+
+def not_submitted(request: Request) -> WorkloadError:
+    return WorkloadError(f"request {request.id} cannot be cancelled: it was not submitted here")

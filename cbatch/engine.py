@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, cast
 
-from cbatch.arrivals import Arrivals, Recorded
+from cbatch.arrivals import Arrivals, Departures, Recorded, check_fits, not_submitted
 from cbatch.cost import CostModel
-from cbatch.errors import PolicyError, StallError, WorkloadError
 from cbatch.executor import Executor, Turn
 from cbatch.kv import BlockPool, CountingPool
 from cbatch.leap import blocks_used, entered, num_repeats, repeats
@@ -26,9 +25,9 @@ from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import HOOKS, Policy, call_at, check_policy, ignore, is_steady, optional_method
 from cbatch.record import InFlight, RunRecord
-from cbatch.request import Request, Status
+from cbatch.request import FinishReason, Request, Status
 from cbatch.request_table import RequestTable
-from cbatch.stall import PATIENCE, Patience, StallWatch, describe_empty, describe_shortage
+from cbatch.stall import PATIENCE, Patience, StallWatch, standstill
 from cbatch.state import State
 from cbatch.view import EngineView
 
@@ -57,8 +56,7 @@ class Engine:
             arrivals: the requests to serve; None: those that are submitted.
         """
         self.policy, self.policy_name = policy, type(policy).__name__
-        self.executor = executor
-        self.limits = limits
+        self.executor, self.limits = executor, limits
         check_policy(policy, limits)
         rows = limits.max_running + limits.max_batch
         table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
@@ -68,6 +66,7 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
         self.arrivals: Arrivals = arrivals or Recorded()
+        self._departures = Departures()
         self._stall_watch = StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
@@ -89,6 +88,16 @@ class Engine:
         for request in new:
             self.check_fits(request)
         self.arrivals.add(new)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request whose client has left, between two turns of the loop; one that has ended stays as it is.
+
+        KV blocks that iterations in flight use come free when these have ended, and their tokens of the request are dropped.
+
+        Raises:
+            WorkloadError: the request was not submitted to this engine.
+        """
+        self._cancel(request, self.executor.now())
 
     @property
     def num_unfinished(self) -> int:
@@ -142,7 +151,7 @@ class Engine:
             self.state.preempt(request)
         self._num_preempted += len(plan.preempt)
         for request, why in plan.reject:
-            self.state.reject(request, why, planned_at)
+            self.state.end(request, FinishReason.REJECTED, planned_at, why)
             self._ended(request)
         if not plan.requests:
             if not self._in_flight and not plan.preempt and not plan.reject:
@@ -161,15 +170,15 @@ class Engine:
 
     def _leap_or_step(self) -> None:
         """Takes the turns of the loop that repeat the latest turn; if there are none, takes one turn."""
-        latest, arrival, executor = self._latest, self._next_arrival(), cast(Any, self.executor)
-        if latest is None or executor.now() >= arrival or not self._call(is_steady, self.policy):
+        latest, change, executor = self._latest, self._next_change(), cast(Any, self.executor)
+        if latest is None or executor.now() >= change or not self._call(is_steady, self.policy):
             return self.step()
         if not (foreseen := self.foresee()):
             return self.step()
         turns: list[Turn] = []
         try:
             in_flight = latest.handle if self._depth else None
-            turns.extend(executor.repeat(latest.step, len(foreseen), arrival, in_flight))
+            turns.extend(executor.repeat(latest.step, len(foreseen), change, in_flight))
         finally:  # it may fail
             if turns:
                 self._repeated(latest, foreseen, turns, executor.computed_tokens(latest.step.shape()))
@@ -215,63 +224,68 @@ class Engine:
         if len(absorbed.receivers):
             self._stall_watch.note_progress(received_at)
         else:
-            self._check_progress(received_at)
+            self._stall_watch.check(received_at, self.view, self._where)
 
     def _take_arrivals(self) -> float:
-        """Moves the requests that have arrived to the waiting queue; returns the time."""
+        """Moves the requests that have arrived to the waiting queue, and cancels those whose clients have left; returns the time."""
         now = self.executor.now()
         self.view.update(now=now)
         if self.arrivals.next() <= now:
             for request in self.arrivals.due(now, self.state.iteration):
                 self._arrive(request, now)
+        if self._departures.next() <= now:
+            for request in self._departures.due(now):
+                self._cancel(request, now)
         return now
 
-    def _next_arrival(self) -> float:
-        return min(self.arrivals.next(), self._until)
+    def _next_change(self) -> float:
+        """When the next request arrives or is cancelled."""
+        return min(self.arrivals.next(), self._departures.next(), self._until)
 
     def _arrive(self, request: Request, now: float) -> None:
         request.arrive(now)
         self.state.waiting.add(request)
+        self._departures.arrived(request)
         self._call(self._on_arrival, request)
 
+    def _cancel(self, request: Request, now: float) -> None:
+        if request.status is Status.FINISHED:
+            return
+        if pending := request.status is Status.PENDING:
+            self.arrivals.withdraw(request)
+        elif not self.state.holds(request):
+            raise not_submitted(request)
+        self._latest = None  # it is not repeated
+        self.state.end(request, FinishReason.CANCELLED, now)
+        self._ended(request, known=not pending)
+
     def _idle(self, plan: Plan) -> None:
-        """Sleeps until the next arrival or the plan's `wake_at`: nothing is in flight and the policy plans nothing.
+        """Sleeps until the next arrival, cancellation or the plan's `wake_at`: nothing is in flight and the policy plans nothing.
 
         `wake_at` is ignored while no request waits or runs.
         """
         state, now = self.state, self.view.now
-        arrival, wake_at = self._next_arrival(), inf
+        change, wake_at = self._next_change(), inf
         if plan.wake_at is not None and plan.wake_at > now and (state.waiting or state.running):
             self._stall_watch.note_empty_plan()
-            self._check_progress(now)
+            self._stall_watch.check(now, self.view, self._where)
             wake_at = plan.wake_at
-        if (time := min(arrival, wake_at)) < inf:
+        if (time := min(change, wake_at)) < inf:
             self.executor.sleep_until(time)
-            if arrival <= (now := self.executor.now()):
+            if change <= (now := self.executor.now()):
                 self._stall_watch.note_progress(now)
                 for request in self.arrivals.due(now, None):
                     self._arrive(request, now)
         elif self.num_unfinished:
-            if not (state.waiting or state.running):
-                lost = f"{self.num_unfinished} requests are gone from view.waiting, which a policy must not change"
-                raise PolicyError(f"{self._where()}: {lost}; copy it, as in list(view.waiting)")
-            stuck = f"empty plan with {self._held()}, nothing in flight and no arrival to come"
-            raise StallError(f"{self._where()}: {stuck}{describe_empty(self.view, plan)}")
+            raise standstill(self._where(), self.view, plan, self.num_unfinished)
 
-    def _check_progress(self, now: float) -> None:
-        """Raises StallError if requests wait or run, and for too long none has received a token."""
-        if (stall := self._stall_watch.stall(now)) and (self.state.waiting or self.state.running):
-            stalled, setting = stall
-            remedy = describe_shortage(self.view) or "; compute their tokens"
-            raise StallError(f"{self._where()}: {stalled} with {self._held()}{remedy}, or raise patience.{setting}")
-
-    def _held(self) -> str:
-        return f"{len(self.state.waiting)} waiting and {len(self.state.running)} running requests"
-
-    def _ended(self, request: Request) -> None:
+    def _ended(self, request: Request, known: bool = True) -> None:
+        """known: to the policy, which has heard of its arrival."""
         self.arrivals.ended(request)
+        self._departures.ended(request)
         self.record.requests.append(request)
-        self._call(self._on_finish, request)
+        if known:
+            self._call(self._on_finish, request)
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Calls a method of the policy; an exception in the method becomes an error that names the policy."""
@@ -281,20 +295,6 @@ class Engine:
         return f"policy {self.policy_name}, iteration {self.state.iteration}"
 
     def check_fits(self, request: Request) -> None:
-        """Raises WorkloadError if the request exceeds positions, an iteration or the KV cache, or was submitted twice."""
-        limits, pool = self.limits, self.state.pool
-        if request.status is not Status.PENDING:
-            raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
-        if request.max_tokens > limits.max_request_tokens:
-            lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
-            exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model, or its sliding window"
-            remedy = "lower max_new_tokens, choose another model, or shorten requests (too_long=clip does, in a trace)"
-        elif (at_once := self._call(self._num_at_once, request) or 1) > limits.max_tokens:
-            exceeded = f"{self.policy_name} may compute {at_once} tokens at once, max_tokens={limits.max_tokens}"
-            remedy = "raise max_tokens, or use a policy that cuts prompts"
-        elif request.max_tokens - 1 > pool.num_tokens:  # its last token never enters the KV cache
-            exceeded = f"{request.max_tokens - 1} tokens exceed the KV cache of {pool.num_tokens}"
-            remedy = "raise kv_tokens or shorten the requests"
-        else:
-            return
-        raise WorkloadError(f"request {request.id}: {exceeded}; {remedy}")
+        """Raises WorkloadError for a request that cannot be served, or was submitted before."""
+        num_at_once = self._call(self._num_at_once, request) or 1
+        check_fits(request, self.limits, self.state.pool.num_tokens, self.policy_name, num_at_once)

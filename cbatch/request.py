@@ -5,6 +5,7 @@ The counters of an admitted `Request` live in a row of a `RequestTable`, and the
 
 from collections.abc import Collection, Mapping, Reversible, Sequence
 from enum import Enum
+from math import inf
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
@@ -31,6 +32,11 @@ class FinishReason(Enum):
     LENGTH = "length"  # max_new_tokens generated
     STOP = "stop"  # an end-of-sequence token was generated
     REJECTED = "rejected"  # by the policy; the reason is in `Request.reject_reason`
+    CANCELLED = "cancelled"  # its client has left
+
+
+SERVED = (FinishReason.LENGTH, FinishReason.STOP)
+"""Of requests that got their whole output."""
 
 
 class Columns(Protocol):
@@ -177,6 +183,12 @@ class Request:
 def spec_of(request: Request) -> RequestSpec:
     """Returns what was asked for, its true length included. For the engine and results, not for policies."""
     return request._spec
+
+
+def leaves_at(request: Request) -> float:
+    """Returns the seconds from the start of the run when the client leaves; infinity if the client stays. Not for policies."""
+    timeout = request._spec.timeout
+    return inf if timeout is None else request.arrival_time + timeout
 
 
 class Requests(Collection[Request], Reversible[Request], Protocol):

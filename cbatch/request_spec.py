@@ -60,6 +60,8 @@ class RequestSpec:
         `max_new_tokens`: the limit ends it. If lower, the last token acts as an end-of-sequence token: its arrival on
         the host ends the request, and what iterations in flight generate beyond it is overshoot.
     arrival_time: seconds from the start of the run.
+    timeout: seconds from the arrival until the client leaves: an unfinished request is cancelled before the next iteration is
+        planned. None: the client stays.
     arrival_iteration: the request arrives no earlier than this iteration of the engine (a stagger that does not depend
         on the hardware's speed). If nothing else is left to run, it arrives at once.
     prompt: token ids; None where only lengths matter (simulation).
@@ -72,7 +74,8 @@ class RequestSpec:
     extra: the workload's own attributes, by name.
 
     Raises:
-        ValueError: a length below 1, a negative arrival or one after `LATEST_ARRIVAL`, or a prompt that is not num_prompt_tokens long.
+        ValueError: a length below 1, a negative arrival or one after `LATEST_ARRIVAL`, a timeout that is not above 0, or a prompt that
+            is not num_prompt_tokens long.
     """
 
     id: int
@@ -80,6 +83,7 @@ class RequestSpec:
     max_new_tokens: int
     true_new_tokens: int | None = None
     arrival_time: float = 0.0
+    timeout: float | None = None
     arrival_iteration: int = 0
     prompt: Sequence[int] | None = None
     sampling: Sampling = GREEDY
@@ -105,6 +109,8 @@ class RequestSpec:
         if not self.arrival_time <= LATEST_ARRIVAL:
             problem = f"arrival_time={self.arrival_time}: is not in seconds from the start of the run"
             raise ValueError(f"request {self.id}: {problem}; subtract the time of the first request")
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"request {self.id}: timeout={self.timeout} must be above 0 seconds")
         if self.prompt is not None and len(self.prompt) != prompt:
             problem = f"prompt has {len(self.prompt)} tokens"
             raise ValueError(f"request {self.id}: {problem}, num_prompt_tokens says {prompt}")

@@ -3,11 +3,12 @@
 Also says whether a full KV cache is the cause.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from sys import maxsize
 
-from cbatch.errors import ConfigError
+from cbatch.errors import ConfigError, PolicyError, StallError
 from cbatch.plan import Plan
 from cbatch.view import View
 
@@ -55,14 +56,18 @@ class StallWatch:
     def note_empty_plan(self) -> None:
         self._num_empty_plans += 1
 
-    def stall(self, now: float) -> tuple[str, str] | None:
-        """Returns what shows that the run is stalled, and the field of `Patience` to raise; None if it is not."""
+    def check(self, now: float, view: View, where: Callable[[], str]) -> None:
+        """Raises StallError if requests wait or run, and for too long none has received a token. where: begins the message."""
         patience, idle = self._patience, now - self._since
         if self._num_empty_plans > patience.empty_plans:
-            return f"{patience.empty_plans} empty plans in a row", "empty_plans"
-        if idle > patience.seconds:
-            return f"no token for {idle:g} s", "seconds"
-        return None
+            stalled, setting = f"{patience.empty_plans} empty plans in a row", "empty_plans"
+        elif idle > patience.seconds:
+            stalled, setting = f"no token for {idle:g} s", "seconds"
+        else:
+            return
+        if view.waiting or view.running:
+            remedy = describe_shortage(view) or "; compute their tokens"
+            raise StallError(f"{where()}: {stalled} with {_held(view)}{remedy}, or raise patience.{setting}")
 
 
 def describe_shortage(view: View) -> str:
@@ -74,7 +79,20 @@ def describe_shortage(view: View) -> str:
     return f"; {held}: preempt one of them, or set blocks aside on admission, add(request, ..., reserve=request.max_tokens)"
 
 
-def describe_empty(view: View, plan: Plan) -> str:
+def standstill(where: str, view: View, plan: Plan, num_unfinished: int) -> PolicyError:
+    """Returns the error to raise where a plan is empty, nothing is in flight, and nobody is to arrive or leave."""
+    if not (view.waiting or view.running):
+        lost = f"{num_unfinished} requests are gone from view.waiting, which a policy must not change"
+        return PolicyError(f"{where}: {lost}; copy it, as in list(view.waiting)")
+    stuck = f"empty plan with {_held(view)}, nothing in flight and no arrival to come"
+    return StallError(f"{where}: {stuck}{_describe_empty(view, plan)}")
+
+
+def _held(view: View) -> str:
+    return f"{len(view.waiting)} waiting and {len(view.running)} running requests"
+
+
+def _describe_empty(view: View, plan: Plan) -> str:
     """Returns text for an error, "; ...": why a plan is empty, and the remedy."""
     if shortage := describe_shortage(view):
         return shortage

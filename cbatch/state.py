@@ -71,13 +71,17 @@ class State:
         self.decoding = RequestSet()
         self.prefilling = RequestSet()
         self.num_ended = 0
-        self.num_overshoot_tokens = 0  # generated for requests that had already ended
+        self.num_overshoot_tokens = 0  # generated for requests that had already ended or been cancelled
         self._ending: dict[int, list[Request]] = {}  # by the iteration in flight that samples their last token
         self._leaving_rows: dict[int, list[int]] = {}  # by the iteration in flight that still uses them
 
     @property
     def iteration(self) -> int:
         return self.table.iteration
+
+    def holds(self, request: Request) -> bool:
+        """Whether the request waits or runs here."""
+        return request.table is self.table or request in self.waiting
 
     def in_flight_until(self, request: Request) -> int | None:
         """Returns the last iteration in flight that computes tokens of the request; None if there is none."""
@@ -192,7 +196,9 @@ class State:
         """
         table, places = self.table, step.sampled
         rows = step.rows[places]
-        if self._leaving_rows:  # a request of this step ended, or was preempted and rejected, while it was in flight
+        if (
+            self._leaving_rows
+        ):  # a request of this step ended, was cancelled, or preempted and rejected, while it was in flight
             ended = table.ended[rows]
             self.num_overshoot_tokens += int(np.count_nonzero(ended))
             places, rows = places[~ended], rows[~ended]
@@ -238,23 +244,20 @@ class State:
             if request.status is not Status.FINISHED:  # by an end-of-sequence token before
                 done.setdefault(request, FinishReason.LENGTH)
         for request, reason in done.items():
-            if request.status is Status.WAITING:  # preempted while the token that ends it was in flight
-                self.waiting.remove(request)
-            self._leave(request)
-            self.pool.release(request.row, self.in_flight_until(request))
-            self._end(request, reason, now)
+            self.end(request, reason, now)
         return list(done)
 
-    def reject(self, request: Request, why: str, now: float) -> None:
-        """Ends a waiting request without serving it (further)."""
-        self.waiting.remove(request)
-        request.reject_reason = why
-        self._end(request, FinishReason.REJECTED, now)
+    def end(self, request: Request, reason: FinishReason, now: float, why: str = "") -> None:
+        """Ends a request, wherever it is. Its KV blocks and its row stay taken while an iteration in flight refers to them.
 
-    def _end(self, request: Request, reason: FinishReason, now: float) -> None:
-        """Ends a request that holds no blocks. Its row stays taken while an iteration in flight refers to the row."""
+        why: for its `reject_reason`.
+        """
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+        self._leave(request)
         if request.table is not None:
             row, last = request.row, self.in_flight_until(request)
+            self.pool.release(row, last)
             request.token_times = self.table.token_times(row)
             request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
             request.table, request.row = None, NEVER
@@ -263,7 +266,7 @@ class State:
             else:
                 self._leaving_rows.setdefault(last, []).append(row)
         request.status = Status.FINISHED
-        request.finish_reason = reason
+        request.finish_reason, request.reject_reason = reason, why
         request.finished_at = now
 
     def _leave(self, request: Request) -> None:

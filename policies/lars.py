@@ -24,7 +24,7 @@ class LARS(Described):
         self._whole: dict[Request, float] = {}  # predicted seconds of the prompt
 
     def plan(self, view: View) -> Plan:
-        for request in self._arrived:
+        for request in filter(view.is_waiting, self._arrived):
             self._whole[request] = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
             self._wait(request)
         self._arrived.clear()
@@ -58,7 +58,7 @@ class LARS(Described):
 
     def on_finish(self, request: Request) -> None:
         self._waiting.discard(request)
-        del self._whole[request]
+        self._whole.pop(request, None)
 
     def slack(self, request: Request, view: View) -> float:
         """Relative slack of a request now."""

@@ -69,7 +69,7 @@ class LTR(Described):
             kept.pop(request, None)
 
     def _promote(self, view: View) -> None:
-        self._idle_since.update(dict.fromkeys(self._arrived, view.iteration))
+        self._idle_since.update(dict.fromkeys(filter(view.is_waiting, self._arrived), view.iteration))
         self._arrived.clear()
         while self._idle_since and view.iteration - next(iter(self._idle_since.values())) >= self.starvation:
             request, _ = self._idle_since.popitem(last=False)  # until its next service

@@ -33,7 +33,7 @@ class MLFQ(Described):
         planned, first, alone = self._latest
         for more in range(1, view.iteration - planned):
             self._charge(alone, first._replace(decode_context=first.decode_context + more), view)
-        for request in self._arrived:
+        for request in filter(view.is_waiting, self._arrived):
             whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
             self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)
             self._waiting.push(request)
@@ -56,7 +56,8 @@ class MLFQ(Described):
 
     def on_finish(self, request: Request) -> None:
         self._quanta.leave(request)
-        self._latest[2].clear()
+        if request in self._latest[2]:
+            self._latest[2].clear()
 
     def _promote(self, view: View) -> None:
         for request in self._unserved.longer_than(self.promote_after, view):

@@ -15,7 +15,7 @@ Source: the paper and the code (ModelTC/lightllm, future_past_router); docs/poli
 from collections.abc import Sequence
 from random import Random
 
-from cbatch import ConfigError, Described, Plan, Request, View
+from cbatch import SERVED, ConfigError, Described, Plan, Request, View
 from policies.predictors import Oracle
 from policies.shared.future_memory import EndedLengths, draw_left, most_held
 
@@ -63,7 +63,8 @@ class PastFuture(Described):
         return plan.build()
 
     def on_finish(self, request: Request) -> None:
-        self._ended.add(request.num_output_tokens)
+        if request.finish_reason in SERVED:
+            self._ended.add(request.num_output_tokens)
 
     def _fits(self, admitted: list[Request], generated: list[int], free_blocks: int, view: View) -> bool:
         """Whether the last of these fits beside the others. generated: output tokens of each."""

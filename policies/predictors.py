@@ -11,7 +11,7 @@ from math import exp, pi, sqrt
 from random import Random
 from weakref import WeakKeyDictionary
 
-from cbatch import ConfigError, Described, Request
+from cbatch import SERVED, ConfigError, Described, Request
 from cbatch.request import spec_of
 
 
@@ -135,7 +135,8 @@ class History(Predictor):
         self._ended: deque[int] = deque(maxlen=window)
 
     def observe(self, request: Request) -> None:
-        self._ended.append(request.num_output_tokens)
+        if request.finish_reason in SERVED:
+            self._ended.append(request.num_output_tokens)
 
     def _whole_output(self, request: Request) -> float:
         return sum(self._ended) / len(self._ended) if self._ended else request.max_new_tokens

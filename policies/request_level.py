@@ -28,6 +28,7 @@ class RequestLevel(Described):
         plan = view.plan()
         if not view.running:
             self._prompts_left = list(islice(view.waiting, view.limits.max_batch))
+        self._prompts_left = [*filter(view.is_waiting, self._prompts_left)]
         while self._prompts_left:
             request = self._prompts_left[0]
             if not plan.add(request, whole=True, reserve=request.max_tokens):

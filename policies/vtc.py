@@ -54,7 +54,9 @@ class VTC(Described):
         for request in view.running:
             self._charge_output(request, max(request.num_new_tokens - (not self.charge_first), self._paid[request]))
         plan, self.steady = view.plan(), self._exact and not view.waiting
-        for request in self._arrived:  # they enter the queue once the tokens generated before them are charged
+        for request in filter(
+            view.is_waiting, self._arrived
+        ):  # they enter the queue once the tokens generated before them are charged
             if self._limit.lets_in(request):
                 self._clients.push(request)
             else:
@@ -62,7 +64,7 @@ class VTC(Described):
         self._arrived.clear()
         plan.add_decodes()
         while plan.can_admit and (one := self._clients.first()) and plan.add(one, whole=True, reserve=one.max_tokens):
-            self._clients.pop()
+            self._clients.take(one)
             self._clients.charge(one.client, self.prompt_weight * one.num_prompt_tokens)
             self._paid[one] = 0.0
             self._charge_output(one, self.predictor.output(one) if self.predict else 0.0)
@@ -72,7 +74,8 @@ class VTC(Described):
         self._arrived.append(request)
 
     def on_finish(self, request: Request) -> None:
-        if request in self._paid:  # not rejected
+        self._clients.discard(request)
+        if request in self._paid:  # it was admitted
             self.predictor.observe(request)
             self._charge_output(request, request.num_output_tokens - (not self.charge_first))
             del self._paid[request]

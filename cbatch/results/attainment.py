@@ -1,8 +1,8 @@
 """Attainment of the objectives that requests carry (`RequestSpec.slo`): shares of all that were asked for, by tier; goodput.
 
 A request attains its objectives if its first token, every gap between its tokens and its last token are all in time. A
-request that was rejected, or had not ended when the run did, attains none and counts: leaving it out would reward a
-policy that drops late requests.
+request that was rejected or cancelled, or had not ended when the run did, attains none and counts: leaving it out would
+reward a policy that drops late requests, or lets their clients wait until they leave.
 """
 
 from collections.abc import Collection
@@ -31,7 +31,7 @@ class Attained(NamedTuple):
 
 
 def attainment(requests: Collection[Asked], served: Served, window: Window) -> dict[str, Any]:
-    """Shares of the requests that have objectives and ended, or were rejected, in the window; empty if none has any.
+    """Shares of the requests that have objectives and ended, in whatever way, in the window; empty if none has any.
 
     `share`: all objectives together; `ttft_share`, `tbt_share`, `total_share`: each objective, over the requests that
     have it; `tiers`: the same by tier.

@@ -12,7 +12,7 @@ from cbatch.results.metrics import Asked
 class Inventory(NamedTuple):
     """Number of requests, iterations and KV blocks in each state; the sums are conserved.
 
-    pending: requests not arrived yet. running: admitted and not finished on the host. served, rejected: ended.
+    pending: requests not arrived yet. running: admitted and not finished on the host. served, rejected, cancelled: ended.
     iterations: ended. in_flight: iterations launched and not ended.
     free, held, retiring: KV blocks; held by requests, or released when the iterations in flight end.
     """
@@ -22,6 +22,7 @@ class Inventory(NamedTuple):
     running: int
     served: int
     rejected: int
+    cancelled: int
     iterations: int
     in_flight: int
     free: int
@@ -30,7 +31,7 @@ class Inventory(NamedTuple):
 
     @property
     def num_requests(self) -> int:
-        return self.pending + self.waiting + self.running + self.served + self.rejected
+        return self.pending + self.waiting + self.running + self.served + self.rejected + self.cancelled
 
     @property
     def num_blocks(self) -> int:
@@ -40,15 +41,15 @@ class Inventory(NamedTuple):
 
 def take_inventory(engines: Sequence[Engine], requests: Sequence[Asked]) -> Inventory:
     """Count the requests submitted to one engine, or to all replicas together, and the engines' KV blocks."""
-    by_status = Counter(request.status for request in requests)
+    by_status, by_reason = Counter(each.status for each in requests), Counter(each.finish_reason for each in requests)
     states = [engine.state for engine in engines]
-    rejected = sum(request.finish_reason is FinishReason.REJECTED for request in requests)
     return Inventory(
         pending=by_status[Status.PENDING],
         waiting=by_status[Status.WAITING],
         running=by_status[Status.RUNNING],
-        served=by_status[Status.FINISHED] - rejected,
-        rejected=rejected,
+        served=by_reason[FinishReason.LENGTH] + by_reason[FinishReason.STOP],
+        rejected=by_reason[FinishReason.REJECTED],
+        cancelled=by_reason[FinishReason.CANCELLED],
         iterations=sum(state.num_ended for state in states),
         in_flight=sum(state.iteration - state.num_ended for state in states),
         free=sum(state.pool.num_free for state in states),

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord, StepRecord
-from cbatch.request import FinishReason, Request, Status
+from cbatch.request import SERVED, FinishReason, Request, Status
 from cbatch.request_spec import SLO
 from cbatch.validation import positive
 
@@ -93,7 +93,7 @@ class Objectives:
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """The finished requests without rejected ones, in the order of their ends, as columns [requests].
+    """The requests that got their whole output, in the order of their ends, as columns [requests].
 
     id: int64. arrival, admitted, first_token, last_token: seconds. prompt_tokens, output_tokens: int64.
     token_ids, token_times: (request id, seconds) of every token received, by request and then by time, [tokens].
@@ -188,18 +188,18 @@ def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
 
 
 def collect_served(record: RunRecord) -> Served:
-    """The finished requests of a run, without rejected ones."""
+    """The requests of a run that got their whole output."""
     return served_of(record.requests, *record.tokens())
 
 
 def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_times: Floats) -> Served:
-    """Returns those of the requests that were not rejected. token_ids, token_times: of all, by time, as `RunRecord.tokens`."""
-    requests = [request for request in ended if request.finish_reason is not FinishReason.REJECTED]
+    """Returns the requests that got their whole output. token_ids, token_times: of all, by time, as `RunRecord.tokens`."""
+    requests = [request for request in ended if request.finish_reason in SERVED]
     id_ = np.array([request.id for request in requests], np.int64)
     order = _stable_order(token_ids)
     token_ids, token_times = token_ids[order], token_times[order]
     first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
-    if (end - first).sum() < len(token_ids):  # requests that were rejected later received tokens too
+    if (end - first).sum() < len(token_ids):  # requests that were rejected or cancelled later received tokens too
         kept = np.isin(token_ids, id_)
         token_ids, token_times = token_ids[kept], token_times[kept]
         first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")

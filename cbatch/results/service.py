@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request import FinishReason
+from cbatch.request import SERVED
 from cbatch.results.metrics import Asked, Floats, Served, mean
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
@@ -80,7 +80,7 @@ def service_of(
     """
     if not any(request.client for request in requests):
         return None
-    ended = (request for request in requests if request.finish_reason is not FinishReason.REJECTED)
+    ended = (request for request in requests if request.finish_reason in SERVED)
     names = np.array([request.client or NO_CLIENT for request in ended], dtype=str)
     times = served.arrival, served.first_token, served.last_token
     return Service(names, *times, served.prompt_tokens, served.output_tokens, weights or {})

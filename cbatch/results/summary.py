@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from cbatch.record import RunRecord
+from cbatch.request import FinishReason
 from cbatch.results import metrics
 from cbatch.results.attainment import attainment, goodput
 from cbatch.results.metrics import Asked, Figures, Objectives, Served, StepColumns, Window, statistics
@@ -66,12 +67,14 @@ def summarize(
 
 
 def _run(ended: Collection[Asked], requests: Served, steps: StepColumns, window: Window, num_counted: int) -> Figures:
-    """The whole run with warm-up and drain, except `counted_*`, which are of the window."""
+    """The whole run with warm-up and drain, except `counted_*`, which are of the window. `cancelled_requests` is of those with some."""
     computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
     recomputed = sum(request.num_recomputed_tokens for request in ended)
+    num_cancelled = sum(request.finish_reason is FinishReason.CANCELLED for request in ended)
     return {
         "requests": len(ended),
-        "rejected_requests": len(ended) - len(requests.id),
+        "rejected_requests": len(ended) - len(requests.id) - num_cancelled,
+        **({"cancelled_requests": num_cancelled} if num_cancelled else {}),
         "counted_requests": num_counted,
         "iterations": len(steps["done_at"]),
         "seconds": float(steps["done_at"][-1] - steps["planned_at"][0]) if len(steps["done_at"]) else 0.0,
@@ -83,7 +86,7 @@ def _run(ended: Collection[Asked], requests: Served, steps: StepColumns, window:
 
 
 def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
-    """Useful work per second, without recomputed and overshoot tokens and those of rejected requests.
+    """Useful work per second, without recomputed and overshoot tokens and those of rejected and cancelled requests.
 
     A prompt counts when its first token arrives; `decode` is every generated token, the first included (vLLM's output
     throughput); `total` is their sum (SARATHI's and vLLM's total throughput).

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Self, TextIO
 from weakref import WeakSet
 
-from cbatch import SLO, FinishReason, Request, RequestSpec, RunRecord, StepRecord
-from cbatch.request import spec_of
+from cbatch import SLO, Request, RequestSpec, RunRecord, StepRecord
+from cbatch.request import SERVED, spec_of
 from cbatch.results.metrics import Served
 from cbatch.results.streamed import StreamedRun
 
-_NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes", "extra"}
+_NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes", "extra", "timeout"}
 _STORED_ELSEWHERE = {"num_prompt_tokens", "arrival_time", "arrival_iteration", "slo"}
 _SPEC = [field.name for field in fields(RequestSpec) if field.name not in _NOT_STORED | _STORED_ELSEWHERE]
 _OBJECTIVES = [field.name for field in fields(SLO)]
@@ -141,14 +141,14 @@ def read_extra(text: str) -> object:
 
 
 def request_rows(record: RunRecord, requests: Served, extra: Sequence[str] = ()) -> Iterator[tuple[object, ...]]:
-    """Yields the rows of requests.csv, in order of completion; a rejected request has empty times. extra: keys to append."""
+    """Yields the rows of requests.csv, in order of completion; a rejected or cancelled request has empty times. extra: keys to append."""
     times = zip(*(getattr(requests, name).tolist() for name in (*_TIMES, *_LATENCIES)), strict=True)
     spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
     for request in record.requests:
-        if request.finish_reason is FinishReason.REJECTED:
-            row: tuple[object, ...] = (request.arrival_time, request.admitted_at, *[None] * 6)
-        else:
+        if request.finish_reason in SERVED:
             row = tuple(None if math.isnan(value) else value for value in next(times))
+        else:
+            row = (request.arrival_time, request.admitted_at, *[None] * 6)
         yield (
             *spec(spec_of(request)),
             *objectives(request.slo),

@@ -44,9 +44,11 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     rates = [speed[f"{part}_tokens_per_second"] for part in ("total", "prefill", "decode")]
     total, prefill, decode = map(format_number, rates)
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
-    requests, rejected = run["requests"] - run["rejected_requests"], run["rejected_requests"]
+    rejected, cancelled = run["rejected_requests"], run.get("cancelled_requests", 0)
+    requests = run["requests"] - rejected - cancelled
     rate, seconds = format_number(speed["requests_per_second"]), format_number(run["seconds"])
-    yield "requests/s", f"{rate}: {requests} served in {seconds} s, {rejected} rejected"
+    left = f", {cancelled} cancelled" if cancelled else ""
+    yield "requests/s", f"{rate}: {requests} served in {seconds} s, {rejected} rejected{left}"
     if goodput:
         rate, attained = format_number(goodput["requests_per_second"]), format_share(goodput["attained_share"])
         yield "goodput", f"{rate} requests/s, {attained} attain the objectives"

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from cbatch import SLO, Described, WorkloadError
 from cbatch.request_spec import NO_SLO
-from cbatch.validation import Give, check, not_negative
+from cbatch.validation import Give, check, not_negative, positive
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import MOST_TOKENS, Column, Ints
 
@@ -22,6 +22,7 @@ Limit = Annotated[
     Give("exact, or a whole number of tokens, at least 1"),
 ]
 BatchSize = Annotated[int, Field(ge=1, strict=True), Give("the batch size, a whole number of requests, at least 1")]
+Timeout = Annotated[float, positive("seconds after its arrival at which a request's client leaves")]
 Share = Annotated[float, Field(gt=0, le=1, strict=True), Give("a number above 0, at most 1")]
 
 
@@ -50,6 +51,7 @@ class Annotations(Described):
     tiers: service classes by name, drawn in proportion to their shares, which sum to 1.
     slo: objectives of requests whose tier has none.
     prediction: fills `predicted_new_tokens`.
+    timeout: seconds after its arrival at which each request's client leaves, if it has not been served.
     pad_outputs: each group of this many consecutive requests gets its longest output, which is what a system computes
         that returns a batch as a whole, with a batch of that size (FasterTransformer; Orca, OSDI 2022, section 2).
     """
@@ -58,6 +60,7 @@ class Annotations(Described):
     tiers: Mapping[str, Tier] | None = None
     slo: SLO | None = None
     prediction: Prediction | None = None
+    timeout: Timeout | None = None
     pad_outputs: BatchSize | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +80,8 @@ class Annotations(Described):
             generated = np.minimum(output_tokens, columns["max_new_tokens"])
             predicted = np.clip(np.floor(generated * errors + 0.5), 1, MOST_TOKENS)
             columns["predicted_new_tokens"] = predicted.astype(np.int64)
+        if self.timeout is not None:
+            columns["timeout"] = np.full(num, self.timeout)
         if self.slo is not None:
             columns["slo"] = np.full(num, self.slo, object)
         if self.tiers:

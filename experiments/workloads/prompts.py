@@ -10,6 +10,7 @@ from pydantic import Field
 from cbatch import SLO, ConfigError, Request, RequestSpec, Sampling, WorkloadError
 from cbatch.request_spec import LATEST_ARRIVAL
 from cbatch.validation import Give, read, whole
+from experiments.workloads.annotate import Timeout
 from experiments.workloads.base import SamplingKeys, Vocabulary, Workload
 from experiments.workloads.readers.source import at_line, json_objects, read_text
 from experiments.workloads.seeds import Stream, request_seeds
@@ -36,6 +37,7 @@ class PromptLine(SamplingKeys):
     priority: Annotated[int, Field(strict=True)] | None = None
     slo: SLO | None = None
     predicted_new_tokens: TokenCount | None = None
+    timeout: Timeout | None = None
 
 
 _FIELDS = {field.name for field in fields(PromptLine)} & {field.name for field in fields(RequestSpec)}

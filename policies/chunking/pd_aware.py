@@ -7,7 +7,7 @@ without a sweep. Lengths are configured, or estimated from ended requests.
 from collections import deque
 from collections.abc import Iterable
 
-from cbatch import ConfigError, Limits, Request, View
+from cbatch import SERVED, ConfigError, Limits, Request, View
 from policies.chunking.selector import ChunkSelector
 from policies.chunking.steady_state import best_total
 
@@ -48,7 +48,7 @@ class PDAware(ChunkSelector):
             )
 
     def observe(self, request: Request) -> None:
-        if request.num_output_tokens:
+        if request.finish_reason in SERVED:
             self._seen.append((request.num_prompt_tokens, request.num_output_tokens))
             self._news = True
 

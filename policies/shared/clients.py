@@ -1,12 +1,13 @@
 """Waiting requests by client, and whose turn it is, for fair shares: by counters of service, in turn, or by arrival."""
 
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from heapq import heappop, heappush, heapreplace
 
 from cbatch import ConfigError, Request
 
 Client = str | None
+Queue = OrderedDict[Request, None]  # the first is the oldest
 
 
 class Arrival:
@@ -16,26 +17,41 @@ class Arrival:
         """weights: of clients by name; 1 for others."""
         self.counters: dict[Client, float] = {}
         self.weights = weights
-        self._queue: deque[Request] = deque()
+        self._queue = Queue()
 
     def push(self, request: Request) -> None:
         self.counters.setdefault(request.client, 0.0)
-        self._queue.append(request)
+        self._queue[request] = None
 
     def first(self) -> Request | None:
         """The request whose turn it is, if any waits."""
-        return self._queue[0] if self._queue else None
+        return next(iter(self._queue), None)
 
-    def pop(self) -> None:
-        """Takes the `first` out."""
-        self._queue.popleft()
+    def take(self, request: Request) -> None:
+        """Takes the `first` out: it is admitted."""
+        self.discard(request)
+
+    def discard(self, request: Request) -> None:
+        """Takes a request out, if it is in."""
+        self._queue.pop(request, None)
 
     def charge(self, client: Client, service: float) -> None:
         """service: what a request of the client received; negative for a refund."""
         self.counters[client] += service / self.weights.get(client or "", 1.0)
 
 
-class LeastCounter(Arrival):
+class _ByClient(Arrival):
+    """A queue for each client."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        super().__init__(weights)
+        self._waiting: defaultdict[Client, Queue] = defaultdict(Queue)
+
+    def discard(self, request: Request) -> None:
+        self._waiting[request.client].pop(request, None)
+
+
+class LeastCounter(_ByClient):
     """The oldest request of the client that received least. Ties: the client that arrived first.
 
     A client that waits again after a pause is lifted to the least counter among those waiting, or to that of the client whose
@@ -45,7 +61,6 @@ class LeastCounter(Arrival):
     def __init__(self, weights: Mapping[str, float], lift: bool) -> None:
         super().__init__(weights)
         self.lift = lift
-        self._waiting: defaultdict[Client, deque[Request]] = defaultdict(deque)
         self._order: dict[Client, int] = {}  # of arrival
         self._heap: list[tuple[float, int, Client]] = []  # of waiting clients, with counters that may have risen since
         self._left_last: Client = None
@@ -58,15 +73,15 @@ class LeastCounter(Arrival):
             counter = self.counters.get(client, 0.0)
             self.counters[client] = max(counter, floor) if self.lift else counter
             self._enter(client)
-        queue.append(request)
+        queue[request] = None
 
     def first(self) -> Request | None:
         least = self._least()
-        return self._waiting[least[0]][0] if least else None
+        return next(iter(self._waiting[least[0]])) if least else None
 
-    def pop(self) -> None:
-        queue = self._waiting[self._least()[0]]
-        self._left_last = queue.popleft().client
+    def take(self, request: Request) -> None:
+        super().take(request)
+        self._left_last = request.client
 
     def charge(self, client: Client, service: float) -> None:
         super().charge(client, service)
@@ -89,7 +104,7 @@ class LeastCounter(Arrival):
         return []
 
 
-class RoundRobin(Arrival):
+class RoundRobin(_ByClient):
     """Deficit round robin: a client whose turn begins in debt receives a quantum of service, and keeps the turn until it is spent.
 
     counters: what is left of each client's quanta.
@@ -98,7 +113,6 @@ class RoundRobin(Arrival):
     def __init__(self, weights: Mapping[str, float], quantum: float) -> None:
         super().__init__(weights)
         self.quantum = quantum
-        self._waiting: defaultdict[Client, deque[Request]] = defaultdict(deque)
         self._active: deque[Client] = deque()  # the first has the turn; also clients in debt without waiting requests
         self._begun = False
 
@@ -107,7 +121,7 @@ class RoundRobin(Arrival):
         self.counters.setdefault(client, 0.0)
         if client not in self._active:
             self._active.append(client)
-        self._waiting[client].append(request)
+        self._waiting[client][request] = None
 
     def first(self) -> Request | None:
         while self._active:
@@ -116,14 +130,11 @@ class RoundRobin(Arrival):
                 self.counters[client] += self.quantum
             self._begun = self.counters[client] > 0 and bool(self._waiting[client])
             if self._begun:
-                return self._waiting[client][0]
+                return next(iter(self._waiting[client]))
             self._active.popleft()
             if self._waiting[client] or self.counters[client] < 0:
                 self._active.append(client)
         return None
-
-    def pop(self) -> None:
-        self._waiting[self._active[0]].popleft()
 
     def charge(self, client: Client, service: float) -> None:
         super().charge(client, -service)

@@ -18,6 +18,7 @@ class FallingQueue:
 
     def push(self, request: Request, start: float, rate: float) -> None:
         """start: the key at now = 0. rate: its loss per second, not negative."""
+        self.discard(request)
         if len(self._requests) == self._lines.shape[1]:
             self._make_room()
         self._place[request] = place = len(self._requests)

@@ -39,7 +39,8 @@ class Quanta:
             self.join(request, number + 1)
 
     def leave(self, request: Request) -> None:
-        del self._place[request], self._used[request]
+        self._place.pop(request, None)
+        self._used.pop(request, None)
 
 
 class Unserved:

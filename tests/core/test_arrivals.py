@@ -6,7 +6,7 @@ from math import inf
 import pytest
 from schedules import make_engine
 
-from cbatch import Engine, Limits, Request, WorkloadError
+from cbatch import Engine, FinishReason, Limits, Request, WorkloadError
 from cbatch.arrivals import Recorded, Stream
 from cbatch.cluster import Cluster, RoundRobin
 from policies.orca import Orca
@@ -61,6 +61,34 @@ def test_requests_with_the_same_id_are_refused_by_name(submit: Callable[[Engine,
     for requests in ([Request(0, 4, 2), once, Request(7, 6, 2)], [once, once], [Request(0, 4, 2), Request(0, 4, 2)]):
         with pytest.raises(WorkloadError, match=f"request {requests[-1].id} is submitted twice"):
             submit(make_engine(Orca(), LIMITS), requests)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["recorded", "stream"])
+def test_a_request_that_has_not_arrived_is_cancelled_and_strangers_are_refused(stream: bool) -> None:
+    """The policy never hears of it."""
+    policy, requests = Orca(), [Request(id_, 4, 2, arrival_time=float(id_)) for id_ in range(3)]
+    heard: list[int] = []
+    policy.on_finish = lambda request: heard.append(request.id)  # type: ignore[attr-defined]
+    engine = make_engine(policy, LIMITS)
+    engine.submit([] if stream else requests)
+    if stream:
+        engine.arrivals = Stream(requests, engine.check_fits)
+    engine.step()
+    engine.cancel(requests[1])
+    other = make_engine(Orca(), LIMITS)
+    other.submit([Request(7, 4, 2)])
+    other.step()
+    for stranger in (Request(9, 4, 2), *other.state.running):
+        with pytest.raises(
+            WorkloadError, match=f"request {stranger.id} cannot be cancelled: it was not submitted here"
+        ):
+            engine.cancel(stranger)
+    assert [(one.id, one.finish_reason) for one in engine.run().requests] == [
+        (1, FinishReason.CANCELLED),
+        (0, FinishReason.LENGTH),
+        (2, FinishReason.LENGTH),
+    ]
+    assert heard == [0, 2]
 
 
 class Session(Recorded):

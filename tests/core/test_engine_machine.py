@@ -190,6 +190,18 @@ class EngineMachine(RuleBasedStateMachine):
     def wait(self) -> None:
         self.turn(Plan())
 
+    @precondition(lambda self: self.requests)
+    @rule(random=RANDOM)
+    def cancel(self, random: Random) -> None:
+        """A client leaves between two turns, perhaps after the end of its request."""
+        request, self.model.now = random.choice(self.requests), self.executor.time
+        expected = [] if request.status is Status.FINISHED else [("finish", request.id)]
+        self.policy.heard.clear()
+        self.engine.cancel(request)
+        for _, id_ in expected:
+            self.model.end(id_, "cancelled")
+        assert self.policy.heard == expected
+
     def turn(self, plan: Plan) -> None:
         """One turn of the engine with this plan, and of the model if the plan is legal."""
         described, model = self.described(plan), self.model

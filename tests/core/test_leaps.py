@@ -84,7 +84,7 @@ AT_TIMES["mlfq_short"] = lambda chunk: MLFQ(quantum=1e-3, promote_after=0.05)
 
 
 def draw_requests(numbers: random.Random) -> list[Request]:
-    """Many at once or spread in time, some by iteration; with hidden lengths, objectives, tiers and deadlines."""
+    """Many at once or spread in time, some by iteration; with hidden lengths, objectives, deadlines and clients that leave."""
     arrive = numbers.choice(("at once", "in time", "in bursts", "by iteration"))
     hidden, now, found = numbers.random() < 0.4, 0.0, []
     for index in range(numbers.randint(1, 12)):
@@ -102,6 +102,7 @@ def draw_requests(numbers: random.Random) -> list[Request]:
                 true_new_tokens=numbers.randint(1, output) if hidden else None,
                 slo=SLO(total=numbers.random() if numbers.random() < 0.5 else None),
                 priority=numbers.randint(0, 2),
+                timeout=numbers.choice((1e-5, 0.02, 0.1)) if numbers.random() < 0.2 else None,
             )
         )
     return found

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedules import make_engine
 
-from cbatch import BatchShape, Engine, Limits, Request, RunRecord
+from cbatch import SLO, BatchShape, Engine, Limits, Request, RunRecord
 from cbatch.results.metrics import Window, busy_seconds, collect_served
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
@@ -27,6 +28,20 @@ def test_waiting_requests_are_averaged_from_the_first_arrival_to_the_last() -> N
         "a queue that is there from the start"
     )
     assert replace(served, arrival=np.zeros(0), admitted=np.zeros(0)).mean_waiting == 0.0
+
+
+def test_a_request_whose_client_has_left_is_missed_and_in_no_latency() -> None:
+    """Both get a token at 1, 2 and 3 s. Request 1 leaves at 2.5 s: at 3 s it is cancelled, and request 0 has ended."""
+    engine = make_engine(PrefillFirst(), LIMITS)
+    slo = SLO(total=10.0)
+    engine.submit([Request(0, 4, 3, slo=slo), Request(1, 5, 9, slo=slo, timeout=2.5)])
+    found = summarize(engine.run(), num_blocks=100, max_batch=4)
+    run = {"requests": 2, "rejected_requests": 0, "cancelled_requests": 1, "counted_requests": 1}
+    assert run.items() <= found["run"].items()
+    assert found["ttft_seconds"]["mean"] == found["tbt_seconds"]["p99"] == 1.0
+    assert found["throughput"]["total_tokens_per_second"] == pytest.approx((4 + 3) / 3)
+    assert found["attainment"] == {"requests": 2, "share": 0.5, "total_share": 0.5, "tiers": {}}
+    assert found["goodput"]["attained_share"] == 0.5
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=20), st.integers(0, 60), st.integers(0, 30))

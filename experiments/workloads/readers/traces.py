@@ -15,8 +15,8 @@ decisions  A run's decisions.jsonl.gz, as `decisions=true` and vLLM with `vllm.r
            with their true lengths. Requests that got no token are left out.
 
 Further columns are read where `workload.columns='{client: user_id, difficulty: score}'` names them: `client`, `session`, `tier`,
-`priority` and `predicted_new_tokens` fill the field of `RequestSpec`; any other name becomes an attribute of the request,
-`request.extra["difficulty"]`.
+`priority`, `predicted_new_tokens` and `timeout` (seconds, may be empty) fill the field of `RequestSpec`; any other name becomes an
+attribute of the request, `request.extra["difficulty"]`.
 """
 
 import json
@@ -64,8 +64,18 @@ FORMATS: Mapping[str, Columns] = {
 }
 
 _DECISIONS = Columns("num_prompt_tokens", "true_new_tokens", "arrival_time")
-_SEEN = ("max_new_tokens", "client", "session", "tier", "priority", "predicted_new_tokens", "slo", "true_new_tokens")
-"""Fields of a `RequestSpec` that a decisions file has, besides those of `_DECISIONS`."""
+_SEEN = (
+    "max_new_tokens",
+    "client",
+    "session",
+    "tier",
+    "priority",
+    "predicted_new_tokens",
+    "slo",
+    "true_new_tokens",
+    "timeout",
+)
+"""Fields of a `RequestSpec` that a decisions file may have, besides those of `_DECISIONS`."""
 
 _OTHER_WORKLOADS = {"window_start_s": "servegen", "prompt": "prompts", "token_ids": "prompts"}
 
@@ -86,7 +96,7 @@ def read_trace(
     text = read_text(path, f"{section}.path")
     if format == "decisions" or (format == "auto" and text.startswith('{"run":')):
         table, known = _recorded(path, text), _DECISIONS
-        filled = {name: _objects(table.frame[name].tolist()) for name in _SEEN}
+        filled = {name: _objects(table.frame[name].tolist()) for name in _SEEN if name in table.frame}
     else:
         table = parse_table(path, text)
         known = _detect(table) if format == "auto" else FORMATS[format]
@@ -185,6 +195,14 @@ def _whole(table: Table, column: str, least: int = -(2**62)) -> Column:
     return table.whole_numbers(column, least).astype(object)
 
 
+def _seconds(table: Table, column: str) -> Column:
+    """Returns times above 0; None for an empty value."""
+    values = table.frame[column].replace("", None)
+    seconds = pd.to_numeric(values.map(str), errors="coerce")
+    table.refuse(values.notna() & ~seconds.between(0, np.inf, "neither"), column, "must be a number of seconds above 0")
+    return _objects([None if np.isnan(time) else time for time in seconds])
+
+
 def _hashes(table: Table, column: str) -> Column:
     """Returns a tuple for each row."""
     values = table.frame[column].tolist()
@@ -208,6 +226,7 @@ _READERS: Mapping[str, Callable[[Table, str], Column]] = {
     "tier": _texts,
     "priority": _whole,
     "predicted_new_tokens": partial(_whole, least=1),
+    "timeout": _seconds,
     "prefix_hashes": _hashes,
 }
 """By the field of `RequestSpec` that a column may fill."""

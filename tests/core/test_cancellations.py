@@ -1,0 +1,147 @@
+"""Clients leave at every moment, whatever the policy: nothing leaks or stalls, and the others get the tokens that they get alone.
+
+    python -m pytest tests/core/test_cancellations.py --cancellations=1000
+
+cancels that many requests of each policy and mode: before they arrive, while they wait, in prefill, while they decode, preempted,
+with one or several iterations in flight; by their timeouts and by `Engine.cancel`.
+"""
+
+import random
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+import pytest
+from contended import LinearCost
+from rig import check_accounts
+from small_cluster import make_cost
+from test_leaps import ALL_POLICIES
+
+from cbatch import Engine, FinishReason, Limits, Plan, Policy, Request, Server, Status, Step, StepResult, View
+from cbatch.kv import KVSize, blocks_for
+from cbatch.model.topology import Topology
+from cbatch.request import leaves_at
+from cbatch.results.conservation import take_inventory
+from cbatch.sim.executor import SimExecutor
+from cbatch.stall import Patience
+
+LONGEST, STOPS = 42, (5, 6, 7, 8)
+MODES = {"sync": (1, False), "async": (1, True), "pipeline": (4, True), "pipeline_sync": (2, False)}
+
+
+def token_after(tokens: Any) -> int:
+    """The token that follows others; it depends on each of them and its place."""
+    return int(tokens @ np.arange(1, len(tokens) + 1)) % 89 + 3
+
+
+def output_of(request: Request) -> list[int]:
+    """The tokens that a request gets alone."""
+    assert request.prompt is not None
+    tokens, end = list(request.prompt), request.max_tokens
+    while len(tokens) < end:
+        tokens.append(token_after(np.array(tokens)))
+        end = len(tokens) if tokens[-1] in request.stop_tokens else end
+    return tokens[request.num_prompt_tokens :]
+
+
+class Reading(SimExecutor):
+    """Simulated time, and tokens made from what the blocks of a request hold."""
+
+    needs_tokens = True
+
+    def launch(self, step: Step) -> Any:
+        table, size = step.table, step.pool.block_size
+        assert table.tokens is not None
+        if not step.index:
+            self.cache = np.full(step.pool.num_tokens, -1, np.int64)
+            self.sampled: deque[Any] = deque(maxlen=self.num_stages)
+        output = np.zeros(len(step.rows), np.int32)
+        for place, (row, start, count) in enumerate(zip(step.rows, step.start, step.num_tokens, strict=True)):
+            inputs = table.tokens[row, start : start + count].copy()
+            if step.carry[place] >= 0:
+                inputs[-1] = self.sampled[0][step.carry[place]]
+            at = np.arange(start + count)
+            slots = step.pool.tables[row, at // size] * size + at % size
+            self.cache[slots[start:]] = inputs
+            output[place] = token_after(self.cache[slots])
+        self.sampled.append(output)
+        return super().launch(step), output
+
+    def wait(self, in_flight: Any) -> StepResult:
+        span, output = in_flight
+        return super().wait(span)._replace(tokens=output)
+
+
+class Heard:
+    """A policy, and what it hears. It sees no request that has ended."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.arrived, self.ended = list[Request](), list[Request]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def on_arrival(self, request: Request) -> None:
+        self.arrived.append(request)
+        getattr(self.policy, "on_arrival", lambda request: None)(request)
+
+    def on_finish(self, request: Request) -> None:
+        self.ended.append(request)
+        getattr(self.policy, "on_finish", lambda request: None)(request)
+
+    def plan(self, view: View) -> Plan:
+        assert all(
+            each.status is not Status.FINISHED and leaves_at(each) > view.now for each in (*view.waiting, *view.running)
+        )
+        return self.policy.plan(view)
+
+
+def draw(numbers: random.Random) -> list[Request]:
+    now, requests = 0.0, []
+    for id_ in range(numbers.randint(3, 8)):
+        now += numbers.choice((0.0, 0.0, 2e-3, 0.02))
+        prompt = [numbers.randint(10, 90) for _ in range(numbers.randint(1, 30))]
+        timeout = numbers.choice((None, None, 1e-4, numbers.uniform(1e-3, 0.1)))
+        ends = {"timeout": timeout, "stop_tokens": STOPS if numbers.random() < 0.3 else ()}
+        slots = {"client": numbers.choice("abc"), "priority": numbers.randint(0, 2), "arrival_time": now}
+        requests.append(Request(id_, len(prompt), numbers.randint(1, 12), prompt=prompt, **ends, **slots))  # type: ignore[arg-type]
+    return requests
+
+
+def serve(policy: Heard, numbers: random.Random, num_stages: int, asynchronous: bool) -> list[Request]:
+    """Serves random requests, some of which are cancelled, to the end."""
+    requests, batch, size = draw(numbers), numbers.randint(1, 4), numbers.choice((1, 3, 4))
+    limits = Limits(batch, LONGEST + batch, LONGEST, tile=8, num_stages=num_stages, max_running=batch * num_stages)
+    kv = KVSize(max(blocks_for(request.max_tokens, size) for request in requests) + numbers.choice((0, 2, 20)), size)
+    executor = Reading(make_cost(Topology(1, num_stages)) if num_stages > 1 else LinearCost(), 1e-4)
+    server = Server(executor, limits, LinearCost(), kv, asynchronous, Patience(50.0, 2000))
+    engine, often = server.engine(policy, requests), numbers.choice((0.0, 0.05, 0.2))
+
+    def leave(engine: Engine) -> None:
+        if numbers.random() < often:
+            engine.cancel(numbers.choice(requests))
+        inventory = take_inventory([engine], requests)
+        assert (inventory.num_requests, inventory.num_blocks) == (len(requests), kv.num_blocks)
+        assert engine.num_unfinished == len(requests) - len(engine.record.requests)
+
+    leave(engine)
+    engine.run(leave)
+    check_accounts(engine, requests)
+    return requests
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ALL_POLICIES)
+def test_nothing_leaks_or_stalls_and_the_others_get_their_tokens(
+    name: str, mode: str, num_cancellations: int, draw: int
+) -> None:
+    num_cancelled, seed = 0, draw
+    while num_cancelled < num_cancellations:
+        numbers, seed = random.Random(seed), seed + 1
+        policy = Heard(ALL_POLICIES[name](8 * numbers.randint(1, 3)))
+        for request in serve(policy, numbers, *MODES[mode]):
+            output, cancelled = output_of(request), request.finish_reason is FinishReason.CANCELLED
+            assert request.output == (output[: request.num_output_tokens] if cancelled else output), f"seed {seed - 1}"
+            num_cancelled += cancelled
+        assert Counter(policy.arrived) == Counter(policy.ended) and max(Counter(policy.ended).values(), default=1) == 1
