@@ -1,5 +1,7 @@
 """The framework's own errors. Each message is one line that names the cause and the remedy."""
 
+from typing import Any
+
 
 class CbatchError(Exception):
     """Base of every error that a user can cause; a command prints its message alone and exits non-zero."""
@@ -11,6 +13,14 @@ class Interruption(BaseException):
 
 class ConfigError(CbatchError):
     """A setting is unknown, out of range, or conflicts with another one."""
+
+
+class TooLongError(ConfigError):
+    """A policy asks for more tokens of a request at once than an iteration may hold. request: a `cbatch.Request`."""
+
+    def __init__(self, request: Any, problem: str) -> None:
+        super().__init__(f"request {request.id}: {problem}")
+        self.request = request
 
 
 class WorkloadError(CbatchError):

@@ -6,7 +6,7 @@ from math import inf
 from operator import attrgetter, index
 from typing import Any, Final
 
-from cbatch.errors import ConfigError, PlanError
+from cbatch.errors import PlanError, TooLongError
 from cbatch.kv import blocks_lacking
 from cbatch.limits import Resources
 from cbatch.plan import Plan, Refusal
@@ -75,7 +75,7 @@ class PlanBuilder:
             whole: add all `num_tokens` or nothing.
 
         Raises:
-            ConfigError: `whole`, and an iteration never holds that many tokens.
+            TooLongError: `whole`, and an iteration never holds that many tokens.
             PlanError: a number of tokens that is not whole, or a negative `reserve`.
         """
         if not reserve and request in self._view.decoding and (num_tokens is None or num_tokens >= 1):
@@ -90,7 +90,7 @@ class PlanBuilder:
         wanted = _whole(wanted, "num_tokens", request)
         if whole and wanted > self._limits.max_tokens:
             most = f"exceed max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"
-            raise ConfigError(f"request {request.id}: {wanted} tokens to compute in one iteration {most}")
+            raise TooLongError(request, f"{wanted} tokens to compute in one iteration {most}")
         if reserve:
             reserve = _whole(
                 min(reserve, request.max_tokens, self._kv.num_blocks * self._block_size), "reserve", request

@@ -175,7 +175,7 @@ class _Replay:
         for request in before:
             gone = request.status is not Status.FINISHED and request.total < request.max_tokens
             if gone and request not in self._present:
-                self._finish(request, FinishReason.STOP)  # by its client
+                self._finish(request, FinishReason.CANCELLED)
         arrived = [request for request in waiting if request.status is Status.PENDING]
         for request in waiting:
             request.status = Status.WAITING

@@ -6,13 +6,14 @@ from logging import getLogger
 from operator import attrgetter
 from typing import Any
 
-from cbatch.errors import CbatchError, StallError
+from cbatch.arrivals import check_fits
+from cbatch.errors import CbatchError, TooLongError, WorkloadError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.policy import HOOKS, call_at, check_policy, ignore, is_steady, optional_method
 from cbatch.record import StepRecord
 from cbatch.request import Request, Status
-from cbatch.stall import describe_shortage
+from cbatch.stall import StallWatch
 from cbatch.vllm.plan_check import check_plan
 from cbatch.vllm.population import Population
 from cbatch.vllm.recording import Recording
@@ -40,8 +41,7 @@ class Planner:
         self.mode, self.clock, self.counts = adapter.mode, clock, Counts()
         self.population = Population()
         self.view = VllmView(scheduler, self.population, limits, adapter.cost)
-        self._policy, self._name, self._patience = policy, type(policy).__name__, adapter.patience
-        self._progress_at = 0.0
+        self._policy, self._name, self._stall_watch = policy, type(policy).__name__, StallWatch(adapter.patience)
         self._num_preempted = 0
         self.planned: dict[str, int] = {}
         self.all_decode = False
@@ -51,13 +51,25 @@ class Planner:
         self._ended: list[ServedRequest] = []
         recorder = adapter.recorder
         self._recording = None if recorder is None else Recording(recorder, self.view)
-        hooks = (optional_method(policy, name) for name in HOOKS)
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
+        hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
+        self._on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
         self._counts_steps = self._on_step is not ignore or recorder is not None
         unseen = self._on_tokens is self._on_step is ignore and recorder is None and self.mode != "shadow"
         self._leaps = unseen and is_steady(policy)
 
     # -- before an iteration -------------------------------------------------------------------------------------------
+
+    def refusal(self, request: ServedRequest) -> str:
+        """Returns why the policy could never plan a request; empty if it could."""
+        view = self.view
+        try:
+            num_at_once = self._call(self._num_at_once, request) or 1
+            check_fits(request, view.limits, view.kv.num_blocks * view.kv.block_size, self._name, num_at_once)
+        except WorkloadError as error:
+            return str(error)
+        except CbatchError as error:
+            self._failed(error)
+        return ""
 
     def submit(self, request: ServedRequest) -> None:
         self.population.by_id[request.vllm_id] = request
@@ -106,13 +118,18 @@ class Planner:
         try:
             self._announce()
             if not (population.waiting or population.running):
-                self._progress_at = view.now
+                self._stall_watch.note_progress(view.now)
                 return Plan()
             plan: Plan = self._call(self._policy.plan, view)
             check_plan(plan, view, self._name)
-            if not plan.requests:
-                self._check_progress(plan)
+            if not (plan.requests or plan.preempt or plan.reject or view.in_flight):
+                self._stall_watch.check(view.now, view, self._where)
         except CbatchError as error:
+            if isinstance(error, TooLongError) and view.is_waiting(error.request):
+                self._arriving.extend(population.waiting)
+                plan = Plan()
+                plan.reject = [(error.request, str(error))]
+                return plan
             if self.mode == "strict":
                 raise
             self.counts.fallbacks += 1
@@ -197,7 +214,7 @@ class Planner:
         started = max(launched.launched_at, view.last_ended_at)
         view.update(last_ended_at=received_at)
         if requests:
-            self._progress_at = received_at
+            self._stall_watch.note_progress(received_at)
         if self._recording is not None:
             record = self._record(launched, started, received_at, len(requests))
             self._recording.ended(record, requests, self._ended)
@@ -210,9 +227,12 @@ class Planner:
         except CbatchError as error:
             self._failed(error)
 
-    def end(self, source: Any, rejected: str | None) -> None:
-        """Notes that vLLM has ended a request. The policy hears of the end after it has heard of the request's tokens."""
-        ended = self.population.end(source, rejected, self.clock())
+    def end(self, source: Any, rejected: str | None, cancelled: bool) -> None:
+        """Notes that vLLM has ended a request. The policy hears of the end after it has heard of the request's tokens.
+
+        The arguments are those of `Population.end`.
+        """
+        ended = self.population.end(source, rejected, cancelled, self.clock())
         self._ended.append(ended)
         if self._recording is not None:
             self._recording.finished(ended)
@@ -228,7 +248,8 @@ class Planner:
             places = {request: place for place, request in enumerate(launched.requests)}
             ended.sort(key=lambda request: places.get(request, -1))
         for request in ended:
-            self._call(self._on_finish, request)
+            if request.announced:
+                self._call(self._on_finish, request)
 
     def _record(self, launched: Launched, started: float, received_at: float, num_sampled: int) -> StepRecord:
         num_tokens, at = sum(launched.num_tokens.values()), launched.launched_at
@@ -242,6 +263,7 @@ class Planner:
         self._tell_ended()
         while self._arriving:
             if (request := self._arriving.popleft()).status is Status.WAITING:
+                request.announced = True
                 self._call(self._on_arrival, request)
 
     def _failed(self, error: CbatchError) -> None:
@@ -250,20 +272,12 @@ class Planner:
             raise error
         _log.warning("the policy failed, and vLLM goes on: %s", error)
 
-    def _check_progress(self, plan: Plan) -> None:
-        idle = self.view.now - self._progress_at
-        if not (self.view.in_flight or plan.preempt or plan.reject) and idle > self._patience.seconds:
-            held = f"{len(self.population.waiting)} waiting and {len(self.population.running)} running requests"
-            remedy = describe_shortage(self.view) or "; compute their tokens"
-            raise StallError(f"{self._where}: no token for {idle:g} s with {held}{remedy}, or raise patience.seconds")
-
-    @property
     def _where(self) -> str:
         return f"policy {self._name}, iteration {self.view.iteration}"
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Calls the policy; an exception in it becomes an error that names the policy."""
-        return call_at(lambda: self._where, method, argument)
+        return call_at(self._where, method, argument)
 
 
 def _warn_at_times(number: int, message: str, what: object) -> None:

@@ -48,15 +48,15 @@ class Population:
         for request in [request for request in decodes if request.source.num_computed_tokens >= request.ends_at]:
             self._leave(request)
 
-    def end(self, source: Any, rejected: str | None, now: float) -> ServedRequest:
-        """vLLM has ended a request, or its client has. rejected: why the policy did."""
+    def end(self, source: Any, rejected: str | None, cancelled: bool, now: float) -> ServedRequest:
+        """vLLM has ended a request. rejected: why it was not served. cancelled: its client has left."""
         request = self.by_id.pop(source.request_id)
         if request.status is Status.WAITING:
             self.waiting.remove(request)
         self._leave(request)
         reason = FinishReason.LENGTH if source.num_tokens >= request.max_tokens else FinishReason.STOP
-        if rejected is None and not source.num_output_tokens:
-            rejected = "ended by its client"
+        if cancelled:
+            reason = FinishReason.CANCELLED
         request.end(reason if rejected is None else FinishReason.REJECTED, rejected or "", now)
         return request
 

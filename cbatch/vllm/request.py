@@ -1,6 +1,7 @@
 """A request that vLLM serves, as a policy sees it: its counters are read from vLLM's own request."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from logging import getLogger
 from typing import Any, cast
 
@@ -9,19 +10,23 @@ from cbatch.request_spec import SLO, RequestSpec
 
 _log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
 
+_RANGE = 1e-9, 1e9
+"""Of seconds and tokens: a policy that adds, scales or divides them stays finite."""
+
 _SLO = {"slo_ttft": "ttft", "slo_tbt": "tbt", "slo_total": "total"}
 
 
 class ServedRequest(Request):
     """source: vLLM's request; None once it has ended. num_cached: tokens of a waiting request that the prefix cache holds.
 
-    ends_at: once this many tokens are computed or in flight, its last token by length is being sampled.
+    announced: whether the policy has heard of it. ends_at: once this many tokens are computed or in flight, its last token by length is being sampled.
     """
 
-    __slots__ = ("_first_token_at", "_last_token_at", "ends_at", "num_cached", "source", "vllm_id")
+    __slots__ = ("_first_token_at", "_last_token_at", "announced", "ends_at", "num_cached", "source", "vllm_id")
 
     source: Any
     vllm_id: str
+    announced: bool
     ends_at: int
     num_cached: Callable[["ServedRequest"], int]
     _first_token_at: float | None
@@ -33,7 +38,7 @@ class ServedRequest(Request):
     ) -> "ServedRequest":
         request = cls.from_spec(spec_from(source, id_, now, max_model_len))
         request.source, request.vllm_id, request.num_cached = source, source.request_id, num_cached
-        request.ends_at = request.max_tokens - 1
+        request.announced, request.ends_at = False, request.max_tokens - 1
         request._first_token_at = request._last_token_at = None
         return request
 
@@ -91,11 +96,12 @@ def spec_from(source: Any, id_: int, now: float, max_model_len: int) -> RequestS
     params = source.sampling_params
     extra = params.extra_args or {}
     prompt: int = source.num_prompt_tokens
+    most = max(min(source.max_tokens, max_model_len - prompt), 1)
     predicted = _number(extra, "predicted_new_tokens", source)
     return RequestSpec(
         id_,
         prompt,
-        max(min(source.max_tokens, max_model_len - prompt), 1),
+        most,
         arrival_time=now,
         prompt=source.prompt_token_ids,
         stop_tokens=tuple(params.all_stop_token_ids),
@@ -104,7 +110,7 @@ def spec_from(source: Any, id_: int, now: float, max_model_len: int) -> RequestS
         tier=_text(extra, "tier"),
         priority=-source.priority,
         slo=SLO(**{field: _number(extra, name, source) for name, field in _SLO.items()}),
-        predicted_new_tokens=None if predicted is None else max(round(predicted), 1),
+        predicted_new_tokens=None if predicted is None else min(max(round(predicted), 1), most),
         extra=extra,
     )
 
@@ -115,12 +121,13 @@ def _text(extra: Mapping[str, Any], name: str) -> str | None:
 
 
 def _number(extra: Mapping[str, Any], name: str, source: Any) -> float | None:
-    """Returns a number above 0. Anything else is logged and left out: what a client sends never ends the engine."""
+    """Returns a number in `_RANGE`. Anything else is logged and left out: what a client sends never ends the engine."""
     value = extra.get(name)
-    try:
-        if value is None or float(value) > 0:
-            return None if value is None else float(value)
-    except (TypeError, ValueError):
-        pass
-    _log.warning("request %s: %s=%r is left out; give a number above 0", source.request_id, name, value)
+    if value is None:
+        return None
+    with suppress(TypeError, ValueError, OverflowError):
+        if _RANGE[0] <= (number := float(value)) <= _RANGE[1]:
+            return number
+    wanted = f"give a number from {_RANGE[0]:g} to {_RANGE[1]:g}"
+    _log.warning("request %s: %s=%.50r is left out; %s", source.request_id, name, value, wanted)
     return None

@@ -75,8 +75,9 @@ class _Policed:
         served = ServedRequest.of(request, self._next_id, now, self.max_model_len, self._num_cached)
         planner.submit(served)
         self._next_id += 1
-        if request.resumable:
-            self._refuse(served, "cbatch cannot schedule streamed input")
+        why = "cbatch cannot schedule streamed input" if request.resumable else planner.refusal(served)
+        if why:
+            self._refuse(served, why)
         elif not self._is_blocked_waiting_status(request.status):
             planner.show(served)
 
@@ -154,7 +155,7 @@ class _Policed:
 
     def _free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         why = next((why for _, id_, why in self._refused if id_ == request.request_id), None)
-        self._planner.end(request, why)
+        self._planner.end(request, why, request.status == RequestStatus.FINISHED_ABORTED)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     # -- parts ---------------------------------------------------------------------------------------------------------
