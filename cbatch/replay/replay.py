@@ -220,7 +220,7 @@ class _Replay:
     def _end(self, event: StepEnd) -> None:
         """Tells the policy of the end of an iteration, as the engine does."""
         record = event.record
-        self._view.in_flight.popleft()
+        ids = self._view.in_flight.popleft().ids
         self._view.update(last=record)
         receivers = [self._requests[id_] for id_ in event.received]
         receivers = [request for request in receivers if request.status is not Status.FINISHED]
@@ -232,6 +232,10 @@ class _Replay:
         for request in receivers:
             if request.known >= request.max_tokens:
                 ended.setdefault(request, FinishReason.LENGTH)
+        for request in map(self._requests.__getitem__, ids):
+            gone = request.status is not Status.FINISHED and request.total >= request.max_tokens
+            if gone and request not in ended and not self._view.is_in_flight(request):
+                ended[request] = FinishReason.CANCELLED  # with its last token in flight
         for request, reason in ended.items():
             _mark(request, reason, record.received_at)
         if receivers:
