@@ -71,14 +71,20 @@ def serve(
     server = made.server
     if not isinstance(server, Server):
         raise ConfigError("bench: measures one server; leave out backend.replicas=")
-    vocabulary, gpus = made.backend.vocabulary(made.spec), made.limits.num_stages * made.backend.tensor_parallel
-    hardware = made.backend.hardware(made.cost.profile)
-    if gpus > 1 and made.backend.name != "cpu":
+    vocabulary, gpus = chosen.backend.vocabulary(chosen.model), made.limits.num_stages * chosen.backend.tensor_parallel
+    hardware = chosen.backend.hardware(made.cost.profile)
+    if gpus > 1 and chosen.backend.name != "cpu":
         hardware = f"{hardware.partition(',')[0]} x{gpus}"
     figures: dict[str, dict[str, Any]] = {}
-    stamped: dict[str, Any] = {"model": made.spec.name, "batch": made.limits.max_batch, "requests": len(made.requests)}
+    stamped: dict[str, Any] = {
+        "model": chosen.model.name,
+        "batch": made.limits.max_batch,
+        "requests": len(made.requests),
+    }
     stamped |= {"workload": repr(chosen.workload), "chosen": made.chosen, "figures": figures}
-    print(f"{made.spec.name}, batch {made.limits.max_batch}, {len(made.requests)} requests on {hardware}", flush=True)
+    print(
+        f"{chosen.model.name}, batch {made.limits.max_batch}, {len(made.requests)} requests on {hardware}", flush=True
+    )
     with closing(server):
         server.serve(Orca(), shortened(chosen.workload.requests(vocabulary), made.limits.max_running))
         for policy, maker in makers.items():

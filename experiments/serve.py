@@ -82,17 +82,14 @@ def serve(
 
 def _result_of(run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dict[str, Any]) -> Result:
     """Returns the result of a run that has ended; it holds no executor, whose weights may fill a GPU."""
-    about, metrics, streamed = about_run(run), run.settings.metrics, run.streamed and run.streamed.run
+    about, streamed = about_run(run), run.streamed and run.streamed.run
     served = streamed.served() if streamed else collect_served(record)
     ended = streamed.ended if streamed else record.requests
     measures = {
+        **vars(run.settings.metrics),
         "num_blocks": run.kv.num_blocks,
         "max_batch": run.limits.max_batch,
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
-        "warmup_requests": metrics.warmup_requests,
-        "drain_requests": metrics.drain_requests,
-        "objectives": metrics.objectives,
-        "client_weights": metrics.client_weights,
         "steps": streamed.steps() if streamed else None,
         "ended": ended,
         "submitted": None if streamed else run.requests,
@@ -110,7 +107,7 @@ def _result_of(run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dic
 def _run(run: Run, folder: Path | None, say: Callable[[str], None], bar: bool) -> RunRecord:
     """Serves the requests to their end. The record of a streamed run is empty."""
     recorded = _decisions_of(run, folder)
-    shown = progress(run.settings.progress if bar else "off", len(run.requests), run.backend.simulated, say)
+    shown = progress(run.settings.progress if bar else "off", len(run.requests), run.settings.backend.simulated, say)
     with closing(run.server), recorded, shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
         if run.streams and folder:
@@ -146,7 +143,7 @@ def _decisions_of(run: Run, folder: Path | None) -> AbstractContextManager[None]
         raise ConfigError("decisions=true records the decisions of one replica; set backend.replicas=1")
     from experiments.store.decisions_file import write_decisions  # loaded only where needed
 
-    if run.settings.hardware == CPU and (measured := cpu_profile(run.spec)).is_file():
+    if run.settings.hardware == CPU and (measured := cpu_profile(run.settings.model)).is_file():
         copy(measured, folder / PROFILE)  # for a replay on another machine
     return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, run.settings.composed.overrides)
 
@@ -158,8 +155,8 @@ def origin_of_run(settings: Settings) -> dict[str, Any]:
 
 def about_run(run: Run) -> dict[str, Any]:
     """Returns the origin of the figures: what was chosen, the hardware, the versions."""
-    settings, composed, record = run.settings, run.settings.composed, run.engine.record
-    execution = run.backend.facts(run.engine.executor, run.cost, settings.runtime.asynchronous)
+    settings, backend, composed, record = run.settings, run.settings.backend, run.settings.composed, run.engine.record
+    execution = backend.facts(run.engine.executor, run.cost, settings.runtime.asynchronous)
     if record.stages:  # of a real pipeline; a simulated one keeps its own account
         execution["stages"] = [asdict(account) for account in account_stages(record)]
     limits = {"batch": run.limits.max_batch, "tokens": run.limits.max_tokens}
@@ -167,11 +164,11 @@ def about_run(run: Run) -> dict[str, Any]:
         "policy": repr(settings.policy),
         "chunk": settings.chunk,
         "workload": composed.choices["workload"].partition("(")[0],
-        "model": run.spec.name,
+        "model": settings.model.name,
         "runtime": settings.runtime.name,
-        "backend": run.backend.name,
-        "simulated": run.backend.simulated,
-        "hardware": run.backend.hardware(run.cost.profile),
+        "backend": backend.name,
+        "simulated": backend.simulated,
+        "hardware": backend.hardware(run.cost.profile),
         "execution": execution,
         "limits": {**limits, "kv_blocks": run.kv.num_blocks, "block_size": run.kv.block_size},
         "chosen": run.chosen,

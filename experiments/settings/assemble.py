@@ -56,9 +56,7 @@ class Run:
     """
 
     settings: Settings
-    backend: Backend
     cost: ProfileCost
-    spec: ModelSpec
     limits: Limits
     kv: KVSize
     server: Server[Any] | ReplicatedServer
@@ -138,9 +136,7 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     except BaseException:
         server.close()
         raise
-    return Run(
-        settings, backend, cost, spec, limits, kv, server, engine, requests, rate, totals, streams, decode, chosen
-    )
+    return Run(settings, cost, limits, kv, server, engine, requests, rate, totals, streams, decode, chosen)
 
 
 def _decoder(settings: Settings, executor: Any, chosen: dict[str, str]) -> Decode | None:

@@ -1,11 +1,14 @@
 """Settings from Python: keywords in place of a command line, objects in place of the names of a policy and a workload."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from os import PathLike, fspath
 from typing import Any
+
+import numpy as np
 
 from cbatch import ConfigError, Policy
 from cbatch.described import arguments_of, describe, name_of_class
@@ -93,9 +96,10 @@ def section_of(value: object) -> Any:
 def _seeded(workload: Any, keys: Mapping[str, Any], positions: int) -> Any:
     """Returns a workload object with the seed of the keywords, within the model's positions."""
     if "seed" in keys:
-        if not is_dataclass(workload) or "seed" not in {field.name for field in fields(workload)}:
-            raise ConfigError(f"seed={keys['seed']}: {type(workload).__name__} has no field `seed`; leave it out")
-        workload = replace(workload, seed=keys["seed"])  # type: ignore[type-var]
+        try:
+            workload = replace(workload, seed=keys["seed"])
+        except TypeError:
+            raise ConfigError(f"seed={keys['seed']}: is no field of {type(workload).__name__}; leave it out") from None
     return workload.within(positions) if isinstance(workload, Workload) else workload
 
 
@@ -131,15 +135,13 @@ def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...]) -> dict[s
 def _text(keyword: str, value: object) -> str:
     """Returns a value as Hydra's command line takes it. Raises ConfigError for an object that has no such text."""
     match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
+        case None | int() | float():
+            return json.dumps(value)
+        case np.generic():
+            return _text(keyword, value.item())
         case str() | PathLike():
             text = fspath(value).replace('"', '\\"')
             return f'"{text}"'
-        case int() | float():
-            return repr(value)
         case Mapping():
             return "{" + ",".join(f"{key}:{_text(keyword, item)}" for key, item in value.items()) + "}"
         case Sequence():

@@ -201,6 +201,6 @@ def test_the_command_line_spreads_a_model(settings: str, num_stages: int) -> Non
     run = assemble(compose_run("backend=sim", "workload=open_loop", "workload.num_requests=20", *keys))
     assert run.limits.num_stages == num_stages
     assert len(run.engine.run().requests) == 20
-    facts = run.backend.facts(run.engine.executor, run.cost, True)
+    facts = run.settings.backend.facts(run.engine.executor, run.cost, True)
     assert (facts["gpus"], len(facts["stages"])) == (8, num_stages * run.cost.topology.replicas)
     assert sum(facts["stages"][-1].values()) > 0
