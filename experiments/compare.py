@@ -99,14 +99,12 @@ def _run_policies(policies: Sequence[str], options: Sequence[str], sweep: str) -
 def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
     """Reads what the folders hold: a row for each run, or for each replication of a capacity search.
 
-    The columns of `read_runs`, with labels that differ between folders, and: `replication`, `figures` (all figures as
-    text), `served` (the workload without its seed), `others` (the settings but the policy's and seeds).
+    The columns of `read_runs`, with labels that differ between folders, and: `replication`, `figures` (all figures as text),
+    `served` (the workload without its seed), `others` (the settings but the policy's and seeds). Raises ConfigError: folders
+    of both kinds, or no such run.
 
     Args:
         text: only runs whose folder names or command lines contain this.
-
-    Raises:
-        ConfigError: folders of both kinds, or no such run.
     """
     searches = [folder for folder in folders if list(folder.rglob(RESULT))]
     if 0 < len(searches) < len(folders):
@@ -149,12 +147,11 @@ def _read_searches(folder: Path, text: str) -> pd.DataFrame:
 def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", *, notes: bool = True) -> str:
     """Returns the comparisons as tables of text.
 
+    Raises ConfigError: only one label, no such baseline, an unknown figure, or one replication.
+
     Args:
         rows, baseline: as for `pairs_of`. metrics: keys of figures; those of tables by default.
         notes: whether the notes on the runs follow.
-
-    Raises:
-        ConfigError: only one label, no such baseline, an unknown figure, or one replication.
     """
     keys, pairs = _figures(rows, metrics), pairs_of(rows, baseline)
     tables = [_pair(first, other, keys) for first, other in pairs]
@@ -201,13 +198,11 @@ def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:
 def pairs_of(rows: pd.DataFrame, baseline: str = "") -> list[tuple[pd.DataFrame, pd.DataFrame]]:
     """Returns the rows of each label behind those of the baseline with the same settings.
 
-    If all settings differ, the baseline is a label that served the same requests; if there is none, the first of all.
+    If all settings differ, the baseline is a label that served the same requests; if there is none, the first of all. Raises
+    ConfigError: no such baseline.
 
     Args:
         rows: as `read_replications` returns. baseline: a policy or a label; by default the policy of the first row.
-
-    Raises:
-        ConfigError: no such baseline.
     """
     is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
     rows = rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")

@@ -78,8 +78,7 @@ def measure(
 ) -> dict[str, Any]:
     """Searches a capacity and writes its folder; returns what capacity.json holds. The arguments are those of `serve`.
 
-    Raises:
-        CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be capacity.
+    Raises CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be capacity.
     """
     began = time.perf_counter()
     rule = Rule(settings.definition, settings.slo, settings.attainment, bool(getattr(settings.workload, "tiers", None)))

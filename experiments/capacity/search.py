@@ -91,8 +91,7 @@ class Search:
     def run(self) -> Capacity:
         """Searches.
 
-        Raises:
-            ConfigError: no rate or every rate meets the criteria, or the replications are too short or too few.
+        Raises ConfigError: no rate or every rate meets the criteria, or the replications are too short or too few.
         """
         low, high, in_system = self._bracket()
         warmup = self._warmup(in_system)

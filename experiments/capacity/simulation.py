@@ -99,9 +99,7 @@ class Rule:
     """A definition with its objectives.
 
     attainment: the share for definition=joint. tiers: whether the workload's service classes have objectives of their own.
-
-    Raises:
-        ConfigError: an objective that the definition needs is not set.
+    Raises ConfigError: an objective that the definition needs is not set.
     """
 
     name: str
@@ -156,8 +154,7 @@ class Outcome(NamedTuple):
 def replicate(settings: Settings, number: int, rate: float, num_requests: int) -> Settings:
     """Returns the settings of the run that serves one replication at one rate.
 
-    Raises:
-        ConfigError: the workload has a load, which gives it a rate already.
+    Raises ConfigError: the workload has a load, which gives it a rate already.
     """
     if (load := getattr(settings.workload, "load", None)) is not None:
         raise ConfigError(f"workload.load={load}: has no effect here, as the rate is varied; leave it out")

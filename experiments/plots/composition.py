@@ -25,11 +25,7 @@ _TOKENS = {
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN) -> Figure:
-    """Draws three panels over time.
-
-    Raises:
-        ConfigError: no finished run, or several; it has no iterations.
-    """
+    """Draws three panels over time. Raises ConfigError: no finished run, or several; it has no iterations."""
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
     steps = read_steps(run["folder"])

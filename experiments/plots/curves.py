@@ -61,9 +61,6 @@ def latency_vs_rate(folder: Path, look: Look = PLAIN, percentiles: tuple[int, ..
 
     Args:
         percentiles: of 50, 90, 95 and 99.
-
-    Raises:
-        ConfigError: as `draw`.
     """
     keys = tuple(f"{kind}_seconds.p{rank}" for rank in percentiles for kind in ("ttft", "tbt"))
     return draw(folder, look, x="rate", y=keys)
@@ -76,9 +73,6 @@ def attainment(folder: Path, look: Look = PLAIN, goal: Share = 0.9) -> Figure:
 
     Args:
         goal: the share that a thin line marks.
-
-    Raises:
-        ConfigError: as `draw`.
     """
     keys: tuple[str, ...] = ("attainment.share", "attainment.tiers.*.share")
     if not matching(keys, read_runs(folder)):
@@ -91,9 +85,6 @@ def throughput_vs_pd(folder: Path, look: Look = PLAIN, baseline: str = USUAL_BAS
 
     Args:
         baseline: the policy that gains are relative to; without a run of it, only throughput is shown.
-
-    Raises:
-        ConfigError: as `draw`.
     """
     return draw(folder, look, x="pd", y=("throughput.total_tokens_per_second",), baseline=baseline)
 
@@ -104,17 +95,15 @@ def draw(
 ) -> Figure:
     """Draws a panel for each figure, of each workload, with a line for each policy and whatever else varies.
 
-    Of several seeds, the line is the mean, and a band its 95% interval. A figure that a pattern names and that is equal in all
-    runs is stated below instead.
+    Of several seeds, the line is the mean, and a band its 95% interval. A figure that a pattern names and that is equal in
+    all runs is stated below instead. Raises ConfigError: no finished runs, fewer than two values of x, too many series, no
+    such figure or baseline.
 
     Args:
         x: the setting on the x axis by its key; or rate, requests per second; or pd, the P:D ratio.
         y: figures of summary.json by key or pattern, as in ttft_seconds.p99,attainment.tiers.*.share.
         baseline: a policy; adds a panel of each figure over that of the policy.
         goal: the share in percent that a thin line marks.
-
-    Raises:
-        ConfigError: no finished runs, fewer than two values of x, too many series, no such figure or baseline.
     """
     named = (axis._replace(keys=(x,)) for axis in AXES.values() if x in axis.keys and x not in SPEEDS)
     axis = AXES.get(x) or next(named, Axis(x, (x,), "1,2,4"))

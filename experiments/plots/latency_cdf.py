@@ -30,11 +30,10 @@ Values = NDArray[np.float64]
 def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     """Draws a line for each policy and whatever else varies; of several seeds, of all requests, with a band of the single runs.
 
+    Raises ConfigError: no finished runs, or too many; no request was served; with tiers, no request has one.
+
     Args:
         tiers: a row of panels for each tier; a dotted line marks an objective that all its requests share.
-
-    Raises:
-        ConfigError: no finished runs, or too many; no request was served; with tiers, no request has one.
     """
     frame = load_series(folder, look)
     requests = {run: read_requests(run) for run in frame["folder"]}

@@ -18,8 +18,7 @@ from experiments.store.text import figures_text
 def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
     """Reads the finished runs in a folder that `look.runs` chooses, each with a label of its own; prints which are left out.
 
-    Raises:
-        ConfigError: there are none, or more than `most`.
+    Raises ConfigError: there are none, or more than `most`.
     """
     runs, omitted = select_runs(folder, look.runs)
     if len(runs) > most:
@@ -33,10 +32,8 @@ def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
 def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -> pd.DataFrame:
     """Reads the finished runs that `look.runs` chooses; prints which are left out.
 
-    Runs that differ only in a seed, or in the settings `shown`, share a label.
-
-    Raises:
-        ConfigError: there are none, or more than `MOST_SERIES` labels.
+    Runs that differ only in a seed, or in the settings `shown`, share a label. Raises ConfigError: there are none, or more
+    than `MOST_SERIES` labels.
     """
     runs, omitted = select_runs(folder, look.runs)
     runs = _arrange(runs.assign(label=label_runs(runs, shown)), look)

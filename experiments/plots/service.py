@@ -27,13 +27,10 @@ def draw(folder: Path, look: Look = PLAIN, window: Seconds = WINDOW_SECONDS) -> 
     """Draws over time: service received by each client since the start; its rate in a window around each moment; the service difference.
 
     Service is divided by the client's weight, if it has one. Of many clients, those that received most have a line of their
-    own; the others are grey.
+    own; the others are grey. Raises ConfigError: no finished run, several, or no request with a client.
 
     Args:
         window: seconds of the windows of rates and of the service difference.
-
-    Raises:
-        ConfigError: no finished run, several, or no request with a client.
     """
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]

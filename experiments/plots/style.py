@@ -162,10 +162,7 @@ def wrap_origin(origin: str, pages: float = 1.0) -> str:
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
     """Writes a file for each format, atomically, and closes the figure; returns the paths.
 
-    The same figure makes the same files.
-
-    Raises:
-        ConfigError: matplotlib knows no such format.
+    The same figure makes the same files. Raises ConfigError: matplotlib knows no such format.
     """
     for suffix in formats:
         if suffix not in (known := figure.canvas.get_supported_filetypes()):

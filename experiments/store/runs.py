@@ -107,8 +107,7 @@ def select_runs(folder: str | Path, text: str = "") -> tuple[pd.DataFrame, list[
 def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     """Returns the runs whose folder names, or settings on the command line, contain `text`, or one of several: vtc|mlfq.
 
-    Raises:
-        ConfigError: there are none.
+    Raises ConfigError: there are none.
     """
     names = [Path(folder).name for folder in runs["folder"]]
     given = [",".join(summary["about"]["overrides"]) for summary in runs["summary"]]
