@@ -169,6 +169,6 @@ def _regret(capacity: Capacity, settings: SearchSettings) -> dict[str, float]:
 def _curve(shares: Shares) -> dict[str, Any]:
     """Returns the shares of a criterion at each rate."""
     low, high = shares.band()
-    columns = {"rate": shares.rates, "share": shares.share(), "low": low, "high": high}
-    numbers = {"level": shares.level, "replications": shares.num_replications.tolist()}
-    return {**numbers, **{name: column.tolist() for name, column in columns.items()}}
+    columns = {"replications": shares.num_replications, "rate": shares.rates, "share": shares.share()}
+    columns |= {"low": low, "high": high}
+    return {"level": shares.level, **{name: column.tolist() for name, column in columns.items()}}

@@ -43,9 +43,8 @@ class Control:
         """Returns the shares without the scatter that the queue explains, at the rates where enough replications have violations."""
         good, scarce = shares.good.copy(), shares.scarce
         for index, rate in enumerate(shares.rates):
-            [made] = shares.total[
-                :, index
-            ].nonzero()  # a rate that was added late, or was far from the crossing, lacks some
+            # a rate that was added late, or was far from the crossing, lacks some
+            [made] = shares.total[:, index].nonzero()
             if len(made) >= LEAST_SIMULATED and not scarce[index] and made[-1] < self._num_drawn / 4:
                 good[made, index] = self._adjust(rate, made, good[made, index], shares.total[made, index])
         return replace(shares, good=good)
@@ -61,9 +60,8 @@ class Control:
         if not (squares := from_mean @ from_mean):
             return good
         slope = from_mean @ scatter / squares
-        left = (scatter - slope * from_mean) / (
-            1 - from_mean**2 / squares
-        )  # from the line through the other replications
+        # from the line through the other replications
+        left = (scatter - slope * from_mean) / (1 - from_mean**2 / squares)
         known = slope**2 * late.var() * num / self._num_drawn  # the error of the queue's mean
         variance = left.var() * (1 + num * luck**2 / squares) * num / (num - 2) + known  # slope and limit are estimated
         if variance > scatter.var() / 2:

@@ -157,16 +157,11 @@ def estimate_alone(criteria: Sequence[Shares]) -> dict[str, float]:
     failed: replications that fail at all of their rates: their capacity is below `failed_at`. passed: those that pass at all of
     their rates, up to `passed_at`. Neither is within least and most.
     """
-    capacities, failed_at, passed_at = [], [], []
-    for own in np.eye(len(criteria[0].good), dtype=bool):
-        alone = [shares.only(own) for shares in criteria]
-        value, rates = min(map(Shares.crossing, alone)), alone[0].rates
-        if value == 0:
-            failed_at.append(float(rates[0]))
-        elif value == np.inf:
-            passed_at.append(float(rates[-1]))
-        else:
-            capacities.append(value)
+    alone = [[shares.only(own) for shares in criteria] for own in np.eye(len(criteria[0].good), dtype=bool)]
+    values = [(min(map(Shares.crossing, shares)), shares[0].rates) for shares in alone]
+    failed_at = [float(rates[0]) for value, rates in values if value == 0]
+    passed_at = [float(rates[-1]) for value, rates in values if value == np.inf]
+    capacities = [value for value, _ in values if 0 < value < np.inf]
     return {
         "least": min(capacities, default=np.nan),
         "most": max(capacities, default=np.nan),

@@ -34,16 +34,13 @@ def _curves(summary: Summary) -> str:
     """Returns a table of the shares at each rate."""
     curves = summary["curves"]
     first = next(iter(curves.values()))
-    rows = [
-        [f"{rate:.4g}", first["replications"][index], *(_share(curve, index) for curve in curves.values())]
-        for index, rate in enumerate(first["rate"])
-    ]
+    columns = [map(_with_ends, curve["share"], curve["low"], curve["high"]) for curve in curves.values()]
+    rows = zip((f"{rate:.4g}" for rate in first["rate"]), first["replications"], *columns, strict=True)
     return tabulate(rows, ["requests/s", "replications", *curves], disable_numparse=True, stralign="right")
 
 
-def _share(curve: Summary, index: int) -> str:
-    low, high = (100 * curve[end][index] for end in ("low", "high"))
-    return f"{100 * curve['share'][index]:.2f}% [{low:.2f}, {high:.2f}]"
+def _with_ends(share: float, low: float, high: float) -> str:
+    return f"{100 * share:.2f}% [{100 * low:.2f}, {100 * high:.2f}]"
 
 
 def _rule(summary: Summary) -> str:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+ROOT = Path(__file__).resolve().parents[2]
+"""Of the source tree."""
+
 PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-core")
 
 
@@ -23,17 +26,12 @@ def provenance(command: str) -> dict[str, Any]:
     return {**origin, "versions": versions()}
 
 
-def commit() -> str | None:
-    """Returns the commit of this source tree, "+ changes" behind it if files other than results differ from it.
-
-    None for a copy without git.
-    """
-    return commit_of(Path(__file__).resolve().parents[2])
-
-
 @cache
-def commit_of(tree: Path) -> str | None:
-    """Returns `commit` of a source tree; None for a tree that was installed inside another repository."""
+def commit(tree: Path = ROOT) -> str | None:
+    """Returns the commit of a source tree, "+ changes" behind it if files other than results differ from it.
+
+    None for a copy without git, and for a tree that was installed inside another repository.
+    """
     git = partial(subprocess.check_output, cwd=tree, stderr=subprocess.DEVNULL, text=True)
     with suppress(OSError, subprocess.CalledProcessError):
         root, head = git(["git", "rev-parse", "--show-toplevel", "HEAD"]).splitlines()

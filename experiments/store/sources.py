@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from cbatch.sim import PROFILES
+from experiments.store.provenance import ROOT
 
-_ROOT = Path(__file__).resolve().parents[2]
 _FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "workloads", "serve.py", "result.py")))
 """What every run depends on. Policies are not in it: a run depends on its own."""
 
@@ -149,9 +149,9 @@ def _module_digest(name: str, file: Path) -> str:
 def _framework() -> str:
     """Returns the hash of the framework's files, as they are at the first call."""
     content = hashlib.sha256()
-    for path in (_ROOT / part for part in _FRAMEWORK):
+    for path in (ROOT / part for part in _FRAMEWORK):
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            content.update(f"{file.relative_to(_ROOT).as_posix()}\n".encode() + file.read_bytes())
+            content.update(f"{file.relative_to(ROOT).as_posix()}\n".encode() + file.read_bytes())
     return content.hexdigest()[:16]
 
 

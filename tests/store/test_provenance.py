@@ -33,7 +33,7 @@ def test_changes_of_the_code_count_and_results_do_not(tmp_path: Path, monkeypatc
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         return subprocess.check_output(["git", *who, *arguments], cwd=tmp_path, text=True).strip()
 
-    commit_of = store.commit_of.__wrapped__  # not the kept one
+    commit_of = store.commit.__wrapped__  # not the kept one
     code, result = tmp_path / "site/x.py", tmp_path / "reproduction/results/sim.json"
     for file in (code, result):
         file.parent.mkdir(parents=True)
