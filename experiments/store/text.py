@@ -41,41 +41,37 @@ def run_text(summary: Summary) -> str:
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     run, speed, mean, goodput = (summary[key] for key in ("run", "throughput", "iterations", "goodput"))
-    rates = [speed[f"{part}_tokens_per_second"] for part in ("total", "prefill", "decode")]
-    total, prefill, decode = map(format_number, rates)
+    number, share = format_number, format_share
+    total, prefill, decode = (number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode"))
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
     rejected, cancelled = run["rejected_requests"], run.get("cancelled_requests", 0)
-    requests = run["requests"] - rejected - cancelled
-    rate, seconds = format_number(speed["requests_per_second"]), format_number(run["seconds"])
+    served = f"{run['requests'] - rejected - cancelled} served in {number(run['seconds'])} s, {rejected} rejected"
     left = f", {cancelled} cancelled" if cancelled else ""
-    yield "requests/s", f"{rate}: {requests} served in {seconds} s, {rejected} rejected{left}"
+    yield "requests/s", f"{number(speed['requests_per_second'])}: {served}{left}"
     if goodput:
-        rate, attained = format_number(goodput["requests_per_second"]), format_share(goodput["attained_share"])
-        yield "goodput", f"{rate} requests/s, {attained} attain the objectives"
-    batch, tokens = format_number(mean["batch_requests"]), format_number(mean["batch_tokens"])
-    occupancy, padding = format_share(mean["batch_occupancy"]), format_share(mean["padding_share"])
-    iterations = f"{run['iterations']} of {batch} requests ({occupancy} of the batch)"
+        attained = f"{share(goodput['attained_share'])} attain the objectives"
+        yield "goodput", f"{number(goodput['requests_per_second'])} requests/s, {attained}"
     if attained := summary["attainment"]:
-        tiers = "".join(f"; {tier} {format_share(of['share'])}" for tier, of in attained["tiers"].items())
-        yield "SLOs", f"{format_share(attained['share'])} of {attained['requests']} requests attain theirs{tiers}"
+        tiers = "".join(f"; {tier} {share(of['share'])}" for tier, of in attained["tiers"].items())
+        yield "SLOs", f"{share(attained['share'])} of {attained['requests']} requests attain theirs{tiers}"
     service = summary["service"]
-    if service and (jain := format_number(service["jain_index"]["mean"])) != "-":
-        worst, usual = (format_number(service["service_difference"][key]) for key in ("max", "mean"))
+    if service and (jain := number(service["jain_index"]["mean"])) != "-":
+        worst, usual = (number(service["service_difference"][key]) for key in ("max", "mean"))
         clients = len(service["clients"])
         yield "service", f"{clients} clients; difference {usual} per s, at most {worst}; Jain's index {jain}"
     if regret := summary.get("regret"):
-        latency, bound = format_number(regret["latency"]), format_number(regret["latency_bound"])
-        line = f"mean latency {latency} x its lower bound of {bound} s, makespan {format_number(regret['makespan'])} x"
+        bound = f"its lower bound of {number(regret['latency_bound'])} s"
+        line = f"mean latency {number(regret['latency'])} x {bound}, makespan {number(regret['makespan'])} x"
         if "violations" in regret:
             line += f"; {regret['violations']} violations over the lower bound of {regret['violations_bound']}"
         yield "regret", line
-    yield "iterations", f"{iterations} and {tokens} tokens ({padding} padding)"
-    used, peak = format_share(mean["kv_use_mean"]), format_share(mean["kv_use_peak"])
-    again, share = format_number(run.get("recomputed_tokens")), format_share(run.get("recomputed_share"))
-    preempted = f"{run['preemptions']} preemptions, {again} tokens recomputed ({share})"
-    yield "KV cache", f"{used} used, at most {peak}; {preempted}"
-    device, host = format_share(mean["device_active_share"]), format_share(mean["host_active_share"])
-    yield "active", f"device {device}, host {host}"
+    batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"
+    tokens = f"{number(mean['batch_tokens'])} tokens ({share(mean['padding_share'])} padding)"
+    yield "iterations", f"{run['iterations']} of {batch} and {tokens}"
+    used = f"{share(mean['kv_use_mean'])} used, at most {share(mean['kv_use_peak'])}"
+    again = f"{number(run.get('recomputed_tokens'))} tokens recomputed ({share(run.get('recomputed_share'))})"
+    yield "KV cache", f"{used}; {run['preemptions']} preemptions, {again}"
+    yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
 
 
 def run_line(name: str, summary: Summary) -> str:
