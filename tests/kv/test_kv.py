@@ -16,6 +16,14 @@ def test_a_pool_needs_a_block() -> None:
     assert BlockPool(1, 1, 4, 100).num_tokens == 1
 
 
+def test_a_pool_that_grows_keeps_the_blocks_of_its_rows() -> None:
+    pool = BlockPool(8, 4, 2, 16)
+    pool.extend(1, 2)
+    held = pool.tables[1, :2].tolist()
+    pool.grow(5)
+    assert (pool.tables.shape, pool.tables[1, :2].tolist(), pool.held.tolist()) == ((5, 4), held, [0, 2, 0, 0, 0])
+
+
 class Few(Resources):
     """Three run, of 5, 8 and 11 computed tokens in blocks of 4, two of them decoding; four may."""
 

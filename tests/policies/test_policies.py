@@ -38,8 +38,9 @@ def test_decodes_count_into_a_chunk_of_whole_tiles_and_not_into_a_fixed_one() ->
 
 
 @pytest.mark.parametrize("name", policy_names())
-def test_every_policy_uses_the_whole_cache_and_refuses_what_no_iteration_has_room_for(name: str) -> None:
+def test_every_policy_has_its_name_uses_the_whole_cache_and_refuses_what_no_iteration_has_room_for(name: str) -> None:
     make = compose_run(f"policy={name}", "chunk=8").policy
+    assert repr(make).partition("(")[0] == name
     for asynchronous in (False, True):
         # the last token never enters the cache: 9 + 8 tokens need 16 of KV cache; others run and wait beside it
         engine = make_engine(make(), Limits(3, 20, 1000, tile=4), num_blocks=4, asynchronous=asynchronous)

@@ -117,9 +117,9 @@ def test_time_per_output_token_of_tokens_within_a_second(served: Served) -> None
     assert fast.tpot.tolist() == pytest.approx([value / 16 for value in LATENCIES["tpot"]], nan_ok=True)
 
 
-@pytest.mark.parametrize(("first", "second"), [(70_000, 5_000), (65_536, 3), (3, -1)])
+@pytest.mark.parametrize(("first", "second"), [(70_000, 5_000), (65_536, 3), (65_539, 3), (3, -1)])
 def test_tokens_belong_to_their_requests_whatever_the_ids(first: int, second: int) -> None:
-    """Also ids that would be smaller, or larger, if only their lowest 16 bits counted."""
+    """Also ids that would be smaller, equal or larger, if only their lowest 16 bits counted."""
     record = RunRecord()
     record.requests = [end(Request(id_, 1, 2), 0.0, 3.0) for id_ in (first, second)]
     for index, receivers in enumerate(([first], [first, second], [second])):
