@@ -85,7 +85,7 @@ def fuzz(request: pytest.FixtureRequest, tally: Tally, pytestconfig: pytest.Conf
                 ended = test(given_input)
             tally.count({ended: 1}, {"test": f"{name}, {ended}"})
 
-        number = max(int(pytestconfig.getoption("--fuzz") * share), 1)
+        number = max(int(pytestconfig.getoption("--fuzz") * share), 2)  # the first is the simplest
         check_all = settings(max_examples=number, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)(
             given(inputs)(check)
         )

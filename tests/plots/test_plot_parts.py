@@ -9,10 +9,7 @@ from experiments.plots import parts
 from experiments.plots.style import line_style, new_figure
 
 
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(4.3, 5.1), (0.015, 0.036), (4, 60), (0.01, 2), (0.001, 300), (2, 11), (4.2, 9.3), (5.1, 17), (6, 41), (20, 41)],
-)
+@pytest.mark.parametrize(("low", "high"), [(4.3, 5.1), (0.015, 0.036), (0.001, 300), (4.2, 9.3), (20, 41)])
 def test_a_logarithmic_axis_has_a_few_labels_that_do_not_touch(low: float, high: float) -> None:
     figure, [panels] = new_figure(1, 3, 2.7)
     for panel in panels:

@@ -72,8 +72,7 @@ def compare(operation: Operation, names: dict[Any, str], declared: Any) -> None:
     assert old_blocks <= watch.blocks_read | new_blocks
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(("asynchronous", "num_stages"), [(False, 1), (True, 2)], ids=["sync", "async pipeline"])
 def test_operations_touch_what_they_declare(asynchronous: bool, num_stages: int) -> None:
     watched(num_stages, num_stages, asynchronous=asynchronous).run()
 

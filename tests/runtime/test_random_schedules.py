@@ -183,9 +183,10 @@ def tally(pytestconfig: pytest.Config) -> Tally:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All policies in each turn, and as many schedules as are asked for in all."""
+    """All policies in each turn, and as many schedules as are asked for in all; of few, two for each of some policies: the first is trivial."""
     number = metafunc.config.getoption("--schedules")
-    cells = list(product(range(-(-number // (MOST_IN_A_TURN * len(POLICIES)))), POLICIES))
+    turns, every = -(-number // (MOST_IN_A_TURN * len(POLICIES))), -(-2 * len(POLICIES) // number)
+    cells = list(product(range(turns), [*POLICIES][::every]))
     drawn = [number // len(cells) + (place < number % len(cells)) for place in range(len(cells))]
     cases = [(name, turn, num_drawn) for (turn, name), num_drawn in zip(cells, drawn, strict=True) if num_drawn]
     metafunc.parametrize(("name", "turn", "num_drawn"), cases, ids=[f"{name}-{turn}" for name, turn, _ in cases])

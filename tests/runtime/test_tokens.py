@@ -84,7 +84,7 @@ BACKENDS: list[tuple[ModelSpec, Options, int]] = [
 def test_every_family_makes_the_tokens_of_generate(spec: ModelSpec, options: Options, num_stages: int) -> None:
     limits, kv = Limits(max_batch=3, max_tokens=64, max_request_tokens=64, num_stages=num_stages), KVSize(80, 8)
     executor = check_races(poisoned(cpu.build, spec, limits, kv, options))
-    references = greedy_references(spec, 6)
+    references = greedy_references(spec, 4)
     requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(references)]
     engine = Server(executor, limits, UnitCost(), kv).engine(SarathiServe(Fixed(9)), requests)
     record = engine.run()
