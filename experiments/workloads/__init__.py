@@ -4,7 +4,7 @@ A workload is a frozen dataclass, built by Hydra from `conf/workload/`. The same
 the policy, the executor or the machine. Nothing here loads torch, pandas or Hydra.
 """
 
-from experiments.workloads.base import Vocabulary, Workload, sampling
+from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.clients import Clients
 from experiments.workloads.closed import ClosedBatch
 from experiments.workloads.lengths import FixedLengths, Lengths, MixedLengths, TraceLengths, UniformLengths, ZipfLengths
@@ -16,4 +16,4 @@ from experiments.workloads.trace import Trace
 
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
 __all__ += ["FixedLengths", "Lengths", "MixedLengths", "TraceLengths", "UniformLengths", "ZipfLengths"]
-__all__ += ["AllAtOnce", "Arrivals", "GammaArrivals", "Trace", "sampling"]
+__all__ += ["AllAtOnce", "Arrivals", "GammaArrivals", "Trace"]

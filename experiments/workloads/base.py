@@ -8,10 +8,9 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import Field
 
-from cbatch import Request, Sampling, WorkloadError
+from cbatch import Described, Request, Sampling, WorkloadError
 from cbatch.model.checkpoint import Vocabulary as Vocabulary  # for the workloads of a user
-from cbatch.request_spec import GREEDY
-from cbatch.validation import Give, check, not_negative, positive, whole
+from cbatch.validation import Give, not_negative, positive, whole
 from experiments.workloads.annotate import Annotations
 from experiments.workloads.drawn import Drawn
 from experiments.workloads.seeds import Stream, request_seeds
@@ -21,19 +20,13 @@ MOST_REQUESTS = 10_000_000
 """The most requests of a run; each takes about a kilobyte, unless the run is streamed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingKeys:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SamplingKeys(Described):
     """Sampling of a request; the defaults are greedy, without top-k and top-p."""
 
     temperature: Annotated[float, not_negative("0 is greedy")] = 0.0
     top_k: Annotated[int, whole(0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1), Give("a number above 0, at most 1")] = 1.0
-
-
-def sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
-    """Returns the sampling of all requests (see `SamplingKeys`). Raises WorkloadError for a value out of range."""
-    check(SamplingKeys(temperature=temperature, top_k=top_k, top_p=top_p), "workload.sampling.", WorkloadError)
-    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,7 +35,7 @@ class Workload(Annotations, ABC):
 
     seed: the draws for request i depend on `seed` and i alone.
     num_requests: the meaning of None differs between workloads.
-    sampling: temperature, top-k and top-p of every request; each request gets its own sampling seed.
+    sampling: of every request; each request gets its own sampling seed.
     use_stop_tokens: end a request at an end-of-sequence token. No effect in simulation, which has no tokens.
     load, replications: see `experiments.settings.assemble`; None keeps the workload's own rate.
 
@@ -52,7 +45,7 @@ class Workload(Annotations, ABC):
 
     seed: Annotated[int, whole(0)] = 0
     num_requests: Annotated[int, whole(1, MOST_REQUESTS)] | None = None
-    sampling: Annotated[Sampling, Give("keys of it, as in workload.sampling.temperature=0.7")] = GREEDY
+    sampling: Annotated[SamplingKeys, Give("keys of it, as in workload.sampling.temperature=0.7")] = SamplingKeys()
     use_stop_tokens: bool = False
     load: Annotated[float, positive("0.5 for half of the highest rate that any policy can sustain")] | None = None
     replications: Annotated[int, whole(1, 10_000)] = 1
@@ -82,7 +75,7 @@ class Workload(Annotations, ABC):
         if vocabulary is not None and "prompt" not in trace.fields:
             columns["prompt"] = self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size)
         seeds = request_seeds(self.seed, Stream.SAMPLING, len(trace))
-        return Drawn(columns, self.sampling, seeds, self._stop_tokens(vocabulary))
+        return Drawn(columns, Sampling(**vars(self.sampling)), seeds, self._stop_tokens(vocabulary))
 
     def _random_prompts(self, lengths: list[int], vocabulary_size: int) -> list[list[int]]:
         generators = map(np.random.default_rng, request_seeds(self.seed, Stream.PROMPTS, len(lengths)).tolist())

@@ -95,8 +95,7 @@ class PromptFile(Workload, Fit):
 
     def _lines(self) -> list[PromptLine]:
         """Reads the lines of the file and checks every value."""
-        defaults = {name: getattr(self.sampling, name) for name in ("temperature", "top_k", "top_p")}
-        defaults["max_new_tokens"] = self.max_new_tokens
+        defaults = vars(self.sampling) | {"max_new_tokens": self.max_new_tokens}
         lines: list[PromptLine] = []
         for number, record in enumerate(json_objects(self.path, read_text(self.path)), start=1):
             try:

@@ -34,8 +34,8 @@ from experiments.workloads import (
     UniformLengths,
     Workload,
     ZipfLengths,
-    sampling,
 )
+from experiments.workloads.base import SamplingKeys
 from experiments.workloads.lengths import split
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Fit, ScaledFit, Trace
@@ -110,7 +110,7 @@ def test_a_prompt_depends_on_seed_and_id_alone(seed: int, length: int) -> None:
         num = min(len(one.prompt), len(two.prompt))
         assert one.prompt[:num] == two.prompt[:num]
         assert one.sampling == two.sampling
-    sampled = replace(shared, sampling=sampling(temperature=0.7, top_k=5, top_p=0.9)).requests(Letters())
+    sampled = replace(shared, sampling=SamplingKeys(temperature=0.7, top_k=5, top_p=0.9)).requests(Letters())
     assert len({request.sampling.seed for request in sampled}) == len({tuple(r.prompt or ()) for r in sampled}) == 5
     assert {(r.sampling.temperature, r.sampling.top_k, r.sampling.top_p) for r in sampled} == {(0.7, 5, 0.9)}
 
@@ -410,7 +410,7 @@ BAD_SETTINGS: list[
     (closed, "", {"seed": [-1, 0.5], "num_requests": [0], "length": [1], "batch": [True]}),
     (closed, "", {"pd_ratio": [0, math.nan, "1:2", 10, 0.1], "stagger": [-1, "odd", math.inf]}),
     (closed, "", {"max_new_tokens": [0, "all"], "tiers": [3], "prediction": [0.3], "pad_outputs": [0]}),
-    (sampling, "sampling.", {"temperature": [-1], "top_k": [-1], "top_p": [0]}),
+    (lambda **keys: closed(sampling=keys), "sampling.", {"temperature": [-1], "top_k": [-1], "top_p": [0]}),
     (partial(GammaArrivals, rate=1), "arrivals.", {"rate": [0, math.nan], "cv": [0]}),
     (partial(FixedLengths, length=4, **RATIO), "lengths.", {"length": [1], "pd_ratio": [4]}),
     (partial(FixedLengths, length=4), "lengths.", {"pd_ratio": [[], 9, 0]}),
