@@ -1,7 +1,7 @@
 """`python -m experiments.check policy=NAME [key=value ...]`: which properties a scheduling policy has.
 
 The policy is described as for experiments.run: policy=sarathi chunking=fixed, or policy=my_module.Mine +policy.budget=4. It serves
-all tiny workloads, and larger random ones, in simulation: about a minute. For each property that the policy lacks, the smallest
+one in seven tiny workloads, and larger random ones, in simulation. For each property that the policy lacks, the smallest
 schedule that shows this is printed. The default is chunk=4: prompts have up to 8 chunks. Outputs have up to 12 tokens. An iteration
 takes 1 ms and 10 us per token: scale the policy's own thresholds, in tokens and in seconds, to that. Requests have no tier, client,
 priority, SLO or prediction. Workloads whose limits the policy's `check` refuses are left out and counted.

@@ -67,7 +67,11 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
             return _unknown_option(str(error.missing_cfg_file), error.options or ())
         case OverrideParseException():
             key, _, value = str(error.override).partition("=")
-            remedy = "give key=value" if {*value} & {*"'\"[{("} else f"give \"{key}='{value}'\", with all quotes"
+            remedy = (
+                "give key=value"
+                if not value or {*value} & {*"'\"[{("}
+                else f"give \"{key}='{value}'\", with all quotes"
+            )
             return f"{error.override}: cannot be read ({_first_line(error)}); {remedy}"
         case MissingMandatoryValue():
             return f"{error.full_key}: has no value; give {error.full_key}=..."
