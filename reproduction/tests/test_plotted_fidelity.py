@@ -35,12 +35,7 @@ def test_simulated_values_stand_over_measured_ones() -> None:
     assert places[0] == [(10, 11), (20, 18), (30, 30)]
     assert places[1] == [pytest.approx((x * k, y * k)) for x, y in runs for k in (1, 2)]
     assert places[2] == [pytest.approx((100 * x * k, 100 * y * k)) for x, y in runs for k in (1, 2)], "in ms"
-    orca, sarathi, other = points[0]
-    assert orca.get_color() == other.get_color() != sarathi.get_color(), "by policy"
-    assert orca.get_marker() == sarathi.get_marker() != other.get_marker(), "by case"
     assert [line.get_markerfacecolor() == "none" for line in points[1]] == 3 * [False, True], "the tail's percentiles"
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["orca", "sarathi", "trace", "pd"]
 
 
 def test_errors_keep_their_signs_and_ranges() -> None:
@@ -50,6 +45,3 @@ def test_errors_keep_their_signs_and_ranges() -> None:
     ranges = [list(line.get_ydata()) for line in lines[:-1] if len(line.get_xdata()) == 2]
     assert points == [pytest.approx(point) for point in ((-0.38, 0.1), (0.0, -0.1), (0.38, 0.0))]
     assert ranges == [pytest.approx(ends) for ends in ([0.09, 0.12], [-0.11, -0.08], [-0.01, 0.02])]
-    assert [text.get_text() for text in below[1].get_xticklabels()] == ["TTFT mean", "TTFT P99"]
-    bands = [band.get_paths()[0].get_extents() for band in below[1].collections]
-    assert [(band.y0, band.y1) for band in bands] == [pytest.approx((-0.05, 0.05)), pytest.approx((-0.1, 0.1))]

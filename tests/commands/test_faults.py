@@ -14,18 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from commands import (
-    PATIENCE,
-    QUICK,
-    WAITING,
-    command,
-    environment,
-    errors_at_end,
-    new_process,
-    start,
-    summary,
-    wait_for,
-)
+from commands import PATIENCE, QUICK, WAITING, command, environment, errors_at_end, new_process, start, wait_for
 from contended import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, simulated
 from schedules import UnitCost
 from tiny_models import LLAMA, greedy_references, make_executor
@@ -238,21 +227,6 @@ def test_sigterm_ends_a_run_with_its_folder_saying_so(tmp_path: Path) -> None:
     assert told["status"] == "terminated"
     assert told["accounts_add_up"] and sum(told["accounts"].values()) > 0
     assert names(tmp_path / "out") == {"config.yaml", "unfinished.json"}
-
-
-def test_sigterm_keeps_the_finished_runs_of_a_sweep(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    process = start("-m", "sweep=long", *WAITING, "+policy.at=-1,5", f"+policy.begun={begun}", cwd=tmp_path)
-    folder = tmp_path / "multirun" / "long"
-    wait_for(begun.exists, process)
-    process.terminate()
-    errors = errors_at_end(process)
-    assert process.returncode == 143
-    assert errors == (
-        "terminated; runs finished: 1, in multirun/long; the same command with sweep=long runs the others\n"
-    )
-    assert summary(next(folder.glob("*at=-1*")))["run"]["requests"] == 20
-    assert unfinished(next(folder.glob("*at=5*")))["status"] == "terminated"
 
 
 def runs_on(process: int) -> bool:

@@ -98,8 +98,17 @@ def test_runs_and_sweeps_do_not_lie_in_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "sent", "said", "status"),
+    [
+        ("basic", signal.SIGINT, "interrupted", 130),
+        ("basic", signal.SIGTERM, "terminated", 143),
+        ("joblib", signal.SIGINT, "interrupted", 130),
+    ],
+)
+def test_a_signal_keeps_finished_runs_and_says_how_to_go_on(
+    tmp_path: Path, launcher: str, sent: signal.Signals, said: str, status: int
+) -> None:
     """A terminal tells all processes of the sweep."""
     begun, work = tmp_path / "begun", tmp_path / "work"
     work.mkdir()
@@ -108,15 +117,15 @@ def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launch
     folder = work / "multirun" / "long"
     wait_for(lambda: begun.exists() and runs_of(folder), process)
     assert len(list(folder.glob("*at=5*/unfinished.json"))) == 1
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, sent)
     assert errors_at_end(process).splitlines()[-1] == (
-        "interrupted; runs finished: 1, in multirun/long; the same command with sweep=long runs the others"
+        f"{said}; runs finished: 1, in multirun/long; the same command with sweep=long runs the others"
     )
-    assert process.returncode == 130
+    assert process.returncode == status
     (finished,) = runs_of(folder)
     assert "at=-1" in finished
     left = {path.name for path in folder.iterdir()} - {"multirun.yaml", finished}
-    assert not left or launcher == "joblib", "whose launcher kills its workers"
+    assert not left or (launcher, sent) != ("basic", signal.SIGINT), "joblib's launcher kills its workers"
     assert all((folder / name / "unfinished.json").is_file() for name in left)
 
 

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 from hand_made import write_run
-from matplotlib.colors import to_hex
 from unit_machine import AMPLE, CostOf, asked
 
 from cbatch import ConfigError, Engine, Limits, Policy, Request, Server
@@ -15,7 +13,6 @@ from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.replay.schedule import Cell, Doing, Schedule
 from cbatch.sim.executor import SimExecutor
 from experiments.plots import schedule
-from experiments.plots.style import DECODE, PAGE, PREFILL
 from experiments.store.decisions_file import write_decisions
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
@@ -73,38 +70,6 @@ def test_iterations_in_flight_leave_no_gaps() -> None:
     engine = make_engine(SarathiServe(Fixed(4)), Limits(4, 8, AMPLE, tile=1), asynchronous=True)
     found = run(engine, requests)
     assert doing(found) == ["pdd", "ppddd"]
-
-
-def test_the_chart_has_a_coloured_cell_for_each_request_and_iteration() -> None:
-    engine, requests = preempting()
-    found = run(engine, requests)
-    _, panel = plt.subplots(figsize=(7, 2))
-    handles = schedule.draw_schedule(panel, found, requests)
-    assert [handle.get_label() for handle in handles] == ["prefill, with its tokens", "decode", "waiting", "preempted"]
-    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["0: 2/4", "1: 6/2", "2: 2/3"]  # from above
-    drawn = {
-        (round(path.get_extents().x0 + 0.47), round(path.get_extents().y0 + 0.4)): to_hex(area.get_facecolor()[0])
-        for area in panel.collections
-        for path in area.get_paths()
-    }
-    expected = {"p": PREFILL, "d": DECODE, "w": "#DDDDDD", "x": "#222222"}
-    cells = {
-        (at, 2 - place): expected[letter].lower()
-        for place, row in enumerate(doing(found))
-        for at, letter in enumerate(row)
-        if letter != " "
-    }
-    assert drawn == cells
-    width = 9 * 0.06 / (0.85 * PAGE)  # in which nine cells have room for a digit each
-    for share, num_shown in ((1.01, 9), (0.99, 0)):
-        _, narrow = plt.subplots()
-        schedule.draw_schedule(narrow, found, requests, width=width * share)
-        assert len(narrow.texts) == num_shown
-    numbers = {(text.get_position(), text.get_text()) for text in panel.texts}
-    assert numbers == {
-        *(((0, 2), "2"), ((0, 1), "2"), ((1, 1), "3"), ((2, 1), "1"), ((3, 1), "x"), ((4, 1), "4"), ((5, 1), "3")),
-        *(((5, 0), "1"), ((6, 0), "1")),
-    }
 
 
 def with_decisions(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from contended import POLICIES
 from unit_machine import golden, running, view_of
 
-from cbatch import Request
+from cbatch import FinishReason, Request
 from policies.chunking import Fixed
 from policies.length_order import LengthOrder
 from policies.past_future import PastFuture
@@ -79,7 +79,7 @@ def test_past_future_remembers_a_window_of_ends() -> None:
     policy = PastFuture(window=2)
     for tokens in (7, 9, 3):
         ended = Request(0, 1, 99)
-        ended.num_output_tokens = tokens
+        ended.num_output_tokens, ended.finish_reason = tokens, FinishReason.LENGTH
         policy.on_finish(ended)
     assert policy._ended.ascending == [3, 9]
 

@@ -29,16 +29,6 @@ def test_modules_and_tests_of_mutants_exist(name: str) -> None:
         assert f"def {function.partition('[')[0]}(" in source if function else source, test
 
 
-def test_a_sample_is_one_mutant_of_each_few_and_others_by_its_draw() -> None:
-    from mutations import Mutant, sample
-
-    found = [Mutant(line, "", "", "") for line in range(90)]
-    samples = [[mutant.line for mutant in sample(found, 30, draw)] for draw in (1, 1, 2)]
-    assert all([line // 3 for line in lines] == list(range(30)) for lines in samples)
-    assert samples[0] == samples[1] != samples[2]
-    assert sample(found, 0) == sample(found, 100) == found
-
-
 def record(folder: Path, cases: list[str]) -> dict[str, Any]:
     """What the file says after one process has drawn these cases, the first of which fails."""
     tally = Tally("cases", "drawn", str(folder))
