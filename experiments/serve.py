@@ -59,7 +59,7 @@ def serve(
         held.callback(gc.unfreeze)
         if folder:
             keys, own = settings.composed.keys, origin["identity"]
-            held.enter_context(open_run_folder(folder, keys, own, lambda: run.accounts(), replace=replace))
+            held.enter_context(open_run_folder(folder, keys, own, replace=replace))
         while True:
             try:
                 record = _run(run, folder, say, bar)

@@ -1,1 +1,1 @@
-"""What a record means: metrics, summaries, timelines, and the conservation of requests and KV blocks."""
+"""What a record means: metrics, summaries and timelines."""

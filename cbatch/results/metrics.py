@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord, StepRecord
-from cbatch.request import SERVED, FinishReason, Request, Status
+from cbatch.request import SERVED, FinishReason, Request
 from cbatch.request_spec import SLO
 from cbatch.validation import positive
 
@@ -50,7 +50,6 @@ class Ended(NamedTuple):
     slo: SLO
     finished_at: float
     finish_reason: FinishReason
-    status: Status
     num_preemptions: int
     num_recomputed_tokens: int
     is_cut: bool

@@ -11,9 +11,6 @@ from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Request, Serv
 from cbatch.bounds import Bounds, Minorant, minorants_of
 from cbatch.cluster import Cluster, ReplicatedServer
 from cbatch.policy import check_policy
-from cbatch.request import Status
-from cbatch.results.conservation import take_inventory
-from cbatch.results.metrics import Asked
 from cbatch.results.service import NO_CLIENT
 from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest
@@ -68,19 +65,6 @@ class Run:
     decode: Decode | None
     chosen: dict[str, str] = field(default_factory=dict)
     streamed: StreamedTables | None = None
-
-    def accounts(self) -> dict[str, Any]:
-        """Returns where the requests and KV blocks are, for the report of a run that failed."""
-        engines, requests, to_come = self.engine.engines, list[Asked](self.requests), 0
-        if tables := self.streamed:
-            unfinished = (request for request in tables.alive if request.status is not Status.FINISHED)
-            requests = [*unfinished, *engines[0].record.requests, *tables.run.ended]
-            to_come = len(self.requests) - tables.num_made
-        inventory = take_inventory(engines, requests)
-        inventory = inventory._replace(pending=inventory.pending + to_come)
-        blocks = sum(engine.state.pool.num_blocks for engine in engines)
-        whole = inventory.num_requests == len(self.requests) and inventory.num_blocks == blocks
-        return {"accounts": inventory._asdict(), "accounts_add_up": whole}
 
 
 def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None) -> Run:

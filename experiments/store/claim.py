@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -29,9 +29,6 @@ from experiments.store.provenance import now, write_json
 LOCK, UNFINISHED = ".lock", "unfinished.json"
 
 _PATIENCE = 0.2  # seconds for `check_free` of another process
-
-Facts = Callable[[], Mapping[str, Any]]
-"""Returns facts about a run to store with its error, at the time of the error."""
 
 
 class ClaimedError(ResultsError):
@@ -113,7 +110,7 @@ class TerminatedError(Interruption):
 
 
 @contextmanager
-def report_crashes(folder: Path, begun: Mapping[str, Any], facts: Facts) -> Iterator[None]:
+def report_crashes(folder: Path, begun: Mapping[str, Any]) -> Iterator[None]:
     """Has `unfinished.json` say failed or terminated after an error. begun: the claim.
 
     Raises:
@@ -129,7 +126,7 @@ def report_crashes(folder: Path, begun: Mapping[str, Any], facts: Facts) -> Iter
     except BaseException as error:
         status = "terminated" if isinstance(error, TerminatedError) else "failed"
         with suppress(OSError):  # the disk may be what failed
-            report = {**begun, "status": status, "ended": now(), "error": _message(error), **facts()}
+            report = {**begun, "status": status, "ended": now(), "error": _message(error)}
             lines = "".join(traceback.format_exception(error)).splitlines()
             write_json(folder / UNFINISHED, {**report, "traceback": lines})
         named = _named(error, folder)

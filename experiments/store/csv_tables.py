@@ -9,7 +9,6 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Self, TextIO
-from weakref import WeakSet
 
 from cbatch import SLO, Request, RequestSpec, RunRecord, StepRecord
 from cbatch.request import SERVED, spec_of
@@ -66,20 +65,19 @@ class RunTables:
 class StreamedTables(RunTables):
     """The tables of a run, written while it goes on: with `stream=on`, and for `Server.serve_stream`.
 
-    run: what a summary needs. num_made, alive: requests that `watch` has passed on, and those of them that are still referenced.
+    run: what a summary needs. num_made: requests that `watch` has passed on.
     Requests that arrive by iteration are not supported.
     """
 
     def __init__(self, folder: Path, extra: Sequence[str] = ()) -> None:
         super().__init__(folder, extra)
         self.folder, self.run = folder, StreamedRun()
-        self.num_made, self.alive = 0, WeakSet[Request]()
+        self.num_made = 0
 
     def watch(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Passes requests on, and counts them."""
         for request in requests:
             self.num_made += 1
-            self.alive.add(request)
             yield request
 
     def take(self, record: RunRecord) -> None:

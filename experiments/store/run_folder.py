@@ -31,7 +31,7 @@ from cbatch import ConfigError, Request, RunRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
-from experiments.store.claim import LOCK, UNFINISHED, Facts, claimed, make_new_folder, report_crashes
+from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder, report_crashes
 from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
 from experiments.store.notes import origin_of
 from experiments.store.provenance import write_json
@@ -114,12 +114,12 @@ def new_run_folder(stem: Path) -> Iterator[Path]:
 
 @contextmanager
 def open_run_folder(
-    folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any], facts: Facts = dict, *, replace: bool
+    folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any], *, replace: bool
 ) -> Iterator[None]:
     """Claims the folder and writes config.yaml. A failed run leaves a crash report; an interrupted run leaves nothing.
 
     identity: what the run depends on, as in `experiments.settings.identity`.
-    facts: stored in the crash report. replace: a complete run in this folder may be overwritten.
+    replace: a complete run in this folder may be overwritten.
 
     Raises:
         ConfigError: the folder cannot be written, or contains other files or a complete run that may not be replaced.
@@ -136,7 +136,7 @@ def open_run_folder(
             (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written ({error.strerror}); {_OTHER_FOLDER}") from error
-        held.enter_context(report_crashes(folder, claim, facts))
+        held.enter_context(report_crashes(folder, claim))
         try:
             yield
         except BaseException as error:  # partial results may have filled the disk

@@ -16,11 +16,11 @@ from unittest.mock import patch
 import pytest
 from commands import PATIENCE, QUICK, WAITING, command, environment, errors_at_end, new_process, start, wait_for
 from contended import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, simulated
+from inventory import take_inventory
 from schedules import UnitCost
 from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import Engine, Executor, Policy, Request
-from cbatch.results.conservation import take_inventory
 from cbatch.runtime.attention import ReferenceAttention
 from experiments.store.decisions_file import read_decisions
 from policies.orca import Orca
@@ -144,7 +144,7 @@ class Moody(Orca):
 """
 
 
-def test_a_failed_run_says_why_and_where_everything_was_and_can_be_run_again(tmp_path: Path) -> None:
+def test_a_failed_run_says_why_and_can_be_run_again(tmp_path: Path) -> None:
     (tmp_path / "moody.py").write_text(MOODY)
     arguments = ("policy=external", "policy._target_=moody.Moody", "output=out", "decisions=true", *QUICK)
     assert (
@@ -155,9 +155,6 @@ def test_a_failed_run_says_why_and_where_everything_was_and_can_be_run_again(tmp
     told = unfinished(tmp_path / "out")
     assert told["status"] == "failed"
     assert told["error"] == "policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10)"
-    assert told["accounts_add_up"] is True
-    assert told["accounts"]["running"] > 0
-    assert sum(told["accounts"][where] for where in ("pending", "waiting", "running", "served", "rejected")) == 20
     assert 'raise ValueError("a mood")' in "".join(told["traceback"])
     assert len(read_decisions(tmp_path / "out" / "decisions.jsonl.gz").recorded.events) > 10
 
@@ -225,7 +222,6 @@ def test_sigterm_ends_a_run_with_its_folder_saying_so(tmp_path: Path) -> None:
     assert (process.returncode, errors) == (143, "terminated; see out/unfinished.json\n")
     told = unfinished(tmp_path / "out")
     assert told["status"] == "terminated"
-    assert told["accounts_add_up"] and sum(told["accounts"].values()) > 0
     assert names(tmp_path / "out") == {"config.yaml", "unfinished.json"}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contended import LinearCost
+from inventory import take_inventory
 from rig import check_accounts
 from small_cluster import make_cost
 from test_leaps import ALL_POLICIES
@@ -21,7 +22,6 @@ from cbatch import Engine, FinishReason, Limits, Plan, Policy, Request, Server, 
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model.topology import Topology
 from cbatch.request import leaves_at
-from cbatch.results.conservation import take_inventory
 from cbatch.sim.executor import SimExecutor
 from cbatch.stall import Patience
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from inventory import take_inventory
 from plain_engine import PlainEngine
 
 from cbatch import Engine, Executor, Limits, Plan, PlanError, Request, RequestSpec, Status, Step, StepResult, View
@@ -15,7 +16,6 @@ from cbatch.cost import NO_COST
 from cbatch.errors import WorkloadError
 from cbatch.plan_check import check_rules
 from cbatch.request import FinishReason
-from cbatch.results.conservation import take_inventory
 
 STOP, OTHER = 1, 7
 HOW = ("decodes", "preempting", "pad", "add", "preempt", "reject")

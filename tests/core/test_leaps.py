@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from inventory import take_inventory
 from landscape import LANDSCAPE
 from schedules import Logged, UnitCost, make_engine
 from small_cluster import SPEC, profile
@@ -31,7 +32,6 @@ from cbatch import (
 from cbatch.cluster import Cluster, LeastLoaded
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model.topology import Topology
-from cbatch.results.conservation import take_inventory
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear

@@ -15,7 +15,7 @@ from in_process import Outcome, outcome
 from small_cluster import make_cost
 from test_leaps import Choosy, draw_requests
 
-from cbatch import ConfigError, Limits, Plan, Policy, Request, RequestSpec, RunRecord, Server, View
+from cbatch import ConfigError, Limits, Policy, Request, RequestSpec, RunRecord, Server
 from cbatch.kv import KVSize
 from cbatch.model.topology import Topology
 from cbatch.results.metrics import Objectives, collect_served, statistics
@@ -29,7 +29,6 @@ from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests, time_between_tokens
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
-from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 from policies.sarathi_serve import SarathiServe
 
@@ -126,24 +125,6 @@ def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not
     done = a_run(tmp_path / "run", *short, "stream=on", "workload.num_requests=800")
     assert done.complaint == "" and len(read_requests(tmp_path / "run")) == 800
     assert len(held) > 5 and max(held) < 200
-
-
-class Failing(Orca):
-    def plan(self, view: View) -> Plan:
-        if view.iteration == 60:
-            raise ValueError
-        return super().plan(view)
-
-
-def test_the_accounts_of_a_streamed_run_that_failed_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that are yet to be made count as pending, those that are written as served."""
-    monkeypatch.setattr(RunRecord, "drain", partialmethod(RunRecord.drain, at_once=2))
-    short = ("workload.lengths.max_length=300", "workload.arrivals.rate=40", f"policy={__name__}.Failing")
-    a_run(tmp_path / "run", *short, "stream=on")
-    report = json.loads((tmp_path / "run" / "unfinished.json").read_text())
-    accounts = report["accounts"]
-    assert report["accounts_add_up"] and accounts["served"] > 0 and accounts["running"] > 0
-    assert sum(accounts[name] for name in ("pending", "waiting", "running", "served")) == 40
 
 
 def test_large_runs_are_streamed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

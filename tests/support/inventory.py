@@ -1,12 +1,10 @@
-"""Conservation of requests and KV blocks: where each of them is, at any moment of a run and above all after a crash."""
+"""Where requests and KV blocks are, at any moment of a run and above all after a crash: none is lost."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cbatch.engine import Engine
-from cbatch.request import FinishReason, Status
-from cbatch.results.metrics import Asked
+from cbatch import Engine, FinishReason, Request, Status
 
 
 class Inventory(NamedTuple):
@@ -39,8 +37,8 @@ class Inventory(NamedTuple):
         return self.free + self.held + self.retiring
 
 
-def take_inventory(engines: Sequence[Engine], requests: Sequence[Asked]) -> Inventory:
-    """Count the requests submitted to one engine, or to all replicas together, and the engines' KV blocks."""
+def take_inventory(engines: Sequence[Engine], requests: Sequence[Request]) -> Inventory:
+    """Counts the requests submitted to one engine, or to all replicas together, and the engines' KV blocks."""
     by_status, by_reason = Counter(each.status for each in requests), Counter(each.finish_reason for each in requests)
     states = [engine.state for engine in engines]
     return Inventory(
