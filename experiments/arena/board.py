@@ -80,14 +80,12 @@ def rank(cells: pd.DataFrame) -> pd.DataFrame:
 def _places(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the policies with what else varies that has no column of its own, the traces and the objectives."""
     shown = [key for key in map(str, runs) if key.split(".")[0] in _SHOWN_APART]
-    slos = [about.get("slo") or _slo_of(about["overrides"]) for about in _abouts(runs)]
+    slos = []
+    for about in _abouts(runs):  # of a search, `about` has them
+        given = dict(override.partition("=")[::2] for override in about["overrides"])
+        slos.append(about.get("slo") or slo_text(given.get("slo", "strict"), about["overrides"]))
     traces = runs["workload"].str.removeprefix("traces/")
     return pd.DataFrame({"policy": label_runs(runs, shown), "trace": traces, "slo": slos})
-
-
-def _slo_of(overrides: Sequence[str]) -> str:
-    """Returns the objectives of a run of the arena; those of a search stand in its `about`."""
-    return slo_text(dict(override.partition("=")[::2] for override in overrides).get("slo", "strict"), overrides)
 
 
 def _abouts(runs: pd.DataFrame) -> list[Any]:
@@ -118,12 +116,8 @@ def _cells(replications: pd.DataFrame) -> pd.DataFrame:
         for policy, rows in by_seed.items():
             attained = rows[ATTAINED].to_dict()
             as_good = attained == best or not compare(best, attained, paired=True).apart
-            cell = {
-                "policy": policy,
-                **dict(zip(CELL, place, strict=True)),
-                "rate": rows["rate"].iloc[0],
-                "best": as_good,
-            }
+            cell = {"policy": policy, **dict(zip(CELL, place, strict=True)), "rate": rows["rate"].iloc[0]}
+            cell["best"] = as_good
             for name in FIGURES:
                 cell[name], cell[f"{name} ±"], _ = mean_of(rows[name].tolist())
             cells.append(cell)

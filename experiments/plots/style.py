@@ -27,16 +27,16 @@ from experiments.store.provenance import atomic_write
 PAGE = 7.0  # inches: text width of a printed page
 _ORIGIN_WIDTH = 145  # characters per line of the origin's small type
 _SHARED = {
-    "length": "workload.length",
-    "batch": "limits.batch",
-    "rate": "workload.arrivals.rate",
-    "speed": "workload.speed",
-    "rate scale": "workload.rate_scale",
-    "P:D": "workload.pd_ratio",
+    "model": "",
+    "workload": "",
+    "workload.length": "length ",
+    "limits.batch": "batch ",
+    "workload.arrivals.rate": "rate ",
+    "workload.speed": "speed ",
+    "workload.rate_scale": "rate scale ",
+    "workload.pd_ratio": "P:D ",
 }
-"""Settings that a heading names if all runs share them: what they are called, and their keys."""
-_USUAL = {"speed": 1.0, "rate scale": 1.0}
-"""Values that a heading does not name."""
+"""Settings that a heading names if all runs share them, and what is written before their values."""
 _LEGEND_WIDTH = 125  # characters per line of a legend
 
 PREFILL, DECODE, PADDING, HOST, IDLE, COPY = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2", "#009E73"
@@ -120,13 +120,12 @@ def add_title(
 
     note: ends the heading. below: a note on the figure, after the others.
     """
-    settings = ("model", "workload", *_SHARED.values())
-    equal = [key for key in settings if key in runs and runs[key].nunique(dropna=False) == 1]
-    values = {key: runs[key].iloc[0] for key in equal if runs[key].notna().all()}
-    shared = [str(values[key]) for key in ("model", "workload") if key in values]
-    for name, key in _SHARED.items():
-        if key in values and values[key] != _USUAL.get(name):
-            shared.append(f"{name} {values[key]:g}" if isinstance(values[key], float) else f"{name} {values[key]}")
+    shared = []
+    for key, name in _SHARED.items():
+        if key in runs and runs[key].notna().all() and runs[key].nunique() == 1:
+            value = runs[key].iloc[0]
+            if value != 1.0 or key not in ("workload.speed", "workload.rate_scale"):
+                shared.append(f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}")
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
     abouts = [summary["about"] for summary in runs["summary"]]
     origin, *others = notes_of(abouts)

@@ -36,20 +36,10 @@ from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names
 from experiments.store.notes import origin_of
 from experiments.store.provenance import write_json
 
-CONFIG, SUMMARY, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, *_ = FILES = (
-    "config.yaml",
-    "summary.json",
-    "copies.csv",
-    "stages.csv",
-    "tokens.npz",
-    "outputs.jsonl",
-    "timeline.json.gz",
-    "decisions.jsonl.gz",
-    "profile.json",
-    REQUESTS,
-    STEPS,
-    UNFINISHED,
-)
+CONFIG, SUMMARY, COPIES, STAGES = "config.yaml", "summary.json", "copies.csv", "stages.csv"
+TOKENS, OUTPUTS, TIMELINE = "tokens.npz", "outputs.jsonl", "timeline.json.gz"
+DECISIONS, PROFILE = "decisions.jsonl.gz", "profile.json"
+FILES = (CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, UNFINISHED)
 
 _OTHER_FOLDER = "choose another folder with output="
 _PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # beginnings of the hidden files that a killed run leaves
