@@ -9,12 +9,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from hypothesis import Phase, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
 
 gc.set_threshold(1_000_000)  # each full collection would traverse all of torch
 atexit.register(gc.freeze)  # a process that ends need not look for garbage once more
+
+# each composition of settings would copy all that Hydra itself offers, which nothing changes
+ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
 
 phases = set(Phase) - {Phase.explain}  # it traces every line while an example is shrunk
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None, phases=phases)

@@ -25,7 +25,7 @@ from reproduction.papers.panels import Panel
 from reproduction.papers.real import serve_on
 from reproduction.papers.steady import Load, Scheme
 
-QUICK = ("fig5", "fig8", "table2", "graph_gain", "async_lanes")
+QUICK, SLOWER = ("fig8", "table2", "async_lanes"), ("fig5", "graph_gain")
 """Figures that are made within seconds, simulated or of stored measurements."""
 
 
@@ -75,15 +75,19 @@ def test_every_claim_can_be_checked() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """A folder in which the command has made the quick figures."""
     folder = tmp_path_factory.mktemp("results")
-    assert command.main([*QUICK, f"folder={folder}"]) == 0
+    assert command.main([*QUICK, *SLOWER * pytestconfig.getoption("--slow"), f"folder={folder}"]) == 0
     return folder / "paper"
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_figure_leaves_its_files_and_its_claims_are_those_stored(made: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [*QUICK, *SLOWER])
+def test_a_figure_leaves_its_files_and_its_claims_are_those_stored(
+    made: Path, name: str, pytestconfig: pytest.Config
+) -> None:
+    if name in SLOWER and not pytestconfig.getoption("--slow"):
+        pytest.skip("--slow")
     drawn = ("md",) if name.startswith("table") else ("png", "pdf")
     assert {path.name for path in made.glob(f"{name}.*")} == {f"{name}.{ending}" for ending in (*drawn, "csv", "json")}
     left = json.loads((made / f"{name}.json").read_text())
