@@ -30,7 +30,7 @@ from cbatch.results.stages import account_stages
 from experiments.settings.assemble import assemble
 from experiments.settings.command_line import Count, keyword_arguments, run
 from experiments.settings.compose import compose_run
-from experiments.store.benchmark_file import BENCH, spread, write
+from experiments.store.provenance import BENCH, spread, write_benchmark
 from policies.orca import Orca
 
 WARM_UP_TOKENS = 16
@@ -92,7 +92,7 @@ def serve(
             counts = {"iterations": len(runs.record.steps), "eager": runs.eager}
             figures[policy] = {**runs.figures, **counts, **_stages_of(server, runs.record)}
             print(f"  {policy}: {_brief(runs.figures)}", flush=True)
-            written = write(name, hardware, stamped, folder, command)
+            written = write_benchmark(name, hardware, stamped, folder, command)
     print(f"\n{_table(figures)}\nwritten: {written}")
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.store import benchmark_file
+from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS
 
 BENCH = "python -m reproduction.bench"
@@ -14,4 +14,4 @@ def write(
     name: str, hardware: str, figures: dict[str, Any], folder: Path | str = RESULTS, command: str = BENCH
 ) -> Path:
     """Writes one benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json; returns the path."""
-    return benchmark_file.write(name, hardware, figures, folder, command)
+    return write_benchmark(name, hardware, figures, folder, command)

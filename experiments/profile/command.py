@@ -28,8 +28,7 @@ from experiments.profile.tables import captured_graphs, captured_rows, model_tab
 from experiments.profile.transfers import ceilings, copy_times
 from experiments.settings.hardware import cpu_profile
 from experiments.settings.presets import load_spec
-from experiments.store.benchmark_file import slug
-from experiments.store.provenance import commit, today, versions, write_text
+from experiments.store.provenance import commit, slug, today, versions, write_text
 
 Size = Annotated[int, whole(2)]
 

@@ -1,11 +1,13 @@
-"""Provenance of results - command, date, versions - and atomic writing of their files."""
+"""Provenance of results - command, date, versions - and atomic writing of their files, those of benchmarks in a folder for each hardware."""
 
 import json
 import platform
+import re
 import shlex
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -17,6 +19,7 @@ from uuid import uuid4
 ROOT = Path(__file__).resolve().parents[2]
 """Of the source tree."""
 
+BENCH = "python -m experiments.bench"
 PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-core")
 
 
@@ -98,3 +101,25 @@ def atomic_write(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Returns median, minimum and maximum of repeated measurements."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
+
+
+def write_benchmark(
+    name: str, hardware: str, figures: dict[str, Any], folder: Path | str = "results", command: str = BENCH
+) -> Path:
+    """Writes one benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json; returns the path."""
+    content = {"benchmark": name, "hardware": hardware, **provenance(command), **figures}
+    return write_json(Path(folder) / slug(hardware) / f"{name}.json", content)
+
+
+def slug(hardware: str) -> str:
+    """Returns the folder name of a hardware: 'NVIDIA H200' -> h200; any CPU -> cpu."""
+    gpu = re.search(r"(?:NVIDIA|GeForce|AMD)[ -]+(.+)", hardware)
+    if gpu is None or "cores" in hardware:
+        return "cpu"
+    name = re.sub(r" \d+ ?GB.*", "", gpu.group(1))  # an H100 80GB HBM3 is h100
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -18,7 +18,7 @@ from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.attention.choice import choose_attention
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
-from experiments.store.benchmark_file import spread
+from experiments.store.provenance import spread
 from reproduction import RESULTS
 from reproduction.stored import write
 

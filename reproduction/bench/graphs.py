@@ -24,7 +24,7 @@ from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count, beginning_with
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, real_server, release_memory
-from experiments.store.benchmark_file import spread
+from experiments.store.provenance import spread
 from policies.orca import Orca
 from reproduction import RESULTS
 from reproduction.stored import write

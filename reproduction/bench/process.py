@@ -28,7 +28,7 @@ from cbatch import ConfigError
 from cbatch.validation import positive
 from experiments.settings.command_line import Count
 from experiments.settings.this_machine import cpu_name
-from experiments.store.benchmark_file import spread
+from experiments.store.provenance import spread
 from reproduction import RESULTS
 from reproduction.stored import write
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.settings.command_line import keyword_arguments, listed, run
-from experiments.store.benchmark_file import slug
+from experiments.store.provenance import slug
 from reproduction import RESULTS
 from reproduction.benchmark import Benchmark
 from reproduction.papers import gallery

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.store import benchmark_file
 from experiments.store import provenance as store
 from experiments.store.provenance import atomic_write, provenance, write_json
 
@@ -80,7 +79,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_benchmarks_figures_are_kept_in_a_folder_for_each_kind_of_card_and_one_for_all_cpus(tmp_path: Path) -> None:
-    path = benchmark_file.write("sim", "NVIDIA H200", {"figures": 1}, tmp_path, command="pytest")
+    path = store.write_benchmark("sim", "NVIDIA H200", {"figures": 1}, tmp_path, command="pytest")
     assert path == tmp_path / "h200" / "sim.json"
     stored = json.loads(path.read_text())
     assert stored.items() >= {"benchmark": "sim", "hardware": "NVIDIA H200", "figures": 1}.items()
@@ -88,4 +87,4 @@ def test_a_benchmarks_figures_are_kept_in_a_folder_for_each_kind_of_card_and_one
     folders = {"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100-sxm4-80gb"}
     folders |= {"GeForce RTX 4090": "rtx-4090", "AMD Instinct MI300X (OAM)": "instinct-mi300x-oam"}
     folders |= {"AMD EPYC 9654, 96 cores": "cpu", "Intel Xeon": "cpu"}
-    assert {hardware: benchmark_file.slug(hardware) for hardware in folders} == folders
+    assert {hardware: store.slug(hardware) for hardware in folders} == folders

@@ -22,7 +22,7 @@ from cbatch.cost import NO_COST
 from cbatch.runtime.batch import Shape, host_views, pack
 from experiments.settings.compose import compose_run, policy_names
 from experiments.settings.this_machine import cpu_name
-from experiments.store.benchmark_file import spread, write
+from experiments.store.provenance import spread, write_benchmark
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe
 
@@ -57,7 +57,7 @@ def main() -> None:
         plans[name] = times
         print(f"  {name:30} " + "".join(f"{spread['median']:18.3f}" for spread in times.values()), flush=True)
     content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": ratio, "plans": plans}
-    print(f"written: {write('host', cpu_name(), content, RESULTS, 'make host-time')}")
+    print(f"written: {write_benchmark('host', cpu_name(), content, RESULTS, 'make host-time')}")
 
 
 class PackOnly(Executor):

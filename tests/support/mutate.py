@@ -215,14 +215,13 @@ def stored_rows(folder: str | None) -> dict[str, Row]:
 def record(rows: dict[str, Row], folder: str) -> None:
     """Writes all rows, each with the date, commit and machine at which it was judged."""
     from experiments.settings.this_machine import cpu_name  # not earlier: each mutant imports a copy of its own
-    from experiments.store.benchmark_file import write
-    from experiments.store.provenance import commit, today
+    from experiments.store.provenance import commit, today, write_benchmark
 
     judged = {"date": today(), "commit": commit(), "hardware": cpu_name()}
     rows |= {name: {**judged, **row} for name, row in rows.items()}
     total = totals(list(rows.values()))
     figures = {"survived_share": survived_share(total), "all": total, "modules": list(rows.values())}
-    write("mutants", cpu_name(), figures, Path(folder), command="python tests/support/mutate.py")
+    write_benchmark("mutants", cpu_name(), figures, Path(folder), command="python tests/support/mutate.py")
 
 
 def conclude(rows: dict[str, Row]) -> int:

@@ -16,7 +16,7 @@ from cbatch import KVSize, Limits, Policy, Request, Server
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.settings.presets import load_spec
 from experiments.settings.this_machine import cpu_name
-from experiments.store.benchmark_file import spread, write
+from experiments.store.provenance import spread, write_benchmark
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -46,7 +46,7 @@ def main() -> None:
         figures[f"{name}{kind}"] = {"iterations_per_second": rates, "without_leaps": asked, "gain": gain}
         extremes = f"({rates['min']:.0f} to {rates['max']:.0f}), {gain['median']:.2f} times those without leaps"
         print(f"  {name + kind:42} {rates['median']:8.0f} iterations/s   {extremes}", flush=True)
-    print(f"written: {write('sim', cpu_name(), {'figures': figures}, RESULTS, 'make sim-speed')}")
+    print(f"written: {write_benchmark('sim', cpu_name(), {'figures': figures}, RESULTS, 'make sim-speed')}")
 
 
 class Asked:

@@ -16,7 +16,7 @@ from uuid import uuid4
 from filelock import FileLock
 
 from experiments.settings.this_machine import cpu_name
-from experiments.store.benchmark_file import write
+from experiments.store.provenance import write_benchmark
 
 BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")
 
@@ -97,5 +97,5 @@ class Tally:
                 "by": {name: dict(sorted(counts.items())) for name, counts in kinds.items()},
                 "run": self._run,
             }
-            write(path.stem, cpu_name(), figures, path.parents[1], command="python -m pytest")
+            write_benchmark(path.stem, cpu_name(), figures, path.parents[1], command="python -m pytest")
         self._forget()

@@ -11,8 +11,8 @@ from typing import Any
 
 from cbatch import Request
 from experiments.settings.servers import equal_requests
-from experiments.store.benchmark_file import spread
 from experiments.store.intervals import mean_of
+from experiments.store.provenance import spread
 from reproduction.bench.in_vllm.model import BATCH, VLLM
 
 PROMPT, PASSES, STRETCH = 64, 20, 16

@@ -16,7 +16,7 @@ from cbatch import ModelSpec, Request
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests
-from experiments.store.benchmark_file import spread
+from experiments.store.provenance import spread
 from reproduction import RESULTS
 from reproduction.bench.in_vllm.host import Turns, add_turn, pair, report
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model

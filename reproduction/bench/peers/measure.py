@@ -20,7 +20,7 @@ from cbatch import CbatchError, ModelSpec, Request
 from experiments.bench import shortened
 from experiments.settings.command_line import Count, beginning_with
 from experiments.settings.presets import load_spec
-from experiments.store.benchmark_file import spread
+from experiments.store.provenance import spread
 from reproduction import RESULTS
 from reproduction.bench.peers.cases import CASES, UNITS, Case, requests_of, speed
 from reproduction.bench.peers.transformers_engine import TransformersEngine
