@@ -10,7 +10,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 8))')
 # Where it is set, each of the processes that commands and tests start would compile again all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-nightly test-gpu mutants host-time sim-speed lint compile format clean
+.PHONY: run test test-nightly test-gpu mutants speed lint compile format clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m experiments.run policy=sarathi chunk=256
@@ -47,13 +47,9 @@ test-nightly: $(INSTALLED)
 mutants: $(INSTALLED)
 	$(BIN)/python tests/support/mutate.py $(MODULES) $(if $(SAMPLE),--sample=$(SAMPLE)) $(if $(DRAW),--draw=$(DRAW)) --record=reproduction/results
 
-# CPU time of an iteration of the engine, and of a plan of each policy beside 100,000 waiting requests; minutes, on a quiet machine.
-host-time: $(INSTALLED)
-	$(BIN)/python tests/support/host_time.py
-
-# Iterations of four policies that a core simulates per second, with and without leaps; minutes, on a quiet machine.
-sim-speed: $(INSTALLED)
-	$(BIN)/python tests/support/sim_speed.py
+# CPU time of the engine's host, of a plan of each policy beside 100,000 waiting requests, and of simulated iterations; minutes, on a quiet machine.
+speed: $(INSTALLED)
+	$(BIN)/python tests/support/speed.py
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest tests/gpu

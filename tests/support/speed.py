@@ -1,4 +1,4 @@
-"""`make host-time`: host time of one iteration, from the plan to the tokens absorbed, and of the plan alone, by policy.
+"""`make speed`: CPU time of the engine's host, of plans by policy, and of simulated iterations, on one core.
 
 Of an iteration, engine, policy, KV accounting and packing are real; the executor packs each step into its slot and returns a
 fixed token at once. For comparison, on the same kind of machine: nano-vllm 0.15 ms at 32 running requests and 0.87 ms at 256,
@@ -6,24 +6,33 @@ transformers' asynchronous continuous batching 1.9 and 6.6 ms.
 
 Plans are timed in simulated runs on an H200, so that policies can predict times: 256 running requests, and 10,000 or 100,000
 that wait. Requests of several clients, priorities and objectives end and are admitted all the time, about one per iteration.
-Only `Policy.plan` is timed, in CPU time, with the calls of the builder and the view that it makes.
+Only `Policy.plan` is timed, with the calls of the builder and the view that it makes.
+
+Simulations have 128 running requests, decodes with chunks of prompts among them, with outputs of 300 to 900 tokens and with long
+ones; once as they are, and once asking the policy for each plan, without leaps (`cbatch.leap`), in turn.
 """
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
 
 import numpy as np
 from places import RESULTS
-from sim_speed import Asked, simulated
 
 from cbatch import SLO, Executor, KVSize, Limits, Plan, Policy, Request, RequestSpec, Server, Step, StepResult, View
 from cbatch.cost import NO_COST
 from cbatch.runtime.batch import Shape, host_views, pack
+from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.settings.compose import compose_run, policy_names
+from experiments.settings.presets import load_spec
 from experiments.settings.this_machine import cpu_name
 from experiments.store.provenance import spread, write_benchmark
 from policies.chunking import TileAligned
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
 
 PROMPT, LONGEST, BLOCK = 64, 4096, 16
@@ -39,7 +48,19 @@ KEYS = ("chunk=1024", f"batch={RUNNING}", "predictor=noisy")
 OWN_KEYS = {"qoserve": ("chunking=slack",)}
 
 
-def main() -> None:
+BATCH, RUNS = 128, 5
+OUTPUTS = {"": (1000, 300, 900), ", long outputs": (800, 2000, 6000)}
+"""Number of requests, and shortest and longest output."""
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "orca": Orca,
+    "prefill_first": PrefillFirst,
+    "sarathi, chunk 1024": lambda: Sarathi(TileAligned(1024)),
+    "sarathi_serve, chunk 1024": lambda: SarathiServe(TileAligned(1024)),
+}
+
+
+def time_host() -> None:
     """Measures, prints and writes host.json."""
     print(f"host time of one decode iteration on {cpu_name()}")
     figures, plans = {}, {}
@@ -57,7 +78,7 @@ def main() -> None:
         plans[name] = times
         print(f"  {name:30} " + "".join(f"{spread['median']:18.3f}" for spread in times.values()), flush=True)
     content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": ratio, "plans": plans}
-    print(f"written: {write_benchmark('host', cpu_name(), content, RESULTS, 'make host-time')}")
+    print(f"written: {write_benchmark('host', cpu_name(), content, RESULTS, 'make speed')}")
 
 
 class PackOnly(Executor):
@@ -97,6 +118,17 @@ def _milliseconds(running: int, waiting: int) -> float:
     for _ in range(ITERATIONS):
         engine.step()
     return (time.perf_counter() - begin) / ITERATIONS * 1e3
+
+
+class Asked:
+    """Any policy, which does not say that it is steady: it is asked for each plan."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.plan = policy.plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
 
 
 class Timed(Asked):
@@ -145,5 +177,39 @@ def _specs(count: int) -> list[RequestSpec]:
     ]
 
 
+def time_simulation() -> None:
+    """Measures, prints and writes sim.json."""
+    figures = {}
+    print(f"simulation on one core of {cpu_name()}: batch {BATCH}")
+    for (name, make), (kind, outputs) in product(POLICIES.items(), OUTPUTS.items()):
+        runs = [(_rate(Asked(make()), *outputs), _rate(make(), *outputs)) for _ in range(RUNS)]
+        asked, rates = (spread(values) for values in zip(*runs, strict=True))
+        gain = spread([after / before for before, after in runs])
+        figures[f"{name}{kind}"] = {"iterations_per_second": rates, "without_leaps": asked, "gain": gain}
+        extremes = f"({rates['min']:.0f} to {rates['max']:.0f}), {gain['median']:.2f} times those without leaps"
+        print(f"  {name + kind:42} {rates['median']:8.0f} iterations/s   {extremes}", flush=True)
+    print(f"written: {write_benchmark('sim', cpu_name(), {'figures': figures}, RESULTS, 'make speed')}")
+
+
+def simulated(limits: Limits, num_blocks: int) -> Server[SimExecutor]:
+    """Returns a server of Llama-3.1-8B on an H200 in the asynchronous loop, with blocks of 16 tokens."""
+    profile = load_profile("h200")
+    cost = ProfileCost(profile, load_spec("llama-3.1-8b"))
+    return Server(SimExecutor(cost, profile.host_time(asynchronous=True)), limits, cost, KVSize(num_blocks, 16))
+
+
+def _rate(policy: Policy, num_requests: int, least: int, most: int) -> float:
+    """Returns the iterations per second of one run, without making the requests."""
+    server = simulated(Limits(BATCH, 16384, 8192), 56_000)
+    random = np.random.default_rng(0)
+    lengths = zip(random.integers(100, 2000, num_requests), random.integers(least, most, num_requests), strict=True)
+    requests = [Request(index, int(prompt), int(output)) for index, (prompt, output) in enumerate(lengths)]
+    engine = server.engine(policy, requests)
+    begin = time.process_time()
+    record = engine.run()
+    return len(record.steps) / (time.process_time() - begin)
+
+
 if __name__ == "__main__":
-    main()
+    time_host()
+    time_simulation()
