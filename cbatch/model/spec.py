@@ -63,9 +63,8 @@ class ModelSpec:
 
     @property
     def shape(self) -> dict[str, int]:
-        """What the times of an iteration depend on, by name."""
-        sizes = {name: getattr(self, name) for name in _SIZES if name != "max_positions"}
-        return sizes | {"dtype_bytes": DTYPE_BYTES[self.dtype]}
+        """What the times of an iteration depend on, by name: all sizes but the positions."""
+        return {name: getattr(self, name) for name in _SIZES[:-1]} | {"dtype_bytes": DTYPE_BYTES[self.dtype]}
 
     @property
     def gated(self) -> bool:

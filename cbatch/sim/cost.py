@@ -13,7 +13,7 @@ from cbatch.model.topology import Topology
 from cbatch.sim.interpolation import BilinearGrid
 from cbatch.sim.power import STEADY, Decodes, Pace, PowerLimit
 from cbatch.sim.profile import Profile
-from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
+from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, Compared, not_measured
 from cbatch.sim.roofline import Seconds
 
 
@@ -184,19 +184,18 @@ class ProfileCost:
         asynchronous: the loop; None: of neither. own_host: the host time is not the profile's.
         """
         profile, origins = self.profile, self.origins()
-        such = self.spec, self.topology.num_gpus, asynchronous
-        (error, brief), known = profile.error_of(*such), profile.real_runs(*such)
+        known = profile.error_of(self.spec, self.topology.num_gpus, asynchronous)
         if asynchronous is None:
             del origins["host"]
         elif own_host:
-            origins["host"], error, brief, known = "assumed: given for the run", NOT_COMPARED, "", None
+            origins["host"], known = "assumed: given for the run", Compared((), known.gpus, error=NOT_COMPARED)
         return {
             "profile": profile.name,
             "hardware": profile.hardware,
             "source": profile.source,
-            "error": error,
-            "error_in_brief": brief,
-            "batches_compared": list(known.batches) if known else [],
+            "error": known.error,
+            "error_in_brief": known.brief,
+            "batches_compared": list(known.batches),
             "gpus": self.topology.num_gpus,
             "not_measured": not_measured(origins),
             "iterations_outside_measured_range": self.num_outside,

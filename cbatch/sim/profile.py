@@ -77,21 +77,16 @@ class Profile:
         times = (model and model.host) or self.host
         return times["async" if asynchronous else "sync"] if times else HostTime(0.0)
 
-    def error_of(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> tuple[str, str]:
-        """The error of such runs, and the same in a few words. asynchronous: None: of neither loop, such as single iterations."""
-        if not self.compared:
-            return self.error, ""
-        known = self.real_runs(spec, num_gpus, asynchronous)
-        return (known.error or self.error, known.brief) if known else (NOT_COMPARED, "")
+    def error_of(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> Compared:
+        """The error of such runs, and the real runs that established it; no models where there were none.
 
-    def real_runs(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> Compared | None:
-        """The real runs that such runs were compared with, if any. asynchronous: as in `error_of`."""
-        if spec.name in self.models and self.models[spec.name].differs(spec):
-            return None
-        for loop, known in self.compared.items():
+        asynchronous: None: of neither loop, such as single iterations.
+        """
+        measured = self.models.get(spec.name)
+        for loop, known in self.compared.items() if not (measured and measured.differs(spec)) else ():
             if asynchronous in (None, loop == "async") and spec.name in known.models and num_gpus == known.gpus:
-                return known
-        return None
+                return replace(known, error=known.error or self.error)
+        return Compared((), num_gpus, error=NOT_COMPARED if self.compared else self.error)
 
     def origin(self, *place: str) -> str:
         """The origin of the entry at a place of the file: its own, that of an object around it, or the file's source."""

@@ -66,13 +66,7 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
         case MissingConfigException() if error.missing_cfg_file:
             return _unknown_option(str(error.missing_cfg_file), error.options or ())
         case OverrideParseException():
-            key, _, value = str(error.override).partition("=")
-            remedy = (
-                "give key=value"
-                if not value or {*value} & {*"'\"[{("}
-                else f"give \"{key}='{value}'\", with all quotes"
-            )
-            return f"{error.override}: cannot be read ({_first_line(error)}); {remedy}"
+            return f"{error.override}: cannot be read ({_first_line(error)}); give key=value, or \"key='any text'\""
         case MissingMandatoryValue():
             return f"{error.full_key}: has no value; give {error.full_key}=..."
         case MarkedYAMLError() if error.problem_mark is not None:

@@ -27,8 +27,7 @@ class Replay(Workload, ScaledFit):
 
     def _replay(self, trace: Trace, vocabulary: Vocabulary | None) -> Sequence[Request]:
         if self.max_new_tokens != "exact":
-            limit_less = {name: column for name, column in trace.fields.items() if name != "max_new_tokens"}
-            trace = replace(trace, fields=limit_less)
+            trace = replace(trace, fields={**trace.fields, "max_new_tokens": np.full(len(trace), None)})
         trace = self.fit(trace, self.num_requests)
         return self._build(replace(trace, arrival_time=None) if self.queued else trace, vocabulary)
 

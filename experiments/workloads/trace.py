@@ -102,11 +102,7 @@ class Fit:
         if self.too_long == "error":
             return self
         new_tokens = max_new_tokens if isinstance(max_new_tokens, int) else self.new_tokens
-        max_length = min(self.max_length or positions, positions)
-        if new_tokens and new_tokens >= max_length:
-            problem = f"workload.max_new_tokens={new_tokens}: leaves no prompt in max_length={max_length}"
-            raise WorkloadError(f"{problem} (at most the model's positions); give less")
-        return replace(self, max_length=max_length, new_tokens=new_tokens)
+        return replace(self, max_length=min(self.max_length or positions, positions), new_tokens=new_tokens)
 
     def fit(self, trace: Trace, num_requests: int | None = None) -> Trace:
         """Returns the first requests of a trace that are not dropped, with lengths that fit; None takes all.

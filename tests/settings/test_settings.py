@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cbatch import ConfigError, WorkloadError
+from cbatch import ConfigError
 from cbatch.sim.profile_file import PROFILES
 from experiments.settings.compose import compose, compose_run, compose_sweep
 from experiments.settings.hardware import cost_model
@@ -53,12 +53,6 @@ def test_a_policy_prints_itself(words: str, text: str, tmp_path: Path, monkeypat
 
 def test_a_workload_prints_itself() -> None:
     assert repr(compose_run("workload=open_loop", "workload.arrivals.rate=20").workload) == "open_loop(rate=20)"
-
-
-def test_a_limit_of_outputs_that_leaves_no_prompt_is_named() -> None:
-    words = "workload=trace workload.path=t workload.too_long=clip workload.max_new_tokens=100 model.max_positions=100"
-    with pytest.raises(WorkloadError, match="max_new_tokens=100: leaves no prompt in max_length=100"):
-        compose_run(*words.split())
 
 
 @pytest.mark.parametrize("workload", ["trace", "sharegpt"])

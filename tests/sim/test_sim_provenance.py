@@ -16,7 +16,7 @@ from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.measured import HostTime
 from cbatch.sim.profile_file import PROFILES, load_profile, profile_names
-from cbatch.sim.provenance import NOT_COMPARED, not_measured, put_origins, take_origins
+from cbatch.sim.provenance import NOT_COMPARED, Compared, not_measured, put_origins, take_origins
 from experiments.profile.__main__ import main
 from experiments.settings.presets import load_spec
 
@@ -120,10 +120,10 @@ def test_each_loop_states_its_own_error() -> None:
     profile = load_profile("h200")
     sync = profile.compared["sync"]
     assert "4 of 6 queued" in sync.error and sync.error != profile.error
-    assert profile.error_of(LLAMA_8B, 1, asynchronous=False) == (sync.error, sync.brief)
+    assert profile.error_of(LLAMA_8B, 1, asynchronous=False) == sync
     alone = replace(profile, compared={"async": profile.compared["async"]})
-    assert alone.error_of(LLAMA_8B, 1, asynchronous=False) == (NOT_COMPARED, "")
-    assert replace(profile, compared={}).error_of(LLAMA_8B, 9, asynchronous=True) == (profile.error, "")
+    assert alone.error_of(LLAMA_8B, 1, asynchronous=False) == Compared((), 1, error=NOT_COMPARED)
+    assert replace(profile, compared={}).error_of(LLAMA_8B, 9, asynchronous=True).error == profile.error
     given = ProfileCost(profile, LLAMA_13B).provenance(True, own_host=True)
     assert "host (assumed)" in given["not_measured"] and given["error"] == NOT_COMPARED, "no error covers an assumption"
 

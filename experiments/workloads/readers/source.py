@@ -42,18 +42,15 @@ def at_line(path: str, line: int, problem: str) -> WorkloadError:
 
 def json_objects(path: str, text: str) -> list[dict[str, Any]]:
     """Returns the JSON object of every line of a file. Raises WorkloadError for a line that holds none."""
-    if not text.lstrip().startswith("{"):
-        first = shorten(repr(text.lstrip().partition("\n")[0]))
-        raise at_line(path, 1, f'{first}: every line must be a JSON object, as in {{"prompt": "some text"}}')
     records = []
     for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise at_line(
-                path, number, f"{shorten(repr(line))} is not JSON ({error}); correct or remove the line"
+                path, number, f"{shorten(repr(line))} is not JSON ({error}); every line must be a JSON object"
             ) from None
         if not isinstance(value, dict):
-            raise at_line(path, number, f"{shorten(repr(line))} is not a JSON object; correct or remove the line")
+            raise at_line(path, number, f"{shorten(repr(line))} is not a JSON object, as every line must be")
         records.append(value)
     return records
