@@ -1,13 +1,13 @@
 """What a plan can use: the capacities of an iteration, and of the host its KV blocks, places and running requests."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from itertools import islice
 
 from cbatch.errors import ConfigError
 from cbatch.kv import KVView
-from cbatch.request import Request, Requests
+from cbatch.request import Request, Requests, Status
 
 
 class _Default(int):
@@ -59,8 +59,8 @@ class Resources(ABC):
     running: Requests
     decoding: Requests
 
-    @abstractmethod
-    def is_waiting(self, request: Request) -> bool: ...
+    def is_waiting(self, request: Request) -> bool:
+        return request.status is Status.WAITING
 
     @property
     def num_places(self) -> int:

@@ -18,7 +18,7 @@ from cbatch.kv import Freed, KVView
 from cbatch.limits import Limits, Resources
 from cbatch.plan_builder import PlanBuilder
 from cbatch.record import InFlight, RunRecord, StepRecord
-from cbatch.request import Ints, Request, Requests, Status
+from cbatch.request import Ints, Request, Requests
 from cbatch.state import State
 
 
@@ -118,9 +118,6 @@ class EngineView(View):
 
     def is_in_flight(self, request: Request) -> bool:
         return self._state.in_flight_until(request) is not None
-
-    def is_waiting(self, request: Request) -> bool:
-        return request.status is Status.WAITING
 
     def ready_decodes(self, at_most: int, without: Set[Request] = frozenset()) -> tuple[list[Request], int]:
         requests, rows = self._ready_decodes()

@@ -136,9 +136,6 @@ class _View(View):
     def is_in_flight(self, request: Request) -> bool:
         return any(request.id in launched.ids for launched in self.in_flight)
 
-    def is_waiting(self, request: Request) -> bool:
-        return request.status is Status.WAITING
-
 
 class _Replay:
     def __init__(self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel) -> None:

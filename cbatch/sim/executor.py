@@ -15,6 +15,7 @@ from itertools import islice
 
 from cbatch.cost import BatchShape, CostModel
 from cbatch.executor import Executor, Step, StepResult, Turn
+from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost, StageTimes, following_decodes
 from cbatch.sim.measured import HostTime
 from cbatch.sim.power import GpuClock
@@ -33,15 +34,9 @@ class SimExecutor(Executor):
         """
         self.cost = cost
         self.host = host if isinstance(host, HostTime) else HostTime(host)
-        self.num_stages = cost.topology.pipeline_stages if isinstance(cost, ProfileCost) else 1
-        self._execute = cost.execute if isinstance(cost, ProfileCost) else self._execute_on_one
-        self._execute_decodes = (
-            cost.execute_decodes
-            if isinstance(cost, ProfileCost) and type(cost).execute is ProfileCost.execute  # else its own is asked
-            else self._execute_each
-        )
-        self.computed_tokens = cost.computed_tokens if isinstance(cost, ProfileCost) else _as_planned
-        self._is_eager = cost.is_eager if isinstance(cost, ProfileCost) and self.host.eager_seconds else _never
+        self._profile = cost if isinstance(cost, ProfileCost) else _OneGpu(cost)
+        self.num_stages = self._profile.topology.pipeline_stages
+        self.computed_tokens = self._profile.computed_tokens
         self.restart()
 
     def restart(self) -> None:
@@ -49,14 +44,15 @@ class SimExecutor(Executor):
         self._now = 0.0
         self._num_in_flight = 0
         self._latest: deque[Span] = deque(maxlen=self.num_stages)
-        power = self.cost.power if isinstance(self.cost, ProfileCost) else None
+        power = self._profile.power
         self._gpu_clock = GpuClock(power) if power is not None else None
 
     def launch(self, step: Step) -> Span:
         shape = step.shape()
-        times = self._execute(shape)
+        times, eager_seconds = self._profile.execute(shape), self.host.eager_seconds
         self._advance(self._now + self.host.of(len(step.requests)), Cause.HOST)
-        launched = self._now + (self.host.eager_seconds if shape.chunks and self._is_eager(shape) else 0.0)
+        is_eager = eager_seconds and shape.chunks and self._profile.is_eager(shape)
+        launched = self._now + (eager_seconds if is_eager else 0.0)
         saved = 0.0 if self._gpu_clock is None else self._saved(times, self._gpu_clock)
         self._num_in_flight += 1
         if self.num_stages == 1:
@@ -88,7 +84,7 @@ class SimExecutor(Executor):
         num_times: at most; none is planned from `until` on. in_flight: `step`, if it is; None: each batch is waited for itself.
         """
         host, stages, clock, now = self.host.of(len(step.requests)), self._stages, self._gpu_clock, self._now
-        for shape, times in islice(self._execute_decodes(step.shape()), num_times):
+        for shape, times in islice(self._profile.execute_decodes(step.shape()), num_times):
             planned_at, now = now, now + host
             saved = 0.0
             if clock is not None:
@@ -129,16 +125,23 @@ class SimExecutor(Executor):
         clock.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
         return clock.run(times.pace)
 
-    def _execute_on_one(self, shape: BatchShape) -> StageTimes:
-        return StageTimes(self.cost.predict(shape), 0.0, 0.0, 0.0, ())
 
-    def _execute_each(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
-        return ((following, self._execute(following)) for following in following_decodes(shape))
+class _OneGpu:
+    """Any cost model as a `ProfileCost` of one GPU at a constant clock and without graphs."""
 
+    topology, power = Topology(), None
 
-def _as_planned(shape: BatchShape) -> int:
-    return shape.num_tokens
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
 
+    def execute(self, shape: BatchShape) -> StageTimes:
+        return StageTimes(self._cost.predict(shape), 0.0, 0.0, 0.0, ())
 
-def _never(shape: BatchShape) -> bool:
-    return False
+    def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
+        return ((following, self.execute(following)) for following in following_decodes(shape))
+
+    def computed_tokens(self, shape: BatchShape) -> int:
+        return shape.num_tokens
+
+    def is_eager(self, shape: BatchShape) -> bool:
+        return False

@@ -8,7 +8,7 @@ from typing import Any
 from cbatch.cost import BatchShape, CostModel
 from cbatch.kv import Freed, KVView
 from cbatch.limits import Limits
-from cbatch.request import Request, Status
+from cbatch.request import Request
 from cbatch.view import View
 from cbatch.vllm.population import Population
 from cbatch.vllm.request import ServedRequest, served
@@ -127,9 +127,6 @@ class VllmView(View):
     def is_in_flight(self, request: Request) -> bool:
         assert isinstance(request, ServedRequest)
         return any(request.vllm_id in launched.num_tokens for launched in self.in_flight)
-
-    def is_waiting(self, request: Request) -> bool:
-        return request.status is Status.WAITING
 
     @property
     def decodes(self) -> list[Request]:

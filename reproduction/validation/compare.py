@@ -52,8 +52,8 @@ class Nudged(ProfileCost):
         super().__init__(profile, load_spec(run.settings["model"]), max_batch=run.settings["batch"])
         self.factor, self.speed = factor, speed
 
-    def execute(self, shape: BatchShape) -> StageTimes:
-        times, factor = super().execute(shape), self.factor * self.speed.factor(shape)
+    def _execute(self, shape: BatchShape, *tables: Any) -> StageTimes:
+        times, factor = super()._execute(shape, *tables), self.factor * self.speed.factor(shape)
         pace = times.pace._replace(gain=times.pace.gain * factor, loss=times.pace.loss * factor)
         return times._replace(compute=times.compute * factor, head=times.head * factor, pace=pace)
 
