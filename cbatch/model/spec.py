@@ -84,15 +84,9 @@ class ModelSpec:
         }
 
     @property
-    def num_parameters(self) -> int:
-        """Weights of the matrices and embeddings; norms and biases are left out."""
-        layer = sum(inputs * outputs for inputs, outputs in self.linear_shapes.values())
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * layer + embeddings
-
-    @property
     def weight_bytes(self) -> int:
-        return self.num_parameters * DTYPE_BYTES[self.dtype]
+        """Bytes of the matrices and embeddings; norms and biases are left out."""
+        return Layers(0, self.num_layers, self.num_layers).weight_bytes(self)
 
     @property
     def kv_bytes_per_token(self) -> int:

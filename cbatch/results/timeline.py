@@ -20,17 +20,14 @@ from pathlib import Path
 
 from cbatch.executor import CopyTimes, StageSpans
 from cbatch.record import RunRecord, StepRecord
-from cbatch.results.metrics import Served, collect_served
+from cbatch.results.metrics import Served
 
 _LANES = ("host", "copies in", "device", "copies out", "requests", "counters")  # processes 0 to 5 of the trace
 
 
-def write_timeline(path: Path, record: RunRecord, title: str, requests: Served | None = None) -> None:
-    """Write the timeline of a run to `path` (*.json.gz), with `title` as the trace's metadata.
-
-    requests: `collect_served(record)`, if already computed.
-    """
-    phases = _request_phases(requests or collect_served(record))
+def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) -> None:
+    """Writes the timeline of a run to `path` (*.json.gz), with `title` as the trace's metadata. requests: those of the run."""
+    phases = _request_phases(requests)
     copies = map(_copies, record.steps, record.copies)
     spans = record.stages or [((step.started, step.ended),) for step in record.steps]
     steps = map(_iteration, record.steps, spans)

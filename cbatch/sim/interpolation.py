@@ -1,7 +1,7 @@
 """Interpolation of measured tables: linear between neighbours, so that a measured step stays a step."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, groupby
 from math import inf
 from typing import NamedTuple, Self
@@ -22,13 +22,6 @@ class PiecewiseLinear(NamedTuple):
         """From (size, seconds) points in any order; a size measured more than once has the mean."""
         means = _mean_by_size(points)
         return cls(tuple(means), tuple(means.values()))
-
-    @classmethod
-    def sum(cls, parts: Sequence["PiecewiseLinear"]) -> "PiecewiseLinear":
-        """The sum of interpolations with the same sizes."""
-        sizes = parts[0].sizes
-        assert all(part.sizes == sizes for part in parts), "parts of one table share their sizes"
-        return cls(sizes, tuple(map(sum, zip(*(part.seconds for part in parts), strict=True))))
 
     def at(self, size: float) -> float:
         sizes, seconds = self.sizes, self.seconds

@@ -8,13 +8,15 @@ from typing import Any
 
 from hand_made import make_record
 
+from cbatch.results.metrics import collect_served
 from cbatch.results.timeline import write_timeline
 
 
 def test_the_timeline_of_a_run_made_by_hand(tmp_path: Path) -> None:
     """See the picture in `hand_made`; times in microseconds."""
     path = tmp_path / "timeline.json.gz"
-    write_timeline(path, make_record(copies=True), 'a "quoted" title')
+    record = make_record(copies=True)
+    write_timeline(path, record, 'a "quoted" title', collect_served(record))
     content = json.loads(gzip.decompress(path.read_bytes()))
     assert content["otherData"]["title"] == 'a "quoted" title'
     events: list[dict[str, Any]] = content["traceEvents"]

@@ -110,7 +110,7 @@ def test_tokens_are_those_of_transformers(family: str, name: str, tmp_path: Path
     spec = spec_from_checkpoint(tmp_path)
     reference = AutoModelForCausalLM.from_config(read_config(tmp_path), attn_implementation="eager")
     reference.load_state_dict(weights)
-    assert spec.num_parameters == sum(weight.numel() for weight in reference.parameters() if weight.dim() > 1)
+    assert spec.weight_bytes == sum(weight.nbytes for weight in reference.parameters() if weight.dim() > 1)
     limits, kv = Limits(max_batch=3, max_tokens=16, max_request_tokens=48), KVSize(9, 16)
     prompts = [list(range(first, first + 30)) for first in (3, 33, 63)]
     requests = [Request(id_, 30, 16, prompt=prompt) for id_, prompt in enumerate(prompts)]

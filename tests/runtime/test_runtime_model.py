@@ -55,9 +55,9 @@ def test_compiled_layers_give_the_same_tokens_and_are_compiled_once(
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.family}-{spec.head_dim}")
 def test_the_shape_counts_the_weights(spec: ModelSpec) -> None:
-    """`num_parameters` leaves out norms and biases, and nothing else."""
-    matrices = sum(weight.numel() for weight in load_model(spec, CPU).parameters() if weight.dim() == 2)
-    assert matrices == spec.num_parameters
+    """`weight_bytes` leaves out norms and biases, and nothing else."""
+    matrices = sum(weight.nbytes for weight in load_model(spec, CPU).parameters() if weight.dim() == 2)
+    assert matrices == spec.weight_bytes
 
 
 def test_weights_follow_from_the_seed_and_leave_the_process_generator_alone() -> None:
