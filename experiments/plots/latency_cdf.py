@@ -44,14 +44,13 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
         raise ConfigError(f"{folder}: no request has a tier; give them with workload.tiers, or leave out tiers=true")
     groups = list(frame.groupby("label", sort=False))
     figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows))
-    for index, (label, group) in enumerate(groups):
-        for tier, panels in zip(rows, axes, strict=True):
+    for tier, panels in zip(rows, axes, strict=True):
+        for index, (label, group) in enumerate(groups):
             latencies = [_latencies(run, requests[run], tier) for run in group["folder"]]
             for panel, name, values in zip(panels, _NAMES, zip(*latencies, strict=True), strict=True):
                 if not any(map(len, values)):
                     print_omitted([Omitted(f"{label} {tier}".strip(), f"has no {name.partition(' [')[0]}")])
                 _draw_distribution(panel, values, str(label), index, (index + 0.5) / len(groups))
-    for tier, panels in zip(rows, axes, strict=True):
         _finish(panels, tier, pd.concat(requests.values()))
     sizes = frame.groupby("label").size()
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"

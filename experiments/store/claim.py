@@ -15,7 +15,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def claimed(folder: Path) -> Iterator[dict[str, Any]]:
         OSError: the folder cannot be written or locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with _lock(folder):
         claim = {"status": "begun", "process": os.getpid(), "host": socket.gethostname(), "begun": now()}
         try:
             write_json(folder / UNFINISHED, claim)
@@ -66,21 +66,16 @@ def claimed(folder: Path) -> Iterator[dict[str, Any]]:
 def check_free(folder: Path) -> None:
     """Raises ClaimedError if a process holds the folder now."""
     if (folder / LOCK).exists():
-        with _locked(folder):
+        with _lock(folder):
             pass
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / LOCK, timeout=_PATIENCE, thread_local=False)
+def _lock(folder: Path) -> AbstractContextManager[Any]:
+    """Locks a folder; leaving a `with` of what this returns releases it. Raises ClaimedError if another process holds the folder."""
     try:
-        lock.acquire()
+        return FileLock(folder / LOCK, timeout=_PATIENCE, thread_local=False).acquire()
     except Timeout:
         raise ClaimedError(folder) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -140,13 +135,9 @@ def _named(error: BaseException, folder: Path) -> BaseException:
         return TerminatedError(f"terminated; {see}")
     if isinstance(error, ResultsError) or not isinstance(error, Exception):
         return error
-    if (
-        isinstance(error, OSError)
-        and isinstance(error.filename, str)
-        and not Path(error.filename).is_relative_to(folder)
-    ):
-        return error  # a file of something else
     if isinstance(error, OSError):
+        if isinstance(error.filename, str) and not Path(error.filename).is_relative_to(folder):
+            return error  # a file of something else
         why = error.strerror or error
         return ResultsError(f"{folder}: {why}; make room, or choose another folder with output=")
     return CbatchError(f"{_message(error)}; {see}")
