@@ -37,11 +37,12 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     if any(key == "chunk" or key.startswith("policy.") for key in shown):  # is an argument of the policy
         policies = policies.str.partition("(")[0]
     known = [policies, *(_as_text(runs[key]) for key in shown if key in runs)]
+    groups = runs.groupby(known, dropna=False).ngroup()  # of runs that the label so far does not tell apart
     parts: dict[str, pd.Series[str]] = {}
-    for key in [key for key in keys if texts[key].nunique(dropna=False) > 1]:
-        shown_so_far = [*known, *parts.values()]
-        if _num_groups([*shown_so_far, texts[key]]) > _num_groups(shown_so_far):
-            parts[key] = _shorten(key, texts[key])
+    for key in keys:
+        finer = runs.groupby([groups, texts[key]], dropna=False).ngroup()
+        if finer.nunique() > groups.nunique():
+            groups, parts[key] = finer, _shorten(key, texts[key])
     labels = policies.copy()
     for head, column in zip(_heads(list(parts)), parts.values(), strict=True):
         labels += (", " + head + column).fillna("")
@@ -89,10 +90,6 @@ def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
 def is_seed(key: str) -> bool:
     """Returns whether a setting is a seed: runs that differ in nothing else are replications."""
     return key.rpartition(".")[2] == "seed"
-
-
-def _num_groups(columns: Sequence["pd.Series[str]"]) -> int:
-    return len(pd.concat(columns, axis=1).drop_duplicates())
 
 
 def _as_text(column: "pd.Series[Any]") -> "pd.Series[str]":
