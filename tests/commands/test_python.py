@@ -118,13 +118,13 @@ def test_a_comparison_has_the_intervals_of_the_command(tmp_path: Path) -> None:
     policies = ["policy=sarathi_serve,sarathi_serve(chunking=fixed),tiring.Tiring"]
     metrics = ["ttft_seconds.p50", "throughput.total_tokens_per_second"]
     (tmp_path / "tiring.py").write_text("from test_python import Tiring as Made\n\n\nclass Tiring(Made):\n    pass\n")
-    assert command("run", "-m", "sweep=it", *policies, *WORDS, "seeds=3", cwd=tmp_path).returncode == 0
+    assert command("run", "-m", "sweep=it", *policies, *WORDS, "seeds=2", cwd=tmp_path).returncode == 0
     rows = read_replications([tmp_path / "multirun" / "it"])
     expected = table_of(rows, metrics, rows["label"].iloc[0])
     compared = compare(
         [SarathiServe(TileAligned(256)), SarathiServe(Fixed(256)), Tiring()],
         "open_loop",
-        seeds=3,
+        seeds=2,
         metric=metrics,
         **LOADED,
     )
@@ -132,6 +132,6 @@ def test_a_comparison_has_the_intervals_of_the_command(tmp_path: Path) -> None:
         compared.table.drop(columns=["label", "over"]), expected.drop(columns=["label", "over"])
     )
     assert compared.table["label"].unique().tolist() == ["sarathi_serve(chunking=fixed(chunk=256))", "Tiring"]
-    assert "in pairs, on the same requests" in str(compared) and len(compared.runs) == 9
+    assert "in pairs, on the same requests" in str(compared) and len(compared.runs) == 6
     with pytest.raises(CbatchError, match="1 labels"):
         compare([Tiring(), Tiring()], "open_loop", seeds=2, **LOADED)

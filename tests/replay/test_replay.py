@@ -31,6 +31,8 @@ from experiments.workloads import TraceReplay
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
+H200 = load_profile("h200")
+
 
 def make(policy: Policy, executor: Executor, limits: Limits = LIMITS, asynchronous: bool = True) -> Engine:
     size = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK}
@@ -115,7 +117,7 @@ def test_a_policy_sees_and_plans_the_same_again(name: str, num_stages: int, asyn
         shorter = (replace(spec, true_new_tokens=max(spec.max_new_tokens - spec.id % 3, 1)) for spec in specs)
         return [Request.from_spec(spec) for spec in shorter]
 
-    cost = ProfileCost(load_profile("h200"), load_spec("yi-34b"), Topology(pipeline_stages=num_stages))
+    cost = ProfileCost(H200, load_spec("yi-34b"), Topology(pipeline_stages=num_stages))
     first, again = Attentive(POLICIES[name]()), Attentive(POLICIES[name]())
     recorded = record(
         make(first, SimExecutor(cost, 1e-4), replace(LIMITS, num_stages=num_stages), asynchronous), asked()
