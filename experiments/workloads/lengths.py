@@ -49,7 +49,7 @@ class _Checked(Described):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FixedLengths(_Checked):
-    """Every request has `length` tokens in all, split at P:D = `pd_ratio`, or at several ratios in turn for equal shares of the requests."""
+    """Every request has `length` tokens, split at P:D = `pd_ratio`; several ratios hold in turn, for equal shares of the requests."""
 
     length: Annotated[int, whole(2)]
     pd_ratio: Annotated[
