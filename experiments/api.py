@@ -44,6 +44,8 @@ def simulate(
     Raises:
         CbatchError: one line that names the keyword, or the policy and what it did.
     """
+    if keys.get("backend", "sim") != "sim":
+        raise ConfigError(f"backend={keys['backend']}: simulate predicts times; serve gives real tokens")
     return _serve(policy, workload, output, {"backend": "sim"}, keys)
 
 

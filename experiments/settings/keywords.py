@@ -26,7 +26,7 @@ _SECTIONS = ("workload", "policy", "backend", "runtime", "model")
 """Groups whose keys are keywords by their last part: `rate` is `workload.arrivals.rate`. Of equal ones the first group's counts."""
 
 OF_FILES = ("decisions", "stream", "tables", "timeline")
-_OF_COMMANDS = ("experiment", "objective", "other_code", "output", "sweep", "traces")
+_OF_COMMANDS = ("experiment", "objective", "other_code", "output", "sweep")
 
 _composed = lru_cache(64)(compose)
 

@@ -101,6 +101,7 @@ def test_real_tokens_are_in_the_record() -> None:
         ("orca", {"tiers": object()}, ["tiers=<object"]),
         ("orca", {"metrics": {"warm": 1}}, ["metrics.warm", "warmup_requests"]),
         ("orca", {"decisions": True}, ["decisions", "output="]),
+        ("orca", {"backend": "cpu"}, ["backend=cpu", "serve"]),
         ("orcs", {}, ["policy=orcs", "orca"]),
         (Tiring, {}, ["policy=<class", "plan()"]),
         (Tiring(), {"chunk": 256}, ["chunk=256", "policy object"]),
