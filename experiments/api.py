@@ -122,7 +122,8 @@ def compare(
         raise ConfigError(f"compare: {problem}; keep their arguments as attributes, or write __repr__")
     rows = command.with_replications(runs.assign(figures=runs["summary"].map(figures_text), source=""))
     baseline = rows["label"].iloc[0]
-    return Comparison(runs, command.table_of(rows, metrics, baseline), command.report(rows, metrics, baseline))
+    table = command.table_of(command.pairs_of(rows, metrics, baseline))
+    return Comparison(runs, table, command.report(rows, metrics, baseline))
 
 
 def _serve(

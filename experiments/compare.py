@@ -20,9 +20,10 @@ difference decides whether two can be told apart. The interval of the ratio is o
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from tabulate import tabulate
@@ -144,44 +145,43 @@ def _read_searches(folder: Path, text: str) -> pd.DataFrame:
     return rows.assign(**{headings.CAPACITY: rows["by_replication"], "figures": rows["by_replication"]})
 
 
-def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", *, notes: bool = True) -> str:
-    """Returns the comparisons as tables of text.
+class Pair(NamedTuple):
+    """A label and the baseline that it is compared with.
 
-    Raises ConfigError: only one label, no such baseline, an unknown figure, or one replication.
-
-    Args:
-        rows, baseline: as for `pairs_of`. metrics: keys of figures; those of tables by default.
-        notes: whether the notes on the runs follow.
+    same: both served the same requests. replicated: the figures of one of them differ between replications.
+    results: by key, in the units of summary.json.
     """
-    keys, pairs = _figures(rows, metrics), pairs_of(rows, baseline)
-    tables = [_pair(first, other, keys) for first, other in pairs]
-    paired = {label for pair in pairs for half in pair for label in half["label"]}
-    others = [label for label in rows["label"].unique() if label not in paired]
+
+    label: str
+    over: str
+    same: bool
+    replicated: bool
+    results: Mapping[str, Compared]
+
+
+def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", *, notes: bool = True) -> str:
+    """Returns the comparisons as tables of text, with the notes on the runs if `notes`. Otherwise as `pairs_of`."""
+    pairs = pairs_of(rows, metrics, baseline)
+    compared = {label for pair in pairs for label in (pair.label, pair.over)}
+    others = [label for label in rows["label"].unique() if label not in compared]
     alone = [f"not compared: nothing else has the settings of {label}" for label in others]
     below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
-    if notes and any("p99" in key for key in keys) and "run.counted_requests" in rows:
+    tails = any("p99" in key for pair in pairs for key in pair.results)
+    if notes and tails and "run.counted_requests" in rows:
         below.insert(0, tail_text(rows.groupby("label")["run.counted_requests"].agg(list)))
-    return "\n\n".join(filter(None, [*tables, "\n".join(alone), "\n".join(filter(None, below))]))
+    return "\n\n".join(filter(None, [*map(_text, pairs), "\n".join(alone), "\n".join(filter(None, below))]))
 
 
-def table_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "") -> pd.DataFrame:
-    """Returns a row for each comparison of a figure, in the units of summary.json. Arguments and errors are those of `report`."""
-    keys, pairs = _figures(rows, metrics), pairs_of(rows, baseline)
-    results = [(first, other, key, _compare_figure(first, other, key)) for first, other in pairs for key in keys]
-    return pd.DataFrame(
-        {
-            "label": other["label"].iloc[0],
-            "over": first["label"].iloc[0],
-            "figure": key,
-            **dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True)),
-            **dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True)),
-            "apart": result.apart,
-            "paired": result.paired,
-            "replications": result.number,
-        }
-        for first, other, key, result in results
-        if result is not None
-    )
+def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:
+    """Returns a row for each figure of each pair."""
+    rows = []
+    for pair in pairs:
+        for key, result in pair.results.items():
+            ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True))
+            difference = dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True))
+            facts = {"apart": result.apart, "paired": result.paired, "replications": result.number}
+            rows.append({"label": pair.label, "over": pair.over, "figure": key, **ratio, **difference, **facts})
+    return pd.DataFrame(rows)
 
 
 def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:
@@ -195,21 +195,25 @@ def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:
     return metrics or ([headings.CAPACITY] if headings.CAPACITY in rows else matching(headings.COLUMNS, rows))
 
 
-def pairs_of(rows: pd.DataFrame, baseline: str = "") -> list[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Returns the rows of each label behind those of the baseline with the same settings.
+def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "") -> list[Pair]:
+    """Compares each label with the baseline of the same settings.
 
-    If all settings differ, the baseline is a label that served the same requests; if there is none, the first of all. Raises
-    ConfigError: no such baseline.
+    If all settings differ, the baseline is a label that served the same requests; if there is none, the first of all.
 
     Args:
-        rows: as `read_replications` returns. baseline: a policy or a label; by default the policy of the first row.
+        rows: as `read_replications` returns. metrics: keys of figures; those of tables by default.
+        baseline: a policy or a label; by default the policy of the first row.
+
+    Raises:
+        ConfigError: only one label, no such baseline, an unknown figure, or one replication.
     """
+    keys = _figures(rows, metrics)
     is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
     rows = rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")
     pairs = []
     for group in _comparable(rows):
         first, *others = (label for _, label in group.groupby("label", sort=False))
-        pairs += [(_counterpart(first, other, group), other) for other in others]
+        pairs += [_pair(_counterpart(first, other, group), other, keys) for other in others]
     return pairs
 
 
@@ -231,35 +235,34 @@ def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) 
     return first
 
 
-def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> str:
-    """Returns the table of a comparison, below a title."""
-    labels = f"{second['label'].iloc[0]} over {first['label'].iloc[0]}"
-    named = [(key, headings.heading_of(key)) for key in keys]
-    compared = [(heading, _compare_figure(first, second, key, heading.factor)) for key, heading in named]
-    results = [(heading, result) for heading, result in compared if result is not None]
+def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pair:
+    label, over = str(second["label"].iloc[0]), str(first["label"].iloc[0])
+    same, results = bool(first["served"].iloc[0] == second["served"].iloc[0]), {}
+    for key in keys:
+        columns = (rows.set_index("replication")[key].astype(float) for rows in (first, second))
+        before, after = (values.dropna().to_dict() for values in columns)
+        if before and after:
+            results[key] = compare(before, after, same)
     if not results:
-        raise ConfigError(f"compare: {labels}: no figure in common; give runs of one kind")
-    some, text = results[0][1], intervals_text
-    if first["figures"].nunique() == second["figures"].nunique() == 1:
-        same = first["served"].iloc[0] == second["served"].iloc[0]
-        number, how, text = "1 replication", f"on {'the same' if same else 'different'} requests", values_text
-        below = ONE_REPLICATION
-    else:
-        number = f"{some.number} replications"
+        raise ConfigError(f"compare: {label} over {over}: no figure in common; give runs of one kind")
+    return Pair(label, over, same, not first["figures"].nunique() == second["figures"].nunique() == 1, results)
+
+
+def _text(pair: Pair) -> str:
+    """Returns the table of a comparison, below a title."""
+    headed = [(headings.heading_of(key), result) for key, result in pair.results.items()]
+    some = next(iter(pair.results.values()))
+    if pair.replicated:
+        number, text = f"{some.number} replications", intervals_text
         how = "in pairs, on the same requests" if some.paired else "NOT in pairs: they served different requests"
-        below = _WHICH_DECIDES if any(disagree(result) for _, result in results) else ""
-    rows = [[heading.text, heading.better, *text(result)] for heading, result in results]
+        below = _WHICH_DECIDES if any(map(disagree, pair.results.values())) else ""
+    else:
+        number, how, text = "1 replication", f"on {'the same' if pair.same else 'different'} requests", values_text
+        below = ONE_REPLICATION
+    rows = [[heading.text, heading.better, *text(result.scaled(heading.factor))] for heading, result in headed]
     heads = ["", "better", "ratio", "difference", ""][: len(rows[0])]
     table = tabulate(rows, heads, disable_numparse=True)
-    return "\n".join(filter(None, [f"{labels}: {number}, {how}", table, below]))
-
-
-def _compare_figure(first: pd.DataFrame, second: pd.DataFrame, key: str, factor: float = 1.0) -> Compared | None:
-    """Compares a figure, times `factor`, of two labels; None if one of them lacks it."""
-    scaled = [rows.set_index("replication")[key].astype(float) * factor for rows in (first, second)]
-    before, after = (values.dropna().to_dict() for values in scaled)
-    same = first["served"].iloc[0] == second["served"].iloc[0]
-    return compare(before, after, same) if before and after else None
+    return "\n".join(filter(None, [f"{pair.label} over {pair.over}: {number}, {how}", table, below]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from os import PathLike, fspath
 from typing import Any
@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from cbatch import ConfigError, Policy
-from cbatch.described import arguments_of, describe, name_of_class
-from cbatch.policy import copy_policy
+from cbatch.described import name_of_class
 from cbatch.validation import nearest, shorten
 from experiments.settings.choices import with_arguments
 from experiments.settings.compose import compose
@@ -31,22 +30,6 @@ _OF_COMMANDS = ("experiment", "objective", "other_code", "output", "sweep")
 _composed = lru_cache(64)(compose)
 
 
-@dataclass(frozen=True, repr=False)
-class Prototype(Recipe):
-    """Makes copies of a policy: a run neither changes the policy nor sees what an earlier run has left in it."""
-
-    policy: Policy
-
-    def __call__(self) -> Policy:
-        return copy_policy(self.policy)
-
-    def __repr__(self) -> str:
-        kind = type(self.policy)
-        if kind.__repr__ is object.__repr__:
-            return describe(kind.__name__, arguments_of(self.policy))
-        return repr(self.policy)
-
-
 def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[str, Any]) -> Settings:
     """Returns the settings of a run.
 
@@ -61,13 +44,14 @@ def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[st
     given = {"policy": policy, "workload": workload}
     objects: dict[str, Any] = {key: value for key, value in given.items() if not isinstance(value, str)}
     named = {key: value for key, value in given.items() if isinstance(value, str)}
-    for key, method in (("policy", "plan"), ("workload", "requests")):
-        if key in objects and (isinstance(given[key], type) or not callable(getattr(given[key], method, None))):
-            raise ConfigError(f"{key}={shorten(given[key])}: give a name, or an object with a method {method}()")
+    for key, value in objects.items():
+        method = {"policy": "plan", "workload": "requests"}[key]
+        if isinstance(value, type) or not callable(getattr(value, method, None)):
+            raise ConfigError(f"{key}={shorten(value)}: give a name, or an object with a method {method}()")
     settings = read_settings(_composed(*_overrides({**named, **keys}, tuple(objects))))
     composed, sections = settings.composed, {key: section_of(value) for key, value in objects.items()}
     if "policy" in objects:
-        objects |= {"policy": Prototype(sections["policy"], objects["policy"]), "chunk": None}
+        objects |= {"policy": Recipe(sections["policy"], objects["policy"]), "chunk": None}
     if "workload" in objects:
         objects["workload"] = _seeded(objects["workload"], keys, settings.model.max_positions)
     composed = replace(

@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BeforeValidator, WrapValidator
 
 from cbatch import ConfigError, ModelSpec, Policy
-from cbatch.described import describe
+from cbatch.described import arguments_of, describe
 from cbatch.model.checkpoint import spec_from_checkpoint
+from cbatch.policy import copy_policy
 from cbatch.results.metrics import Objectives
 from cbatch.stall import Patience
 from cbatch.validation import Give, Switch, check_known, positive, read, whole
@@ -108,12 +109,17 @@ class Recipe:
     """Makes policies, a new one for each run, as policies keep state. Prints itself as they do: `sarathi(chunk=256)`.
 
     A policy from outside that says nothing of itself is printed as its class and the arguments that it was given.
+
+    section: the class and the arguments. made: an object of Python, which is copied instead.
     """
 
     section: Mapping[str, Any]
+    made: Policy | None = None
 
     def __call__(self) -> Policy:
         """Returns a new policy. Raises ConfigError if the section describes none; CbatchError as the policy."""
+        if self.made is not None:
+            return copy_policy(self.made)
         policy: Policy = construct("policy", self.section)
         if not callable(getattr(policy, "plan", None)):
             problem = "has no method plan(view); see cbatch.Policy"
@@ -121,6 +127,10 @@ class Recipe:
         return policy
 
     def __repr__(self) -> str:
+        if self.made is not None:
+            kind = type(self.made)
+            own = kind.__repr__ is not object.__repr__
+            return repr(self.made) if own else describe(kind.__name__, arguments_of(self.made))
         kind, arguments = locate("policy", self.section["_target_"]), build_arguments("policy", self.section)
         if kind.__module__.startswith("policies.") or "__repr__" in vars(kind):
             with suppress(Exception):  # a text that fails says nothing

@@ -69,6 +69,11 @@ class Compared(NamedTuple):
     paired: bool
     needed: float
 
+    def scaled(self, factor: float) -> "Compared":
+        """Returns the comparison of values that are `factor` times these."""
+        value, low, high = self.difference
+        return self._replace(difference=(factor * value, factor * low, factor * high))
+
     @property
     def apart(self) -> bool:
         return not self.difference[1] <= 0 <= self.difference[2]

@@ -9,7 +9,7 @@ import pytest
 from commands import command
 
 from cbatch import CbatchError, Plan, Request, View, compare, serve, simulate
-from experiments.compare import read_replications, table_of
+from experiments.compare import pairs_of, read_replications, table_of
 from experiments.store.tables import read_requests, read_steps
 from experiments.workloads import GammaArrivals, OpenLoop
 from policies.chunking import Fixed, TileAligned
@@ -119,9 +119,10 @@ def test_a_comparison_has_the_intervals_of_the_command(tmp_path: Path) -> None:
     policies = ["policy=sarathi_serve,sarathi_serve(chunking=fixed),tiring.Tiring"]
     metrics = ["ttft_seconds.p50", "throughput.total_tokens_per_second"]
     (tmp_path / "tiring.py").write_text("from test_python import Tiring as Made\n\n\nclass Tiring(Made):\n    pass\n")
-    assert command("run", "-m", "sweep=it", *policies, *WORDS, "seeds=2", cwd=tmp_path).returncode == 0
+    swept = command("run", "-m", "sweep=it", *policies, *WORDS, "seeds=2", cwd=tmp_path)
+    assert swept.returncode == 0, swept.stderr
     rows = read_replications([tmp_path / "multirun" / "it"])
-    expected = table_of(rows, metrics, rows["label"].iloc[0])
+    expected = table_of(pairs_of(rows, metrics, rows["label"].iloc[0]))
     compared = compare(
         [SarathiServe(TileAligned(256)), SarathiServe(Fixed(256)), Tiring()],
         "open_loop",
