@@ -195,6 +195,30 @@ def test_a_plan_is_asked_for_where_a_decode_follows_a_prompt_and_for_the_last_to
     ]
 
 
+class Newest(Orca):
+    """The newest comes first."""
+
+    steady = True
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def plan(self, view: View) -> Plan:
+        self.seen.append(view.iteration)
+        plan = view.plan()
+        for request in reversed([*view.running, *view.waiting]):
+            plan.add(request, reserve=request.max_tokens)
+        return plan.build()
+
+
+def test_decodes_in_another_order_than_that_of_admission_repeat_as_well() -> None:
+    policy = Newest()
+    engine = make_engine(policy, Limits(2, 10, 100))
+    engine.submit([Request(id_, 3, 10) for id_ in range(2)])
+    engine.run()
+    assert policy.seen == [0, 1, 9]
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_policy_hears_of_each_iteration(asynchronous: bool) -> None:
     """Of its tokens as they come, of its record after a leap; `plan` is not asked for seven of the ten."""
