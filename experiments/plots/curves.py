@@ -131,8 +131,7 @@ def draw(
         _draw_panel(panel, points, list(frame["label"].unique()), heading_of(key), over)
         _finish_panel(panel, axis, heading_of(key).kind, goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
-    handles = panels[0].get_legend_handles_labels()[0]
-    below = _notes(frame, x, keys, equal)
+    handles, below = panels[0].get_legend_handles_labels()[0], _notes(frame, x, keys, equal)
     add_title(figure, frame, handles=handles, note=describe_points(frame, x), below=below, look=look)
     return figure
 

@@ -69,12 +69,9 @@ def draw_schedule(
     names: Mapping[int, str] | None = None,
     width: float = 1.0,
 ) -> list[Patch]:
-    """Draws a schedule into a panel and returns the handles of its legend. For use in notebooks too:
+    """Draws a schedule into a panel and returns the handles of its legend. For use in notebooks too.
 
-        events = []
-        with record_decisions(engine, events.append):
-            engine.run()
-        draw_schedule(plt.gca(), Schedule(events, requests), requests)
+    `Schedule(events, requests)` is made of the events that `record_decisions(engine, events.append)` has recorded.
 
     Args:
         names: of requests by id; without, the id with prompt and output tokens.

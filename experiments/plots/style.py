@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from pathlib import Path
-from textwrap import wrap
 from typing import Annotated, Any
 
 import matplotlib
@@ -25,7 +24,6 @@ from experiments.store.notes import made_text, notes_of
 from experiments.store.provenance import atomic_write
 
 PAGE = 7.0  # inches: text width of a printed page
-_ORIGIN_WIDTH = 145  # characters per line of the origin's small type
 _SHARED = {
     "model": "",
     "workload": "",
@@ -148,14 +146,7 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
     else:
         figure.suptitle(heading, fontsize=9)
     figure.align_ylabels()
-    figure.supxlabel(wrap_origin(origin, pages), fontsize=6, color="#555555")
-
-
-def wrap_origin(origin: str, pages: float = 1.0) -> str:
-    """Breaks the text that says where times come from into lines as wide as a page, or a part of it."""
-    width = int(_ORIGIN_WIDTH * pages)
-    kept = origin.replace(", commit ", ",\N{NO-BREAK SPACE}commit\N{NO-BREAK SPACE}")
-    return "\n".join(line for text in kept.splitlines() for line in wrap(text, width, break_on_hyphens=False))
+    figure.supxlabel(origin, fontsize=6, color="#555555", wrap=True)
 
 
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:

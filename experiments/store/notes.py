@@ -23,9 +23,8 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     if any(outside):
         notes.append(f"iterations outside the measured range: {sum(outside):,}{_of_several(outside)}")
     if any(seen):
-        notes.append(
-            f"true output lengths known to the policy, as max_new_tokens{'' if all(seen) else _of_several(seen)}"
-        )
+        some = "" if all(seen) else _of_several(seen)
+        notes.append(f"true output lengths known to the policy, as max_new_tokens{some}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):
         notes.append(f"prefixes are not reused: every prompt is computed whole{_of_several(prefixes)}")
     cut = [about.get("outputs_cut", 0) for about in known]
@@ -46,9 +45,8 @@ def made_text(abouts: Iterable[About]) -> str:
     """Returns the dates and commits at which results were made, in a line; empty if they were not recorded."""
     known = [about for about in abouts if about.get("date")]
     days = sorted({str(about["date"])[:10] for about in known})
-    commits = sorted(
-        {str(about.get("commit"))[:12] + " + changes" * ("+" in str(about.get("commit"))) for about in known}
-    )
+    trees = {str(about.get("commit")) for about in known}
+    commits = sorted({tree[:12] + " + changes" * ("+" in tree) for tree in trees})
     return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, commit {', '.join(commits)}" if known else ""
 
 

@@ -141,8 +141,8 @@ def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path:
             write_text(path.with_suffix(".md"), f"{drawn}\n\n{'; '.join(origin.splitlines())}\n")
             return
         if origin:
-            lines = filter(None, [drawn.get_supxlabel(), style.wrap_origin(origin)])
-            drawn.supxlabel("\n".join(lines), fontsize=6, color="#444444")
+            lines = filter(None, [drawn.get_supxlabel(), origin])
+            drawn.supxlabel("\n".join(lines), fontsize=6, color="#444444", wrap=True)
         style.save(drawn, path.parent, path.name)
 
 
