@@ -28,7 +28,6 @@ from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from tqdm import tqdm
 from yaml import YAMLError
 
 from cbatch import ConfigError
@@ -162,6 +161,8 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 
 def _compose_jobs(name: str, loader: ConfigLoader, master: DictConfig, grid: Sequence[list[str]]) -> Iterator[Composed]:
     """Composes the runs of a sweep. Runs that differ only in plain values share the composition of their groups, which is slow."""
+    from tqdm import tqdm  # loaded only where needed
+
     if len(grid) >= _MANY_RUNS:
         print(f"{len(grid):,} runs: composing and checking each before the first starts", flush=True)
     shared: dict[tuple[str, ...], DictConfig] = {}
