@@ -6,21 +6,25 @@ draws that many runs.
 """
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from contended import LinearCost
 from fuzz_policy import FuzzPolicy
-from test_leaps import STEADY
+from test_leaps import ALL_POLICIES, STEADY
 from vllm.v1.request import RequestStatus
 from vllm_rig import Rig
 
 from cbatch import Limits, Plan, Policy, Request, View
 from cbatch.plan_check import check_rules
+from cbatch.stall import Patience
 from cbatch.vllm import Adapter
 
 STOP = 3
+ODD = ("inf", "nan", "x", "1e5000", 0, -1, True, 1e308, 1e-320, 10**400, [1])
+"""What a client may send for a number."""
 
 
 class Checked(FuzzPolicy):
@@ -33,10 +37,14 @@ class Checked(FuzzPolicy):
 
 
 class Clients:
-    """Random requests with shared prefixes, that stop by themselves or are aborted."""
+    """Random requests with shared prefixes, that stop by themselves or are aborted.
 
-    def __init__(self, numbers: random.Random) -> None:
-        self.numbers = numbers
+    leave: probability of an abort before an iteration. odd: of an odd value in place of each number. outputs: tokens by request.
+    """
+
+    def __init__(self, numbers: random.Random, leave: float = 0.03, odd: float = 0.0) -> None:
+        self.numbers, self.leave, self.odd = numbers, leave, odd
+        self.asked, self.outputs = dict[str, Request](), defaultdict[str, list[int]](list)
         self.num_left, self.num_sent = numbers.randint(3, 16), 0
         self.finished: dict[str, str] = {}
         self.aborted: set[str] = set()
@@ -57,10 +65,15 @@ class Clients:
                 0, 8
             )
             request = Request(self.num_sent, len(prompt), numbers.randint(1, 60 - len(prompt)), prompt=prompt)
-            scheduler.add_request(rig.request(request, STOP))
+            self.asked[str(request.id)] = request
+            scheduler.add_request(rig.request(request, STOP, **self.extra()))
             self.num_left, self.num_sent = self.num_left - 1, self.num_sent + 1
-        if scheduler.requests and numbers.random() < 0.03:
+        if scheduler.requests and numbers.random() < self.leave:
             self.abort(numbers.choice(sorted(scheduler.requests)), rig)
+
+    def extra(self) -> dict[str, Any]:
+        names = ("predicted_new_tokens", "slo_ttft", "slo_tbt", "slo_total", "client", "session", "tier")
+        return {name: self.numbers.choice(ODD) for name in names if self.numbers.random() < self.odd}
 
     def abort(self, id_: str, rig: Any) -> None:
         self.aborted.add(id_)
@@ -70,13 +83,14 @@ class Clients:
         for group in outputs.values():
             for output in group.outputs:
                 assert output.request_id not in self.finished, "an output after the last one"
+                self.outputs[output.request_id] += output.new_token_ids
                 if output.finish_reason is not None:
                     self.finished[output.request_id] = str(output.finish_reason)
 
 
-def run(rig: Any, numbers: random.Random) -> list[tuple[Any, ...]]:
+def run(rig: Any, clients: Clients) -> list[tuple[Any, ...]]:
     """Serves random clients to the end; returns the tokens of each iteration, by request, and who is preempted."""
-    clients, scheduled, schedule = Clients(numbers), [], rig.scheduler.schedule
+    scheduled, schedule = [], rig.scheduler.schedule
 
     def note() -> Any:
         output = schedule()
@@ -101,9 +115,31 @@ def test_no_request_and_no_block_is_lost(mode: Any, num_runs: int, draw: int) ->
         flags = {"asynchronous": numbers.random() < 0.6, "prefix_cache": numbers.random() < 0.5}
         rig = Rig(Adapter(policy, mode), limits, numbers.randint(16, 40), 4, **flags)
         rig.sample = lambda id_: STOP if numbers.random() < 0.05 else 7  # noqa: B023 - of this run
-        run(rig, numbers)
+        run(rig, Clients(numbers))
         short += rig.scheduler.counts.short
     assert mode == "shadow" or num_runs < 10 or short
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", ALL_POLICIES)
+def test_no_client_ends_or_stops_a_policy(name: str, asynchronous: bool, num_cancellations: int, draw: int) -> None:
+    """Clients leave at every moment, ask for more than an iteration holds, and send odd values; the others get their tokens."""
+    num_left, seed = 0, draw
+    while num_left < num_cancellations:
+        numbers, seed = random.Random(seed), seed + 1
+        policy, leave = ALL_POLICIES[name](8), numbers.choice((0.05, 0.3))
+        limits = Limits(numbers.randint(2, 6), numbers.choice((32, 64)), 60)
+        adapter = Adapter(policy, cost=LinearCost(), tile=8, patience=Patience(1.0))
+        flags = {"asynchronous": asynchronous, "prefix_cache": numbers.random() < 0.5}
+        rig = Rig(adapter, limits, numbers.randint(16, 40), 4, **flags)
+        rig.sample = lambda id_: 100 + int(id_)
+        run(rig, clients := Clients(numbers, leave, odd=0.2))
+        for id_, reason in clients.finished.items():
+            request, output = clients.asked[id_], clients.outputs[id_]
+            whole = len(output) == request.max_new_tokens
+            assert output == [100 + request.id] * len(output) and (whole or reason == "abort"), f"seed {seed - 1}"
+            assert whole or id_ in clients.aborted or request.max_tokens > limits.max_tokens, f"seed {seed - 1}"
+        num_left += len(clients.aborted)
 
 
 class Counted:
@@ -136,7 +172,7 @@ def test_a_steady_policy_is_asked_less_and_schedules_the_same(name: str, num_run
             limits = Limits(numbers.randint(2, 6), 64, 60, tile=8)
             rig = Rig(Adapter(policy, cost=LinearCost()), limits, numbers.randint(24, 60), 4, **flags)
             rig.sample = lambda id_, numbers=numbers: STOP if numbers.random() < 0.03 else 7
-            schedules.append((run(rig, numbers), rig.scheduler.counts))
+            schedules.append((run(rig, Clients(numbers)), rig.scheduler.counts))
             num_asked[kind] += policy.num_asked
         assert schedules[0] == schedules[1], f"seed {seed}"
     assert num_asked[Steady] < num_asked[Counted]
