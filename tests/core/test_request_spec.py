@@ -14,6 +14,7 @@ FULL = RequestSpec(
     max_new_tokens=9,
     true_new_tokens=5,
     arrival_time=1.5,
+    timeout=77.5,
     arrival_iteration=2,
     sampling=Sampling(0.5, seed=3),
     stop_tokens=(1,),
@@ -27,16 +28,16 @@ FULL = RequestSpec(
 )
 
 
-def test_a_request_shows_what_was_asked_for_except_its_true_length() -> None:
+def test_a_request_shows_what_was_asked_for_except_its_true_length_and_when_the_client_leaves() -> None:
     request = Request.from_spec(FULL)
     assert spec_of(request) is FULL
-    for name in set(FULL.__dataclass_fields__) - {"true_new_tokens"}:
+    for name in set(FULL.__dataclass_fields__) - {"true_new_tokens", "timeout"}:
         assert getattr(request, name) == getattr(FULL, name)
         with pytest.raises(AttributeError):
             setattr(request, name, None)
     assert (request.max_tokens, request.deadline) == (13, 5.5)
     assert Request(3, 4, 9).deadline is None
-    hidden = [name for name in dir(request) if not name.startswith("_") and getattr(request, name) in (FULL, 5)]
+    hidden = [name for name in dir(request) if not name.startswith("_") and getattr(request, name) in (FULL, 5, 77.5)]
     assert hidden == []
     with pytest.raises(FrozenInstanceError):
         FULL.id = 4  # type: ignore[misc]
@@ -54,6 +55,7 @@ def test_a_request_shows_what_was_asked_for_except_its_true_length() -> None:
             "request 0: arrival_time=1790000000000000.0: is not in seconds from the start of the run",
         ),
         ({"arrival_time": float("nan")}, "request 0: arrival_time=nan: is not in seconds"),
+        ({"timeout": 0.0}, "request 0: timeout=0.0 must be above 0 seconds"),
         ({"arrival_iteration": -1}, "request 0: arrival must not be negative"),
         ({"prompt": [1, 2]}, "request 0: prompt has 2 tokens, num_prompt_tokens says 3"),
     ],

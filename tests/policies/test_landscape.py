@@ -1,7 +1,6 @@
 """Published policies: what they tell predictors, and parts that `schedules.yaml` cannot show."""
 
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from policies.length_order import LengthOrder
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.shared.future_memory import draw_left
-from policies.vllm_v1 import VllmV1
+from policies.vllm_v1 import reclaimed
 
 
 class Listening(Oracle):
@@ -47,10 +46,8 @@ def test_a_policy_tells_its_predictor_of_every_end_and_forgets_the_request(name:
 
 def test_the_cost_of_a_victim() -> None:
     """3 blocks for 11 tokens to recompute, of a request that has 6 of 8 output tokens to go."""
-    view = view_of(kv=SimpleNamespace(num_held=lambda request: 3))
-    policy = VllmV1(8, victim="cost")
-    assert policy._reclaimed(running(0, 10, 8, 2), view) == pytest.approx(3 / 11 * 6 / 8)
-    assert policy._reclaimed(running(0, 2, 8), view) == 3, "one token to recompute"
+    assert reclaimed(running(0, 10, 8, 2), 3) == pytest.approx(3 / 11 * 6 / 8)
+    assert reclaimed(running(0, 2, 8), 3) == 3, "one token to recompute"
 
 
 @pytest.mark.parametrize(("number", "first"), [(128, 127), (129, 0)])
@@ -77,9 +74,9 @@ def test_past_future_draws_what_is_left_from_longer_outputs() -> None:
 
 def test_past_future_remembers_a_window_of_ends() -> None:
     policy = PastFuture(window=2)
-    for tokens in (7, 9, 3):
+    for tokens, reason in ((7, "length"), (9, "stop"), (3, "length"), (1, "cancelled"), (2, "rejected")):
         ended = Request(0, 1, 99)
-        ended.num_output_tokens, ended.finish_reason = tokens, FinishReason.LENGTH
+        ended.num_output_tokens, ended.finish_reason = tokens, FinishReason(reason)
         policy.on_finish(ended)
     assert policy._ended.ascending == [3, 9]
 

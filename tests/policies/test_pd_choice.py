@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 from schedules import UnitCost
 
-from cbatch import BatchShape, CostModel, Limits, Request
+from cbatch import BatchShape, CostModel, FinishReason, Limits, Request
 from policies.chunking import PDAware, pd_aware, steady_state
 from policies.chunking.steady_state import best_total, steady_state_seconds
 
@@ -38,6 +38,7 @@ class Queue:
 def ended(prompt: int, output: int) -> Request:
     request = Request(0, prompt, 100)
     request.num_output_tokens = output
+    request.finish_reason = FinishReason.LENGTH
     return request
 
 
@@ -72,10 +73,13 @@ def test_the_output_is_the_mean_of_ended_requests_or_follows_from_the_ratio(aske
     assert [output for _, output in asked] == [(2 + 3 + 10) / 3, (10 + 20 + 60) / 3 / 5]
 
 
-def test_only_the_requests_in_the_window_count_and_those_without_output_never(asked: Asked) -> None:
+def test_only_the_requests_in_the_window_count_and_those_that_were_not_served_never(asked: Asked) -> None:
     selector = PDAware(window=2)
-    for prompt, output in ((50, 50), (10, 2), (10, 4), (70, 0)):
+    for prompt, output in ((50, 50), (10, 2), (10, 4)):
         selector.observe(ended(prompt, output))
+    left = ended(70, 5)
+    left.finish_reason = FinishReason.CANCELLED
+    selector.observe(left)
     choose(selector)
     assert asked == [([10], 3)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plain_view import PlainRequest
 
-from cbatch import RequestSpec
+from cbatch import FinishReason, RequestSpec
 from policies.predictors import Bins, History, Noisy, Oracle, Predictor, Ranks
 
 
@@ -108,8 +108,9 @@ def test_a_score_is_lognormal_around_the_true_length() -> None:
 def test_the_mean_of_the_last_ended_requests() -> None:
     predictor, asked = History(window=2), request(limit=30)
     assert predictor.output(asked) == 30
-    for tokens, mean in ((4, 4.0), (8, 6.0), (16, 12.0)):
+    served, left = FinishReason.STOP, FinishReason.CANCELLED
+    for tokens, reason, mean in ((4, served, 4.0), (8, served, 6.0), (90, left, 6.0), (16, served, 12.0)):
         ended = request()
-        ended.num_output_tokens = tokens
+        ended.num_output_tokens, ended.finish_reason = tokens, reason
         predictor.observe(ended)
         assert predictor.output(asked) == mean

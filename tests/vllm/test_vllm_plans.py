@@ -4,6 +4,7 @@ What vLLM decided is recorded, and followed without it: the policy sees the same
 """
 
 import random
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from cbatch.vllm.request import ServedRequest
 from cbatch.vllm.view import VllmKVView
 from experiments.replay import main as replay_command
 from experiments.vllm import PolicyScheduler
+from policies.vllm_v1 import VllmV1
 
 Events = list[Decision | StepEnd]
 BLOCKS = {"ample": 200, "tight": contended.NUM_BLOCKS}
@@ -134,6 +136,26 @@ def test_a_policy_plans_in_vllm_as_in_the_engine_and_again_at_the_recorded_views
     for comparison in followed:
         assert comparison.same, comparison
     assert kept.lengths == {request.id: request.max_new_tokens for request in requests()}
+
+
+@pytest.mark.parametrize(("asynchronous", "num_blocks"), [(False, 200), (False, 18), (True, 200)])
+def test_vllm_v1_decides_as_vllm(asynchronous: bool, num_blocks: int, num_runs: int) -> None:
+    """Also where it preempts, in the synchronous loop; in the asynchronous one it waits for blocks that are about to come free."""
+    num_preempted = 0
+    for seed in range(num_runs):
+        numbers, kept = random.Random(seed), Kept()
+        limits, adapter = Limits(numbers.randint(2, 6), 30, 60), Adapter(VllmV1(30), "shadow", recorder=kept)
+        rig = Rig(adapter, limits, num_blocks, 4, asynchronous=asynchronous, change=partial(narrow, limits.max_batch))
+        for _ in Clients(numbers, leave=0.1).turns(rig):
+            rig.step()
+        assert rig.scheduler.counts.different == 0 < rig.scheduler.counts.iterations, f"seed {seed}"
+        num_preempted += sum(len(event.decided.preempt) for event in kept.events if isinstance(event, Decision))
+    assert (num_preempted > 0) == (num_blocks < 200)
+
+
+def narrow(batch: int, config: Any) -> None:
+    """vLLM admits what an iteration holds, and a prompt whose first chunk fits."""
+    config.scheduler_config.max_num_seqs, config.scheduler_config.scheduler_reserve_full_isl = batch, False
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
