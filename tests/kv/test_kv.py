@@ -6,7 +6,7 @@ import pytest
 from plain_view import PlainKVView, PlainRequest
 
 from cbatch import Limits, Request, RequestSpec
-from cbatch.kv import BlockPool
+from cbatch.kv import BlockPool, CountingPool
 from cbatch.limits import Resources
 
 
@@ -22,6 +22,18 @@ def test_a_pool_that_grows_keeps_the_blocks_of_its_rows() -> None:
     held = pool.tables[1, :2].tolist()
     pool.grow(5)
     assert (pool.tables.shape, pool.tables[1, :2].tolist(), pool.held.tolist()) == ((5, 4), held, [0, 2, 0, 0, 0])
+
+
+@pytest.mark.parametrize("kind", [BlockPool, CountingPool])
+def test_blocks_of_two_requests_come_free_with_the_same_iteration(kind: type[BlockPool]) -> None:
+    pool = kind(8, 4, 2, 16)
+    for row, blocks in ((0, 2), (1, 3)):
+        pool.extend(row, blocks)
+    for row in (0, 1):
+        pool.release(row, 7)
+    assert (pool.num_free, pool.num_retiring) == (3, 5)
+    pool.retire(7)
+    assert (pool.num_free, pool.num_retiring) == (8, 0)
 
 
 class Few(Resources):
