@@ -39,7 +39,7 @@ test-nightly: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet msgspec cachetools
 	for version in 0.22.1 0.33.0; do \
 	  $(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest .vllm/$$version vllm==$$version && \
-	  $(BIN)/python -m pytest tests/vllm reproduction/tests/test_vllm_turns.py --vllm=.vllm/$$version --runs=1000 $(if $(DRAW),--draw=$(DRAW)) || exit 1; \
+	  $(BIN)/python -m pytest tests/vllm reproduction/tests/test_vllm_turns.py --vllm=.vllm/$$version --runs=1000 --cancellations=1000 $(if $(DRAW),--draw=$(DRAW)) || exit 1; \
 	done
 
 # Changes the code that makes figures, one change at a time: which changes does no test notice? Takes hours.
