@@ -27,18 +27,8 @@ if TYPE_CHECKING:
     from experiments.api import compare, serve, simulate
 
 __all__ = ["Engine", "Executor", "KVSize", "Limits", "ModelSpec", "RunRecord", "Server", "Step", "StepRecord"]
-__all__ += [
-    "BatchShape",
-    "CostFunction",
-    "CostModel",
-    "Described",
-    "KVView",
-    "Plan",
-    "PlanBuilder",
-    "Policy",
-    "Refusal",
-    "View",
-]
+__all__ += ["BatchShape", "CostFunction", "CostModel", "Described", "KVView", "Plan", "PlanBuilder"]
+__all__ += ["Policy", "Refusal", "View"]
 __all__ += ["SERVED", "SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status", "StepResult"]
 __all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "WorkloadError", "is_steady"]
 __all__ += ["compare", "serve", "simulate"]
