@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from io import TextIOWrapper
 from threading import Thread
@@ -130,18 +130,6 @@ def check_name(kind: str, name: str, known: Mapping[str, str]) -> None:
     """Raise ConfigError for an unknown name, with the nearest known one."""
     if name not in known:
         raise ConfigError(f"{kind} {name}: no such {kind}; {nearest(name, known)}")
-
-
-def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]:
-    """The known names that begin with one of `beginnings`, which are separated by ";"; an empty text selects all.
-
-    Raises ConfigError, naming the option `key`, if no name begins with one of them.
-    """
-    names, given = list(known), tuple(beginnings.split(";"))
-    for beginning in given:
-        if not any(name.startswith(beginning) for name in names):
-            raise ConfigError(f"{key}: none begins with {beginning!r}; known: {'; '.join(names)}")
-    return [name for name in names if name.startswith(given)]
 
 
 def keyword_arguments(function: Callable[..., Any], options: Sequence[str], command: str) -> dict[str, Any]:

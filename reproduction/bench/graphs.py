@@ -21,12 +21,13 @@ from cbatch import Limits, ModelSpec, RunRecord
 from cbatch.runtime.options import Options
 from experiments.bench import figures_of
 from experiments.settings.backends import Cuda
-from experiments.settings.command_line import Count, beginning_with
+from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, real_server, release_memory
 from experiments.store.provenance import spread
 from policies.orca import Orca
 from reproduction import RESULTS
+from reproduction.selection import beginning_with
 from reproduction.stored import write
 
 WARM_UP_TOKENS = 16

@@ -21,8 +21,8 @@ from cbatch import SLO, ConfigError
 from cbatch.sim import Profile, load_profile
 from cbatch.validation import Switch, positive, whole
 from experiments.capacity.estimate import Shares
-from experiments.settings.command_line import beginning_with
 from reproduction import RESULTS
+from reproduction.selection import beginning_with
 from reproduction.stored import VALIDATION, write
 from reproduction.validation import runs as kept_runs
 from reproduction.validation.cases import POLICIES, SERVE, Case, sizes, workload

@@ -16,13 +16,13 @@ import yaml
 from cbatch import SLO, ConfigError, Policy, Request
 from cbatch.kv import blocks_for
 from cbatch.request import spec_of
-from experiments.settings.command_line import beginning_with
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
 from experiments.workloads.annotate import Limit
 from experiments.workloads.base import Vocabulary
 from experiments.workloads.seeds import Stream, generator
+from reproduction.selection import beginning_with
 
 _TABLES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
 

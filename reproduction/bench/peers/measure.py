@@ -18,13 +18,14 @@ from typing import Any, Literal, Protocol
 
 from cbatch import CbatchError, ModelSpec, Request
 from experiments.bench import shortened
-from experiments.settings.command_line import Count, beginning_with
+from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import spread
 from reproduction import RESULTS
 from reproduction.bench.peers.cases import CASES, UNITS, Case, requests_of, speed
 from reproduction.bench.peers.transformers_engine import TransformersEngine
 from reproduction.bench.peers.vllm_engine import VllmEngine
+from reproduction.selection import beginning_with
 from reproduction.stored import write
 
 WARM_UP_REQUESTS = 32
