@@ -122,7 +122,7 @@ def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
     settings = settings_of(rows).fillna("")
     keys = [key for key in map(str, settings) if not is_seed(key)]
     workload = [key for key in keys if key.startswith("workload.")]
-    others = [key for key in keys if not key.startswith(("policy.", "code"))]
+    others = [key for key in keys if key != "policy" and not key.startswith(("policy.", "code"))]
     requests = rows.get("capacity.requests", pd.Series(0, rows.index))
     rows = rows.assign(
         label=labels.where(sources.groupby(labels).transform("nunique") == 1, labels + " in " + sources),

@@ -214,6 +214,16 @@ def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
         assert printed(str(tmp_path), f"{key}=a", f"{key}=b") == f"{key}: is given twice, as a and as b; give it once"
 
 
+def test_a_sweep_of_batches_is_compared_at_each_batch(tmp_path: Path) -> None:
+    """The requests are the same at all batches, so that the workload alone does not say which runs belong together."""
+    for place, (policy, batch, seed) in enumerate(itertools.product("ab", (8, 16), (0, 1))):
+        settings = {"batch": batch, "workload": {"seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
+        about = {"policy": policy, "overrides": [f"batch={batch}"], "number": place}
+        write_run(tmp_path / f"{policy},{batch},{seed}", about, settings, speed=100.0 + place)
+    pairs = re.findall(r"(.+): 2 replications, in pairs", printed(str(tmp_path), SPEED))
+    assert pairs == ["b, batch=8 over a, batch=8", "b, batch=16 over a, batch=16"]
+
+
 def test_chunks_are_compared_with_the_baseline_of_the_same_chunk(tmp_path: Path) -> None:
     """Also if the other policy reads it as a budget; orca reads none and has one run."""
     policies = {256: ("orca", "serve(chunk=256)", "X(budget=256)"), 512: ("serve(chunk=512)", "X(budget=512)")}
