@@ -1,7 +1,8 @@
-"""The engine's state: queues, counters and KV blocks, and the two ways in which they change.
+"""The engine's state: queues, counters and KV blocks, and how they change.
 
 `apply` carries out a checked plan and returns the `Step` to compute; `absorb` takes in the step's tokens. Between the
-two, the step is in flight. Knows nothing of policies, executors or clocks.
+two, the step is in flight. `end` frees what an ended, cancelled or rejected request holds. Knows nothing of policies,
+executors or clocks.
 """
 
 from collections.abc import Iterable
