@@ -6,6 +6,7 @@ claims/<source>.yaml holds what one source states, one claim per entry:
     hardware: the machine it is checked on, see `machines`; none if the figure's data are of one measured run.
     quantity, setting: what is measured, and its arguments: a function of `quantities`, which takes the machine, or a
         function of the figure's module whose first parameter is `data`. NaN: the measurements do not cover it.
+    ratio_to: settings that differ in the quantity by which the measured one is divided; such a ratio is not drawn.
     printed: the value in the source.  basis: how it is known: printed, formula, plot (read off one), rerun (the
         authors' code, run again) or logs (computed from what they measured).
     within: largest absolute difference, share: largest relative one, gain: largest one relative to printed - 1, the
@@ -21,8 +22,9 @@ claims/<source>.yaml holds what one source states, one claim per entry:
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import getmembers, isfunction, signature
-from math import inf, isnan
+from math import inf, isnan, nan
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -51,6 +53,7 @@ class Claim:
     source: str = ""
     hardware: str = ""
     setting: Mapping[str, Any] = field(default_factory=dict)
+    ratio_to: Mapping[str, Any] = field(default_factory=dict)
     printed: float | None = None
     basis: Literal["printed", "formula", "plot", "rerun", "logs"] = "printed"
     within: float | None = None
@@ -80,6 +83,14 @@ class Claim:
         bounds = ((">=", self.at_least), ("<=", self.at_most))
         asked = " ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
         return f"direction {asked}" if asked and self.printed is not None else asked
+
+    def value_of(self, quantity: Callable[..., float]) -> float:
+        """The quantity with the claim's settings or, with `ratio_to`, the ratio of two; NaN if the second is 0."""
+        value = float(quantity(**self.setting))
+        if not self.ratio_to:
+            return value
+        other = float(quantity(**{**self.setting, **self.ratio_to}))
+        return value / other if other else nan
 
     def holds(self, value: float) -> bool:
         """Whether the value is within the tolerance or, without a printed value, within the bounds."""
@@ -209,11 +220,11 @@ def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.Data
         if not len(data) or (claim.hardware and claim.hardware not in set(data["hardware"])):
             return None
         known = {"hardware": claim.hardware} if "hardware" in signature(function).parameters else {}
-        return Verdict(claim, float(function(data, **{**known, **claim.setting})))
+        return Verdict(claim, claim.value_of(partial(function, data, **known)))
     if at := machines.get(claim.hardware):
-        of_sarathi = claim.quantity == "gain" and "scheme" not in claim.setting
+        of_sarathi = claim.quantity == "gain" and "scheme" not in claim.setting and not claim.ratio_to
         extra = {"by_hand": quantities.closed_form(at, **claim.setting)} if of_sarathi else {}
-        return Verdict(claim, float(function(at, **claim.setting)), extra)
+        return Verdict(claim, claim.value_of(partial(function, at)), extra)
     return None
 
 

@@ -135,8 +135,9 @@ def _origin(measured: Sequence[Mapping[str, Any]], machines: Mapping[str, Mappin
 
 def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str) -> None:
     """Writes the drawing, or the table; a module without `draw` has a table of all that it measures."""
+    printed = [claim for claim in claims if not claim.ratio_to]
     with style.print_style():
-        drawn = module.draw(data, claims) if hasattr(module, "draw") else data.to_markdown(index=False, floatfmt=".4g")
+        drawn = module.draw(data, printed) if hasattr(module, "draw") else data.to_markdown(index=False, floatfmt=".4g")
         if isinstance(drawn, str):
             write_text(path.with_suffix(".md"), f"{drawn}\n\n{'; '.join(origin.splitlines())}\n")
             return

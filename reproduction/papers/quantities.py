@@ -1,6 +1,6 @@
 """What the paper's figures and tables state, measured in simulation: a function of the machine, `at`, per quantity named in claims/*.yaml."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cbatch import BatchShape
@@ -12,24 +12,9 @@ def gain(at: SteadyState, scheme: Scheme = "sarathi", chunk: int = 256, **load: 
     return at.gain(scheme, Load(**load), chunk)
 
 
-def gain_over(at: SteadyState, other: Mapping[str, Any], **load: Any) -> float:
-    """The gain over the gain of a load that differs by `other`."""
-    return gain(at, **load) / gain(at, **{**load, **other})
-
-
 def closed_form(at: SteadyState, chunk: int = 256, **load: Any) -> float:
     """Sarathi's gain computed by hand."""
     return closed_form_gain(at.cost, Load(**load), chunk)
-
-
-def lead(at: SteadyState, chunk: int = 256, **load: Any) -> float:
-    """Sarathi's throughput over that of Orca's best case."""
-    return gain(at, "sarathi", chunk, **load) / gain(at, "orca_best", **load)
-
-
-def orca_best_over_whole(at: SteadyState, **load: Any) -> float:
-    """Throughput of Orca's best case over that of Sarathi with chunks as long as requests, which should be equal."""
-    return gain(at, "orca_best", **load) / gain(at, "sarathi", load["length"], **load)
 
 
 def share_lost_unaligned(at: SteadyState, chunk: int = 256, **load: Any) -> float:

@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -66,9 +66,9 @@ def test_every_claim_can_be_checked() -> None:
         function, from_data = quantity_of(claim, gallery.module_of(claim.figure))
         if from_data:
             known = {"hardware": claim.hardware} if "hardware" in inspect.signature(function).parameters else {}
-            inspect.signature(function).bind(None, **{**known, **claim.setting})
+            inspect.signature(function).bind(None, **{**known, **claim.setting, **claim.ratio_to})
         else:
-            assert isinstance(function(Immediate(), **claim.setting), float)
+            assert isinstance(claim.value_of(partial(function, Immediate())), float)
         tolerances = [claim.within, claim.share, claim.gain, claim.steps]
         assert len(tolerances) - tolerances.count(None) == (claim.printed is not None), claim.id
         assert claim.asked and (claim.note or claim.expected == "held"), claim.id
@@ -144,6 +144,13 @@ def test_a_claim_that_fails_counts_and_one_without_data_does_not() -> None:
 def test_the_outcome_of_a_claim(demand: dict[str, Any], value: float, outcome: str) -> None:
     verdict = Verdict(claim_of(**demand), value)
     assert (verdict.outcome, verdict.failed) == (outcome, outcome == "missed")
+
+
+def test_a_ratio_is_of_one_quantity_under_two_settings() -> None:
+    data = pd.DataFrame({"hardware": ["a6000", "h200"], "value": [9.0, 3.0]})
+    claim = claim_of("largest", at_least=4, hardware="a6000", ratio_to={"hardware": "h200"})
+    [verdict] = check([claim], Machines(), gallery.module_of("fig8"), data)
+    assert verdict.value == 3.0 and verdict.failed
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,6 @@ def of(data: pd.DataFrame, hardware: str, loop: str, what: str) -> float:
     return float(select(data, hardware=hardware, series=loop, what=what)["value"].iloc[0])
 
 
-def gain(data: pd.DataFrame, hardware: str) -> float:
-    """Throughput of the asynchronous loop over the synchronous one's."""
-    return of(data, hardware, "sync", "seconds") / of(data, hardware, "async", "seconds")
-
-
 def hidden(data: pd.DataFrame, hardware: str) -> float:
     """Share of the synchronous loop's time without a kernel that the asynchronous loop removes."""
     idle = [of(data, hardware, loop, "seconds") * (1 - of(data, hardware, loop, "active")) for loop in LOOPS]

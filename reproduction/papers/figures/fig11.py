@@ -40,11 +40,6 @@ def best_gain(data: pd.DataFrame, hardware: str, scheme: Scheme, length: int = 1
     return float(select(data, hardware=hardware, series=series, length=length)["value"].max())
 
 
-def lead_over_orca(data: pd.DataFrame, hardware: str, length: int = 1024) -> float:
-    """Sarathi's highest gain over that of Orca's best case."""
-    return best_gain(data, hardware, "sarathi", length) / best_gain(data, hardware, "orca_best", length)
-
-
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A row for each machine: the highest gain of each scheme as bars, and the gain against P:D for each length."""
     figure, facets = facet(data, 1 + len(PANELS), 2.0, extra=0.5)

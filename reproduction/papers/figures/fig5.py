@@ -92,11 +92,6 @@ def bubble_share(data: pd.DataFrame, hardware: str, series: str = ORCA, cause: s
     return float(shown.loc[bubbles, "value"].sum() / shown["value"].sum())
 
 
-def bubbles_over_sarathi(data: pd.DataFrame, hardware: str) -> float:
-    """Orca's share of time in bubbles over Sarathi's."""
-    return bubble_share(data, hardware) / bubble_share(data, hardware, SARATHI)
-
-
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A pair of lanes for each policy, idle time hatched by its cause. The paper's figure has no numbers to mark."""
     figure, facets = facet(data, 1, 1.1, extra=0.9, by="series", sharex=True)

@@ -43,11 +43,6 @@ def best_ratio(data: pd.DataFrame, hardware: str, chunk: int, length: int = 1024
     return float(line.index[int(line.argmax())])
 
 
-def lead_of_256(data: pd.DataFrame, hardware: str, chunk: int, length: int = 1024) -> float:
-    """The highest gain of chunks of 256 over that of another size."""
-    return best_gain(data, hardware, 256, length) / best_gain(data, hardware, chunk, length)
-
-
 def _line(data: pd.DataFrame, hardware: str, chunk: int, length: int) -> "pd.Series[float]":
     return select(data, hardware=hardware, series=chunk, length=length).set_index("pd_ratio")["value"]
 

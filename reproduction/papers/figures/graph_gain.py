@@ -48,8 +48,8 @@ def rate(data: pd.DataFrame, way: str, batch: int = 1) -> float:
     return float(rates[way].get(batch, float("nan"))) if way in rates else float("nan")
 
 
-def gain(data: pd.DataFrame, way: str, over: str, batch: int = 1, marked: bool = True) -> float:
-    """Tokens per second of one way over another's. marked: whether the printed value is drawn, as a gain of graphs."""
+def gain(data: pd.DataFrame, way: str, over: str, batch: int = 1) -> float:
+    """Tokens per second of one way over another's."""
     return rate(data, way, batch) / rate(data, over, batch)
 
 
@@ -70,10 +70,9 @@ def seconds_per_size(data: pd.DataFrame, way: str) -> float:
     return price(data, way, "capture_seconds") / price(data, way, "sizes")
 
 
-def price_ratio(data: pd.DataFrame, way: str, over: str) -> float:
-    """Seconds of captures and first request of one way over another's."""
-    seconds = [price(data, name, "capture_seconds") + price(data, name, "warm_up_seconds") for name in (way, over)]
-    return seconds[0] / seconds[1]
+def seconds_to_start(data: pd.DataFrame, way: str) -> float:
+    """Seconds of captures and first request."""
+    return price(data, way, "capture_seconds") + price(data, way, "warm_up_seconds")
 
 
 def _rates(data: pd.DataFrame) -> pd.DataFrame:
@@ -92,8 +91,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             gains.plot(rates.index, rates[name] / rates[EAGER[name]], **line_style(index))
     gains.axhline(1, color="#888888", linewidth=0.6)
     for panel, quantity in ((speeds, "rate"), (gains, "gain")):
-        claims = [claim for claim in printed if claim.quantity == quantity and claim.setting.get("marked", True)]
-        points = [(1, claim.printed) for claim in claims if claim.printed and claim.setting.get("batch", 1) == 1]
+        points = [(1, claim.printed) for claim in printed if claim.quantity == quantity and claim.printed]
         mark_printed(panel, points, label="post, LLaMA-2-7B on an A100")
         log_x(panel, base=2)
         panel.set_xlabel("batch size [requests]")

@@ -49,12 +49,6 @@ def milliseconds(data: pd.DataFrame, hardware: str, series: str, column: str) ->
     return float(data.set_index(["hardware", "series", "column"])["value"][hardware, series, column])
 
 
-def saving(data: pd.DataFrame, hardware: str) -> float:
-    """Time of a decode alone over that of a decode beside a prompt."""
-    alone, beside = (milliseconds(data, hardware, name, "decode/token") for name in ("decode-only", "decode-maximal"))
-    return alone / beside
-
-
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> str:
     """The table in Markdown, a row for each iteration, in milliseconds; the paper's values in parentheses."""
     paper = {

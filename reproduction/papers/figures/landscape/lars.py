@@ -92,7 +92,6 @@ def _alone(cost: ProfileCost, prompt: int) -> float:
     return sum(cost.predict(BatchShape(((min(CHUNK, prompt - start), start),))) for start in starts)
 
 
-def over(data: pd.DataFrame, order: str, load: float, what: str = "all") -> float:
-    """Normalised TTFT of an order over LARS's."""
-    found = select(data, load=load).set_index("order")[what]
-    return float(found[order] / found["LARS"])
+def normalised(data: pd.DataFrame, order: str, load: float) -> float:
+    """Mean TTFT over the seconds of the prompt alone, of all requests."""
+    return float(select(data, load=load, order=order)["all"].iloc[0])

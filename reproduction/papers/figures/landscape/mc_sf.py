@@ -94,11 +94,6 @@ def mean_ratio(data: pd.DataFrame, arrivals: str, order: str) -> float:
     return float(select(data, arrivals=arrivals)[order].mean())
 
 
-def lead(data: pd.DataFrame, arrivals: str) -> float:
-    """Mean ratio of MC-Benchmark over that of MC-SF."""
-    return mean_ratio(data, arrivals, "arrival") / mean_ratio(data, arrivals, "shortest")
-
-
 def least_ratio(data: pd.DataFrame) -> float:
     """The smallest of all ratios: no policy is better than the optimum."""
     return float(data[[*ORDERS]].min().min())

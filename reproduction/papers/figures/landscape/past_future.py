@@ -91,10 +91,9 @@ def row_error(
     return float(max(*points, 100 * abs(ours["steps"] / steps - 1)))
 
 
-def steps_over(data: pd.DataFrame, lengths: str, over: str, under: str) -> float:
-    """Decode steps of one admission rule over another's."""
-    steps = select(data, lengths=lengths).set_index("admission")["steps"]
-    return float(steps[over] / steps[under])
+def steps(data: pd.DataFrame, lengths: str, admission: str) -> float:
+    """Decode steps until the last request is admitted."""
+    return float(select(data, lengths=lengths, admission=admission)["steps"].iloc[0])
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:

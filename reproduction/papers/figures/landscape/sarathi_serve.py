@@ -143,23 +143,15 @@ def capacity(data: pd.DataFrame, model: str, series: str, slo: str) -> float:
     return min(known) if known else float("nan")
 
 
-def capacity_over(data: pd.DataFrame, model: str, slo: str, under: str) -> float:
-    """Sarathi-Serve's capacity over another's."""
+def lead(data: pd.DataFrame, model: str, slo: str, under: str) -> float:
+    """Sarathi-Serve's capacity, with the budget for the objective, over that of another series."""
     return capacity(data, model, _BEST[slo], slo) / capacity(data, model, under, slo)
 
 
-def strict_over_relaxed(data: pd.DataFrame, model: str, under: str) -> float:
-    """How many times the gain under the strict objective is that under the relaxed one."""
-    return capacity_over(data, model, "strict", under) / capacity_over(data, model, "relaxed", under)
-
-
-def at_rate(data: pd.DataFrame, model: str, what: str, over: str, under: str, share: float = 0.8) -> float:
-    """A latency of one series over another's, at the rate nearest to a share of Sarathi-Serve's strict capacity."""
-    wanted = share * capacity(data, model, _BEST["strict"], "strict")
-    rates = select(data, model=model, series=over)["rate"]
-    rate = rates.iloc[(rates - wanted).abs().argmin()]
-    one, other = (select(data, model=model, series=name, rate=rate)[what].iloc[0] for name in (over, under))
-    return float(one / other)
+def at_rate(data: pd.DataFrame, model: str, what: str, series: str) -> float:
+    """A latency in seconds, at the rate nearest to 0.8 of Sarathi-Serve's capacity under the strict objective."""
+    shown, wanted = select(data, model=model, series=series), 0.8 * capacity(data, model, _BEST["strict"], "strict")
+    return float(shown[what].iloc[(shown["rate"] - wanted).abs().argmin()])
 
 
 def chunk_cost(data: pd.DataFrame, model: str, chunk: int) -> float:

@@ -93,15 +93,9 @@ def overrides(study: str, load: float, series: str, traces: str) -> list[str]:
     return [*workload, *fitted, *([] if "batch=" in chosen.common else ["batch=128"]), *own]
 
 
-def over(data: pd.DataFrame, study: str, what: str, over: str, under: str, load: float = 0.9) -> float:
-    """A figure of one run over another's, at one load."""
-    found = select(data, study=study, load=load).set_index("series")[what]
-    return float(found[over] / found[under])
-
-
-def capacity_over(data: pd.DataFrame, study: str, over: str, under: str) -> float:
-    """Capacity of one policy over another's; see `capacity`."""
-    return capacity(data, study, over) / capacity(data, study, under)
+def of(data: pd.DataFrame, study: str, what: str, series: str, load: float = 0.9) -> float:
+    """A figure of one run."""
+    return float(select(data, study=study, series=series, load=load)[what].iloc[0])
 
 
 def capacity(data: pd.DataFrame, study: str, series: str) -> float:
@@ -113,7 +107,7 @@ def capacity(data: pd.DataFrame, study: str, series: str) -> float:
 
 def violated(data: pd.DataFrame, series: str, load: float = 2.2) -> float:
     """Percent of requests that miss their objectives under a variant of QoServe."""
-    return 100 * (1 - float(select(data, study="QoServe", series=series, load=load)["attained"].iloc[0]))
+    return 100 * (1 - of(data, "QoServe", "attained", series, load))
 
 
 PANELS = (

@@ -155,16 +155,6 @@ def of(data: pd.DataFrame, policy: str, what: str, suite: str = REAL) -> float:
     return float(found.iloc[0]) if len(found) else float("nan")
 
 
-def over(data: pd.DataFrame, what: str, over: str, under: str, suite: str = REAL) -> float:
-    """A figure of one policy over another's."""
-    return of(data, over, what, suite) / of(data, under, what, suite)
-
-
 def largest_share(data: pd.DataFrame, bound: str) -> float:
     """Returns the largest share of a proven bound that any run of VTC reaches; 1 is the bound."""
     return float(select(data, policy="VTC")[bound].max())
-
-
-def growth(data: pd.DataFrame) -> float:
-    """FCFS: the accumulated difference of two clients that overload the server at 350 s, over that at 175 s."""
-    return of(data, "FCFS", "gap_350", "overload") / of(data, "FCFS", "gap_175", "overload")
