@@ -61,7 +61,7 @@ def _compare(*arguments: str) -> int | None:
     others = [f"{key}={value}" for key, value in options if key not in _OPTIONS]
     if not names:
         raise ConfigError("compare: give folders of runs, or at least two policies, as in compare orca sarathi_serve")
-    check_given_once([text for text in arguments if text not in names], ("baseline", "runs"))
+    check_given_once([text for text in arguments if text not in names and not text.startswith("metric=")])
     folders, baseline = [Path(name) for name in names if Path(name).is_dir()], "".join(values["baseline"])
     if len(folders) < len(names):
         _check_policies(names, baseline, values["metric"])

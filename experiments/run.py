@@ -13,7 +13,7 @@ from experiments.job import RUN, Command, SweepEnded, read_checked, run_alone, r
 from experiments.settings.command_line import ends_with_its_reader, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.error_lines import one_line
-from experiments.settings.overrides import check_overrides, say_repeated, with_search_path, with_seeds
+from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
@@ -49,13 +49,13 @@ def _main(command: Command, claims: ExitStack) -> int:
         if _SHOWS & set(sys.argv[1:]):
             print(show(command.config, (*_NOT_LISTED, *command.lacks)), end="")
             return 0
+        check_given_once(sys.argv[1:], sweeps=True)
         arguments = with_search_path(with_seeds(sys.argv[1:], replications=command is not RUN))
         overrides = [argument for argument in arguments if not argument.startswith("-")]
         for option in {*arguments} - {*overrides} - _SWEEPS:
             raise no_such_option(option)
         sweeps = bool(_SWEEPS & {*arguments})
         check_overrides(overrides, sweeps=sweeps)
-        say_repeated(overrides)
         with sigterm_raises():
             if not sweeps:
                 _run_alone(command, overrides)

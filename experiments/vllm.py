@@ -26,7 +26,7 @@ from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
 from experiments.settings.hardware import cost_model
 from experiments.settings.overrides import check_given_once, values_by_key
-from experiments.settings.settings import GROUPS, Composed, Settings, read_settings
+from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import CONFIG, DECISIONS
 
@@ -119,7 +119,7 @@ def _predicts(policy: Callable[[], Policy]) -> bool:
 def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Keys, Settings]:
     """Returns the values of the overrides by key, the section `vllm`, and the settings of a run."""
     values = values_by_key(overrides)
-    check_given_once(overrides, GROUPS)
+    check_given_once(overrides)
     if "hardware" in values and "model" not in values:
         raise ConfigError(f"hardware={values['hardware'][-1]}: predicts nothing without a model; give model=NAME too")
     for key in values:

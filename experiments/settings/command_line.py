@@ -17,8 +17,7 @@ from typing import Annotated, Any
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
 from experiments.settings.error_lines import is_of_output, one_line, output_text
-from experiments.settings.overrides import check_given_once, say_repeated, with_search_path
-from experiments.settings.settings import GROUPS
+from experiments.settings.overrides import check_given_once, with_search_path
 
 _SECONDS_BETWEEN_LOOKS = 0.2  # at the parent of a worker
 HELP = frozenset({"-h", "--help"})
@@ -58,8 +57,7 @@ def run(
                 if argument.startswith("-"):
                     raise no_such_option(argument)
             if composes:
-                check_given_once(given, GROUPS)
-                say_repeated(given)
+                check_given_once(given)
             return command(*given) or 0
         except KeyboardInterrupt:
             print(f"\n{interrupted}", file=sys.stderr)

@@ -91,7 +91,6 @@ def with_seeds(arguments: Sequence[str], *, replications: bool = False) -> list[
 
 def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
     """Raises ConfigError for overrides that Hydra would take otherwise than they are meant. sweeps: the command has -m."""
-    check_given_once(overrides, GROUPS, sweeps=True)
     for override in overrides:
         key, value = key_of(override), override.partition("=")[2]
         if key in _OUR_OWN:
@@ -108,22 +107,12 @@ def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
             raise ConfigError(f"{override}: names a sweep; add -m, or give output=FOLDER for a single run")
 
 
-def check_given_once(overrides: Iterable[str], keys: Collection[str] | None = None, *, sweeps: bool = False) -> None:
-    """Raises ConfigError if the command line gives one of the keys twice.
-
-    keys: None for every key. sweeps: the command takes several values of a key, as a sweep.
-    """
+def check_given_once(overrides: Iterable[str], *, sweeps: bool = False) -> None:
+    """Raises ConfigError if the command line gives a key twice. sweeps: the command takes several values of a key, as a sweep."""
     for key, (first, *others) in values_by_key(overrides).items():
-        if others and (keys is None or key in keys):
+        if others:
             several = f"; or {key}={','.join([first, *others])} for a sweep, with -m" if sweeps else ""
             raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
-
-
-def say_repeated(overrides: Iterable[str]) -> None:
-    """Prints a line for each key that the command line gives several times; Hydra takes the last value."""
-    for key, values in values_by_key(overrides).items():
-        if len(values) > 1:
-            print(f"{key} is given {len(values)} times; the last one counts: {key}={values[-1]}")
 
 
 def say_unread(unread: Iterable[str]) -> None:
