@@ -5,3 +5,6 @@ Runs in a clone of the repository. Nothing imports it.
 
 RESULTS = "reproduction/results"
 """Folder of stored results, from the root of the repository."""
+
+BENCH, VALIDATION = "python -m reproduction.bench", "python -m reproduction.validation"
+"""Commands, as results files name them."""

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from reproduction import RESULTS
+from reproduction import BENCH, RESULTS
 from reproduction.benchmark import Benchmark, run_benchmark
-from reproduction.stored import BENCH
 
 
 def _read_benchmarks(path: Path) -> dict[str, Benchmark]:

@@ -18,9 +18,9 @@ from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, real_server, release_memory
+from experiments.store.provenance import write_benchmark
 from policies.prefill_first import PrefillFirst
-from reproduction import RESULTS
-from reproduction.stored import write
+from reproduction import BENCH, RESULTS
 
 WARM_UP_TOKENS = 64
 WINDOW = (100, 130)
@@ -62,7 +62,7 @@ def main(
         del server
         release_memory()
     stamped = {"model": spec.name, "batch": batch, "prompt": prompt, "figures": figures}
-    print(f"written: {write('async', hardware, stamped, folder)}")
+    print(f"written: {write_benchmark('async', hardware, stamped, folder, BENCH)}")
 
 
 def lanes(record: RunRecord) -> list[dict[str, float]]:

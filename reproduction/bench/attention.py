@@ -18,9 +18,8 @@ from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.attention.choice import choose_attention
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
-from experiments.store.provenance import spread
-from reproduction import RESULTS
-from reproduction.stored import write
+from experiments.store.provenance import spread, write_benchmark
+from reproduction import BENCH, RESULTS
 
 PAGE = 128
 
@@ -52,8 +51,8 @@ def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, f
         figures[name] = {"rows": rows, "time": times, "chunks_alone": alone, "bytes_bound": bound}
         less = f", {times['median'] - alone['median']:7.1f} us less its chunk alone" if alone else ""
         print(f"  {name:32s} {times['median']:8.1f} us; at the speed of a copy {bound:7.1f} us{less}", flush=True)
-    settings = {"unit": "us per layer", "model": spec.name, "batch": batch}
-    print(f"written: {write(f'attention-{spec.name}', hardware, {**settings, 'figures': figures}, folder)}")
+    content = {"unit": "us per layer", "model": spec.name, "batch": batch, "figures": figures}
+    print(f"written: {write_benchmark(f'attention-{spec.name}', hardware, content, folder, BENCH)}")
 
 
 def cases(batch: int) -> dict[str, list[Row]]:

@@ -20,8 +20,8 @@ from experiments.capacity.estimate import Shares
 from experiments.settings.command_line import Count
 from experiments.settings.this_machine import cpu_name
 from experiments.store.intervals import mean_of
-from reproduction import RESULTS
-from reproduction.stored import write
+from experiments.store.provenance import write_benchmark
+from reproduction import BENCH, RESULTS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -99,7 +99,7 @@ def main(repetitions: Count = 1000, folder: str = RESULTS) -> None:
             for column in COLUMNS:
                 print(f"  {column:20} {100 * figures[name][column]:.1f}%")
     conditions = {"level": LEVEL, "requests": REQUESTS, "replications": REPLICATIONS, "repetitions": repetitions}
-    print(f"written: {write('coverage', cpu_name(), {**conditions, 'figures': figures}, folder)}")
+    print(f"written: {write_benchmark('coverage', cpu_name(), {**conditions, 'figures': figures}, folder, BENCH)}")
 
 
 def naive_interval(shares: Shares) -> tuple[float, float]:

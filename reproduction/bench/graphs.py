@@ -24,11 +24,10 @@ from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, real_server, release_memory
-from experiments.store.provenance import spread
+from experiments.store.provenance import spread, write_benchmark
 from policies.orca import Orca
-from reproduction import RESULTS
+from reproduction import BENCH, RESULTS
 from reproduction.selection import beginning_with
-from reproduction.stored import write
 
 WARM_UP_TOKENS = 16
 SETTLE_TOKENS = 8
@@ -83,7 +82,7 @@ def main(
         found = figures[name] = {}
         for batch in measure(spec, WAYS[name], asked, found):
             print(f"  {name:22} batch {batch:3}  {found['by_batch'][str(batch)]['median']:8.1f} tokens/s", flush=True)
-            path = write("graphs", torch.cuda.get_device_name(), stamped, folder)
+            path = write_benchmark("graphs", torch.cuda.get_device_name(), stamped, folder, BENCH)
         release_memory()
         shown = {key: value for key, value in found.items() if key.endswith("seconds")}
         print(f"  {name:22} {', '.join(f'{key} {value:.1f}' for key, value in shown.items())}", flush=True)

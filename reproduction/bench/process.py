@@ -28,9 +28,8 @@ from cbatch import ConfigError
 from cbatch.validation import positive
 from experiments.settings.command_line import Count
 from experiments.settings.this_machine import cpu_name
-from experiments.store.provenance import spread
-from reproduction import RESULTS
-from reproduction.stored import write
+from experiments.store.provenance import spread, write_benchmark
+from reproduction import BENCH, RESULTS
 
 OF_VIDUR = (
     f"policy=sarathi_serve chunking=tile_aligned chunk=512 batch=128 kv_tokens={13 * 4096} model=llama-2-70b "
@@ -72,7 +71,7 @@ def _measure(name: str, settings: str, keys: Mapping[str, Any], repeats: int, fo
     figures["generated_tokens"] = round(throughput["decode_tokens_per_second"] * run["counted_seconds"])
     rows = [(key, *(value.values() if isinstance(value, dict) else (value,))) for key, value in figures.items()]
     print(tabulate(rows, ("one process", "median", "least", "most", "runs"), floatfmt=",.2f", intfmt=","))
-    print(f"written: {write(name, cpu_name(), {'setting': settings, 'figures': figures}, folder)}")
+    print(f"written: {write_benchmark(name, cpu_name(), {'setting': settings, 'figures': figures}, folder, BENCH)}")
 
 
 def measured(arguments: Sequence[str]) -> tuple[dict[str, float], dict[str, Any]]:

@@ -45,14 +45,15 @@ ITERATION = {128: 55.0, 256: 69.8, 257: 92.33}  # Fig 7: tokens: ms
 PEAK, BELOW_PEAK_AT_256 = 180.0, 0.125  # Fig 4a: tokens/ms of one layer, reached from 512 tokens on
 SMALL_CHUNK, SMALL_CHUNK_ATTENTION = 64, 3.0  # Fig 13: attention of a 1,024-token prompt, relative to the whole prompt
 
+MS_PER_SCORE = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
+MS_PER_DECODE_CONTEXT = DECODE_ATTENTION / (DECODES * DECODE_CONTEXT)
 MS = 1e-3
 LONGEST = 4096
 
 
 def attention_ms(tokens: int, context: int = 0) -> float:
     """Attention of a chunk in all layers, in milliseconds."""
-    per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
-    return max(tokens * (context + (tokens + 1) / 2) * per_score, (context + tokens) * ms_per_chunk_context())
+    return max(tokens * (context + (tokens + 1) / 2) * MS_PER_SCORE, (context + tokens) * ms_per_chunk_context())
 
 
 def ms_per_chunk_context() -> float:
@@ -61,13 +62,9 @@ def ms_per_chunk_context() -> float:
     return SMALL_CHUNK_ATTENTION * PREFILL_ATTENTION / read
 
 
-def ms_per_decode_context() -> float:
-    return DECODE_ATTENTION / (DECODES * DECODE_CONTEXT)
-
-
 def mixed_ms() -> float:
     """Milliseconds of a mixed iteration beyond the attention of its chunk and of its decodes."""
-    return MIXED_ATTENTION - attention_ms(MIXED_CHUNK) - MIXED_DECODES * DECODE_CONTEXT * ms_per_decode_context()
+    return MIXED_ATTENTION - attention_ms(MIXED_CHUNK) - MIXED_DECODES * DECODE_CONTEXT * MS_PER_DECODE_CONTEXT
 
 
 def other_ms_per_token() -> float:
@@ -118,14 +115,13 @@ def profile(error: str, brief: str) -> dict[str, Any]:
 
 def _attention(spec: ModelSpec) -> dict[str, Any]:
     kv_bytes = spec.kv_bytes_per_token
-    per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
     flops_per_score = 4 * LAYERS * spec.num_heads * spec.head_dim
     return {
         "from": "derived from Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in "
         "15.2 ms; Fig 13: a prompt in chunks of 64 takes 3 times as long",
-        "bandwidth_bytes_per_second": _round(kv_bytes / (ms_per_decode_context() * MS)),
+        "bandwidth_bytes_per_second": _round(kv_bytes / (MS_PER_DECODE_CONTEXT * MS)),
         "chunk_bandwidth_bytes_per_second": _round(kv_bytes / (ms_per_chunk_context() * MS)),
-        "flops_per_second": _round(flops_per_score / (per_score * MS)),
+        "flops_per_second": _round(flops_per_score / (MS_PER_SCORE * MS)),
         "mixed_seconds": _round(mixed_ms() * MS / LAYERS),
     }
 
@@ -138,8 +134,7 @@ def _tables() -> dict[str, Any]:
         "linear": {
             "from": "derived: 44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig "
             "4a, 12.5% below 180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in "
-            "proportion "
-            "beyond. Steps of 128: Fig 7",
+            "proportion beyond. Steps of 128: Fig 7",
             "tokens": list(linear),
             "seconds": [_round(ms * MS) for ms in linear.values()],
         },

@@ -50,7 +50,7 @@ def decode_speedup(at: SteadyState, length: int, batch: int, chunk: int = 256) -
 
 def prefill_slowdown(at: SteadyState, chunk: int, length: int = 1024) -> float:
     """Seconds of a prompt in chunks over those of the whole prompt."""
-    return _slowdown(at.cost.predict, chunk, length)
+    return slowdown(at.cost.predict, chunk, length)
 
 
 def prefill_loss(at: SteadyState, chunk: int, length: int = 1024) -> float:
@@ -60,7 +60,7 @@ def prefill_loss(at: SteadyState, chunk: int, length: int = 1024) -> float:
 
 def attention_slowdown(at: SteadyState, chunk: int, length: int = 1024) -> float:
     """Like `prefill_slowdown`, of attention alone."""
-    return _slowdown(lambda shape: at.cost.parts(shape).attention, chunk, length)
+    return slowdown(lambda shape: at.cost.parts(shape).attention, chunk, length)
 
 
 def iteration_ms(at: SteadyState, prompt: int = 0, decodes: int = 0, context: int = 1024) -> float:
@@ -73,6 +73,11 @@ def cost_ratio(at: SteadyState, decodes: int, length: int = 1024) -> float:
     return (decode.linear + decode.attention) / decodes / ((prompt.linear + prompt.attention) / length)
 
 
-def _slowdown(seconds: Callable[[BatchShape], float], chunk: int, length: int) -> float:
+def slowdown(seconds: Callable[[BatchShape], float], chunk: int, length: int) -> float:
+    """What a prompt takes in chunks, by this measure of an iteration, over what it takes whole."""
+    return sum_of_chunks(seconds, chunk, length) / seconds(BatchShape(((length, 0),)))
+
+
+def sum_of_chunks(seconds: Callable[[BatchShape], float], chunk: int, length: int) -> float:
     chunks = [BatchShape(((min(chunk, length - done), done),)) for done in range(0, length, chunk)]
-    return sum(map(seconds, chunks)) / seconds(BatchShape(((length, 0),)))
+    return sum(map(seconds, chunks))

@@ -21,9 +21,9 @@ from cbatch import SLO, ConfigError
 from cbatch.sim import Profile, load_profile
 from cbatch.validation import Switch, positive, whole
 from experiments.capacity.estimate import Shares
-from reproduction import RESULTS
+from experiments.store.provenance import write_benchmark
+from reproduction import RESULTS, VALIDATION
 from reproduction.selection import beginning_with
-from reproduction.stored import VALIDATION, write
 from reproduction.validation import runs as kept_runs
 from reproduction.validation.cases import POLICIES, SERVE, Case, sizes, workload
 from reproduction.validation.compare import Pair, by_card, compare, pair, simulate, speed_of
@@ -92,7 +92,7 @@ def main(
     kept = [kept_runs.load(file) for file in files]
     result = _results([found for _, found in kept], attainment, profile)
     about = {"measured": [each for each, _ in kept], "attainment": attainment}
-    print(f"written: {write(name, kept[0][0]['hardware'], about | result, folder, VALIDATION)}")
+    print(f"written: {write_benchmark(name, kept[0][0]['hardware'], about | result, folder, VALIDATION)}")
 
 
 def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainment: float, profile: Profile) -> float:

@@ -19,9 +19,8 @@ from cbatch import ConfigError
 from cbatch.sim import PROFILES, Profile, load_profile
 from cbatch.sim.profile_file import make_profile, profile_text
 from cbatch.validation import Switch, whole
-from experiments.store.provenance import write_text
-from reproduction import RESULTS
-from reproduction.stored import VALIDATION, write
+from experiments.store.provenance import write_benchmark, write_text
+from reproduction import RESULTS, VALIDATION
 from reproduction.validation import runs as kept_runs
 from reproduction.validation.cases import CASES, chosen_cases
 from reproduction.validation.compare import CLOSED, TARGETS, by_card, compare, pair, simulate, speed_of
@@ -102,7 +101,7 @@ def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str
     pairs = [pair(run, profile) for runs in by_card(cards) for run in runs]
     result = {"measured": origins, **compare(pairs, profile), "at_card_speed": errors_at_card_speed(cards, profile)}
     show(result)
-    written = write(name, origins[0]["hardware"], result, folder, VALIDATION)
+    written = write_benchmark(name, origins[0]["hardware"], result, folder, VALIDATION)
     print(f"written: {written}")
     _draw(result, written)
     return written

@@ -16,14 +16,13 @@ from cbatch import ModelSpec, Request
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests
-from experiments.store.provenance import spread
-from reproduction import RESULTS
+from experiments.store.provenance import spread, write_benchmark
+from reproduction import BENCH, RESULTS
 from reproduction.bench.in_vllm.host import Turns, add_turn, pair, report
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from reproduction.bench.peers.cases import Case
 from reproduction.bench.peers.measure import graphics_card
 from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
-from reproduction.stored import write
 
 
 def main(
@@ -67,7 +66,7 @@ def main(
             found = {side: {work: spread(values) for work, values in by.items()} for side, by in figures.items()}
             measured = {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
             results = {**stamped, "settings": engine.settings, "figures": found, **measured}
-            written = write(name, hardware, results, folder)
+            written = write_benchmark(name, hardware, results, folder, BENCH)
         _report(found)
         report(turns)
     print(f"written: {written}")

@@ -20,14 +20,14 @@ from cbatch import CbatchError
 from cbatch.validation import Switch
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
+from experiments.store.provenance import write_benchmark
 from experiments.workloads import TraceReplay
-from reproduction import RESULTS
+from reproduction import BENCH, RESULTS
 from reproduction.bench.in_vllm.client import OUTPUT, PROMPT, RATIO, SLO, Client, Rows
 from reproduction.bench.in_vllm.host import Turns, pair, report, take_turns
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from reproduction.bench.peers.measure import graphics_card
 from reproduction.bench.peers.vllm_engine import ENVIRONMENT, MEMORY_SHARE
-from reproduction.stored import write
 
 POLICIES = (
     f"{SAME_RULE};policy=sarathi_serve chunk={BUDGET};policy=qoserve chunking=slack model=llama-3.1-8b;"
@@ -79,7 +79,7 @@ def main(
             turns: Turns = {}
             for turns in take_turns(client.replay, SAME_RULE, times, spec.vocab_size) if host else ():
                 about |= {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
-                written = write(name, hardware, about, folder)
+                written = write_benchmark(name, hardware, about, folder, BENCH)
             report(turns)
             for load, side in product(loads, (VLLM, *policies.split(";"))):
                 rate = float(load.split()[-1]) * capacity
@@ -91,7 +91,7 @@ def main(
                 measured = json.loads(times.read_text())
                 in_scheduler.setdefault(side, {})[load] = measured["host"]
                 about |= {"host": in_scheduler, "counts": measured["counts"]}
-                written = write(name, hardware, about, folder)
+                written = write_benchmark(name, hardware, about, folder, BENCH)
     print(f"written: {written}")
 
 

@@ -15,9 +15,8 @@ from cbatch.sim import PROFILES
 from cbatch.validation import Switch
 from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
-from experiments.store.provenance import today
-from reproduction import RESULTS
-from reproduction.stored import write
+from experiments.store.provenance import today, write_benchmark
+from reproduction import BENCH, RESULTS
 from reproduction.validation.fidelity import stamp_error
 from reproduction.validation.runs import figures
 
@@ -62,7 +61,7 @@ def main(
     if stamp:
         stamp_error(PROFILES / f"{hardware}.json", _in_words(errors, len(runs), kept))
     stamped = {"profile": hardware, "measured": list(measured), "errors": errors, "runs": runs}
-    print(f"written: {write(name, kept['hardware'], stamped, folder)}")
+    print(f"written: {write_benchmark(name, kept['hardware'], stamped, folder, BENCH)}")
 
 
 def _in_words(errors: dict[str, dict[str, float]], number: int, kept: dict[str, Any]) -> dict[str, Any]:

@@ -20,13 +20,12 @@ from cbatch import CbatchError, ModelSpec, Request
 from experiments.bench import shortened
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
-from experiments.store.provenance import spread
-from reproduction import RESULTS
+from experiments.store.provenance import spread, write_benchmark
+from reproduction import BENCH, RESULTS
 from reproduction.bench.peers.cases import CASES, UNITS, Case, requests_of, speed
 from reproduction.bench.peers.transformers_engine import TransformersEngine
 from reproduction.bench.peers.vllm_engine import VllmEngine
 from reproduction.selection import beginning_with
-from reproduction.stored import write
 
 WARM_UP_REQUESTS = 32
 
@@ -98,7 +97,7 @@ def measure(package: str, name: str, path: str, repeats: int, folder: str) -> Pa
         "start_seconds": start_seconds,
         "figures": {"value": values, "seconds": spread(seconds)},
     }
-    return write(f"peers/{package}-{name}", hardware, found, folder)
+    return write_benchmark(f"peers/{package}-{name}", hardware, found, folder, BENCH)
 
 
 def run(

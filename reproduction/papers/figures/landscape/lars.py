@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from cbatch import SLO, BatchShape, PlanBuilder, Request, View
+from cbatch import SLO, PlanBuilder, Request, View
 from cbatch.results.metrics import collect_served
 from cbatch.sim import ProfileCost, load_profile
 from experiments.settings.presets import load_spec
@@ -18,6 +18,7 @@ from policies.lars import LARS
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
+from reproduction.papers.quantities import sum_of_chunks
 
 LOADS, NUM_REQUESTS, SHARE, LONG, SHORT, OUTPUT = (0.5, 0.8), 1000, 0.05, 120_000, (256, 4096), 32
 CHUNK = 2048
@@ -67,7 +68,7 @@ def run(load: float, order: str, num_requests: int = NUM_REQUESTS) -> Figures:
     cost, random = _cost(), np.random.default_rng(0)
     long = random.random(num_requests) < SHARE
     prompts = np.where(long, LONG, random.integers(*SHORT, num_requests, endpoint=True)).tolist()
-    alone = np.array([_alone(cost, prompt) for prompt in prompts])
+    alone = np.array([sum_of_chunks(cost.predict, CHUNK, prompt) for prompt in prompts])
     arrivals = np.cumsum(random.exponential(alone.mean() / load, num_requests))
     requests = [
         Request(index, prompt, OUTPUT, arrival_time=time, slo=SLO(ttft=2 * seconds))
@@ -84,12 +85,6 @@ def run(load: float, order: str, num_requests: int = NUM_REQUESTS) -> Figures:
 
 def _cost() -> ProfileCost:
     return ProfileCost(load_profile("h200"), load_spec("llama-3.1-8b"))
-
-
-def _alone(cost: ProfileCost, prompt: int) -> float:
-    """Seconds of a prompt by itself, in chunks."""
-    starts = range(0, prompt, CHUNK)
-    return sum(cost.predict(BatchShape(((min(CHUNK, prompt - start), start),))) for start in starts)
 
 
 def normalised(data: pd.DataFrame, order: str, load: float) -> float:

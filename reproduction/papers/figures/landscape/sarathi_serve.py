@@ -8,7 +8,7 @@ authors' of 2,048: past its capacity a queue grows, so that ours bears slightly 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, pairwise, product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, crossing, run_jobs, summary_of
 from reproduction.papers.machines import TABLES_OPTION, Machines
+from reproduction.papers.quantities import slowdown
 from reproduction.parts import legend
 from reproduction.profiles import convert
 
@@ -117,9 +118,7 @@ def _alone(model: str, cost: ProfileCost) -> list[dict[str, Any]]:
         {"model": model, "series": "decodes", "seconds": cost.predict(BatchShape((), 32, 32 * 4096))}
     ]
     for prompt, chunk in product(_PROMPTS, _CHUNKS):
-        ends = range(0, prompt + chunk, chunk)
-        seconds = sum(cost.predict(BatchShape(((end - begin, begin),))) for begin, end in pairwise(ends))
-        over = seconds / cost.predict(BatchShape(((prompt, 0),)))
+        over = slowdown(cost.predict, chunk, prompt)
         rows.append({"model": model, "series": f"{chunk}-token chunks", "prompt": prompt, "over": over})
     return rows
 
