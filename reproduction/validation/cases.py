@@ -5,7 +5,7 @@ Those whose names begin with "held out" had no part in building the profile: oth
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from cbatch.request import spec_of
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
-from experiments.workloads.annotate import Limit
+from experiments.workloads.annotate import Limit, Tier
 from experiments.workloads.base import Vocabulary
 from experiments.workloads.seeds import Stream, generator
 from reproduction.selection import beginning_with
@@ -31,10 +31,7 @@ POLICIES: Mapping[str, str] = _TABLES["policies"]
 
 SERVE = "sarathi_serve, 512 tokens"
 
-TIERS = {
-    "interactive": {"share": 0.5, "slo": {"ttft": 1.0, "tbt": 0.05}},
-    "batch": {"share": 0.5, "slo": {"total": 30.0}},
-}
+TIERS = {"interactive": Tier(share=0.5, slo=SLO(ttft=1.0, tbt=0.05)), "batch": Tier(share=0.5, slo=SLO(total=30.0))}
 """Service classes of held-out requests, which are also their clients."""
 
 MOST_NEW_TOKENS = 1024
@@ -112,7 +109,7 @@ def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float 
         problem = f"arrives at a share of the capacity, which case {case.capacity_of} measures"
         raise ConfigError(f"fidelity: case {case.name!r} {problem}; add {case.capacity_of} to cases")
     if case.held_out:
-        tiers = TIERS if case.slo is None else {tier: {"share": 0.5, "slo": asdict(case.slo)} for tier in TIERS}
+        tiers = TIERS if case.slo is None else {tier: Tier(share=0.5, slo=case.slo) for tier in TIERS}
         held = HeldOut(path=path, num_requests=number, start=case.start, rate=rate, arrivals=case.arrivals)
         return replace(held, tiers=tiers)
     if rate is None:
@@ -139,7 +136,7 @@ class HeldOut(TraceReplay):
     rate: float | None = None
     arrivals: Arrivals = 1.0
     max_new_tokens: Limit = MOST_NEW_TOKENS
-    tiers: Mapping[str, Any] | None = field(default_factory=lambda: dict(TIERS))
+    tiers: Mapping[str, Tier] | None = field(default_factory=lambda: dict(TIERS))
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         specs = [spec_of(request) for request in super().requests(vocabulary)]

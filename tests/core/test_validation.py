@@ -48,7 +48,7 @@ class Options:
         ({"order": "sorted"}, "order=sorted: give file or random"),
         ({"ratios": [1, 0]}, "ratios[1]=0: give a finite number above 0 (P:D)"),
         ({"limit": None}, "limit=None: give a number or auto"),
-        ({"part": {"size": 1}}, "part={'size': 1}: give an instance of Part"),
+        ({"part": 1}, "part=1: give an instance of Part"),
     ],
 )
 def test_fields_that_do_not_fit_their_types_are_refused(given: Mapping[str, Any], message: str) -> None:
@@ -58,8 +58,9 @@ def test_fields_that_do_not_fit_their_types_are_refused(given: Mapping[str, Any]
 
 
 def test_fields_that_fit_stay_as_they_are() -> None:
-    options = Options(rate=2, count=None, on="on", ratios=[1, 2.5])  # type: ignore[arg-type]
+    options = Options(rate=2, count=None, on="on", ratios=[1, 2.5], part={"size": 3})  # type: ignore[arg-type]
     assert (options.rate, type(options.rate), options.on, options.ratios) == (2, int, True, [1, 2.5])
+    assert options.part == Part(3)
 
 
 @dataclass(frozen=True)

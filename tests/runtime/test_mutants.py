@@ -129,7 +129,7 @@ MUTANTS: dict[str, tuple[str, Callable[[Rig], object], dict[str, int]]] = {
     "the host waits for downloaded": ("checker adversary", host_does_not_wait, {}),
     "uploaded is recorded after the copy": ("checker adversary", recorded_early, {}),
     "a slot has a device buffer of its own": ("checker adversary", one_device_buffer, {}),
-    "a row outlives its request's last iteration": ("checker adversary", partial(as_if_landed, "_end"), {}),
+    "a row outlives its request's last iteration": ("checker adversary", partial(as_if_landed, "end"), {}),
     "blocks outlive a preempted request's last iteration": ("checker", partial(as_if_landed, "preempt"), {}),
     "blocks retire when their iteration has ended": ("checker", retire_early, {}),
     "carry-over comes from the iteration before": ("adversary", partial(carried_from, 0), {}),
