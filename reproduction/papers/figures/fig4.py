@@ -91,11 +91,9 @@ def saturation_batch(data: pd.DataFrame, hardware: str, share: float) -> float:
     return float(decodes.loc[decodes["value"] >= share * peak, "x"].astype(int).min())
 
 
-def intensity_ratio(data: pd.DataFrame, hardware: str, decodes: int, operation: str) -> float:
-    """Arithmetic intensity of a prompt over that of decodes."""
-    values = select(data, hardware=hardware, panel=INTENSITY, x=operation).set_index("series")["value"]
-    series = {number: name for name, number in INTENSITY_OF.items()}
-    return float(values[series[0]] / values[series[decodes]])
+def intensity(data: pd.DataFrame, hardware: str, series: str, operation: str) -> float:
+    """FLOP/byte of an operation in one of the iterations of `INTENSITY_OF`."""
+    return float(select(data, hardware=hardware, panel=INTENSITY, series=series, x=operation)["value"].iloc[0])
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
