@@ -203,8 +203,8 @@ class Rules:
         raise PlanError(f"{self._where}: malformed plan ({what}); see cbatch.Plan for what each field holds")
 
 
-class _IllegalError(Exception):
-    """The plan breaks a rule."""
+class IllegalError(Exception):
+    """The plan breaks a rule, or may break one; `Rules.check` finds it."""
 
 
 def check_plan(plan: Plan, state: State, view: EngineView, policy_name: str) -> CheckedPlan:
@@ -226,7 +226,7 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
     if requests:
         wrong = (counts < ONE) | (counts > state.table.ready(rows, counters))
         if counts.dtype != np.int64 or wrong[wrong.argmax()]:
-            raise _IllegalError
+            raise IllegalError
         num_tokens = sum(plan.num_tokens)
         rules.check_limits(len(newcomers), num_tokens)
     end = kept = counters.computed + counts
@@ -236,7 +236,7 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
             kept[place] = max(kept[place], reserved)
     taking, num_blocks = state.pool.lacking(room, kept)
     if sum(num_blocks) > state.pool.num_free + (rules.blocks_coming_free() if plan.preempt else 0):
-        raise _IllegalError
+        raise IllegalError
     return CheckedPlan(plan, newcomers, rows, counts, end, taking, num_blocks, num_tokens, num_decodes, counters)
 
 
@@ -251,12 +251,12 @@ def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints
         return [], decoding.rows, num_known
     unique = decoding.without(set(others)) if num_known else set(others)
     if len(unique) < len(others):
-        raise _IllegalError
+        raise IllegalError
     outside = state.running.without(unique)
     newcomers = [request for request in others if request in outside] if outside else []
     for request in newcomers:
         if request.status is not Status.WAITING or request not in state.waiting:
-            raise _IllegalError
+            raise IllegalError
     rows = np.empty(len(requests), np.int64)
     rows[:num_known] = decoding.rows[:num_known]
     rows[num_known:] = [request.row for request in others]

@@ -3,13 +3,9 @@
 from numbers import Integral
 
 from cbatch.plan import Plan
-from cbatch.plan_check import Rules
+from cbatch.plan_check import IllegalError, Rules
 from cbatch.request import Request
 from cbatch.vllm.view import VllmView
-
-
-class _IllegalError(Exception):
-    """The plan may break a rule."""
 
 
 def check_plan(plan: Plan, view: VllmView, policy_name: str) -> None:
@@ -26,7 +22,7 @@ def _check(plan: Plan, view: VllmView, rules: Rules) -> None:
     num_tokens = sum(plan.num_tokens)
     for request, count in others.items():
         if not isinstance(count, Integral) or not 1 <= count <= request.num_ready:
-            raise _IllegalError
+            raise IllegalError
     if plan.requests:
         rules.check_limits(num_newcomers, num_tokens)
     lacking = view.num_lacking_a_block(decodes) if decodes else 0
@@ -35,7 +31,7 @@ def _check(plan: Plan, view: VllmView, rules: Rules) -> None:
     for request, count in others.items():
         lacking += view.kv.num_lacking(request, max(request.num_computed + count, reserved.get(request, 0)))
     if lacking > view.kv.num_free + (rules.blocks_coming_free() if plan.preempt else 0):
-        raise _IllegalError
+        raise IllegalError
 
 
 def _members(plan: Plan, view: VllmView) -> tuple[list[Request], dict[Request, int], int]:
@@ -50,8 +46,8 @@ def _members(plan: Plan, view: VllmView) -> tuple[list[Request], dict[Request, i
     rest = plan.requests[num_decodes:]
     others = dict(zip(rest, plan.num_tokens[num_decodes:], strict=True))
     if len(others) < len(rest) or (decodes and any(request in view.decoding for request in rest)):
-        raise _IllegalError
+        raise IllegalError
     newcomers = [request for request in rest if request not in view.running]
     if any(not view.is_waiting(request) or request not in view.waiting for request in newcomers):
-        raise _IllegalError
+        raise IllegalError
     return decodes, others, len(newcomers)

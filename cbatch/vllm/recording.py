@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cbatch.plan import Plan
 from cbatch.record import StepRecord
-from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, look
+from cbatch.replay.decisions import Decision, Recorded, Seen, StepEnd, look, read
 from cbatch.request import FinishReason, spec_of
-from cbatch.vllm.request import ServedRequest, served
+from cbatch.vllm.request import ServedRequest
 from cbatch.vllm.settings import Recorder
 from cbatch.vllm.view import VllmView
 
@@ -34,19 +34,13 @@ class Recording:
     def launched(self, plan: Plan | None, requests: Sequence[ServedRequest], scheduled: Mapping[str, int]) -> None:
         """requests: that vLLM has scheduled, with tokens by its id. plan: which it carried out; None if it decided itself."""
         assert self._seen is not None
-        plan = plan or Plan()
         entries = tuple((request.id, scheduled[request.vllm_id]) for request in requests)
-        reserve = tuple(
-            (request.id, count) for request, count in zip(served(plan.reserve), plan.reserve.values(), strict=True)
-        )
-        reject = tuple((request.id, why) for request, why in plan.reject)
-        decided = Decided(entries, tuple(self._preempted), reject, reserve, note=plan.note)
-        seen = self._seen
-        waits = seen.num_in_flight and (
-            seen.waiting or seen.running
-        )  # with nothing in flight, vLLM asks again all the time
-        if entries or decided.preempt or reject or waits:
-            self._recorder.event(Decision(self._view.iteration, self._seen, decided))
+        preempt, seen = tuple(self._preempted), self._seen
+        decided = read(plan or Plan())._replace(entries=entries, preempt=preempt, pad_to=None, wake_at=None)
+        # with nothing in flight, vLLM asks again all the time
+        waits = seen.num_in_flight and (seen.waiting or seen.running)
+        if entries or preempt or decided.reject or waits:
+            self._recorder.event(Decision(self._view.iteration, seen, decided))
 
     def ended(self, record: StepRecord, receivers: Iterable[ServedRequest], finished: Iterable[ServedRequest]) -> None:
         stopped = tuple(request.id for request in finished if request.finish_reason is FinishReason.STOP)

@@ -22,15 +22,13 @@ class ServedRequest(Request):
     announced: whether the policy has heard of it. ends_at: once this many tokens are computed or in flight, its last token by length is being sampled.
     """
 
-    __slots__ = ("_first_token_at", "_last_token_at", "announced", "ends_at", "num_cached", "source", "vllm_id")
+    __slots__ = ("announced", "ends_at", "num_cached", "source", "vllm_id")
 
     source: Any
     vllm_id: str
     announced: bool
     ends_at: int
     num_cached: Callable[["ServedRequest"], int]
-    _first_token_at: float | None
-    _last_token_at: float | None
 
     @classmethod
     def of(
@@ -39,7 +37,6 @@ class ServedRequest(Request):
         request = cls.from_spec(spec_from(source, id_, now, max_model_len))
         request.source, request.vllm_id, request.num_cached = source, source.request_id, num_cached
         request.announced, request.ends_at = False, request.max_tokens - 1
-        request._first_token_at = request._last_token_at = None
         return request
 
     @property
@@ -62,19 +59,10 @@ class ServedRequest(Request):
         total = self.num_tokens
         return 0 if self.source is None or total >= self.max_tokens else total - self.num_computed
 
-    @property
-    def first_token_at(self) -> float | None:
-        return self._first_token_at
-
-    @property
-    def last_token_at(self) -> float | None:
-        return self._last_token_at
-
     def receive(self, now: float) -> None:
-        """It has received a token."""
-        self._last_token_at = now
-        if self._first_token_at is None:
-            self._first_token_at = now
+        """Notes that the request has received a token."""
+        first = self.token_times[0]
+        self.token_times = (now if first is None else first, now)
 
     def end(self, reason: FinishReason, why: str, now: float) -> None:
         self.num_output_tokens = self.source.num_output_tokens

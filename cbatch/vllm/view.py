@@ -53,33 +53,24 @@ class Launched:
 class VllmKVView(KVView):
     """vLLM's KV cache of one group. Blocks that cached prefixes occupy count as free unless a request holds them."""
 
+    block_size = num_blocks = num_retiring = 0
+
     def __init__(self, scheduler: Any, view: "VllmView") -> None:
         self._view = view
         self._pool = scheduler.kv_cache_manager.block_pool
         self._manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
-        self._size: int = scheduler.block_size
-
-    @property
-    def block_size(self) -> int:
-        return self._size
+        self.block_size = int(scheduler.block_size)
+        self.num_blocks = int(self._pool.num_gpu_blocks) - 1  # one is vLLM's null block
 
     def num_at_border(self, decodes: Sequence[Request]) -> int:
         """How many of these decodes fill the last of their blocks, and need another one for their next token."""
-        size, held = self._size, self._manager.req_to_blocks
+        size, held = self.block_size, self._manager.req_to_blocks
         full = [request for request in served(decodes) if not request.source.num_computed_tokens % size]
         return sum(len(held.get(request.vllm_id, ())) * size <= request.source.num_computed_tokens for request in full)
 
     @property
-    def num_blocks(self) -> int:
-        return int(self._pool.num_gpu_blocks) - 1  # one is vLLM's null block
-
-    @property
     def num_free(self) -> int:
         return int(self._pool.get_num_free_blocks())
-
-    @property
-    def num_retiring(self) -> int:
-        return 0
 
     def num_held(self, request: Request) -> int:
         assert isinstance(request, ServedRequest)

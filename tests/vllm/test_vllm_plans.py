@@ -212,7 +212,8 @@ def test_a_preemption_frees_the_blocks_that_no_other_request_holds(in_flight: bo
     manager = SimpleNamespace(req_to_blocks={"a": [SimpleNamespace(ref_cnt=holders) for holders in (2, 1, 1)]})
     coordinator = SimpleNamespace(single_type_managers=[manager])
     scheduler = SimpleNamespace(
-        block_size=4, kv_cache_manager=SimpleNamespace(block_pool=None, coordinator=coordinator)
+        block_size=4,
+        kv_cache_manager=SimpleNamespace(block_pool=SimpleNamespace(num_gpu_blocks=9), coordinator=coordinator),
     )
     view: Any = SimpleNamespace(is_in_flight=lambda _: in_flight)
     kv = VllmKVView(scheduler, view)
