@@ -26,7 +26,7 @@ class Arrivals(Protocol):
     num_unfinished: requests that are known and have not ended, arrived or not. The run ends when it is 0.
     """
 
-    num_unfinished: int
+    num_unfinished: int = 0
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         """Takes out the requests that have arrived.
@@ -43,6 +43,7 @@ class Arrivals(Protocol):
 
     def ended(self, request: Request) -> None:
         """Notes that a request has ended."""
+        self.num_unfinished -= 1
 
 
 class Departures:
@@ -89,7 +90,6 @@ class Recorded(Arrivals):
     """Requests whose arrival times and iterations are known before the run, or are added while it goes on."""
 
     def __init__(self) -> None:
-        self.num_unfinished = 0
         self._ids = KnownIds()
         self._pending: deque[Request] = deque()
 
@@ -120,9 +120,6 @@ class Recorded(Arrivals):
             raise not_submitted(request)
         self._pending.remove(request)
 
-    def ended(self, request: Request) -> None:
-        self.num_unfinished -= 1
-
 
 class Stream(Arrivals):
     """Requests that are made when they are about to arrive, so that few exist at any time."""
@@ -137,7 +134,6 @@ class Stream(Arrivals):
             WorkloadError: a request arrives before an earlier one, or by iteration, or has a known id; also later, when that
                 request is made.
         """
-        self.num_unfinished = 0
         self._ids = KnownIds()
         self._left, self._check = iter(requests), check
         self._first: Request | None = None
@@ -157,9 +153,6 @@ class Stream(Arrivals):
         if request is not self._first:
             raise not_submitted(request)
         self._make()
-
-    def ended(self, request: Request) -> None:
-        self.num_unfinished -= 1
 
     def _make(self) -> None:
         before = 0.0 if self._first is None else self._first.arrival_time

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,19 +21,6 @@ _SPLITS = [
 ]
 
 _MOST_TRIED = 8  # minorants and shares for B9, those of the most work
-
-
-class _Charges(NamedTuple):
-    """Seconds charged to a request, whose sum over the members of an iteration is at most its time.
-
-    member: for each iteration. token, score, context: as in `Minorant`. held: for each token in the KV cache in each iteration.
-    """
-
-    member: float
-    token: float
-    score: float
-    context: float
-    held: float
 
 
 class Bounds:
@@ -101,12 +87,10 @@ class Bounds:
     def _alone(self) -> tuple[Floats, Floats]:
         """The seconds of the prompt and of the decodes of each request alone."""
         alone = [
-            _Charges(
-                minorant.fixed + minorant.per_request, minorant.per_token, minorant.per_score, minorant.per_context, 0.0
-            )
-            for minorant in self._minorants
+            self._work(line.fixed + line.per_request, line.per_token, line.per_score, line.per_context)
+            for line in self._minorants
         ]
-        prompts, decodes = zip(*map(self._work, alone), strict=True)
+        prompts, decodes = zip(*alone, strict=True)
         return np.max(prompts, axis=0), np.max(decodes, axis=0)
 
     @cached_property
@@ -120,18 +104,26 @@ class Bounds:
             token = minorant.per_token + tokens * fixed / limits.max_tokens
             if member >= 0:
                 slopes = minorant.per_score, minorant.per_context, held * fixed / kv_tokens
-                seconds.append(self._work(_Charges(member, token, *slopes), self._replicas))
+                seconds.append(self._work(member, token, *slopes, machines=self._replicas))
         return seconds
 
-    def _work(self, charges: _Charges, machines: int = 1) -> tuple[Floats, Floats]:
-        """The seconds charged to each request: for its prompt, and for its further tokens."""
+    def _work(
+        self, member: float, token: float, score: float, context: float, held: float = 0.0, machines: int = 1
+    ) -> tuple[Floats, Floats]:
+        """The seconds charged to each request: for its prompt, and for its further tokens.
+
+        The charges are such that their sum over the members of an iteration is at most the seconds of the iteration.
+
+        Args:
+            member: for each iteration. token, score, context: as in `Minorant`. held: for each token in the KV cache, in each iteration.
+        """
         prompt, last = self.prompt, self.prompt + self.output - 1
         size = np.arange(1, int(last.max()) + 1, dtype=float)  # tokens in the KV cache when a token is sampled
         passes = np.ceil(size / self._limits.max_tokens)
-        whole = charges.member * passes + charges.token * size + charges.score * size * (size + 1) / 2
-        decode = charges.member + charges.token + charges.context * size
-        until = np.concatenate(([0.0], np.cumsum(np.minimum(whole, decode) + charges.held * size)))
-        first = whole[prompt - 1] + charges.held * prompt
+        whole = member * passes + token * size + score * size * (size + 1) / 2
+        decode = member + token + context * size
+        until = np.concatenate(([0.0], np.cumsum(np.minimum(whole, decode) + held * size)))
+        first = whole[prompt - 1] + held * prompt
         return first / machines, (until[last] - until[prompt]) / machines
 
     @property

@@ -82,12 +82,8 @@ class Objectives:
     end_to_end: Limit | None = None
 
     @property
-    def limits(self) -> tuple[float | None, float | None, float | None]:
-        return self.ttft, self.tpot, self.end_to_end
-
-    @property
     def stated(self) -> bool:
-        return any(limit is not None for limit in self.limits)
+        return self != Objectives()
 
 
 @dataclass(frozen=True, eq=False)
