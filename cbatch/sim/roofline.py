@@ -18,6 +18,7 @@ class Seconds(Protocol):
 
     def covers(self, size: float) -> bool:
         """Whether the size lies within the measured range; True for an estimate."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixProducts:
+class MatrixProducts(Seconds):
     """Matrix products of (inputs, outputs): whole tiles of arithmetic, or one read of weights and activations."""
 
     shapes: tuple[tuple[int, int], ...]
@@ -39,9 +40,6 @@ class MatrixProducts:
 
     def at(self, size: float) -> float:
         return sum(self._product(inputs, outputs, size) for inputs, outputs in self.shapes)
-
-    def covers(self, size: float) -> bool:
-        return True
 
     def _product(self, inputs: int, outputs: int, num_tokens: float) -> float:
         ceilings = self.ceilings
@@ -52,7 +50,7 @@ class MatrixProducts:
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(Seconds):
     """A constant and a slope: seconds per token, or per byte."""
 
     seconds: float
@@ -60,9 +58,6 @@ class Affine:
 
     def at(self, size: float) -> float:
         return self.seconds + self.seconds_per_unit * size
-
-    def covers(self, size: float) -> bool:
-        return True
 
 
 def layer_products(share: ModelSpec, ceilings: Ceilings) -> MatrixProducts:
