@@ -6,7 +6,6 @@
 Memory grows by the rows of requests and iterations, not by tokens.
 """
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from operator import attrgetter
@@ -16,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
-from cbatch.request import Request
 from cbatch.results.metrics import (
     PERCENTILES,
     SUMMARIZED,
@@ -32,16 +30,7 @@ from cbatch.results.metrics import (
 
 Columns = dict[str, NDArray[Any]]
 
-_KINDS = {
-    "id": np.int64,
-    "finished_at": np.float64,
-    "num_preemptions": np.int32,
-    "num_recomputed_tokens": np.int64,
-    "is_cut": np.bool_,
-}
-"""Fields of `Ended` that are numbers; the others are few different objects."""
-
-_AT_ONCE = 1000  # rows
+_row_of = attrgetter(*Ended._fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +66,7 @@ class StreamedRun:
     """
 
     def __init__(self) -> None:
-        self.ended = _EndedRequests()
+        self.ended: list[Ended] = []
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of requests that have not ended
         self._steps: dict[str, _Column] = {}
         self._served: dict[str, _Column] = {}
@@ -100,7 +89,7 @@ class StreamedRun:
         steps = {name: columns[name] for name in SUMMARIZED}
         narrow = {name: values.astype(np.int32) for name, values in steps.items() if values.dtype == np.int64}
         _add(self._steps, {**steps, **narrow})
-        self.ended.add(piece.requests)
+        self.ended += map(Ended._make, map(_row_of, piece.requests))
         return served
 
     def served(self) -> CountedServed:
@@ -129,28 +118,6 @@ class _Column:
             self._room = np.empty(end + end // 4, before.dtype)
             self._room[: len(before)] = before
         self._room[len(before) : end], self._length = values, end
-
-
-class _EndedRequests(Collection[Ended]):
-    """Makes rows from columns when the rows are read: objects would take three times the memory."""
-
-    def __init__(self) -> None:
-        self._columns = {name: _Column(np.dtype(_KINDS.get(name, object))) for name in Ended._fields}
-
-    def add(self, requests: Collection[Request]) -> None:
-        for name, column in self._columns.items():
-            column.add(np.fromiter(map(attrgetter(name), requests), _KINDS.get(name, object), len(requests)))
-
-    def __len__(self) -> int:
-        return len(self._columns["id"].values)
-
-    def __iter__(self) -> Iterator[Ended]:
-        for begin in range(0, len(self), _AT_ONCE):
-            part = (column.values[begin : begin + _AT_ONCE].tolist() for column in self._columns.values())
-            yield from map(Ended._make, zip(*part, strict=True))
-
-    def __contains__(self, request: object) -> bool:
-        return any(request == row for row in self)
 
 
 def _add(columns: dict[str, _Column], more: Columns) -> None:
