@@ -180,7 +180,9 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_full_disk_leaves_no_half_results(tmp_path: Path, decisions: str) -> None:
     """Files may not grow beyond 8 kB: with decisions the run is stopped by them, without by its first table."""
     with largest_file(8192):
-        error = run(tmp_path, "output=out", f"decisions={decisions}", *QUICK, "workload.num_requests=200")
+        error = run(
+            tmp_path, "output=out", f"decisions={decisions}", "workload.length=256", "workload.num_requests=200"
+        )
     file = "/decisions.jsonl.gz" if decisions == "on" else ""
     assert error.startswith(f"error: out{file}: File too large; make room, or ")
     assert "summary.json" not in names(tmp_path / "out") and "steps.csv" not in names(tmp_path / "out")

@@ -285,7 +285,7 @@ def replay_of(folder: Path, *settings: str) -> Ended:
         ("backend=sim", "batch=6", *BOTH),
         ("backend=auto", "batch=20"),
         ("backend=sim", "hardware=a6000-llama-13b", "model=llama-13b"),
-        ("backend=cpu", "hardware=h200", "workload.num_requests=4", "workload.length=50", *BOTH),
+        ("backend=cpu", "hardware=h200", *BOTH),
     ],
     ids=" ".join,
 )

@@ -82,9 +82,11 @@ def test_counted_values_have_the_percentiles_of_all_values(counted: list[tuple[f
 
 
 def a_run(folder: Path, *arguments: str) -> Outcome:
-    policy = [] if any(argument.startswith("policy=") for argument in arguments) else ["policy=orca"]
-    settings = ["backend=sim", "workload=open_loop", "workload.num_requests=40", "batch=4", "progress=off"]
-    return outcome(run.main, [*policy, *settings, *arguments, f"output={folder}"])
+    given = {argument.partition("=")[0] for argument in arguments}
+    unless_given = {"policy": "orca", "workload.num_requests": 40}
+    settings = [f"{key}={value}" for key, value in unless_given.items() if key not in given]
+    settings += ["backend=sim", "workload=open_loop", "batch=4", "progress=off"]
+    return outcome(run.main, [*settings, *arguments, f"output={folder}"])
 
 
 def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(tmp_path: Path) -> None:
