@@ -54,9 +54,8 @@ class VTC(Described):
         for request in view.running:
             self._charge_output(request, max(request.num_new_tokens - (not self.charge_first), self._paid[request]))
         plan, self.steady = view.plan(), self._exact and not view.waiting
-        for request in filter(
-            view.is_waiting, self._arrived
-        ):  # they enter the queue once the tokens generated before them are charged
+        # new requests enter the queue once the tokens generated before their arrival are charged
+        for request in filter(view.is_waiting, self._arrived):
             if self._limit.lets_in(request):
                 self._clients.push(request)
             else:
