@@ -20,6 +20,7 @@ from cbatch.replay.replay import Comparison, replay
 from experiments.settings.command_line import run
 from experiments.settings.compose import compose_run
 from experiments.settings.error_lines import CONFIG_FOLDER
+from experiments.settings.keywords import OF_FILES
 from experiments.settings.overrides import check_effects, check_recorded, key_of
 from experiments.settings.settings import PLANS_BY, Composed, Keys, Recipe, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
@@ -42,39 +43,27 @@ def _replay(run_folder: str, *overrides: str) -> int:
     policy = (_policy(file, overrides) if overrides else settings.policy)()
     hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings.hardware)
     cost = settings.backend.cost(hardware, settings.model, settings.batch)
-    found = Differences(type(policy).__name__)
-    replay(file.recorded, file.requests, policy, cost, found.add)
-    print(found.text(folder))
+    comparisons: list[Comparison] = []
+    replay(file.recorded, file.requests, policy, cost, comparisons.append)
+    different = [comparison for comparison in comparisons if not comparison.same]
+    name = type(policy).__name__
+    if different:
+        print(f"{folder}: {_count(different, len(comparisons), name)}\n\n{_difference(different[0], name)}")
+    else:
+        print(f"{folder}: {name} makes the same {len(comparisons)} plans")
     code = (read_summary(folder) or {"about": {}})["about"].get("code")
     if code and (changed := differences(code, sources_of(settings.composed.keys))):
         print(f"\nchanged since the recording: {changed}")
-    return 1 if found.num_different else 0
+    return 1 if different else 0
 
 
-class Differences:
-    """Counts the plans in which a policy differs from the recorded one, and keeps the first."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.num_plans = self.num_different = self.num_illegal = self.num_reserves = 0
-        self.first: Comparison | None = None
-
-    def add(self, comparison: Comparison) -> None:
-        self.num_plans += 1
-        if not comparison.same:
-            self.num_different += 1
-            self.num_illegal += bool(comparison.answer.problem)
-            self.num_reserves += comparison.same_but_reserves
-            self.first = self.first or comparison
-
-    def text(self, folder: Path) -> str:
-        if self.first is None:
-            return f"{folder}: {self.name} makes the same {self.num_plans} plans"
-        illegal = f"; {self.num_illegal} of its plans could not be carried out" if self.num_illegal else ""
-        only = f", at {self.num_reserves} of them only in the KV cache that it reserves"
-        reserves = only if self.num_reserves else ""
-        counts = f"{folder}: {self.name} decides otherwise at {self.num_different} of {self.num_plans} views{reserves}{illegal}"
-        return f"{counts}\n\n{_difference(self.first, self.name)}"
+def _count(different: Sequence[Comparison], num_plans: int, name: str) -> str:
+    """Says at how many views a policy differs from the recorded one, and how."""
+    num_illegal = sum(bool(comparison.answer.problem) for comparison in different)
+    num_reserves = sum(comparison.same_but_reserves for comparison in different)
+    illegal = f"; {num_illegal} of its plans could not be carried out" if num_illegal else ""
+    reserves = f", at {num_reserves} of them only in the KV cache that it reserves" if num_reserves else ""
+    return f"{name} decides otherwise at {len(different)} of {num_plans} views{reserves}{illegal}"
 
 
 def _difference(comparison: Comparison, name: str) -> str:
@@ -84,12 +73,7 @@ def _difference(comparison: Comparison, name: str) -> str:
     seen = recorded.seen
     rows = [
         ("waiting", _some([str(id_) for id_ in seen.waiting])),
-        (
-            "running",
-            _some(
-                [f"{progress.id} ({progress.computed} computed, {progress.ready} ready)" for progress in seen.running]
-            ),
-        ),
+        ("running", _some([f"{kept.id} ({kept.computed} computed, {kept.ready} ready)" for kept in seen.running])),
         ("in flight", f"{seen.num_in_flight} iterations"),
         ("KV blocks", f"{seen.num_free} free, {seen.num_retiring} about to be"),
     ]
@@ -114,7 +98,7 @@ def _some(words: Sequence[str], comma: str = ", ") -> str:
 
 
 def _settings(folder: Path) -> Settings:
-    """Returns the run's settings; keys that are newer than the run have their defaults."""
+    """Returns the run's settings; keys that are newer than the run, and those of files, have their defaults."""
     try:
         keys = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -122,8 +106,8 @@ def _settings(folder: Path) -> Settings:
     if not isinstance(keys, dict) or not {"policy", "hardware", "model", "backend", "batch"} <= keys.keys():
         raise ReplayError(f"{folder / CONFIG}: does not hold a run's settings; give the folder of a run")
     defaults: Any = OmegaConf.load(CONFIG_FOLDER / "config.yaml")
-    newer = {field.name: defaults[field.name] for field in fields(Keys) if field.name not in keys}
-    return read_settings(Composed(keys | newer))
+    names = [field.name for field in fields(Keys) if field.name not in keys or field.name in OF_FILES]
+    return read_settings(Composed(keys | {name: defaults[name] for name in names}))
 
 
 def _policy(file: DecisionsFile, overrides: Sequence[str]) -> Recipe:
