@@ -110,7 +110,7 @@ def _run(run: Run, folder: Path | None, say: Callable[[str], None], bar: bool) -
     shown = progress(run.settings.progress if bar else "off", len(run.requests), run.settings.backend.simulated, say)
     with closing(run.server), recorded, shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
-        if run.streams and folder:
+        if run.settings.stream and folder:
             return _stream(run, folder, on_step)
         record = run.engine.run(on_step)
         gc.freeze()  # nor the record while it is written

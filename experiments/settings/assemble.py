@@ -26,12 +26,6 @@ from experiments.workloads.drawn import Drawn, Totals, totals_of
 LARGE = 1e9
 """Loading at least this many bytes of weights is announced."""
 
-STREAMED = 100_000_000
-"""`stream=auto` streams simulated runs that generate at least so many tokens; each takes tens of bytes in memory."""
-
-MANY = 20_000
-"""Where there are more requests, `stream=auto` makes them one by one to find out whether the run is streamed."""
-
 LARGEST_ITERATION = 32768
 """Tokens that `max_tokens=auto` does not exceed for a whole batch of prompts."""
 
@@ -47,7 +41,6 @@ class Run:
     engine: has the requests submitted, unless the run streams; one engine of `server`, or one per replica.
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
     rate: requests per second of a workload with a load. totals: of the requests.
-    streams: whether the requests are to be submitted as they arrive; the engine then has none yet.
     decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
     streamed: the tables that are written meanwhile, once that has begun.
     """
@@ -61,7 +54,6 @@ class Run:
     requests: Sequence[Request]
     rate: float | None
     totals: Totals
-    streams: bool
     decode: Decode | None
     chosen: dict[str, str] = field(default_factory=dict)
     streamed: StreamedTables | None = None
@@ -90,10 +82,10 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     policy = settings.policy()
     workload, rate = _at_load(settings, chosen)
     requests = workload.requests(backend.vocabulary(spec))
-    once = settings.stream == "on" or (settings.stream == "auto" and len(requests) > MANY)
-    totals = totals_of(requests.stream() if once and isinstance(requests, Drawn) else requests)
+    totals = totals_of(requests.stream() if settings.stream and isinstance(requests, Drawn) else requests)
     _check_metrics(settings, totals, len(requests))
-    streams = _streams(settings, backend, totals, chosen)
+    if settings.stream:
+        _check_streams(backend, totals)
     limits = _limits(settings, totals, spec, backend.tile(profile), backend.pipeline_stages, chosen)
     check_policy(policy, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
@@ -112,15 +104,15 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
             servers.append(Server(executor, limits, cost, kv, runtime.asynchronous, settings.patience))
     server = backend.replicated(servers) if len(servers) > 1 else servers[0]
     try:
-        engine = server.engine(policy, () if streams else requests)
-        if streams:
+        engine = server.engine(policy, () if settings.stream else requests)
+        if settings.stream:
             for request in (totals.longest, totals.longest_prompt):
                 engine.engines[0].check_fits(request)
         decode = _decoder(settings, engine.executor, chosen)
     except BaseException:
         server.close()
         raise
-    return Run(settings, cost, limits, kv, server, engine, requests, rate, totals, streams, decode, chosen)
+    return Run(settings, cost, limits, kv, server, engine, requests, rate, totals, decode, chosen)
 
 
 def _decoder(settings: Settings, executor: Any, chosen: dict[str, str]) -> Decode | None:
@@ -148,20 +140,16 @@ def _check_metrics(settings: Settings, totals: Totals, num_requests: int) -> Non
         raise ConfigError(f"{given} leave none of {num_requests} requests; lower them")
 
 
-def _streams(settings: Settings, backend: Backend, totals: Totals, chosen: dict[str, str]) -> bool:
-    """Whether results are written as they come. Raises ConfigError where they are to be, and cannot."""
+def _check_streams(backend: Backend, totals: Totals) -> None:
+    """Raises ConfigError where results cannot be written as they come."""
     obstacles = {
         f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
         "several replicas are not served in turn": backend.replicas > 1,
         "requests arrive by iteration": totals.by_iteration,
     }
-    why = next((obstacle for obstacle, met in obstacles.items() if met), "")
-    if settings.stream == "on" and why:
-        raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
-    if settings.stream != "auto" or why or totals.new_tokens < STREAMED:
-        return settings.stream == "on"
-    chosen["stream"] = f"on ({totals.new_tokens / 1e6:,.0f} million tokens: no tokens.npz and no timeline)"
-    return True
+    for why, met in obstacles.items():
+        if met:
+            raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
 
 
 def _limits(
@@ -228,7 +216,7 @@ def bounds_together(settings: Settings, replications: int, num_requests: int) ->
 
 def with_workload(settings: Settings, workload: Any) -> Settings:
     """Returns the settings of a run that serves a workload and keeps only its record."""
-    return replace(settings, workload=workload, timeline=False, decisions=False, stream="off")
+    return replace(settings, workload=workload, timeline=False, decisions=False, stream=False)
 
 
 def _at_load(settings: Settings, chosen: dict[str, str]) -> tuple[Any, float | None]:

@@ -90,7 +90,7 @@ class Keys:
     sweep: Text
     other_code: Annotated[Literal["rerun", "keep"], Give("rerun or keep")]
     progress: OnOffAuto
-    stream: OnOffAuto = "auto"
+    stream: Switch = False
     tables: Switch = True
     timeline: Switch
     decisions: Switch

@@ -63,14 +63,13 @@ class Drawn(Sequence[Request]):
 class Totals:
     """Facts about all requests of a run, needed before the run serves any.
 
-    longest: the request with the most tokens. longest_prompt: that with the longest prompt. new_tokens: the sum of `max_new_tokens`. clients: None stands
+    longest: the request with the most tokens. longest_prompt: that with the longest prompt. clients: None stands
     for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
     every request's true length. by_iteration: some requests arrive by iteration. prefixes: some have `prefix_hashes`.
     """
 
     longest: Request
     longest_prompt: Request
-    new_tokens: int = 0
     clients: set[str | None] = field(default_factory=set)
     extra: dict[str, None] = field(default_factory=dict)
     lengths_known: bool = True
@@ -92,7 +91,6 @@ def totals_of(requests: Iterable[Request]) -> Totals:
             totals.longest = request
         if request.num_prompt_tokens > totals.longest_prompt.num_prompt_tokens:
             totals.longest_prompt = request
-        totals.new_tokens += request.max_new_tokens
         totals.clients.add(request.client)
         totals.extra.update(dict.fromkeys(request.extra))
         totals.lengths_known &= not (spec_of(request).has_hidden_length or request.stop_tokens)

@@ -23,7 +23,6 @@ from cbatch.results.streamed import counted_statistics
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from experiments import run
-from experiments.settings import assemble
 from experiments.store.csv_tables import RunTables, StreamedTables
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests, time_between_tokens
@@ -127,12 +126,3 @@ def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not
     done = a_run(tmp_path / "run", *short, "stream=on", "workload.num_requests=800")
     assert done.complaint == "" and len(read_requests(tmp_path / "run")) == 800
     assert len(held) > 5 and max(held) < 200
-
-
-def test_large_runs_are_streamed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "STREAMED", 1000)
-    monkeypatch.setattr(assemble, "MANY", 10)
-    assert "million tokens: no tokens.npz and no timeline)" in a_run(tmp_path / "one").printed
-    assert not (tmp_path / "one" / "tokens.npz").exists()
-    a_run(tmp_path / "two", "backend.replicas=2")
-    assert (tmp_path / "two" / "tokens.npz").exists()
