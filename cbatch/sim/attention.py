@@ -15,7 +15,8 @@ class Attention(Protocol):
         """Seconds of one layer; 0 for an empty shape."""
 
     def covers(self, shape: BatchShape) -> bool:
-        """Whether the shape lies within the measured range."""
+        """Whether the shape lies within the measured range; True for rates."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class AttentionRates:
 
 
 @dataclass(frozen=True, slots=True)
-class RateAttention:
+class RateAttention(Attention):
     """base + max(decodes' bytes + chunks, longest decode); seconds per unit of context and score."""
 
     rates: AttentionRates
@@ -67,9 +68,6 @@ class RateAttention:
             if chunks:
                 seconds += self.rates.mixed_seconds
         return self.rates.base_seconds + seconds
-
-    def covers(self, shape: BatchShape) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
