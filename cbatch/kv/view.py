@@ -15,25 +15,16 @@ class Freed(NamedTuple):
 
 
 class KVView(ABC):
-    """The KV cache as a policy sees it. Blocks that come free only when an iteration in flight ends count as taken."""
+    """The KV cache as a policy sees it. Blocks that come free only when an iteration in flight ends count as taken.
 
-    @property
-    @abstractmethod
-    def block_size(self) -> int:
-        """Tokens per block."""
+    block_size: tokens per block. num_blocks: of the whole cache. num_free: blocks that a plan can take.
+    num_retiring: blocks that come free when the iterations in flight have ended.
+    """
 
-    @property
-    @abstractmethod
-    def num_blocks(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def num_free(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def num_retiring(self) -> int:
-        """Blocks that come free when the iterations in flight have ended."""
+    block_size: int
+    num_blocks: int
+    num_free: int
+    num_retiring: int
 
     @abstractmethod
     def num_held(self, request: Request) -> int:

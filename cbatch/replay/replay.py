@@ -103,8 +103,6 @@ class _Launched(NamedTuple):
 
 
 class _KV(KVView):
-    block_size = num_blocks = num_free = num_retiring = 0
-
     def __init__(self, recorded: Recorded, view: "_View") -> None:
         self.block_size, self.num_blocks = recorded.block_size, recorded.num_blocks
         self._view = view

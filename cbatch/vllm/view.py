@@ -53,7 +53,8 @@ class Launched:
 class VllmKVView(KVView):
     """vLLM's KV cache of one group. Blocks that cached prefixes occupy count as free unless a request holds them."""
 
-    block_size = num_blocks = num_retiring = 0
+    num_free: int = property(lambda kv: int(kv._pool.get_num_free_blocks()))  # type: ignore[assignment]
+    num_retiring = 0
 
     def __init__(self, scheduler: Any, view: "VllmView") -> None:
         self._view = view
@@ -67,10 +68,6 @@ class VllmKVView(KVView):
         size, held = self.block_size, self._manager.req_to_blocks
         full = [request for request in served(decodes) if not request.source.num_computed_tokens % size]
         return sum(len(held.get(request.vllm_id, ())) * size <= request.source.num_computed_tokens for request in full)
-
-    @property
-    def num_free(self) -> int:
-        return int(self._pool.get_num_free_blocks())
 
     def num_held(self, request: Request) -> int:
         assert isinstance(request, ServedRequest)

@@ -35,24 +35,8 @@ class PlainRequest(Request):
 
 class PlainKVView(KVView):
     def __init__(self, kv: KVView) -> None:
-        self._block_size, self._num_blocks = kv.block_size, kv.num_blocks
-        self._num_free, self._num_retiring = kv.num_free, kv.num_retiring
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
-    @property
-    def num_free(self) -> int:
-        return self._num_free
-
-    @property
-    def num_retiring(self) -> int:
-        return self._num_retiring
+        self.block_size, self.num_blocks = kv.block_size, kv.num_blocks
+        self.num_free, self.num_retiring = kv.num_free, kv.num_retiring
 
     def num_held(self, request: Request) -> int:
         return request.held if isinstance(request, PlainRequest) else 0
