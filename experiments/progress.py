@@ -14,21 +14,16 @@ if TYPE_CHECKING:
 Setting = Literal["on", "off", "auto"]
 
 _INTERVAL = 0.1  # seconds between updates
-_MANY = 1000  # requests that are simulated in a few seconds
 _DELAY = 2.0  # seconds before the bar shows
 
 
 @contextmanager
-def progress(
-    setting: Setting, num_requests: int, simulated: bool, say: Callable[[str], None]
-) -> Iterator[Callable[..., None]]:
+def progress(setting: Setting, num_requests: int) -> Iterator[Callable[..., None]]:
     """Yields a function for `Engine.run(on_step=...)`, which of a stream also takes the number of requests not yet submitted.
 
-    With "auto" the bar shows if stderr is a terminal; if it is not, and the run may take long, `say` gets a line instead.
+    With "auto" the bar shows if stderr is a terminal.
     """
-    if not (setting == "on" or (setting == "auto" and sys.stderr.isatty())):
-        if setting == "auto" and not (simulated and num_requests < _MANY):
-            say(f"serving {num_requests:,} requests; progress=on shows how far it is")
+    if setting == "off" or (setting == "auto" and not sys.stderr.isatty()):
         yield lambda engine, to_come=0: None
         return
     from tqdm import tqdm  # loaded only if shown

@@ -62,7 +62,7 @@ def serve(
             held.enter_context(open_run_folder(folder, keys, own, replace=replace))
         while True:
             try:
-                record = _run(run, folder, say, bar)
+                record = _run(run, folder, bar)
                 break
             except UnmeasuredError as error:
                 from experiments.profile.command import measure_cpu  # loads torch
@@ -104,10 +104,10 @@ def _result_of(run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dic
     return Result(record, served, {**about, **origin, **measured}, measures, lower, folder)
 
 
-def _run(run: Run, folder: Path | None, say: Callable[[str], None], bar: bool) -> RunRecord:
+def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:
     """Serves the requests to their end. The record of a streamed run is empty."""
     recorded = _decisions_of(run, folder)
-    shown = progress(run.settings.progress if bar else "off", len(run.requests), run.settings.backend.simulated, say)
+    shown = progress(run.settings.progress if bar else "off", len(run.requests))
     with closing(run.server), recorded, shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
         if run.settings.stream and folder:
