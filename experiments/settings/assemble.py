@@ -12,6 +12,7 @@ from cbatch.bounds import Bounds, Minorant, minorants_of
 from cbatch.cluster import Cluster, ReplicatedServer
 from cbatch.policy import check_policy
 from cbatch.results.service import NO_CLIENT
+from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest
 from experiments.settings.backend import Backend
@@ -73,7 +74,7 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
         problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
         raise ConfigError(f"{problem}; give backend=sim")
     backend.check_here()
-    options = runtime.options(times_copies=settings.timeline)
+    options = Options(compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline)
     cost = backend.cost(settings.hardware, spec, settings.batch)
     profile = cost.profile
     here, there = backend.hardware(profile), profile.hardware

@@ -48,10 +48,6 @@ class Runtime:
         """As in conf/runtime."""
         return "async" if self.asynchronous else "sync"
 
-    def options(self, *, times_copies: bool) -> Options:
-        """Returns what executors of real tokens need to know of these settings."""
-        return Options(compiled=self.compile, graphs=self.graphs, times_copies=times_copies)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated(Backend):
