@@ -21,7 +21,7 @@ from experiments.settings.command_line import run
 from experiments.settings.compose import compose_run
 from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.settings.keywords import OF_FILES
-from experiments.settings.overrides import check_effects, check_recorded, key_of
+from experiments.settings.overrides import check_effects, key_of
 from experiments.settings.settings import PLANS_BY, Composed, Keys, Recipe, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
@@ -115,7 +115,6 @@ def _policy(file: DecisionsFile, overrides: Sequence[str]) -> Recipe:
     check_effects(overrides, PLANS_BY, "replay")
     given = {key_of(override) for override in overrides}
     before = [override for override in file.overrides if key_of(override) not in given]
-    check_recorded(before)
     return compose_run(*before, *overrides).policy
 
 

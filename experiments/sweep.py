@@ -14,9 +14,6 @@ from experiments.settings.compose import MULTIRUN
 from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder
 from experiments.store.run_folder import CONFIG, ERRORS
 
-OPTIMUM = "optimization_results.yaml"
-"""File in which `hydra-optuna-sweeper` leaves the best settings."""
-
 
 @contextmanager
 def claimed_sweep(arguments: list[str]) -> Iterator[str]:
@@ -38,11 +35,8 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
             try:
                 yield name
             finally:
-                if {path.name for path in folder.iterdir()} <= {
-                    MULTIRUN,
-                    UNFINISHED,
-                    LOCK,
-                }:  # it ended before its first run
+                left = {path.name for path in folder.iterdir()}
+                if left <= {MULTIRUN, UNFINISHED, LOCK}:  # it ended before its first run
                     (folder / MULTIRUN).unlink(missing_ok=True)
     finally:
         with suppress(OSError):  # not empty
@@ -55,10 +49,9 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
     Raises:
         ConfigError: an empty name, several, or one of a folder that is not below multirun/ or holds a run.
     """
-    named = [argument for argument in arguments if argument.startswith("sweep=")]
-    if not named:
+    given = next((argument for argument in arguments if argument.startswith("sweep=")), None)
+    if given is None:
         return None
-    given = named[-1]
     text = given.removeprefix("sweep=")
     value = text.strip("'\"")
     if value in ("", "null") or "${" in value or ("," in value and value == text):
@@ -102,7 +95,7 @@ def table_of_sweep(folder: Path) -> str:
 
 def _best(sweep: str) -> str:
     """Returns a line with the best settings that a search has found; empty if the sweep was none."""
-    file = sweep_folder(sweep) / OPTIMUM
+    file = sweep_folder(sweep) / "optimization_results.yaml"  # of `hydra-optuna-sweeper`
     if not file.is_file():
         return ""
     found = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -34,14 +34,12 @@ from cbatch import ConfigError
 from experiments.settings.choices import with_arguments
 from experiments.settings.construct import PASSED_ON
 from experiments.settings.error_lines import CONFIG_FOLDER, explain
-from experiments.settings.overrides import key_of
+from experiments.settings.overrides import check_search_path, key_of
 from experiments.settings.settings import Composed, Settings, read_settings
 
 VERSION = "1.3"
 MULTIRUN = "multirun.yaml"
 """File that Hydra writes into the folder of a sweep."""
-
-_MANY_RUNS = 100  # take seconds to compose
 
 _COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
 
@@ -136,6 +134,7 @@ def _initialized() -> Iterator[Any]:
 
 @contextmanager
 def _explained(name: str, overrides: Sequence[str]) -> Iterator[None]:
+    check_search_path(overrides)  # a folder that is missing is a mere warning of Hydra
     try:
         yield
     except _COMPOSES as error:
@@ -163,8 +162,6 @@ def _compose_jobs(name: str, loader: ConfigLoader, master: DictConfig, grid: Seq
     """Composes the runs of a sweep. Runs that differ only in plain values share the composition of their groups, which is slow."""
     from tqdm import tqdm  # loaded only where needed
 
-    if len(grid) >= _MANY_RUNS:
-        print(f"{len(grid):,} runs: composing and checking each before the first starts", flush=True)
     shared: dict[tuple[str, ...], DictConfig] = {}
     for number, job in enumerate(tqdm(grid, unit="run", delay=2, leave=False, disable=None)):
         with _explained(name, job):

@@ -40,31 +40,21 @@ _SEARCH_PATH = "hydra.searchpath=['file://"
 
 
 def with_search_path(arguments: Sequence[str]) -> list[str]:
-    """Replaces --config-dir FOLDER by the override that says the same, behind the other arguments.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """Replaces --config-dir FOLDER by the override that says the same, behind the other arguments."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd", nargs="?", const="?")
     options, others = parser.parse_known_args(arguments)
     if options.config_dir is None:
         return others
-    check_config_dir(options.config_dir)
     return [*others, f"{_SEARCH_PATH}{Path(options.config_dir).resolve()}']"]
 
 
-def check_recorded(overrides: Sequence[str]) -> None:
-    """Raises ConfigError if the --config-dir of a recorded command is gone."""
+def check_search_path(overrides: Iterable[str]) -> None:
+    """Raises ConfigError if the --config-dir of a command is no folder, or that of a recorded command is gone."""
     for override in overrides:
-        if override.startswith(_SEARCH_PATH):
-            check_config_dir(override.removeprefix(_SEARCH_PATH).removesuffix("']"))
-
-
-def check_config_dir(folder: str) -> None:
-    """Raises ConfigError if there is no such folder."""
-    if not Path(folder).is_dir():
-        raise ConfigError(f"--config-dir={folder}: no such folder; give the one that holds your groups")
+        folder = override.removeprefix(_SEARCH_PATH).removesuffix("']")
+        if folder != override and not Path(folder).is_dir():
+            raise ConfigError(f"--config-dir={folder}: no such folder; give the one that holds your groups")
 
 
 def with_seeds(arguments: Sequence[str], *, replications: bool = False) -> list[str]:
