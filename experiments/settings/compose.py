@@ -41,6 +41,8 @@ VERSION = "1.3"
 MULTIRUN = "multirun.yaml"
 """File that Hydra writes into the folder of a sweep."""
 
+_MANY_RUNS = 100  # take seconds to compose
+
 _COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
 
 
@@ -162,6 +164,8 @@ def _compose_jobs(name: str, loader: ConfigLoader, master: DictConfig, grid: Seq
     """Composes the runs of a sweep. Runs that differ only in plain values share the composition of their groups, which is slow."""
     from tqdm import tqdm  # loaded only where needed
 
+    if len(grid) >= _MANY_RUNS:
+        print(f"{len(grid):,} runs: composing and checking each before the first starts", flush=True)
     shared: dict[tuple[str, ...], DictConfig] = {}
     for number, job in enumerate(tqdm(grid, unit="run", delay=2, leave=False, disable=None)):
         with _explained(name, job):
