@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
-from cbatch import ConfigError, Engine, RunRecord
+from cbatch import ConfigError, Engine, FinishReason, RunRecord
 from cbatch.arrivals import Stream
 from cbatch.results.metrics import collect_served
 from cbatch.results.regret import regret
@@ -98,6 +98,7 @@ def _result_of(run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dic
         "load": None if run.rate is None else {"load": run.settings.workload.load, "rate": run.rate},
         "mean_waiting": served.mean_waiting,
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
+        "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended),
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
     folder = run.streamed.folder if run.streamed else None

@@ -218,17 +218,23 @@ def _stable_order(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.argsort((ids - least).astype(np.uint16) if few else ids, kind="stable")
 
 
-def find_window(steps: StepColumns, requests: Served, warmup_requests: int = 0, drain_requests: int = 0) -> Window:
+def find_window(
+    steps: StepColumns, requests: Served, warmup_requests: int = 0, drain_requests: int = 0, any_cancelled: bool = False
+) -> Window:
     """From the end of request `warmup_requests` until only `drain_requests` are left, in the order of their ends.
 
-    Without a warm-up it begins when the first iteration is planned. It is empty (end = start) if no request is left.
+    Without a warm-up it begins when the first iteration is planned. Without a drain it lasts until the last iteration has ended if
+    clients have left, for whom the last ones were computed. It is empty (end = start) if no request is left.
     """
     ends = np.sort(requests.last_token)
     start = float(steps["planned_at"][0]) if len(steps["planned_at"]) else 0.0
     if warmup_requests:
         start = float(ends[min(warmup_requests, len(ends)) - 1]) if len(ends) else start
     num_left = len(ends) - drain_requests
-    return Window(start, max(float(ends[num_left - 1]), start) if num_left > 0 else start)
+    end = float(ends[num_left - 1]) if num_left > 0 else start
+    if any_cancelled and not drain_requests:
+        end = max(end, float(steps["received_at"].max(initial=end)))
+    return Window(start, max(end, start))
 
 
 def statistics(values: Floats) -> dict[str, float]:

@@ -42,15 +42,19 @@ def summarize(
     """
     requests = requests or metrics.collect_served(record)
     steps = steps or metrics.step_columns(record.steps)
-    window = metrics.find_window(steps, requests, warmup_requests, drain_requests)
+    ended = record.requests if ended is None else ended
+    num_cancelled = sum(request.finish_reason is FinishReason.CANCELLED for request in ended)
+    window = metrics.find_window(steps, requests, warmup_requests, drain_requests, num_cancelled > 0)
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
-    ended = record.requests if ended is None else ended
     submitted = ended if submitted is None else submitted
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
     service = service_of(ended, requests, client_weights)
     return {
-        "run": {**_run(ended, requests, steps, window, num_counted), "overshoot_tokens": overshoot_tokens},
+        "run": {
+            **_run(ended, requests, steps, window, num_counted, num_cancelled),
+            "overshoot_tokens": overshoot_tokens,
+        },
         "throughput": _throughput(requests, window, num_counted),
         "ttft_seconds": statistics(requests.ttft[counts]),
         "tbt_seconds": requests.gap_statistics(window),
@@ -66,11 +70,12 @@ def summarize(
     }
 
 
-def _run(ended: Collection[Asked], requests: Served, steps: StepColumns, window: Window, num_counted: int) -> Figures:
+def _run(
+    ended: Collection[Asked], requests: Served, steps: StepColumns, window: Window, num_counted: int, num_cancelled: int
+) -> Figures:
     """The whole run with warm-up and drain, except `counted_*`, which are of the window. `cancelled_requests` is of those with some."""
     computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
     recomputed = sum(request.num_recomputed_tokens for request in ended)
-    num_cancelled = sum(request.finish_reason is FinishReason.CANCELLED for request in ended)
     return {
         "requests": len(ended),
         "rejected_requests": len(ended) - len(requests.id) - num_cancelled,

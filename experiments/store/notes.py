@@ -27,10 +27,11 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
         notes.append(f"true output lengths known to the policy, as max_new_tokens{some}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):
         notes.append(f"prefixes are not reused: every prompt is computed whole{_of_several(prefixes)}")
-    cut = [about.get("outputs_cut", 0) for about in known]
-    if any(cut):
-        total = sum(about["requests"] for about in known)
-        notes.append(f"outputs cut at max_new_tokens: {sum(cut):,} of {total:,}{_of_several(cut)}")
+    for key, what in (("outputs_cut", "outputs cut at max_new_tokens"), ("cancelled", "requests whose client left")):
+        counts = [about.get(key, 0) for about in known]
+        if any(counts):
+            total = sum(about["requests"] for about in known)
+            notes.append(f"{what}: {sum(counts):,} of {total:,}{_of_several(counts)}")
     if different := mixed(about["code"] for about in known if "code" in about):
         notes.append(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
     return [*filter(None, notes)]

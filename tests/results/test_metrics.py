@@ -44,6 +44,17 @@ def test_a_request_whose_client_has_left_is_missed_and_in_no_latency() -> None:
     assert found["goodput"]["attained_share"] == 0.5
 
 
+@pytest.mark.parametrize(("timeout", "requests_per_second"), [(None, 1 / 7), (0.5, 0.0)], ids=["one", "all"])
+def test_what_was_computed_for_clients_that_left_takes_time(timeout: float | None, requests_per_second: float) -> None:
+    """Request 0 ends at 1 s, unless its client leaves; an iteration for request 1 is in flight until 7 s when its client leaves."""
+    engine = make_engine(PrefillFirst(), LIMITS)
+    engine.submit([Request(0, 4, 1 if timeout is None else 5, timeout=timeout), Request(1, 5, 20, timeout=6.5)])
+    found = summarize(engine.run(), num_blocks=100, max_batch=4)
+    assert found["run"]["counted_seconds"] == found["run"]["seconds"] == 7.0
+    assert found["throughput"]["requests_per_second"] == pytest.approx(requests_per_second)
+    assert found["iterations"]["batch_requests"] >= 1
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=20), st.integers(0, 60), st.integers(0, 30))
 def test_busy_seconds_are_the_length_of_the_union(spans: list[tuple[int, int]], start: int, length: int) -> None:
     spans = sorted((begin, begin + duration) for begin, duration in spans)
