@@ -25,6 +25,9 @@ def simulate(
 ) -> Result:
     """Serves a workload in simulation: times are predicted for the GPUs of a hardware profile.
 
+        from policies.chunking import TileAligned
+        from policies.sarathi_serve import SarathiServe
+
         simulate(SarathiServe(TileAligned(512)), "open_loop", rate=20, requests=1000, batch=64, seed=1).requests
 
     Equal arguments give an equal result. Each run has a copy of the policy, so that an object can be used again.
@@ -107,6 +110,8 @@ def compare(
     from experiments.store.runs import frame_of
     from experiments.store.text import figures_text
 
+    if isinstance(policies, str) or len(policies) < 2 or seeds < 1:
+        raise ConfigError(f"compare: give a list of at least two policies, and seeds={seeds} above 0")
     metrics, first = [metric] if isinstance(metric, str) else metric, keys.get("seed", 0)
     for key in metrics:
         check_figure(f"metric={key}")

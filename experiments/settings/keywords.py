@@ -92,12 +92,15 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[st
     groups = {key: f"{key}={value}" for key, value in keys.items() if key in GROUPS}
     yield from groups.values()
     known = _known_keywords(tuple(groups.values()), objects)
+    spelled: dict[str, str] = {}
     for keyword, value in keys.items():
         if "policy" in objects and keyword in PASSED_ON and keyword != "seed":
             raise ConfigError(f"{keyword}={value}: has no effect on a policy object; give it to the policy")
         if keyword not in known:
             names = [name for name in known if name.isidentifier() and name != "_target_"]
             raise ConfigError(f"{keyword}: no such keyword; {nearest(keyword, names)}")
+        if (other := spelled.setdefault(known[keyword], keyword)) != keyword:
+            raise ConfigError(f"{keyword}: is {other} in another spelling; give one of them")
         if keyword not in groups:
             yield f"{known[keyword]}={_text(keyword, value)}"
 

@@ -96,6 +96,7 @@ def test_real_tokens_are_in_the_record() -> None:
     ("policy", "keys", "named"),
     [
         ("orca", {"rat": 20}, ["rat: ", "did you mean rate?"]),
+        ("orca", {"requests": 3, "num_requests": 4}, ["num_requests: ", "requests"]),
         ("orca", {"workload": "open_lop"}, ["workload=open_lop", "open_loop"]),
         ("orca", {"rate": -1}, ["workload.arrivals.rate=-1"]),
         ("orca", {"tiers": object()}, ["tiers=<object"]),
@@ -113,6 +114,12 @@ def test_a_mistake_is_a_line(policy: Any, keys: dict[str, Any], named: list[str]
     with pytest.raises(CbatchError) as error:
         simulate(policy, **{"workload": "open_loop", **keys})
     assert "\n" not in str(error.value) and all(part in str(error.value) for part in named), str(error.value)
+
+
+@pytest.mark.parametrize("policies", ["orca", ["orca"]], ids=["a name", "one"])
+def test_a_comparison_is_of_two_policies(policies: Any) -> None:
+    with pytest.raises(CbatchError, match="at least two policies"):
+        compare(policies, "open_loop", rate=1)
 
 
 def test_a_comparison_has_the_intervals_of_the_command(tmp_path: Path) -> None:
