@@ -118,9 +118,8 @@ def test_a_signal_keeps_finished_runs_and_says_how_to_go_on(
     wait_for(lambda: begun.exists() and runs_of(folder), process)
     assert len(list(folder.glob("*at=5*/unfinished.json"))) == 1
     os.killpg(process.pid, sent)
-    assert errors_at_end(process).splitlines()[-1] == (
-        f"{said}; runs finished: 1, in multirun/long; the same command with sweep=long runs the others"
-    )
+    advice = f"{said}; runs finished: 1, in multirun/long; the same command with sweep=long runs the others"
+    assert advice in errors_at_end(process).splitlines(), "a worker of joblib may warn after it"
     assert process.returncode == status
     (finished,) = runs_of(folder)
     assert "at=-1" in finished
