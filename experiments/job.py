@@ -25,15 +25,8 @@ from experiments.settings.identity import identity
 from experiments.settings.overrides import say_unread
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
-from experiments.store.run_folder import (
-    CONFIG,
-    ERRORS,
-    SUMMARY,
-    new_run_folder,
-    read_finished,
-    run_folders,
-    write_summary,
-)
+from experiments.store.provenance import write_json
+from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished, run_folders
 from experiments.store.sources import differences, sources_of
 from experiments.store.text import run_line, run_text
 from experiments.sweep import table_of_sweep
@@ -175,7 +168,7 @@ def _renumber(folder: Path, summary: Mapping[str, Any], number: int | None) -> N
     """Stores the place of a finished run on this command line: tables of the sweep have its order."""
     if summary["about"].get("number") != number and (folder / SUMMARY).is_file():
         with suppress(OSError):  # a folder that may be read alone
-            write_summary(folder, {**summary, "about": {**summary["about"], "number": number}})
+            write_json(folder / SUMMARY, {**summary, "about": {**summary["about"], "number": number}})
 
 
 def _follow_the_launcher() -> None:

@@ -23,8 +23,8 @@ from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.settings.identity import identity
 from experiments.settings.settings import Settings
 from experiments.store.csv_tables import StreamedTables
-from experiments.store.provenance import commit, now, versions
-from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary
+from experiments.store.provenance import commit, now, versions, write_json
+from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_folder, write_results
 from experiments.store.sources import sources_of
 from experiments.workloads.drawn import Drawn
 
@@ -76,7 +76,7 @@ def serve(
                 write_results(
                     folder, record, result.served, result.summary, timeline=settings.timeline, decode=run.decode
                 )
-            write_summary(folder, result.summary)
+            write_json(folder / SUMMARY, result.summary)  # last: says that the run is complete
     return result
 
 

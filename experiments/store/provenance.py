@@ -77,8 +77,9 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
-    """Writes a file atomically, creating its folder; returns the path."""
-    return write_text(path, json.dumps(content, indent=1) + "\n")
+    """Writes a file atomically, creating its folder; returns the path. NaN and infinity become null, as JSON has neither."""
+    finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    return write_text(path, json.dumps(finite, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -17,7 +17,6 @@ Read by `experiments.store.tables`.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
@@ -34,7 +33,6 @@ from cbatch.results.timeline import write_timeline
 from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder, report_crashes
 from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
 from experiments.store.notes import origin_of
-from experiments.store.provenance import write_json
 
 CONFIG, SUMMARY, COPIES, STAGES = "config.yaml", "summary.json", "copies.csv", "stages.csv"
 TOKENS, OUTPUTS, TIMELINE = "tokens.npz", "outputs.jsonl", "timeline.json.gz"
@@ -175,12 +173,6 @@ def write_results(
         write_timeline(folder / TIMELINE, record, f"{about['policy']}, {origin_of(about)}", requests)
 
 
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Writes summary.json, the last file of a run."""
-    content: dict[str, Any] = _without_nan(summary)
-    write_json(folder / SUMMARY, content)
-
-
 def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
     text = {} if decode is None else {"text": decode(request.output)}
     return {"id": request.id, "output": request.output, **text}
@@ -206,10 +198,3 @@ def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
             (folder / name).unlink(missing_ok=True)
     for path in chain.from_iterable(folder.glob(f"{name}*") for name in _PARTIAL):
         path.unlink(missing_ok=True)
-
-
-def _without_nan(value: Any) -> Any:
-    """Replaces NaN by null, as JSON has no NaN."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

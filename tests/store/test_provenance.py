@@ -1,6 +1,7 @@
 """What stored results say of their origin, where they are kept, and how their files are written."""
 
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -63,11 +64,12 @@ def test_a_stored_command_holds_no_folder_of_this_machine(monkeypatch: pytest.Mo
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.json"
-    assert write_json(path, {"a": 1}) == write_json(path, {"a": 2}) == path
+    assert write_json(path, {"a": 1}) == write_json(path, {"a": [math.nan, -math.inf, 2.0]}) == path
     with suppress(RuntimeError), atomic_write(path) as partial:
         partial.write_text("half")
         raise RuntimeError
-    assert path.read_text() == '{\n "a": 2\n}\n' and list(path.parent.iterdir()) == [path]
+    assert json.loads(path.read_text(), parse_constant=repr) == {"a": [None, None, 2.0]}
+    assert list(path.parent.iterdir()) == [path]
     with atomic_write(path) as first, atomic_write(path) as second:
         first.write_text("first")
         second.write_text("second")

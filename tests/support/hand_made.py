@@ -21,7 +21,8 @@ from cbatch.executor import CopyTimes
 from cbatch.request import Status
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.summary import summarize
-from experiments.store.run_folder import write_results, write_summary
+from experiments.store.provenance import write_json
+from experiments.store.run_folder import SUMMARY, write_results
 from experiments.store.text import flat
 
 # (planned, launched, waited, received, done, started, ended), (requests, prefill, decode, padding, sampled, preempted,
@@ -124,5 +125,5 @@ def write_run(
     for group, values in figures.items():
         summary[group] |= values
     write_results(folder, record, collect_served(record), summary, timeline=True)
-    write_summary(folder, summary)
+    write_json(folder / SUMMARY, summary)
     return folder
