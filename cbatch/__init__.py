@@ -16,7 +16,7 @@ from cbatch.limits import Limits
 from cbatch.model import ModelSpec
 from cbatch.plan import Plan, Refusal
 from cbatch.plan_builder import PlanBuilder
-from cbatch.policy import Policy, is_steady
+from cbatch.policy import Policy, WholePrompts, is_steady
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import SERVED, FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec, Sampling
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Executor", "KVSize", "Limits", "ModelSpec", "RunRecord", "Server", "Step", "StepRecord"]
 __all__ += ["BatchShape", "CostFunction", "CostModel", "Described", "KVView", "Plan", "PlanBuilder"]
-__all__ += ["Policy", "Refusal", "View"]
+__all__ += ["Policy", "Refusal", "View", "WholePrompts"]
 __all__ += ["SERVED", "SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status", "StepResult"]
 __all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "WorkloadError", "is_steady"]
 __all__ += ["compare", "serve", "simulate"]

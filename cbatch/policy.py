@@ -20,9 +20,11 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Protocol, TypeVar
 
+from cbatch.described import Described
 from cbatch.errors import CbatchError, ConfigError, Interruption, PlanError, PolicyError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
+from cbatch.request import Request
 from cbatch.view import View
 
 P = TypeVar("P")
@@ -37,7 +39,7 @@ class Policy(Protocol):
     A policy may also define any of
 
         check(limits: Limits) -> None            # before anything runs; raises ConfigError if its settings do not fit
-        num_at_once(request: Request) -> int     # tokens that one iteration must have room for: policies that cut no prompts
+        num_at_once(request: Request) -> int     # tokens that one iteration must have room for; see `WholePrompts`
         on_arrival(request: Request) -> None     # a request has arrived
         on_tokens(requests: Sequence[Request]) -> None  # an iteration has ended; each has received a token of it
         on_step(record: StepRecord) -> None      # the same iteration's times and totals
@@ -54,6 +56,13 @@ class Policy(Protocol):
 
     def plan(self, view: View) -> Plan:
         """Plan the next iteration; an empty plan waits for the next arrival or completion, or until `plan.wake_at`."""
+
+
+class WholePrompts(Described):
+    """A policy that cuts no prompts: a request is refused before the run if no iteration has room for its prompt."""
+
+    def num_at_once(self, request: Request) -> int:
+        return request.num_prompt_tokens
 
 
 def is_steady(policy: object) -> bool:

@@ -11,12 +11,12 @@ from it: what is swapped to host memory there is recomputed here. Ties: arrival.
 
 from collections import OrderedDict
 
-from cbatch import ConfigError, Described, Plan, Refusal, Request, View
+from cbatch import ConfigError, Plan, Refusal, Request, View, WholePrompts
 from policies.predictors import Predictor
 from policies.shared.waiting import WaitingQueue
 
 
-class LTR(Described):
+class LTR(WholePrompts):
     steady = False  # said anew with each plan: while nobody waits
 
     def __init__(self, predictor: Predictor, starvation: float = 200, period: int = 10) -> None:
@@ -28,13 +28,8 @@ class LTR(Described):
         self._score: dict[Request, float] = {}
         self._queue = WaitingQueue(self._rank)
         self._served: dict[Request, None] = {}  # by the last plan
-        self._idle_since: OrderedDict[Request, int] = (
-            OrderedDict()
-        )  # of the others: the first iteration, longest ago first
+        self._idle_since = OrderedDict[Request, int]()  # of the others: the first iteration, longest ago first
         self._promoted: dict[Request, int] = {}  # iterations of promotion that are left
-
-    def num_at_once(self, request: Request) -> int:
-        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         self._promote(view)

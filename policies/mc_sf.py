@@ -9,13 +9,13 @@ Differs from the paper: outputs longer than predicted, and blocks of several tok
 running request is preempted. Ties: arrival.
 """
 
-from cbatch import ConfigError, Described, Plan, Request, View
+from cbatch import ConfigError, Plan, Request, View, WholePrompts
 from policies.predictors import Predictor
 from policies.shared.future_memory import most_held
 from policies.shared.waiting import WaitingQueue
 
 
-class McSf(Described):
+class McSf(WholePrompts):
     steady = False  # said anew with each plan: while nobody waits
 
     def __init__(self, predictor: Predictor, order: str = "shortest") -> None:
@@ -23,9 +23,6 @@ class McSf(Described):
             raise ConfigError(f"policy.order={order}: choose shortest (MC-SF) or arrival (MC-Benchmark)")
         self.predictor, self.order = predictor, order
         self._queue = WaitingQueue(predictor.output if order == "shortest" else lambda request: request.arrival_time)
-
-    def num_at_once(self, request: Request) -> int:
-        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         plan, self.steady = view.plan(), not view.waiting
@@ -36,7 +33,7 @@ class McSf(Described):
             for request in self._queue.in_order(view):
                 held.append(request.num_tokens)
                 left.append(self.predictor.remaining(request))
-                too_much = most_held(held, left) > view.kv.num_blocks * view.kv.block_size and len(held) > 1
+                too_much = most_held(held, left) > view.kv.num_tokens and len(held) > 1
                 if too_much or not plan.add(request, whole=True):
                     break
         self._queue.push(*plan.plan.preempt)

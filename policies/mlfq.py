@@ -7,13 +7,13 @@ preempted and recomputed; a waiting one blocks others. A request that was in no 
 tail of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). docs/policies/mlfq.md says where this differs.
 """
 
-from cbatch import BatchShape, ConfigError, Described, Plan, Request, View
+from cbatch import BatchShape, ConfigError, Plan, Request, View, WholePrompts
 from policies.shared.quanta import Quanta, Unserved
 from policies.shared.step_times import shape_of
 from policies.shared.waiting import WaitingQueue
 
 
-class MLFQ(Described):
+class MLFQ(WholePrompts):
     steady = False  # said anew with each plan: while one request is alone
 
     def __init__(self, quantum: float = 0.01, skip_join: bool = True, promote_after: float = 3.0) -> None:
@@ -25,9 +25,6 @@ class MLFQ(Described):
         self._waiting = WaitingQueue(self._quanta.place)
         self._unserved = Unserved()
         self._latest: tuple[int, BatchShape, list[Request]] = 0, BatchShape(), []  # of the plan; who may repeat it
-
-    def num_at_once(self, request: Request) -> int:
-        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         planned, first, alone = self._latest

@@ -8,14 +8,11 @@ Differs from the paper: attention of several requests runs in one kernel, where 
 ("selective batching"); iterations in flight are the engine's matter, not the policy's. Orca's code is not public.
 """
 
-from cbatch import Described, Plan, Request, View
+from cbatch import Plan, View, WholePrompts
 
 
-class Orca(Described):
+class Orca(WholePrompts):
     steady = True
-
-    def num_at_once(self, request: Request) -> int:
-        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()

@@ -15,7 +15,7 @@ Source: the paper and the code (ModelTC/lightllm, future_past_router); docs/poli
 from collections.abc import Sequence
 from random import Random
 
-from cbatch import SERVED, ConfigError, Described, Plan, Request, View
+from cbatch import ConfigError, Plan, Request, View, WholePrompts
 from policies.predictors import Oracle
 from policies.shared.future_memory import EndedLengths, draw_left, most_held
 
@@ -23,7 +23,7 @@ ADMISSIONS = ("past_future", "aggressive", "conservative", "optimum")
 WATERMARK = 0.01
 
 
-class PastFuture(Described):
+class PastFuture(WholePrompts):
     steady = False  # said anew with each plan: while nobody waits
 
     def __init__(
@@ -35,9 +35,8 @@ class PastFuture(Described):
         seed: int = 0,
         history: Sequence[int] = (),
     ) -> None:
-        """window: ended requests to draw from. reserve: share of the cache left free. draws: of each admission.
-
-        history: output lengths of requests that ended before the run, oldest first.
+        """window: ended requests to draw from. history: output lengths of those that ended before the run, oldest first.
+        reserve: share of the cache left free. draws: of each admission.
         """
         if admission not in ADMISSIONS or window < 1 or not 0 <= reserve < 1 or draws < 1:
             known = ", ".join(ADMISSIONS)
@@ -46,40 +45,36 @@ class PastFuture(Described):
         self.seed, self.history = seed, tuple(history)
         self._random, self._oracle, self._ended = Random(seed), Oracle(), EndedLengths(window, history)
 
-    def num_at_once(self, request: Request) -> int:
-        return request.num_prompt_tokens
-
     def plan(self, view: View) -> Plan:
         plan, self.steady = view.plan(), not view.waiting
         plan.add_decodes(preempt_newest=True)
         if not plan.plan.preempt and view.waiting and plan.can_admit:
             admitted = [*view.running]
-            generated = [request.num_new_tokens for request in admitted]
             for request in view.waiting:
                 admitted.append(request)
-                generated.append(request.num_new_tokens)
-                if not self._fits(admitted, generated, plan.free_blocks, view) or not plan.add(request, whole=True):
+                if not self._fits(admitted, plan.free_blocks, view) or not plan.add(request, whole=True):
                     break
         return plan.build()
 
     def on_finish(self, request: Request) -> None:
-        if request.finish_reason in SERVED:
-            self._ended.add(request.num_output_tokens)
+        self._ended.observe(request)
 
-    def _fits(self, admitted: list[Request], generated: list[int], free_blocks: int, view: View) -> bool:
-        """Whether the last of these fits beside the others. generated: output tokens of each."""
-        size, newest = view.kv.num_blocks * view.kv.block_size, admitted[-1]
+    def _fits(self, admitted: list[Request], free_blocks: int, view: View) -> bool:
+        """Whether the last of these requests fits beside the others; alone it always does."""
         if self.admission == "aggressive":
-            left = free_blocks - view.kv.blocks_for(newest.num_tokens)
-            return left >= WATERMARK * view.kv.num_blocks or len(admitted) == 1
-        if self.admission == "conservative":
-            return sum(request.max_tokens for request in admitted) <= size or len(admitted) == 1
-        held = [request.num_prompt_tokens + tokens for request, tokens in zip(admitted, generated, strict=True)]
-        if self.admission == "optimum":
-            peak = most_held(held, [self._oracle.remaining(request) for request in admitted])
+            fits = free_blocks - view.kv.blocks_for(admitted[-1].num_tokens) >= WATERMARK * view.kv.num_blocks
+        elif self.admission == "conservative":
+            fits = sum(request.max_tokens for request in admitted) <= view.kv.num_tokens
         else:
-            limits = [request.max_new_tokens for request in admitted]
-            ended = self._ended.ascending or limits[-1:]
-            draws = (draw_left(self._random, generated, limits, ended) for _ in range(self.draws))
-            peak = max(most_held(held, left) for left in draws)
-        return peak < size * (1 - self.reserve) or len(admitted) == 1
+            fits = self._peak(admitted) < view.kv.num_tokens * (1 - self.reserve)
+        return fits or len(admitted) == 1
+
+    def _peak(self, admitted: list[Request]) -> float:
+        """Returns the most tokens of KV cache that requests will hold, by the largest of the draws."""
+        held = [request.num_tokens for request in admitted]
+        if self.admission == "optimum":
+            return most_held(held, [self._oracle.remaining(request) for request in admitted])
+        generated = [request.num_new_tokens for request in admitted]
+        limits = [request.max_new_tokens for request in admitted]
+        ended = self._ended.ascending or limits[-1:]
+        return max(most_held(held, draw_left(self._random, generated, limits, ended)) for _ in range(self.draws))

@@ -8,10 +8,10 @@ and not refused; decodes go on as long as the blocks that they need are free, wh
 running request; and preempted requests are always recomputed, never swapped.
 """
 
-from cbatch import ConfigError, Described, Plan, Request, View
+from cbatch import ConfigError, Plan, View, WholePrompts
 
 
-class PrefillFirst(Described):
+class PrefillFirst(WholePrompts):
     steady = True
 
     def __init__(self, watermark: float = 0.01) -> None:
@@ -19,9 +19,6 @@ class PrefillFirst(Described):
         if not 0 <= watermark < 1:
             raise ConfigError(f"policy.watermark={watermark}: give a share from 0 to below 1")
         self.watermark = watermark
-
-    def num_at_once(self, request: Request) -> int:
-        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()

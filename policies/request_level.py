@@ -12,17 +12,14 @@ what it costs.
 
 from itertools import islice
 
-from cbatch import Described, Plan, Request, View
+from cbatch import Plan, Request, View, WholePrompts
 
 
-class RequestLevel(Described):
+class RequestLevel(WholePrompts):
     steady = True
 
     def __init__(self) -> None:
         self._prompts_left: list[Request] = []  # of the batch being formed
-
-    def num_at_once(self, request: Request) -> int:
-        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()

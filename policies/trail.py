@@ -45,8 +45,7 @@ class Trail(SarathiServe):
     def plan(self, view: View) -> Plan:
         plan, self.steady = view.plan(), not view.waiting and is_steady(self.chunking)
         newcomers = self._newcomers(plan, view)
-        preempted = {*plan.plan.preempt}
-        prefilling = [request for request in view.prefilling if request not in preempted]
+        prefilling = [request for request in view.prefilling if request not in plan.plan.preempt]
         self.fill(plan, view, [*prefilling, *newcomers])
         granted = {*plan.plan.requests}
         self._queue.push(*(request for request in newcomers if request not in granted), *plan.plan.preempt)

@@ -10,12 +10,12 @@ Running requests are never preempted: their limit is reserved at admission. Ties
 paper's algorithm from secondary notes, the code (Ying1123/VTC-artifact) directly. Differs as docs/policies/vtc.md says.
 """
 
-from cbatch import ConfigError, Described, Plan, Request, View
+from cbatch import ConfigError, Plan, Request, View, WholePrompts
 from policies.predictors import Predictor
 from policies.shared.clients import RateLimit, clients_by
 
 
-class VTC(Described):
+class VTC(WholePrompts):
     steady = False  # said anew with each plan: while nobody waits, if sums of charges do not depend on their grouping
 
     def __init__(
@@ -32,23 +32,19 @@ class VTC(Described):
         rpm: int | None = None,
     ) -> None:
         """predict: charge the predicted output at admission, the rest as it comes. weights: of clients by name; 1 for others.
-        charge_first: charge first output tokens, as the paper's definition does. rpm: requests of a client that are let in
-        within 60 s; others are rejected. None: all.
+        charge_first: charge first output tokens, as the paper does. rpm: requests of a client let in within 60 s; None: all.
         """
         all_weights = (prompt_weight, output_weight, *(weights or {}).values())
-        if not all(isinstance(one, int | float) and one > 0 for one in all_weights):
+        if not all(isinstance(weight, int | float) and weight > 0 for weight in all_weights):
             raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights must be above 0")
         self.predictor, self.predict, self.charge_first = predictor, predict, charge_first
         self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)
         self.lift, self.weights, self.order, self.quantum, self.rpm = lift, weights or None, order, quantum, rpm
         self._clients = clients_by(order, weights or {}, lift, quantum)
-        self._exact = not (weights or predict) and all(float(one).is_integer() for one in (*all_weights, quantum))
+        self._exact = not (weights or predict) and all(float(value).is_integer() for value in (*all_weights, quantum))
         self.counters = self._clients.counters
         self._arrived: list[Request] = []  # since the last plan
         self._paid: dict[Request, float] = {}  # output tokens that were charged for, of running requests
-
-    def num_at_once(self, request: Request) -> int:
-        return request.num_prompt_tokens
 
     def plan(self, view: View) -> Plan:
         for request in view.running:
@@ -59,14 +55,12 @@ class VTC(Described):
             if self._limit.lets_in(request):
                 self._clients.push(request)
             else:
-                plan.reject(request, f"more than {self._limit.most} requests of client {request.client} in 60 s")
+                plan.reject(request, f"more than {self.rpm} requests of client {request.client} in 60 s")
         self._arrived.clear()
         plan.add_decodes()
-        while plan.can_admit and (one := self._clients.first()) and plan.add(one, whole=True, reserve=one.max_tokens):
-            self._clients.take(one)
-            self._clients.charge(one.client, self.prompt_weight * one.num_prompt_tokens)
-            self._paid[one] = 0.0
-            self._charge_output(one, self.predictor.output(one) if self.predict else 0.0)
+        while plan.can_admit and (new := self._clients.first()) and plan.add(new, whole=True, reserve=new.max_tokens):
+            self._clients.take(new, self.prompt_weight * new.num_prompt_tokens)
+            self._charge_output(new, self.predictor.output(new) if self.predict else 0.0)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
@@ -81,5 +75,5 @@ class VTC(Described):
 
     def _charge_output(self, request: Request, tokens: float) -> None:
         """Charge what is new of this many output tokens; refund where fewer came than were predicted."""
-        self._clients.charge(request.client, self.output_weight * (tokens - self._paid[request]))
+        self._clients.charge(request.client, self.output_weight * (tokens - self._paid.get(request, 0.0)))
         self._paid[request] = tokens

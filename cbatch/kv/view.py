@@ -26,6 +26,11 @@ class KVView(ABC):
     num_free: int
     num_retiring: int
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the whole cache holds."""
+        return self.num_blocks * self.block_size
+
     @abstractmethod
     def num_held(self, request: Request) -> int:
         """Blocks that a request holds."""

@@ -64,7 +64,7 @@ class Planner:
         view = self.view
         try:
             num_at_once = self._call(self._num_at_once, request) or 1
-            check_fits(request, view.limits, view.kv.num_blocks * view.kv.block_size, self._name, num_at_once)
+            check_fits(request, view.limits, view.kv.num_tokens, self._name, num_at_once)
         except WorkloadError as error:
             return str(error)
         except CbatchError as error:

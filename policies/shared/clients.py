@@ -27,9 +27,10 @@ class Arrival:
         """The request whose turn it is, if any waits."""
         return next(iter(self._queue), None)
 
-    def take(self, request: Request) -> None:
-        """Takes the `first` out: it is admitted."""
+    def take(self, request: Request, service: float) -> None:
+        """Takes the `first` out, which is admitted, and charges its client."""
         self.discard(request)
+        self.charge(request.client, service)
 
     def discard(self, request: Request) -> None:
         """Takes a request out, if it is in."""
@@ -79,8 +80,8 @@ class LeastCounter(_ByClient):
         least = self._least()
         return next(iter(self._waiting[least[0]])) if least else None
 
-    def take(self, request: Request) -> None:
-        super().take(request)
+    def take(self, request: Request, service: float) -> None:
+        super().take(request, service)
         self._left_last = request.client
 
     def charge(self, client: Client, service: float) -> None:

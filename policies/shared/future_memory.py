@@ -8,6 +8,8 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from cbatch import SERVED, Request
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -49,8 +51,11 @@ class EndedLengths:
         self._lengths: deque[int] = deque(lengths, maxlen=window)
         self.ascending = sorted(self._lengths)
 
-    def add(self, length: int) -> None:
+    def observe(self, request: Request) -> None:
+        """Adds the output of a request that has ended, unless it was rejected or its client has left."""
+        if request.finish_reason not in SERVED:
+            return
         if len(self._lengths) == self._lengths.maxlen:
             self.ascending.remove(self._lengths[0])
-        self._lengths.append(length)
-        insort(self.ascending, length)
+        self._lengths.append(request.num_output_tokens)
+        insort(self.ascending, request.num_output_tokens)

@@ -93,7 +93,9 @@ def test_past_future_remembers_a_window_of_ends() -> None:
 def test_a_request_counts_with_what_it_has_generated(
     requests: str, limit: dict[str, Any], asked: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fits: list[list[int]] = []
-    monkeypatch.setattr(PastFuture, "_fits", lambda self, _, generated, *rest: fits.append([*generated]) or True)
-    golden(PastFuture(), requests, **limit)
-    assert fits[:3] == asked
+    drawn: list[list[int]] = []
+    monkeypatch.setattr(
+        "policies.past_future.draw_left", lambda _, generated, *rest: drawn.append(generated) or generated
+    )
+    golden(PastFuture(draws=1), requests, **limit)
+    assert drawn[:3] == asked
