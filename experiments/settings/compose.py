@@ -125,7 +125,7 @@ def show(name: str, hidden: Sequence[str]) -> str:
 
 def policy_names() -> list[str]:
     """Returns the built-in policies, as `policy=` takes them."""
-    return sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml") if path.stem != "external")
+    return sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml"))
 
 
 @contextmanager

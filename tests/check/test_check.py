@@ -274,7 +274,7 @@ def test_the_command_judges_a_policy_from_outside(
 ) -> None:
     scenarios = few_scenarios(CHUNK)[::3]
     monkeypatch.setattr("experiments.check.__main__.tiny_scenarios", lambda chunk: scenarios)
-    assert main(["policy=external", f"policy._target_={__name__}.{kind.__name__}", "random=0", "thorough=on"]) == status
+    assert main([f"policy={__name__}.{kind.__name__}", "random=0", "thorough=on"]) == status
     printed, error = capsys.readouterr()
     words = [line.split() for line in printed.splitlines()]
     printed_verdicts = {line[0]: line[1] for line in words if line and line[0] in NAMES}

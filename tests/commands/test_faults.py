@@ -146,7 +146,7 @@ class Moody(Orca):
 
 def test_a_failed_run_says_why_and_can_be_run_again(tmp_path: Path) -> None:
     (tmp_path / "moody.py").write_text(MOODY)
-    arguments = ("policy=external", "policy._target_=moody.Moody", "output=out", "decisions=true", *QUICK)
+    arguments = ("policy=moody.Moody", "output=out", "decisions=true", *QUICK)
     assert (
         run(tmp_path, *arguments, "+policy.at=7")
         == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10); see out/unfinished.json"
@@ -269,7 +269,7 @@ class Killer(Orca):
 
 def test_a_killed_worker_leaves_finished_runs_and_its_folder_behind(tmp_path: Path) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
-    sweep = ("-m", "sweep=grid", "policy=external", "policy._target_=killer.Killer", "+policy.at=-1,9", *QUICK)
+    sweep = ("-m", "sweep=grid", "policy=killer.Killer", "+policy.at=-1,9", *QUICK)
     process = start(*sweep, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path)
     errors = errors_at_end(process)
     assert process.returncode == 2

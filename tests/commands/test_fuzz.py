@@ -168,7 +168,7 @@ def test_plans(fuzz: Fuzz) -> None:
 def test_policies_that_raise_or_change_what_is_not_theirs(fuzz: Fuzz, folder: Path) -> None:
     def test(text: str) -> str:
         try:
-            return ended(outcome(run, ["policy=external", mine(folder, text.encode()), *SMALL], (0, 2, 130)))
+            return ended(outcome(run, [mine(folder, text.encode()), *SMALL], (0, 2, 130)))
         finally:
             clean(folder)
 
@@ -182,7 +182,7 @@ def test_policy_files_to_check(fuzz: Fuzz, folder: Path, monkeypatch: pytest.Mon
     texts = spoiled_bytes((ROOT / "policies" / "orca.py").read_bytes().replace(b"class Orca", "class Höchst".encode()))
 
     def test(text: bytes) -> str:
-        arguments = ["policy=external", mine(folder, text), "random=0"]
+        arguments = [mine(folder, text), "random=0"]
         return ended(outcome(lambda: check(sys.argv[1:]), arguments, (0, 1, 2, 130)))
 
     fuzz(0.03, texts | modules.map(str.encode), test)
@@ -193,7 +193,7 @@ def mine(folder: Path, text: bytes) -> str:
     (folder / "mine.py").write_bytes(text)
     sys.modules.pop("mine", None)
     importlib.invalidate_caches()
-    return "policy._target_='mine.Höchst'"
+    return "policy='mine.Höchst'"
 
 
 def test_recorded_decisions(fuzz: Fuzz, folder: Path, recorded: dict[str, bytes]) -> None:

@@ -21,7 +21,7 @@ from experiments.settings.this_machine import cpu_name
 
 TINY = load_spec("tiny")
 SMALL = ("workload.num_requests=3", "workload.length=40", "timeline=off")
-ASKS = ("policy=external", "policy._target_=asks.Asks")
+ASKS = "policy=asks.Asks"
 
 POLICY = """
 from cbatch import BatchShape
@@ -71,7 +71,7 @@ def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
     assert not file.exists(), "nobody asked"
     with pytest.raises(UnmeasuredError, match=r"not measured with model=tiny; experiments.profile.command.measure_cpu"):
         cost_model("cpu", TINY).predict(BatchShape((), 1, 8))
-    assert f"measuring this CPU with model=tiny, once, into {file}\n" in run(folder, *ASKS, "output=a")
+    assert f"measuring this CPU with model=tiny, once, into {file}\n" in run(folder, ASKS, "output=a")
     (seconds,) = predicted(folder / "a")
     assert seconds > 4 * on_h200(), "two layers in Python take longer than a GPU's"
     written = json.loads(file.read_text())
@@ -84,7 +84,7 @@ def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
 
 def test_a_home_that_cannot_be_written_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder / "asks.py"))
-    [line] = command("run", "backend=cpu", *SMALL, *ASKS, cwd=folder).stderr.splitlines()
+    [line] = command("run", "backend=cpu", *SMALL, ASKS, cwd=folder).stderr.splitlines()
     assert line.startswith(f"error: {folder / 'asks.py/.cache'}") and "output=" not in line
 
 
@@ -93,7 +93,7 @@ def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: py
     assert "measuring this CPU with model=tiny" in measuring, "for a simulation of this CPU as well"
     about = summary(folder / "s")["about"]
     assert about["hardware"] == cpu_name() and about["execution"]["not_measured"] == []
-    assert "measuring" not in run(folder, *ASKS, "decisions=true", "output=a")
+    assert "measuring" not in run(folder, ASKS, "decisions=true", "output=a")
     monkeypatch.setenv("HOME", str(folder / "elsewhere"))  # another machine, which has measured nothing
     done = command("replay", "a", cwd=folder)
     assert done.returncode == 0 and done.stdout.startswith("a: Asks makes the same"), done
@@ -105,7 +105,7 @@ def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: py
 
 
 def test_another_machines_profile_is_announced(folder: Path) -> None:
-    printed = run(folder, *ASKS, "hardware=h200", "output=a")
+    printed = run(folder, ASKS, "hardware=h200", "output=a")
     assert f"view.cost=h200 (predictions are for NVIDIA H200, 141 GB, this is {cpu_name()})" in printed
     assert predicted(folder / "a") == {on_h200()}
     assert summary(folder / "a")["about"]["execution"]["predictions"]["hardware"] == "NVIDIA H200, 141 GB"

@@ -320,7 +320,7 @@ class Rejects:
 
 def test_a_run_that_served_nothing_has_nothing_to_draw(tmp_path: Path) -> None:
     (tmp_path / "rejects.py").write_text(REJECTS)
-    done = command("run", "policy=external", "policy._target_=rejects.Rejects", "output=out", *QUICK, cwd=tmp_path)
+    done = command("run", "policy=rejects.Rejects", "output=out", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done
     for plot, says in (("latency_cdf", "no request was served"), ("composition", "the run has no iterations to draw")):
         drawn = command("plot", plot, "out", cwd=tmp_path)

@@ -261,7 +261,7 @@ class Sensitive(Orca):
             plan.pad_to = sum(plan.num_tokens) + self.chunk + int(nanoseconds) % 97
         return plan
 """
-OWN = ("policy=external", "policy._target_=sensitive.Sensitive")
+OWN = "policy=sensitive.Sensitive"
 BOTH = ("backend.tensor_parallel=2", "backend.pipeline_stages=2")
 
 
@@ -290,7 +290,7 @@ def replay_of(folder: Path, *settings: str) -> Ended:
     ids=" ".join,
 )
 def test_a_replay_predicts_as_the_run_did(folder: Path, settings: tuple[str, ...]) -> None:
-    replayed = replay_of(folder, *OWN, *settings)
+    replayed = replay_of(folder, OWN, *settings)
     assert replayed.returncode == 0, replayed
     path = folder / "run" / "config.yaml"
     changed = yaml.safe_load(path.read_text())

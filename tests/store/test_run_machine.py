@@ -37,7 +37,7 @@ class Mine:
             plan.add(request, whole=True)
         return plan.build()
 """
-WORK = ("policy=external", "policy._target_=mine.Mine", "backend=sim", "workload=queued", "workload.num_requests=8")
+WORK = ("policy=mine.Mine", "backend=sim", "workload=queued", "workload.num_requests=8")
 BATCHES, VERSIONS = (2, 4), (1, 2)
 TABLES = ("requests.csv", "steps.csv")
 Result = tuple[Any, ...]

@@ -21,7 +21,7 @@ class Mine(Orca):
             plan.add(request)
         return plan.build()
 """
-MINE = ("policy=external", "policy._target_=mine.Mine")
+MINE = "policy=mine.Mine"
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_result_names_its_policy_with_what_it_imports_and_no_other(folder: Path) -> None:
-    once = ("run", "output=out", "hardware=profile.json", *MINE, *QUICK)
+    once = ("run", "output=out", "hardware=profile.json", MINE, *QUICK)
     assert command(*once, cwd=folder).returncode == 0
     about = summary(folder / "out")["about"]
     assert set(about["code"]["own"]) == {"mine", "limits", "policies", "policies.orca", "profile.json"}
@@ -96,7 +96,7 @@ SWEEP = ("-m", "sweep=grid", "batch=18")
 
 
 def test_a_resumed_sweep_runs_again_what_other_code_made_unless_it_is_to_be_kept(folder: Path) -> None:
-    sweep = ("run", *SWEEP, *MINE, *QUICK)
+    sweep = ("run", *SWEEP, MINE, *QUICK)
     first = command(*sweep, cwd=folder)
     assert (first.returncode, first.stderr) == (0, "")
     assert command(*sweep, cwd=folder).stdout.count(": finished before\n") == 1

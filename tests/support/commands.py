@@ -140,12 +140,7 @@ def sigint_not_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-WAITING = (
-    "policy=external",
-    "policy._target_=waiting_policy.Waiting",
-    "workload.num_requests=20",
-    "workload.length=64",
-)
+WAITING = ("policy=waiting_policy.Waiting", "workload.num_requests=20", "workload.length=64")
 """A run that waits in iteration `policy.at` (-1: none), after making the file `policy.begun`, until a signal ends it."""
 
 

@@ -20,7 +20,7 @@ BASES = (
     SMALL,
     ("policy=request_level", "runtime=sync", *SMALL),
     ("policy=sarathi_serve", "chunking=pd_aware", *SMALL),
-    ("policy=external", "policy._target_=policies.orca.Orca", "chunking=fixed", *SMALL),
+    ("policy=policies.orca.Orca", "chunking=fixed", *SMALL),
     ("policy=longest_first", "workload=open_loop", *QUEUE),
     ("policy=orca", "workload=zipf", *QUEUE),
     ("policy=prefill_first", "workload=azure_conv", *TRACE),

@@ -49,7 +49,7 @@ class Server(NamedTuple):
 
 SERVERS = {"mistral-7b": Server(1, 0.6, 0.1, 0.5), "yi-34b": Server(2, 0.2, 0.2, 1.0)}
 
-_OWN = "policy=external policy._target_=" + __name__
+_OWN = "policy=" + __name__
 SERIES = {
     "vLLM": "policy=prefill_first",
     "Orca": "policy=orca",
