@@ -19,7 +19,7 @@ from cbatch.replay.decisions import Decided
 from cbatch.replay.replay import Comparison, replay
 from experiments.settings.command_line import run
 from experiments.settings.compose import compose_run
-from experiments.settings.error_lines import CONFIG_FOLDER
+from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.keywords import OF_FILES
 from experiments.settings.overrides import check_effects, key_of
 from experiments.settings.settings import PLANS_BY, Composed, Keys, Recipe, Settings, read_settings

@@ -3,7 +3,6 @@
 Errors of Hydra become a ConfigError of one line here, where the overrides that caused them are at hand.
 """
 
-import copy
 import os
 import re
 import socket
@@ -18,11 +17,8 @@ from typing import Any
 
 import hydra
 from hydra._internal.callbacks import Callbacks
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
@@ -33,7 +29,8 @@ from yaml import YAMLError
 from cbatch import ConfigError
 from experiments.settings.choices import with_arguments
 from experiments.settings.construct import PASSED_ON
-from experiments.settings.error_lines import CONFIG_FOLDER, explain
+from experiments.settings.error_lines import explain
+from experiments.settings.groups import CONFIG_FOLDER, compose_config, parse, version_of_files
 from experiments.settings.overrides import check_search_path, key_of
 from experiments.settings.settings import Composed, Settings, read_settings
 
@@ -55,11 +52,11 @@ def compose(*overrides: str, name: str = "config") -> Composed:
     """Composes the settings of one run. name: of the command's file in conf/. Raises ConfigError, as all functions here."""
     plain = with_arguments(overrides)
     with _explained(name, plain), _initialized():
-        if swept := [given.input_line for given in _parse(plain) if given.is_sweep_override()]:
+        if swept := [given.input_line for given in parse(plain) if given.is_sweep_override()]:
             raise ConfigError(f"{swept[0]}: several values are a sweep; add -m to experiments.run, or quote the value")
         # without a name for the sweep that a single run is not, each composition would have another one, the time
         unnamed = [] if any(override.startswith("sweep=") for override in plain) else ["sweep=none"]
-        return _resolve(hydra.compose(name, [*plain, *unnamed], return_hydra_config=True))
+        return _resolve(compose_config(name, [*plain, *unnamed], version_of_files(plain)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
             raise ConfigError(f"objective=null: {needed}")
         swept = [] if searches else with_arguments([f"{key}={value}" for key, value in _swept(master).items()])
         grid = [] if searches else _grid([*swept, *master.hydra.overrides.task])
-        jobs = list(_compose_jobs(name, composer.config_loader, master, grid))
+        jobs = list(_compose_jobs(name, master, grid))
     if not searches:
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(master, folder / MULTIRUN)
@@ -143,15 +140,10 @@ def _explained(name: str, overrides: Sequence[str]) -> Iterator[None]:
         raise ConfigError(explain(error, name, overrides)) from error
 
 
-def _parse(overrides: Sequence[str]) -> list[Any]:
-    loader = GlobalHydra.instance().config_loader()
-    return list(OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)))
-
-
 def _grid(overrides: Sequence[str]) -> list[list[str]]:
     """Returns the overrides of each run: every combination of the values of each key. A later override replaces an earlier one."""
     values: dict[str, list[str]] = {}
-    for override in _parse(overrides):
+    for override in parse(overrides):
         key, swept = override.get_key_element(), override.is_sweep_override()
         if swept and not override.is_discrete_sweep():
             raise ConfigError(f"{override.input_line}: an interval is for a search; give hydra/sweeper=NAME, or values")
@@ -160,32 +152,19 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in product(*values.values())]
 
 
-def _compose_jobs(name: str, loader: ConfigLoader, master: DictConfig, grid: Sequence[list[str]]) -> Iterator[Composed]:
-    """Composes the runs of a sweep. Runs that differ only in plain values share the composition of their groups, which is slow."""
+def _compose_jobs(name: str, master: DictConfig, grid: Sequence[list[str]]) -> Iterator[Composed]:
+    """Composes the runs of a sweep. What the master has resolved, such as the time, is the same in each run."""
     from tqdm import tqdm  # loaded only where needed
 
     if len(grid) >= _MANY_RUNS:
         print(f"{len(grid):,} runs: composing and checking each before the first starts", flush=True)
-    shared: dict[tuple[str, ...], DictConfig] = {}
+    launching = list(master.hydra.overrides.hydra)
+    version = version_of_files(launching)
     for number, job in enumerate(tqdm(grid, unit="run", delay=2, leave=False, disable=None)):
         with _explained(name, job):
-            parsed = _parse(job)
-            values = {override.key_or_group: override for override in parsed if _is_plain(override)}
-            groups = tuple(override.input_line for override in parsed if override.key_or_group not in values)
-            if groups not in shared:
-                shared[groups] = loader.load_sweep_config(master, job)
-            config = copy.deepcopy(shared[groups])
-            for key, override in values.items():
-                OmegaConf.update(config, key, override.value())
-            config.hydra.overrides.task = job
+            config = compose_config(name, [*launching, *job], version)
+            OmegaConf.copy_cache(from_config=master, to_config=config)
             yield _resolve(config, number)
-
-
-def _is_plain(override: Override) -> bool:
-    """Returns whether an override replaces one value that is no option of a group."""
-    key = override.key_or_group
-    replaces = override.type is OverrideType.CHANGE and override.package is None and not override.is_hydra_override()
-    return replaces and not isinstance(override.value(), (dict, list)) and not (CONFIG_FOLDER / key).is_dir()
 
 
 def _resolve(config: DictConfig, number: int | None = None) -> Composed:

@@ -5,11 +5,10 @@ from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
 from difflib import get_close_matches
 from errno import ENOSPC
-from pathlib import Path
 from traceback import walk_tb
 from typing import Any, TypeGuard
 
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
@@ -19,10 +18,10 @@ from yaml import MarkedYAMLError
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.settings.construct import locate, parameters_of
+from experiments.settings.groups import CONFIG_FOLDER, compose_config, version_of_files
 from experiments.settings.settings import GROUPS
 from experiments.store.text import flat
 
-CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 _LAUNCHERS = ("hydra", "joblib", "submitit", "ray")
 
 
@@ -111,10 +110,10 @@ def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
     begun = GlobalHydra.instance().is_initialized()  # in a sweep
     try:
         with nullcontext() if begun else initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-            keys: Any = OmegaConf.to_container(compose(name, list(options)), resolve=False)
+            keys: Any = OmegaConf.to_container(compose_config(name, options, version_of_files(options)), resolve=False)
     except HydraException as error:
         raise ConfigError(explain(error, name, options)) from error
-    return dict(keys)
+    return {key: value for key, value in keys.items() if key != "hydra"}
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from cbatch.replay.replay import Answer, Comparison, replay
 from cbatch.request import spec_of
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.settings import backends
-from experiments.settings.error_lines import CONFIG_FOLDER
+from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import DecisionsWriter, read_decisions, write_decisions
 from experiments.store.run_folder import DECISIONS

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from experiments.settings.choices import with_arguments
 from experiments.settings.compose import compose_sweep
-from experiments.settings.error_lines import CONFIG_FOLDER
+from experiments.settings.groups import CONFIG_FOLDER
 
 POLICY = """
 from cbatch import Plan, View

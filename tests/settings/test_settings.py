@@ -4,12 +4,19 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
+import hydra
 import pytest
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
 
 from cbatch import ConfigError
 from cbatch.sim.profile_file import PROFILES
+from experiments.settings import compose as settings_compose
+from experiments.settings import groups
 from experiments.settings.compose import compose, compose_run, compose_sweep
+from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.hardware import cost_model
 from experiments.settings.identity import identity
 from experiments.settings.presets import load_spec
@@ -149,6 +156,33 @@ def test_each_run_of_a_sweep_is_composed_as_it_would_be_alone(tmp_path: Path, mo
     assert len(sweep.jobs) == 2**3
     for number, job in enumerate(sweep.jobs):
         assert job == replace(compose(*job.overrides), number=number)
+        with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+            assert job.keys == OmegaConf.to_container(hydra.compose("config", job.overrides), resolve=True)
+
+
+@pytest.mark.parametrize("words", [(), ("hydra.searchpath=['file://conf']", "+fleet=big", "fleet.size=3")])
+def test_a_file_that_has_changed_is_read_again(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook, for example. words: of a folder of the user, with a group of their own."""
+    folder = tmp_path / "conf"
+    monkeypatch.chdir(tmp_path)
+    if words:
+        (folder / "fleet").mkdir(parents=True)
+        (folder / "fleet" / "big.yaml").write_text("size: 1")
+        (folder / "chunking").mkdir()
+    else:
+        copytree(CONFIG_FOLDER, folder)
+        for module in (settings_compose, groups):
+            monkeypatch.setattr(module, "CONFIG_FOLDER", folder)
+    for chunk in (128, 512):
+        (folder / "chunking" / "mine.yaml").write_text(f"_target_: policies.chunking.Fixed\nchunk: {chunk}")
+        keys = compose("chunking=mine", "seed=2", *words).keys
+        assert (keys["chunking"]["chunk"], keys["seed"], keys.get("fleet")) == (
+            chunk,
+            2,
+            {"size": 3} if words else None,
+        )
 
 
 def test_runs_of_one_machine_share_times_but_no_counts(tmp_path: Path) -> None:

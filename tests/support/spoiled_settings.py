@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from spoiled_inputs import spoiled_json, values
 
-from experiments.settings.error_lines import CONFIG_FOLDER
+from experiments.settings.groups import CONFIG_FOLDER
 
 FEW = ("backend=sim", "batch=3", "workload.num_requests=6")
 SMALL = (*FEW, "workload.length=64")

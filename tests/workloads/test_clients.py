@@ -10,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from in_process import message
 
-from experiments.settings.error_lines import CONFIG_FOLDER
+from experiments.settings.groups import CONFIG_FOLDER
 from experiments.workloads import Clients
 
 EVEN: dict[str, Any] = {"rate": 2.0, "prompt_tokens": 30, "output_tokens": 4}
