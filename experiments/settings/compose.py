@@ -17,7 +17,6 @@ from typing import Any
 
 import hydra
 from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -30,11 +29,10 @@ from cbatch import ConfigError
 from experiments.settings.choices import with_arguments
 from experiments.settings.construct import PASSED_ON
 from experiments.settings.error_lines import explain
-from experiments.settings.groups import CONFIG_FOLDER, compose_config, parse, version_of_files
+from experiments.settings.groups import CONFIG_FOLDER, VERSION, compose_config, initialized, parse, version_of_files
 from experiments.settings.overrides import check_search_path, key_of
 from experiments.settings.settings import Composed, Settings, read_settings
 
-VERSION = "1.3"
 MULTIRUN = "multirun.yaml"
 """File that Hydra writes into the folder of a sweep."""
 
@@ -51,7 +49,7 @@ def compose_run(*overrides: str) -> Settings:
 def compose(*overrides: str, name: str = "config") -> Composed:
     """Composes the settings of one run. name: of the command's file in conf/. Raises ConfigError, as all functions here."""
     plain = with_arguments(overrides)
-    with _explained(name, plain), _initialized():
+    with _explained(name, plain), initialized():
         if swept := [given.input_line for given in parse(plain) if given.is_sweep_override()]:
             raise ConfigError(f"{swept[0]}: several values are a sweep; add -m to experiments.run, or quote the value")
         # without a name for the sweep that a single run is not, each composition would have another one, the time
@@ -77,7 +75,7 @@ class Sweep:
             for composed in self.jobs:
                 job(composed)
             return
-        with _initialized() as composer:
+        with initialized() as composer:
             if self.searches:
                 composer.multirun(self.name, partial(_call, job), list(self.overrides), with_log_configuration=False)
                 return
@@ -91,7 +89,7 @@ class Sweep:
 def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
     """Composes every run of a sweep but those of a search."""
     plain = with_arguments(overrides)
-    with _explained(name, plain), _initialized() as composer:
+    with _explained(name, plain), initialized() as composer:
         master = composer.compose_config(name, plain, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
         chosen, folder = master.hydra.runtime.choices, Path(master.hydra.sweep.dir)
         searches = chosen["hydra/sweeper"] != "basic"
@@ -123,12 +121,6 @@ def show(name: str, hidden: Sequence[str]) -> str:
 def policy_names() -> list[str]:
     """Returns the built-in policies, as `policy=` takes them."""
     return sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml"))
-
-
-@contextmanager
-def _initialized() -> Iterator[Any]:
-    with hydra.initialize_config_dir(str(CONFIG_FOLDER), job_name="run", version_base=VERSION):
-        yield GlobalHydra.instance().hydra
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from errno import ENOSPC
 from traceback import walk_tb
 from typing import Any, TypeGuard
 
-from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
@@ -18,7 +17,7 @@ from yaml import MarkedYAMLError
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.settings.construct import locate, parameters_of
-from experiments.settings.groups import CONFIG_FOLDER, compose_config, version_of_files
+from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, version_of_files
 from experiments.settings.settings import GROUPS
 from experiments.store.text import flat
 
@@ -107,9 +106,8 @@ def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such option.
     """
-    begun = GlobalHydra.instance().is_initialized()  # in a sweep
     try:
-        with nullcontext() if begun else initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        with nullcontext() if GlobalHydra.instance().is_initialized() else initialized():  # it is in a sweep
             keys: Any = OmegaConf.to_container(compose_config(name, options, version_of_files(options)), resolve=False)
     except HydraException as error:
         raise ConfigError(explain(error, name, options)) from error

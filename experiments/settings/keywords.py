@@ -27,8 +27,6 @@ _SECTIONS = ("workload", "policy", "backend", "runtime", "model")
 OF_FILES = ("decisions", "stream", "tables", "timeline")
 _OF_COMMANDS = ("experiment", "objective", "other_code", "output", "sweep")
 
-_composed = lru_cache(64)(compose)
-
 
 def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[str, Any]) -> Settings:
     """Returns the settings of a run.
@@ -48,7 +46,7 @@ def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[st
         method = {"policy": "plan", "workload": "requests"}[key]
         if isinstance(value, type) or not callable(getattr(value, method, None)):
             raise ConfigError(f"{key}={shorten(value)}: give a name, or an object with a method {method}()")
-    settings = read_settings(_composed(*_overrides({**named, **keys}, tuple(objects))))
+    settings = read_settings(compose(*_overrides({**named, **keys}, tuple(objects))))
     composed, sections = settings.composed, {key: section_of(value) for key, value in objects.items()}
     if "policy" in objects:
         objects |= {"policy": Recipe(sections["policy"], objects["policy"]), "chunk": None}

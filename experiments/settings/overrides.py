@@ -49,11 +49,16 @@ def with_search_path(arguments: Sequence[str]) -> list[str]:
     return [*others, f"{_SEARCH_PATH}{Path(options.config_dir).resolve()}']"]
 
 
+def folders_of(overrides: Iterable[str]) -> list[Path]:
+    """Returns the folders of groups that --config-dir names."""
+    texts = [override.removeprefix(_SEARCH_PATH) for override in overrides if override.startswith(_SEARCH_PATH)]
+    return [Path(text.removesuffix("']")) for text in texts]
+
+
 def check_search_path(overrides: Iterable[str]) -> None:
     """Raises ConfigError if the --config-dir of a command is no folder, or that of a recorded command is gone."""
-    for override in overrides:
-        folder = override.removeprefix(_SEARCH_PATH).removesuffix("']")
-        if folder != override and not Path(folder).is_dir():
+    for folder in folders_of(overrides):
+        if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder}: no such folder; give the one that holds your groups")
 
 
