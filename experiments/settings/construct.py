@@ -94,11 +94,9 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
     if "_target_" in config:
         target = config["_target_"]
         parameters = parameters_of(locate(path, target))
-        kinds = [parameter.kind for parameter in parameters.values()]
-        for key in config:
-            if key not in parameters and key not in _OWN_KEYS and inspect.Parameter.VAR_KEYWORD not in kinds:
-                remedy = f"; ~{path}.{key} removes what policy=NAME brought" * (path == "policy" and key in PASSED_ON)
-                raise ConfigError(f"{path}.{key}: {target} takes no such argument; {nearest(key, parameters)}{remedy}")
+        for key in (key for key in config if key not in _OWN_KEYS):
+            remedy = f"; ~{path}.{key} removes what policy=NAME brought" * (path == "policy" and key in PASSED_ON)
+            check_argument(f"{path}.{key}", target, remedy)
         for name, parameter in parameters.items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if parameter.default is parameter.empty and not variadic and name not in config:
@@ -110,6 +108,14 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
     for key, value in config.items():
         if isinstance(value, Mapping):
             _check(f"{path}.{key}", value)
+
+
+def check_argument(key: str, target: str, remedy: str = "") -> None:
+    """Raises ConfigError if the target of a key's section takes no such argument."""
+    path, _, name = key.rpartition(".")
+    parameters = parameters_of(locate(path, target))
+    if name not in parameters and all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        raise ConfigError(f"{key}: {target} takes no such argument; {nearest(name, parameters)}{remedy}")
 
 
 def _check_types(path: str, config: Mapping[str, Any]) -> None:

@@ -11,12 +11,12 @@ from typing import Any, TypeGuard
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from yaml import MarkedYAMLError
 
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
-from experiments.settings.construct import locate, parameters_of
+from experiments.settings.construct import check_argument
 from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, version_of_files
 from experiments.settings.settings import GROUPS
 from experiments.store.text import flat
@@ -65,8 +65,6 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
             return _unknown_option(str(error.missing_cfg_file), error.options or ())
         case OverrideParseException():
             return f"{error.override}: cannot be read ({_first_line(error)}); give key=value, or \"key='any text'\""
-        case MissingMandatoryValue():
-            return f"{error.full_key}: has no value; give {error.full_key}=..."
         case MarkedYAMLError() if error.problem_mark is not None:
             return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}; correct the file"
     cause = error.__cause__ or error
@@ -86,18 +84,17 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
 
 
 def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
-    """Names the keys that end as an unknown one does, or else the most similar ones."""
+    """Names the arguments of the class that the key's section builds, or else the keys that end alike or are most similar."""
     first = [override.partition(",")[0] for override in overrides]  # of a sweep's values
-    groups = [override for override in first if override.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
-    keys = default_keys(name, groups)
-    section, _, argument = key.rpartition(".")
-    if section == "policy" and (target := keys["policy"].get("_target_", "???")) != "???":
-        known = nearest(argument, parameters_of(locate(section, target)))
-        return f"{key}: is not in the policy's settings; +{key}=... adds an argument of {target}; {known}"
-    names = [known for known, _ in flat(keys)]
-    near = [known for known in names if known.endswith(f".{key.rpartition('.')[2]}")]
-    near = near or get_close_matches(key, {*names, *keys, "seeds"}, 3, 0.4) or ["one that --help lists"]
-    return f"{key}: no such key; did you mean {' or '.join(near[:3])}?" + f"; +{key}=... adds it" * ("." in key)
+    keys = default_keys(name, [text for text in first if text.partition("=")[0] in (*GROUPS, "hydra.searchpath")])
+    values, (section, _, argument) = dict(flat(keys)), key.rpartition(".")
+    if target := values.get(f"{section}._target_"):
+        check_argument(key, target)
+        return f"{key}: is not in the settings; +{key}=... adds it to the arguments of {target}"
+    near = [known for known in values if known.endswith(f".{argument}")]
+    near = near or get_close_matches(key, {*values, *keys, "seeds"}, 3, 0.4) or ["one that --help lists"]
+    remedy = f"; +{key}=... adds it" * (values.get(section, "") is None)
+    return f"{key}: no such key; did you mean {' or '.join(near[:3])}?{remedy}"
 
 
 def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
