@@ -34,7 +34,7 @@ from experiments.check.search import Verdicts, describe_sizes, search, tiny_scen
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
 from experiments.settings.overrides import check_effects, say_unread
-from experiments.settings.settings import PLANS_BY
+from experiments.settings.settings import PLANS_BY, Recipe
 
 CHUNK = 4
 SHARE = 7
@@ -66,8 +66,7 @@ def _check(*arguments: str) -> int:
     with suppress(ConfigError):
         source = copy_policy(policy)  # copies take much less time than building from settings
     endings, refusals = Counter[Ending](), list[str]()
-    interval = 0.1 if sys.stderr.isatty() else 10.0  # seconds
-    with tqdm(unit=" workloads", leave=False, delay=interval, mininterval=interval) as bar:
+    with tqdm(unit=" workloads", leave=False, delay=0.1, disable=None) as bar:  # disabled unless stderr is a terminal
 
         def count(history: History) -> None:
             endings[history.ending] += 1
@@ -78,7 +77,7 @@ def _check(*arguments: str) -> int:
         every = enumerate(tiny_scenarios(chunk))
         tiny = (made for number, made in every if thorough or number % SHARE == 0 or len(made.arrivals) > 3)
         verdicts = search(source, PROPERTIES, chunk, num_random=num_random, tiny=tiny, patience=patience, tick=count)
-    _report(type(policy).__name__, chunk, verdicts, endings, refusals)
+    _report(repr(build), chunk, verdicts, endings, refusals)
     required = {*require, *(["steady"] if is_steady(policy) else [])}
     return int(any(verdicts[prop.name] for prop in PROPERTIES if prop.needed or prop.name in required))
 
@@ -90,7 +89,7 @@ def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending],
     if 0 < len(refusals) == tried:
         remedy = f"give it settings for small limits, or a larger chunk than {chunk}"
         raise ConfigError(f'policy {name}: {refused} "{refusals[0]}"; {remedy}')
-    print(f"{name} with chunk={chunk}, {tried - len(refusals):,} workloads: {describe_sizes(chunk)}")
+    print(f"{name}, {tried - len(refusals):,} workloads: {describe_sizes(chunk)}")
     if refusals:
         print(f'{refused} "{refusals[0]}"')
     held = "yes" if endings[Ending.COMPLETE] else "-  "
@@ -105,7 +104,7 @@ def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending],
         print("-: not tested, as no run reached its end")
 
 
-def _policy(overrides: Sequence[str]) -> tuple[Callable[[], Policy], int, Patience]:
+def _policy(overrides: Sequence[str]) -> tuple[Recipe, int, Patience]:
     """Returns what builds the policy that the overrides describe, its chunk, and how long it may make no progress."""
     check_effects(overrides, (*PLANS_BY, "patience"), "check")
     defaults = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}"]
