@@ -37,7 +37,7 @@ def read_requests(folder: str | Path) -> pd.DataFrame:
 
 def read_service(folder: str | Path) -> Service | None:
     """Reads the service of a run's clients, with their weights; None if no request names its client."""
-    requests = read_requests(folder).dropna(subset="last_token")
+    requests = read_requests(folder).dropna(subset="end_to_end_seconds")  # of served requests
     if requests["client"].isna().all():
         return None
     prefix = "metrics.client_weights."

@@ -44,15 +44,15 @@ def test_a_row_of_requests_csv_says_what_was_asked_and_what_came_of_it(folder: P
     assert rows["2"] == {key: text.replace("_", " ") for key, text in (cell.split("=") for cell in cells)}
 
 
-def test_a_request_rejected_after_its_admission_has_both_times() -> None:
+def test_a_request_that_left_after_its_first_token_has_the_times_until_then_and_no_latencies() -> None:
     """It came with iteration 2, which was planned at 5.5 s."""
     record = make_record()
     late = Request(4, 1, 1, arrival_iteration=2)
     late.arrive(5.5)
-    record.requests = [end(late, 6.0, 9.0, FinishReason.REJECTED, reject_reason="late")]
+    record.requests = [end(late, 6.0, 9.0, FinishReason.CANCELLED, token_times=(7.0, 8.0))]
     [row] = request_rows(record, collect_served(record))
     shown = dict(zip(REQUEST_COLUMNS, row, strict=True))
-    times = {"arrival": 5.5, "admitted": 6.0, "first_token": None, "last_token": None, "ttft_seconds": None}
+    times = {"arrival": 5.5, "admitted": 6.0, "first_token": 7.0, "last_token": 8.0, "ttft_seconds": None}
     assert {key: shown[key] for key in times} == times
 
 

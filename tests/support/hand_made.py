@@ -69,13 +69,14 @@ def make_record(*, copies: bool = False, slo: SLO = MISSED) -> RunRecord:
     late.arrive(5.5)
     record.requests = [
         end(Request(2, 9, 9, arrival_time=2.0), None, 5.5, FinishReason.REJECTED, reject_reason="too long"),
-        end(Request(0, 5, 3, arrival_time=0.25, priority=7), 1.0, 8.0, num_output_tokens=3),
-        end(late, 5.5, 8.0, FinishReason.STOP, num_output_tokens=1),
+        end(Request(0, 5, 3, arrival_time=0.25, priority=7), 1.0, 8.0, num_output_tokens=3, token_times=(3.0, 8.0)),
+        end(late, 5.5, 8.0, FinishReason.STOP, num_output_tokens=1, token_times=(8.0, 8.0)),
         end(
             Request(1, 7, 2, arrival_time=1.5, client="ann", tier="gold", slo=slo),
             3.25,
             12.0,
             num_output_tokens=2,
+            token_times=(11.0, 12.0),
             num_preemptions=1,
             num_recomputed_tokens=4,
         ),
