@@ -96,7 +96,8 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[st
             raise ConfigError(f"{keyword}={value}: has no effect on a policy object; give it to the policy")
         if keyword not in known:
             names = [name for name in known if name.isidentifier() and name != "_target_"]
-            raise ConfigError(f"{keyword}: no such keyword; {nearest(keyword, names)}")
+            own = f"; settings of the {' and the '.join(objects)} are given to the object itself" * bool(objects)
+            raise ConfigError(f"{keyword}: no such keyword{own}; {nearest(keyword, names)}")
         if (other := spelled.setdefault(known[keyword], keyword)) != keyword:
             raise ConfigError(f"{keyword}: is {other} in another spelling; give one of them")
         if keyword not in groups:
@@ -114,7 +115,8 @@ def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...]) -> dict[s
         known |= {key.rpartition(".")[2]: key for key in inside if ends[key.rpartition(".")[2]] == 1}
         known |= {key: key for key in inside}
     known |= {"requests": known["num_requests"]} if "num_requests" in known else {}
-    return {**known, **{key: key for key in keys if key not in (*_OF_COMMANDS, *objects)}}
+    unread = ("traces",) if "workload" in objects else ()  # the folder of traces, which workloads by name read
+    return {**known, **{key: key for key in keys if key not in (*_OF_COMMANDS, *objects, *unread)}}
 
 
 def _text(keyword: str, value: object) -> str:

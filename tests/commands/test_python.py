@@ -106,8 +106,13 @@ def test_real_tokens_are_in_the_record() -> None:
         ("orcs", {}, ["policy=orcs", "orca"]),
         (Tiring, {}, ["policy=<class", "plan()"]),
         (Tiring(), {"chunk": 256}, ["chunk=256", "policy object"]),
-        (Tiring(), {"energy": 3}, ["energy: no such keyword"]),
-        (Tiring(), {"workload": OpenLoop(arrivals=GammaArrivals(rate=1)), "rate": 2}, ["rate: no such keyword"]),
+        (Tiring(), {"energy": 3}, ["energy: no such keyword", "of the policy are given to the object"]),
+        (Tiring(), {"bacth": 3}, ["bacth: no such keyword", "did you mean batch?"]),
+        (
+            Tiring(),
+            {"workload": OpenLoop(arrivals=GammaArrivals(rate=1)), "rate": 2},
+            ["rate: no ", "workload are given to the object itself; known: "],
+        ),
     ],
 )
 def test_a_mistake_is_a_line(policy: Any, keys: dict[str, Any], named: list[str]) -> None:
