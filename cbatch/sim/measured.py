@@ -192,7 +192,7 @@ class MeasuredModel:
     tensor_parallel: Mapping[NumGpus, Measured]
 
     def differs(self, spec: ModelSpec) -> set[str]:
-        """Returns in what a model of the same name differs from the measured one: keys of `shape`."""
+        """Returns in what a model differs from the measured one: keys of `shape`."""
         return {key for key, number in self.shape.items() if number != spec.shape.get(key)}
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:

@@ -66,10 +66,18 @@ class Profile:
     models: Mapping[str, MeasuredModel] = field(default_factory=dict)
     origins: Annotated[Mapping[Place, str], Field(exclude=True)] = field(default_factory=dict)
 
+    def measured_as(self, spec: ModelSpec) -> str:
+        """Returns the name of the measured model of this shape, "" if there is none; only its number of layers may be another.
+
+        A checkpoint may have any name. A model of the same name comes first, then one of as many layers.
+        """
+        names = [name for name, model in self.models.items() if name == spec.name or model.shape]
+        fitting = [name for name in names if self.models[name].differs(spec) <= {"num_layers"}]
+        return min(fitting, key=lambda name: (name != spec.name, len(self.models[name].differs(spec))), default="")
+
     def of_model(self, spec: ModelSpec) -> MeasuredModel | None:
-        """What was measured of a model of this name and shape, if anything; only its number of layers may be another."""
-        model = self.models.get(spec.name)
-        return model if model and model.differs(spec) <= {"num_layers"} else None
+        """What was measured of a model of this shape, if anything; see `measured_as`."""
+        return self.models.get(self.measured_as(spec))
 
     def host_time(self, asynchronous: bool, spec: ModelSpec | None = None) -> HostTime:
         """The host time of a model in one of the loops; none if it was not measured. spec: None: of any other model."""
@@ -82,9 +90,9 @@ class Profile:
 
         asynchronous: None: of neither loop, such as single iterations.
         """
-        measured = self.models.get(spec.name)
+        measured = self.models.get(name := self.measured_as(spec) or spec.name)
         for loop, known in self.compared.items() if not (measured and measured.differs(spec)) else ():
-            if asynchronous in (None, loop == "async") and spec.name in known.models and num_gpus == known.gpus:
+            if asynchronous in (None, loop == "async") and name in known.models and num_gpus == known.gpus:
                 return replace(known, error=known.error or self.error)
         return Compared((), num_gpus, error=NOT_COMPARED if self.compared else self.error)
 
@@ -100,7 +108,7 @@ class Profile:
 
     def table_origins(self, spec: ModelSpec, tensor_parallel: int) -> dict[str, str]:
         """The origin of each table of a model, of rates in the place of one, and of its host time."""
-        model, here = self.of_model(spec), ("models", spec.name)
+        model, here = self.of_model(spec), ("models", self.measured_as(spec))
         known = model.tensor_parallel.get(tensor_parallel, Measured()) if model else Measured()
         tables = (*here, "tensor_parallel", str(tensor_parallel))
         origins = {name: self.origin(*tables, *name.split(".")) for name in known.names()}

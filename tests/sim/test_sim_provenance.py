@@ -61,7 +61,7 @@ def test_every_entry_of_a_profile_states_its_origin(name: str, capsys: pytest.Ca
         (LLAMA_13B, 1, "captured_rows (derived)"),
         # rates of kernels stand in for tables
         (
-            replace(LLAMA_13B, name="mine"),
+            replace(LLAMA_13B, name="mine", intermediate_size=13312),
             1,
             "attention (assumed), other (assumed), head (fallback), host (fallback), linear (fallback)",
         ),
@@ -101,6 +101,18 @@ def test_an_error_is_stated_only_where_it_was_established(
     assert (found["error"], found["error_in_brief"]) == ((profile.error, brief) if stated else (NOT_COMPARED, ""))
     assert found["batches_compared"] == ([16, 128] if stated else [])  # as the error says
     assert "batch 16-128" in brief
+
+
+def test_a_checkpoint_of_any_name_has_the_tables_and_the_error_of_its_shape() -> None:
+    profile = load_profile("h100")
+    own, mine = (
+        ProfileCost(profile, spec) for spec in (LLAMA_8B, replace(LLAMA_8B, name="my-llama", path="somewhere"))
+    )
+    assert mine.predict(shape := BatchShape(((512, 0),), 3, 900)) == own.predict(shape)
+    assert (mine.provenance(True), mine.estimated) == (own.provenance(True), ())
+    assert profile.host_time(True, mine.spec) == profile.host_time(True, LLAMA_8B)
+    unstated = replace(profile, models={"llama-3.1-8b": replace(profile.models["llama-3.1-8b"], shape={})})
+    assert "linear" in ProfileCost(unstated, mine.spec).estimated, "tables without a shape are those of a name"
 
 
 @pytest.mark.parametrize("change", [{"hidden_size": 2048}, {"dtype": "float32"}, {"num_layers": 16}])
