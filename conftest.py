@@ -1,6 +1,5 @@
 """Settings of all tests: hypothesis draws the same examples in every run, without deadlines."""
 
-import atexit
 import gc
 import os
 import sys
@@ -9,16 +8,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hydra._internal import defaults_list
 from hydra.core.config_store import ConfigStore
 from hypothesis import Phase, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
 
 gc.set_threshold(1_000_000)  # each full collection would traverse all of torch
-atexit.register(gc.freeze)  # a process that ends need not look for garbage once more
 
 # each composition of settings would copy all that Hydra itself offers, which nothing changes
 ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+# and would make a map of all choices for each file, for references in its list of defaults, which few lists have
+make_map = defaults_list._create_interpolation_map
+defaults_list._create_interpolation_map = lambda overrides, defaults, self_added: (
+    make_map(overrides, defaults, self_added) if any(default.is_interpolation() for default in defaults) else None  # type: ignore[return-value]
+)
 
 phases = set(Phase) - {Phase.explain}  # it traces every line while an example is shrunk
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None, phases=phases)
@@ -57,6 +61,11 @@ def _modules_of_tests_are_forgotten(tmp_path_factory: pytest.TempPathFactory) ->
 
 def pytest_collection_finish() -> None:
     """No later collection traverses what was imported."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """A process that ends need not look for garbage once more."""
     gc.freeze()
 
 
