@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from cbatch.arrivals import Stream
 from cbatch.cost import CostModel
 from cbatch.engine import Engine
 from cbatch.executor import Executor
@@ -70,30 +69,6 @@ class Server(Generic[E_co]):
     ) -> RunRecord:
         """Serves the requests to their end. `on_step` is called as by `Engine.run`."""
         return self.engine(policy, requests, asynchronous=asynchronous).run(on_step)
-
-    def serve_stream(
-        self,
-        policy: Policy,
-        requests: Iterable[Request],
-        take: Callable[[RunRecord], object],
-        *,
-        asynchronous: bool | None = None,
-        at_once: int = 1000,
-    ) -> None:
-        """Serves requests as `serve` does, in memory that does not grow with their number.
-
-        Args:
-            requests: in the order of their arrival times; made when they are about to arrive.
-            take: called with the results since the last call, which are then forgotten (`RunRecord.take`).
-            at_once: iterations after which results are taken.
-
-        Raises:
-            WorkloadError: as `engine`; a request that arrives before an earlier one, or by iteration.
-        """
-        engine = self.engine(policy, asynchronous=asynchronous)
-        engine.arrivals = Stream(requests, engine.check_fits)
-        engine.run(lambda engine: engine.record.drain(take, at_once))
-        take(engine.record.take())
 
     def close(self) -> None:
         """Closes the executor; its threads and memory are released."""

@@ -69,7 +69,7 @@ class RunTables:
 
 
 class StreamedTables(RunTables):
-    """The tables of a run, written while it goes on: with `stream=on`, and for `Server.serve_stream`.
+    """The tables of a run, written while it goes on (`stream=on`).
 
     run: what a summary needs. num_made: requests that `watch` has passed on.
     Requests that arrive by iteration are not supported.

@@ -16,6 +16,7 @@ from small_cluster import make_cost
 from test_leaps import Choosy, draw_requests
 
 from cbatch import ConfigError, Limits, Policy, Request, RequestSpec, RunRecord, Server
+from cbatch.arrivals import Stream
 from cbatch.kv import KVSize
 from cbatch.model.topology import Topology
 from cbatch.results.metrics import Objectives, collect_served, statistics
@@ -55,7 +56,10 @@ def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchro
         with RunTables(tmp_path) as whole:
             whole.write(record, collect_served(record))
         with StreamedTables(tmp_path / "streamed") as tables:
-            make_server(asynchronous).serve_stream(policy, iter(again), tables.take, at_once=3)
+            engine = make_server(asynchronous).engine(policy)
+            engine.arrivals = Stream(iter(again), engine.check_fits)
+            engine.run(lambda engine: engine.record.drain(tables.take, at_once=3))
+            tables.take(engine.record.take())
         for name in ("steps.csv", "requests.csv"):
             assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / name).read_bytes(), f"workload {seed}"
         streamed: dict[str, Any] = {
