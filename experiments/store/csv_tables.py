@@ -19,13 +19,11 @@ _NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes", "extra", "t
 _STORED_ELSEWHERE = {"num_prompt_tokens", "arrival_time", "arrival_iteration", "slo"}
 _SPEC = [field.name for field in fields(RequestSpec) if field.name not in _NOT_STORED | _STORED_ELSEWHERE]
 _OBJECTIVES = [field.name for field in fields(SLO)]
-_TIMES = {  # column: attribute of the request
+_OUTCOME = {  # column: attribute of the request
     "arrival": "arrival_time",
     "admitted": "admitted_at",
     "first_token": "first_token_at",
     "last_token": "last_token_at",
-}
-_OUTCOME = {
     "prompt_tokens": "num_prompt_tokens",
     "output_tokens": "num_output_tokens",
     "finish_reason": "finish_reason.value",
@@ -37,7 +35,7 @@ _LATENCIES = ("scheduling_delay", "ttft", "tpot", "end_to_end")
 _NO_LATENCIES = (math.nan,) * len(_LATENCIES)
 _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
-REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_TIMES, *_OUTCOME, *LATENCY_COLUMNS)
+REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_OUTCOME, *LATENCY_COLUMNS)
 EXTRA = "extra."
 """Prefix of the columns of `Request.extra` in requests.csv."""
 
@@ -147,14 +145,12 @@ def read_extra(text: str) -> object:
 def request_rows(record: RunRecord, requests: Served, extra: Sequence[str] = ()) -> Iterator[tuple[object, ...]]:
     """Yields the rows of requests.csv, in order of completion; a rejected or cancelled request has no latencies. extra: keys to append."""
     latencies = zip(*(getattr(requests, name).tolist() for name in _LATENCIES), strict=True)
-    spec, objectives = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES)
-    times, outcome = attrgetter(*_TIMES.values()), attrgetter(*_OUTCOME.values())
+    spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
     for request in record.requests:
         seconds = next(latencies) if request.finish_reason in SERVED else _NO_LATENCIES
         yield (
             *spec(spec_of(request)),
             *objectives(request.slo),
-            *times(request),
             *outcome(request),
             *(None if math.isnan(value) else value for value in seconds),
             *(extra_text(request.extra.get(name)) for name in extra),
