@@ -1,6 +1,7 @@
 """Labels of runs, by one rule: the policy, and key=value of every setting that varies and is not shown otherwise."""
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
@@ -36,12 +37,12 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     policies = runs["policy"]
     if any(key == "chunk" or key.startswith("policy.") for key in shown):  # is an argument of the policy
         policies = policies.str.partition("(")[0]
-    known = [policies, *(_as_text(runs[key]) for key in shown if key in runs)]
-    groups = runs.groupby(known, dropna=False).ngroup()  # of runs that the label so far does not tell apart
+    known = [policies, *(runs[key].map(_as_text) for key in shown if key in runs)]
+    groups = _numbered(*known)  # of runs that the label so far does not tell apart
     parts: dict[str, pd.Series[str]] = {}
     for key in keys:
-        finer = runs.groupby([groups, texts[key]], dropna=False).ngroup()
-        if finer.nunique() > groups.nunique():
+        finer = _numbered(groups, texts[key])
+        if finer.max() > groups.max():
             groups, parts[key] = finer, _shorten(key, texts[key])
     labels = policies.copy()
     for head, column in zip(_heads(list(parts)), parts.values(), strict=True):
@@ -59,8 +60,9 @@ def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
         about = summary["about"]
         options = {key: about[key] for key in ("workload", "slo") if key in about}
         code = sha256(code_text(about).encode(errors="surrogatepass")).hexdigest()[:6]
-        rows.append({**about["identity"], **options, "code": code})
-    return pd.DataFrame(rows, runs.index, dtype=object).apply(_as_text)
+        settings = {**about["identity"], **options, "code": code}
+        rows.append({key: _as_text(value) for key, value in settings.items()})
+    return pd.DataFrame(rows, runs.index, dtype=object)
 
 
 def code_text(about: Mapping[str, Any]) -> str:
@@ -92,13 +94,20 @@ def is_seed(key: str) -> bool:
     return key.rpartition(".")[2] == "seed"
 
 
-def _as_text(column: "pd.Series[Any]") -> "pd.Series[str]":
-    def text(value: object) -> str:
-        if isinstance(value, float) and float(f"{value:g}") == value:
-            return f"{value:g}"
-        return value if isinstance(value, str) else json.dumps(value, default=str)
+def _as_text(value: object) -> str | float | None:
+    """Returns a value as text, but not one that is missing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return value
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
-    return column.map(text, na_action="ignore")
+
+def _numbered(*columns: "pd.Series[Any]") -> "pd.Series[int]":
+    """Returns numbers from 0 on, which are equal in rows with equal values."""
+    numbers: dict[object, int] = {}
+    values = [column.astype(object).where(column.notna(), None) for column in columns]
+    return pd.Series([numbers.setdefault(row, len(numbers)) for row in zip(*values, strict=True)], columns[0].index)
 
 
 def _shorten(key: str, column: "pd.Series[str]") -> "pd.Series[str]":

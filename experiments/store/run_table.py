@@ -48,7 +48,7 @@ def run_table(
 
 def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
     """Returns the columns of the frame that match one of the patterns and have a value, in the order of the patterns."""
-    known = [str(column) for column in runs if runs[column].notna().any()]
+    known = [str(column) for column, has_values in runs.notna().any().items() if has_values]
     return [key for pattern in patterns for key in known if fnmatchcase(key, pattern)]
 
 

@@ -248,8 +248,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_writes_files(name: str, folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    options = [f"y={SPEED}", "x=workload.pd_ratio"] if name == "curves" else []
-    formats = ["md"] if name == "table" else ["pdf", "png"]
+    options = {"table": [], "curves": [f"y={SPEED}", "x=workload.pd_ratio"]}.get(name, ["format=png"])
+    formats = {"table": ["md"], "curves": ["pdf", "png"]}.get(name, ["png"])
     assert main([name, str(folders[name]), *options]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folders[name]))]
     assert written == [folders[name] / "plots" / f"{name}.{suffix}" for suffix in formats]
@@ -266,6 +266,20 @@ def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.Cap
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["Ours"] and legend.get_title().get_text() == "My plot"
     assert figure.get_size_inches().tolist() == [3.5, 2.0] and figure.get_supxlabel() == ""
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, Path]:
+    """Returns folders of runs that some plots cannot draw."""
+    root = tmp_path_factory.mktemp("bad")
+    clientless = write_run(root / "clientless")
+    (clientless / "requests.csv").write_text((clientless / "requests.csv").read_text().replace("ann", ""))
+    (root / "empty").mkdir()
+    for speed in (1, 2):
+        at_once = write_run(root / "together" / str(speed), {}, {"workload": {"speed": speed}})
+        table = pd.read_csv(at_once / "requests.csv").assign(arrival=0.0)
+        table.to_csv(at_once / "requests.csv", index=False, lineterminator="\r\n")
+    return {"one": folder, "empty": root / "empty", "clientless": clientless, "together": root / "together"}
 
 
 @pytest.mark.parametrize(
@@ -292,16 +306,8 @@ def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.Cap
     ],
 )
 def test_bad_requests_are_one_line(
-    arguments: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clientless = write_run(tmp_path / "clientless")
-    (clientless / "requests.csv").write_text((clientless / "requests.csv").read_text().replace("ann", ""))
-    (tmp_path / "empty").mkdir()
-    for speed in (1, 2):
-        at_once = write_run(tmp_path / "together" / str(speed), {}, {"workload": {"speed": speed}})
-        table = pd.read_csv(at_once / "requests.csv").assign(arrival=0.0)
-        table.to_csv(at_once / "requests.csv", index=False, lineterminator="\r\n")
-    places = {"one": folder, "empty": tmp_path / "empty", "clientless": clientless, "together": tmp_path / "together"}
     assert main([argument.format(**places) for argument in arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and message in line

@@ -156,7 +156,8 @@ def test_each_run_of_a_sweep_is_composed_as_it_would_be_alone(tmp_path: Path, mo
     assert len(sweep.jobs) == 2**3
     for number, job in enumerate(sweep.jobs):
         assert job == replace(compose(*job.overrides), number=number)
-        with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        for job in sweep.jobs[1::5]:
             assert job.keys == OmegaConf.to_container(hydra.compose("config", job.overrides), resolve=True)
 
 
