@@ -94,10 +94,10 @@ def is_seed(key: str) -> bool:
     return key.rpartition(".")[2] == "seed"
 
 
-def _as_text(value: object) -> str | float | None:
-    """Returns a value as text, but not one that is missing."""
+def _as_text(value: object) -> str | float:
+    """Returns a value as text; NaN for one that is missing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        return value
+        return math.nan
     if isinstance(value, float) and float(f"{value:g}") == value:
         return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value, default=str)
