@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from spoiled_inputs import spoiled_json, values
 
-from experiments.settings.groups import CONFIG_FOLDER
+from experiments.settings.compose import compose
 
 FEW = ("backend=sim", "batch=3", "workload.num_requests=6")
 SMALL = (*FEW, "workload.length=64")
@@ -39,9 +37,7 @@ def keys_of(config: Any, prefix: str = "") -> Iterator[str]:
 
 @cache
 def composed(base: tuple[str, ...]) -> dict[str, Any]:
-    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        config: Any = OmegaConf.to_container(compose("config", [*base, "sweep=none"]), resolve=True)
-    return config  # type: ignore[no-any-return]
+    return dict(compose(*base).keys)
 
 
 @st.composite
