@@ -63,7 +63,7 @@ def _row(folder: Path, summary: Summary) -> dict[str, Any]:
     about = summary["about"]
     code = {**about.get("code", {}), "own": code_text(about)}
     facts = flat({key: value for key, value in {**about, "code": code}.items() if key != "identity"})
-    figures = flat({key: part for key, part in summary.items() if key not in ("about", "settings")})
+    figures = flat({key: part for key, part in summary.items() if key != "about"})
     return {**about["identity"], **dict(facts), **dict(figures), "folder": str(folder), "summary": summary}
 
 
@@ -94,7 +94,7 @@ class Omitted(NamedTuple):
     reason: str
 
 
-def select_runs(folder: str | Path, text: str = "") -> tuple[pd.DataFrame, list[Omitted]]:
+def select_runs(folder: str | Path, text: str) -> tuple[pd.DataFrame, list[Omitted]]:
     """Returns the finished runs that `text` chooses, repeated ones once, and those of the folder that are left out.
 
     The frame is that of `read_runs`, with labels for what is left.

@@ -105,13 +105,13 @@ def test_a_value_by_replication_is_what_the_capacity_owes_to_it() -> None:
 
 
 def test_replications_that_fail_or_pass_at_every_rate_are_counted_beside_the_span_of_the_others() -> None:
-    """At rates 1, 2 and 3. The second was simulated only at 2 and fails there, the third passes at all three."""
-    asked = np.array([[100.0, 100, 100], [0, 100, 0], [100, 100, 100], [100, 100, 100]])
-    good = np.array([[99.0, 96, 90], [0, 54, 0], [100, 100, 99], [100, 99, 96]])
+    """At rates 1, 2 and 3. The second was simulated only at 2 and fails there, the third passes at all three, the last at 2, its only one."""
+    asked = np.array([[100.0, 100, 100], [0, 100, 0], [100, 100, 100], [100, 100, 100], [0, 100, 0]])
+    good = np.array([[99.0, 96, 90], [0, 54, 0], [100, 100, 99], [100, 99, 96], [0, 100, 0]])
     found = estimate_alone([Shares(np.array([1.0, 2, 3]), good, asked, 0.98)])
-    assert found == {"least": 1.5, "most": 2.5, "failed": 1, "failed_at": 2, "passed": 1, "passed_at": 3}
-    said = describe_alone({"one_alone": found, "replications": 4})
-    assert said == "1.5 to 2.5 (2 of 4), below 2 (1 of 4), above 3 (1 of 4)"
+    assert found == {"least": 1.5, "most": 2.5, "failed": 1, "failed_at": 2, "passed": 2, "passed_at": 2}
+    said = describe_alone({"one_alone": found, "replications": 5})
+    assert said == "1.5 to 2.5 (2 of 5), below 2 (1 of 5), above 2 (2 of 5)"
     assert all(math.isnan(estimate_alone([shares([[99, 96]])])[key]) for key in ("failed_at", "passed_at"))
     failing = estimate_alone([shares([[90, 80]] * 2)])
     assert math.isnan(failing["least"]) and math.isnan(failing["most"]) and failing["failed"] == 2

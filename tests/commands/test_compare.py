@@ -58,7 +58,7 @@ def test_only_common_replications_are_paired() -> None:
 
 def rows(label: str, values: Sequence[float], served: str = "w", others: str = "") -> pd.DataFrame:
     """Makes replications of one label, whose figure is `metric`."""
-    summary = {"about": ABOUT, "metric": 0.0}
+    summary = {"about": {**ABOUT, "number": 1}, "metric": 0.0}
     columns = {"label": label, "policy": label, "served": served, "others": others, "folder": label}
     figures = {
         "replication": range(len(values)),
@@ -119,7 +119,11 @@ def test_what_cannot_be_compared() -> None:
         with pytest.raises(ConfigError, match=said):
             compared(*things)
     both = pd.concat([rows("a", [1, 2]), rows("b", [1, 2])])
-    for key, said in (("metrics", "did you mean metric"), ("goodput.attained_share", "this run has no goodput")):
+    for key, said in (
+        ("metrics", "did you mean metric"),
+        ("goodput.attained_share", "this run has no goodput"),
+        ("about.number", ""),
+    ):
         with pytest.raises(ConfigError, match=f"^metric={key}: .*{said}"):
             report(both, [key])
 
@@ -285,10 +289,11 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     with chdir(tmp_path):
         said = printed(*given, "seeds=2", "workload=open_loop(arrivals.rate=4)", SPEED)
         name = base.partition("(")[0]
-        for key, values in {
-            "metric": (f"baseline={name}", "metric=nothing"),
-            "baseline": ("baseline=nothing",),
-        }.items():
+        for key, values in (
+            ("metric", (f"baseline={name}", "metric=nothing")),
+            ("metric", (f"baseline={base}", "metric=nothing")),
+            ("baseline", ("baseline=nothing",)),
+        ):
             assert printed(*given, *values).startswith(f"{key}=nothing: "), "before the first run"
     assert commands[0][:4] == ["-m", f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)"]
     assert f"{other} over {base}: 2 replications, in pairs" in said

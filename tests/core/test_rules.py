@@ -65,6 +65,7 @@ def plan(*entries: tuple[Request, int], **fields: object) -> Plan:
         (lambda a, b, c, d: [plan((b, 2), reject=[(a, "")]), plan((a, 2))], 0, "(it is finished); rule: a planned"),
         (lambda a, b, c, d: [plan((Request(7, 8, 3), 8))], 7, "(it is not of this run, or has not arrived); rule: "),
         (lambda a, b, c, d: [plan((a, 8), reserve={a: 11}), plan((b, 8))], 1, "(2 blocks planned, 1 free); rule: the"),
+        (lambda a, b, c, d: [plan((a, 8)), plan((b, 8), (a, 1))], 0, "(3 blocks planned, 2 free); rule: the"),
     ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

@@ -146,7 +146,13 @@ def test_intervals_of_known_numbers(ratio: Ends, difference: Ends, said: tuple[s
 
 
 def test_means_and_replications_of_known_numbers() -> None:
-    means = {(12.0, 0.0): "12", (5.0, math.nan): "5", (4.756, 0.123): "4.76 ± 0.12", (4.756, 99.4): "4.76 ± 99"}
+    means = {
+        (12.0, 0.0): "12",
+        (5.0, math.nan): "5",
+        (4.756, 0.123): "4.76 ± 0.12",
+        (4.756, 99.4): "4.76 ± 99",
+        (5000.0, 12.34): "5,000 ± 12",
+    }
     means |= {(30960.4, 99.5): "30,960 ± 100", (30960.4, 1234.6): "30,960 ± 1,235"}
     assert {key: texts.format_mean(Mean(*key, 5)) for key in means} == means
     for needed, number in {866.2: "about 867", 999_999.0: "about 999,999", 1e6: "more than 1,000,000"}.items():

@@ -17,7 +17,7 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
-from cbatch.sim.measured import HostTime, Measured
+from cbatch.sim.measured import DecodeOnly, HostTime, Measured
 from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.settings.presets import load_spec
 from policies.orca import Orca
@@ -160,10 +160,22 @@ def test_a_model_without_a_table_is_estimated_from_the_ceilings_and_marked() -> 
 def test_a_captured_row_less_is_taken_off_every_kernel(tokens: int) -> None:
     """What the rows of the largest batch cost was measured within products and small operations, in proportion."""
     shape, spec = BatchShape(((tokens, 0),)), replace(OTHER, intermediate_size=13824)
-    few, many = (ProfileCost(load_profile("h200"), spec, max_batch=batch).parts(shape) for batch in (18, 128))
+    few, many, none = (
+        ProfileCost(load_profile("h200"), spec, max_batch=batch).parts(shape) for batch in (18, 128, None)
+    )
     assert 0 < few.linear / many.linear < 1
     assert few.other / many.other == pytest.approx(few.linear / many.linear, rel=1e-3)  # the clock is in the products
     assert (few.attention, few.head) == (many.attention, many.head)
+    assert (many.linear, many.other) == pytest.approx((none.linear, none.other)), "tables are of the largest batch"
+
+
+def test_captured_rows_count_up_to_the_largest_graph() -> None:
+    rows = BilinearGrid((16.0, 128.0), ((2.0, 64.0),) * 2, ((1e-3, 1e-3), (2e-3, 2e-3)))
+    curve = PiecewiseLinear((1.0, 128.0), (1e-2, 1e-2))
+    made = profile(measured={1: Measured(linear=curve, other=curve, captured_rows=rows)})
+    few, many = (ProfileCost(made, SPEC, max_batch=batch) for batch in (16, 128))
+    saved = [many.predict(shape) - few.predict(shape) for shape in (BatchShape(((64, 0),)), BatchShape(((65, 0),)))]
+    assert saved == pytest.approx([1e-3, 0.0])
 
 
 def test_the_parts_are_the_whole() -> None:
@@ -214,6 +226,23 @@ def test_a_gpu_of_two_does_half_the_products_and_pays_two_all_reduces_a_layer() 
     assert two.communication == pytest.approx(2 * 8 * LINKS.all_reduce[2].at(16 * 64 * 2))
 
 
+def test_decodes_alone_have_their_own_tables_up_to_the_most_that_were_measured() -> None:
+    fast, slow = (PiecewiseLinear((1.0, 2.0, 4.0), (seconds,) * 3) for seconds in (1e-3, 2e-3))
+    measured = Measured(linear=slow, other=slow, decode_only=DecodeOnly(fast, fast, fast))
+    cost = ProfileCost(profile(measured={1: measured}), SPEC)
+    layers = [cost.parts(BatchShape((), number, number)).linear for number in (2, 3, 4, 5)]
+    assert layers == pytest.approx([8e-3, 8e-3, 8e-3, 8 * 2e-3 * 5 / 4])  # beyond the tables, in proportion
+
+
+def test_decodes_of_any_number_at_one_context_have_times_of_their_own() -> None:
+    """The times of one decode are kept by its context; two whose contexts sum up to the same take longer or shorter."""
+    shapes = [BatchShape((), 1, 9), BatchShape((), 2, 8)]
+    for order in (shapes, shapes[::-1]):
+        cost = make_cost(Topology())
+        for following, times in (next(cost.execute_decodes(shape)) for shape in order):
+            assert following.decode_context == 10 and times == make_cost(Topology()).execute(following)
+
+
 def test_stages_on_different_nodes_are_linked_by_the_network() -> None:
     topology = Topology(tensor_parallel=2, pipeline_stages=4, gpus_per_node=4)
     assert [topology.leaves_node(stage) for stage in range(3)] == [False, True, False]
@@ -221,6 +250,7 @@ def test_stages_on_different_nodes_are_linked_by_the_network() -> None:
     assert (within, between) == (pytest.approx(1e-6 + 1280 / 1e9), pytest.approx(1e-5 + 1280 / 1e8))
     used = [{name for name in make_cost(each).origins() if "node" in name} for each in (topology, Topology(2, 2))]
     assert used == [{"within_node", "between_nodes"}, {"within_node"}]
+    assert make_cost(topology).provenance()["gpus"] == 8
 
 
 def outside(cost: ProfileCost, *shapes: BatchShape) -> list[int]:
@@ -290,6 +320,8 @@ def test_an_all_reduce_is_estimated_from_the_nearest_number_of_gpus_and_marked()
     cost = make_cost(Topology(4, gpus_per_node=8))
     of_two, of_four = LINKS.all_reduce[2].at(1e6), cost.parts(BatchShape(((7813, 0),))).communication / 16
     assert "all_reduce" in cost.estimated and of_four == pytest.approx(of_two * 1.5, rel=0.01)
+    named = [{name for name in made.origins() if "all_reduce" in name} for made in (cost, make_cost(Topology(2)))]
+    assert named == [{"all_reduce"}, {"all_reduce.2"}], "the table of four does not exist"
 
 
 def test_kv_cache_is_what_the_weights_leave() -> None:

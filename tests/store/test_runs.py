@@ -189,12 +189,16 @@ def test_runs_are_chosen_by_the_names_of_their_folders_or_by_their_overrides() -
 # -- what plots make of them ------------------------------------------------------------------------------------------
 
 
-def test_a_plot_shows_as_many_series_and_runs_as_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_shows_as_many_series_and_runs_as_it_can_and_says_which_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for policy in "ab":
         write_run(tmp_path / policy, {"policy": policy})
+    (tmp_path / "errors.log").write_text("bad: no memory\n")
     monkeypatch.setattr(series, "MOST_SERIES", 2)
     assert load_series(tmp_path)["label"].to_list() == ["a", "b"]
     assert load_runs(tmp_path, Look(runs="b"), most=1)["label"].to_list() == ["b"]
+    assert capsys.readouterr().err == 2 * "1 run not shown: no memory\n  bad\n"
     with pytest.raises(ConfigError, match="shows one run, the folder holds 2"):
         load_runs(tmp_path, most=1)
     monkeypatch.setattr(series, "MOST_SERIES", 1)
