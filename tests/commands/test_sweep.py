@@ -48,7 +48,7 @@ def test_a_table_has_the_order_of_the_latest_command_line(tmp_path: Path) -> Non
 def search(cwd: Path, chunks: str, objective: str = "throughput.total_tokens_per_second") -> Ended:
     """Searches for the chunk with the highest objective, trying each value once or more."""
     pytest.importorskip("optuna", reason="the sweep extra is not installed")
-    options = ("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=0", "hydra.sweeper.n_trials=5")
+    options = ("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=0", "hydra.sweeper.n_trials=3")
     fixed = ("workload.num_requests=12", "workload.pd_ratio=14", f"objective={objective}", "sweep=search")
     searched = ("hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", f"chunk={chunks}")
     return command("run", "-m", *searched, *options, *fixed, cwd=cwd)
