@@ -68,6 +68,7 @@ def now() -> str:
     return f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}"
 
 
+@cache
 def versions() -> dict[str, str]:
     installed = {"python": platform.python_version()}
     for package in PACKAGES:

@@ -99,7 +99,8 @@ def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:
         if file is not None and (name in named or not _is_installed(file)):
             yield name, _module_digest(name, file)
             if not _is_installed(file):
-                to_do += _imported(name, file)
+                package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+                to_do += _imported(package, file.read_bytes())
 
 
 def _file_of(name: str) -> Path | None:
@@ -116,19 +117,22 @@ def _file_of(name: str) -> Path | None:
     return None
 
 
+@cache
 def _is_installed(file: Path) -> bool:
     return any(file.resolve().is_relative_to(folder) for folder in _INSTALLED)
 
 
-def _imported(name: str, file: Path) -> Iterator[str]:
-    """Yields the names of modules that a module may import, and of the packages that these are in."""
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(file.read_bytes())):
+@lru_cache(256)
+def _imported(package: str, source: bytes) -> list[str]:
+    """Returns the names of modules that a module of a package may import, and of the packages that these are in."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from chain.from_iterable(_with_packages(alias.name) for alias in node.names)
+            names += chain.from_iterable(_with_packages(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
-            yield from (*_with_packages(base), *(f"{base}.{alias.name}" for alias in node.names))
+            names += (*_with_packages(base), *(f"{base}.{alias.name}" for alias in node.names))
+    return names
 
 
 def _with_packages(name: str) -> Iterator[str]:
