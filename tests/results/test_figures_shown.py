@@ -151,7 +151,7 @@ def test_means_and_replications_of_known_numbers() -> None:
         (5.0, math.nan): "5",
         (4.756, 0.123): "4.76 ± 0.12",
         (4.756, 99.4): "4.76 ± 99",
-        (5000.0, 12.34): "5,000 ± 12",
+        (5000.0, 1.234): "5,000 ± 1.2",
     }
     means |= {(30960.4, 99.5): "30,960 ± 100", (30960.4, 1234.6): "30,960 ± 1,235"}
     assert {key: texts.format_mean(Mean(*key, 5)) for key in means} == means

@@ -136,6 +136,13 @@ def test_labels_pool_seeds_and_repeated_runs_are_shown_once(tmp_path: Path) -> N
     assert "1 run not shown: each repeats another run: its policy does not read what differs" in lines
 
 
+def test_runs_that_are_chosen_are_labelled_by_what_differs_among_them(tmp_path: Path) -> None:
+    for batch in (1, 2):
+        write_run(tmp_path / f"batch={batch}", {"policy": "orca"}, {"batch": batch})
+    assert select_runs(tmp_path, "")[0]["label"].to_list() == ["orca, batch=1", "orca, batch=2"]
+    assert select_runs(tmp_path, "batch=1")[0]["label"].to_list() == ["orca"]
+
+
 # -- runs that are not shown ------------------------------------------------------------------------------------------
 
 
