@@ -107,7 +107,7 @@ class Attentive:
         return hook
 
 
-@pytest.mark.parametrize(("num_stages", "asynchronous"), [(1, False), (1, True), (3, True)])
+@pytest.mark.parametrize(("num_stages", "asynchronous"), [(1, False), (3, True)])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_sees_and_plans_the_same_again(name: str, num_stages: int, asynchronous: bool) -> None:
     """Also where requests end unexpectedly."""
