@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -51,9 +52,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(autouse=True)
 def _modules_of_tests_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The next test's module of the same name would be that of this one."""
-    before = set(sys.modules)
+    last = next(reversed(sys.modules))
     yield
-    for name in set(sys.modules) - before:
+    for name in [*takewhile(lambda name: name != last, reversed(sys.modules))]:
         file = getattr(sys.modules[name], "__file__", None)
         if file and Path(file).is_relative_to(tmp_path_factory.getbasetemp()):
             del sys.modules[name]
