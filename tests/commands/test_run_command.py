@@ -19,7 +19,6 @@ from commands import (
     command,
     environment,
     errors_at_end,
-    new_process,
     start,
     summary,
     wait_for,
@@ -47,7 +46,7 @@ def test_a_chosen_model_wins_over_the_one_of_the_backend() -> None:
 def test_a_run_leaves_one_folder_with_everything(tmp_path: Path) -> None:
     write_azure_trace(tmp_path / "trace.csv")
     options = ("workload=azure_conv", "workload.path=trace.csv", "metrics.objectives.ttft=0.05", "output=out")
-    done = new_process("run", "policy=prefill_first", *options, cwd=tmp_path)
+    done = command("run", "policy=prefill_first", *options, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     finished = tmp_path / "out"
     names = {path.name for path in finished.iterdir()}
