@@ -8,13 +8,12 @@ settings     keys of `experiments.run` for all policies: model, workload, batch,
 repeats      how often each policy serves the requests        name, folder   of the results file, FOLDER/<hardware>/NAME.json
 
 One server is built and serves the requests under each policy in turn, `repeats` times. backend.pipeline_stages=2 and
-backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same, and says how fast it does;
-backend=cpu model=tiny needs no GPU either.
+backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same,
+and backend=cpu model=tiny needs no GPU either.
 """
 
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
@@ -76,12 +75,9 @@ def serve(
     if gpus > 1 and chosen.backend.name != "cpu":
         hardware = f"{hardware.partition(',')[0]} x{gpus}"
     figures: dict[str, dict[str, Any]] = {}
-    stamped: dict[str, Any] = {
-        "model": chosen.model.name,
-        "batch": made.limits.max_batch,
-        "requests": len(made.requests),
-    }
-    stamped |= {"workload": repr(chosen.workload), "chosen": made.chosen, "figures": figures}
+    sizes = {"batch": made.limits.max_batch, "requests": len(made.requests)}
+    made_of = {"model": chosen.model.name, **sizes, "workload": repr(chosen.workload), "chosen": made.chosen}
+    stamped: dict[str, Any] = made_of | {"figures": figures}
     print(
         f"{chosen.model.name}, batch {made.limits.max_batch}, {len(made.requests)} requests on {hardware}", flush=True
     )
@@ -91,7 +87,7 @@ def serve(
             runs = repeat(server, maker, lambda: chosen.workload.requests(vocabulary), repeats)
             counts = {"iterations": len(runs.record.steps), "eager": runs.eager}
             figures[policy] = {**runs.figures, **counts, **_stages_of(server, runs.record)}
-            print(f"  {policy}: {_brief(runs.figures)}", flush=True)
+            print(f"  {policy}: {runs.figures['tokens_per_second']['median']:.0f} tokens/s", flush=True)
             written = write_benchmark(name, hardware, stamped, folder, command)
     print(f"\n{_table(figures)}\nwritten: {written}")
 
@@ -119,11 +115,8 @@ def repeat(
     """Serves the requests several times, each time with a new policy. asynchronous: None: as the server is set up."""
     runs, before = [], _num_eager(server)
     for _ in range(repeats):
-        queue = requests()
-        begin = time.process_time()
-        record = server.serve(policy(), queue, asynchronous=asynchronous)
-        rate = len(record.steps) / (time.process_time() - begin)
-        runs.append(figures_of(record) | ({} if server.executor.needs_tokens else {"simulated_per_cpu_second": rate}))
+        record = server.serve(policy(), requests(), asynchronous=asynchronous)
+        runs.append(figures_of(record))
     eager = (_num_eager(server) - before) // repeats if server.executor.needs_tokens else None
     return Runs({name: spread([run[name] for run in runs]) for name in runs[0]}, record, eager)
 
@@ -146,12 +139,6 @@ def figures_of(record: RunRecord) -> dict[str, float]:
         "active_share": busy_seconds(steps["started"], steps["ended"], Window(-inf, inf)) / seconds,
         "host_ms_per_iteration": float(np.median(host)) * 1e3,
     }
-
-
-def _brief(figures: Mapping[str, Mapping[str, float]]) -> str:
-    rate = figures.get("simulated_per_cpu_second")
-    simulated = f"; {rate['median']:,.0f} iterations simulated per second of a core" if rate else ""
-    return f"{figures['tokens_per_second']['median']:.0f} tokens/s{simulated}"
 
 
 def _num_eager(server: Server[Any]) -> int:

@@ -51,14 +51,8 @@ def cost_model(
         changed = file.stat().st_mtime_ns if file.is_file() else None
         # a copy counts its own iterations, and shares the times of iterations that earlier runs have computed
         return copy(_measured(str(file), changed, spec, topology, max_batch))
-    unknown = Profile(
-        name=CPU,
-        hardware=cpu_name(),
-        source="",
-        error="not measured",
-        memory_bytes=memory_bytes(),
-        ceilings=Ceilings(1.0, 1.0, 1),
-    )
+    facts: dict[str, Any] = {"name": CPU, "hardware": cpu_name(), "source": "", "error": "not measured"}
+    unknown = Profile(**facts, memory_bytes=memory_bytes(), ceilings=Ceilings(1.0, 1.0, 1))
     return _UnmeasuredCost(unknown, spec, topology, max_batch)
 
 
