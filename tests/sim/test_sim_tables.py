@@ -83,6 +83,8 @@ def test_attention_tables_sum_chunks_and_add_decodes_at_their_mean_context() -> 
     assert not tables.covers(BatchShape(((9, 0),)))
     assert not tables.covers(BatchShape((), 4, 84))
     assert tables.covers(BatchShape(((8, 100),), 4, 80))
+    ragged = TableAttention(ChunkGrid.through([(8, 0, 1.0), (8, 100, 2.0), (64, 0, 9.0)]), tables.decodes)
+    assert [ragged.covers(BatchShape((chunk,))) for chunk in ((8, 100), (64, 100))] == [True, False]
 
 
 def test_attention_in_closed_form_takes_the_larger_of_arithmetic_and_reading() -> None:
@@ -100,6 +102,7 @@ def test_attention_in_closed_form_takes_the_larger_of_arithmetic_and_reading() -
     assert attention.seconds(BatchShape((), 4, 400)) == 1.0 + 1000.0  # the longest decode
     assert attention.seconds(BatchShape((), 400, 400)) == 1.0 + 400.0
     assert attention.seconds(BatchShape(((3, 10),), 400, 400)) == 1.0 + 436.0 + 0.5
+    assert AttentionRates(128.0, 256.0, 64.0).of(SPEC).seconds(BatchShape((), 4, 400)) == 400.0  # nothing but reading
 
 
 def test_an_estimated_product_takes_whole_tiles_of_arithmetic_or_one_read() -> None:
