@@ -47,22 +47,24 @@ class Arrivals(Protocol):
 
 
 class Departures:
-    """The requests that have arrived and not ended, by the time at which their clients leave (`RequestSpec.timeout`)."""
+    """The requests that have arrived and not ended, by the time at which their clients leave (`RequestSpec.timeout`).
+
+    next_at: when the next client leaves; infinity if all stay.
+    """
 
     def __init__(self) -> None:
+        self.next_at = inf
         self._by_time: SortedKeyList[Request, float] = SortedKeyList(key=leaves_at)
 
     def arrived(self, request: Request) -> None:
         if leaves_at(request) < inf:
             self._by_time.add(request)
+            self.next_at = leaves_at(self._by_time[0])
 
     def ended(self, request: Request) -> None:
         if leaves_at(request) < inf:
             self._by_time.discard(request)
-
-    def next(self) -> float:
-        """Returns when the next client leaves; infinity if all stay."""
-        return leaves_at(self._by_time[0]) if self._by_time else inf
+            self.next_at = leaves_at(self._by_time[0]) if self._by_time else inf
 
     def due(self, now: float) -> list[Request]:
         """Returns the requests whose clients have left by now."""

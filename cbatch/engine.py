@@ -229,18 +229,18 @@ class Engine:
     def _take_arrivals(self) -> float:
         """Moves the requests that have arrived to the waiting queue, and cancels those whose clients have left; returns the time."""
         now = self.executor.now()
-        self.view.update(now=now)
+        vars(self.view)["now"] = now  # as `view.update`, in a tenth of its time
         if self.arrivals.next() <= now:
             for request in self.arrivals.due(now, self.state.iteration):
                 self._arrive(request, now)
-        if self._departures.next() <= now:
+        if self._departures.next_at <= now:
             for request in self._departures.due(now):
                 self._cancel(request, now)
         return now
 
     def _next_change(self) -> float:
         """When the next request arrives or is cancelled."""
-        return min(self.arrivals.next(), self._departures.next(), self._until)
+        return min(self.arrivals.next(), self._departures.next_at, self._until)
 
     def _arrive(self, request: Request, now: float) -> None:
         request.arrive(now)
