@@ -1,7 +1,6 @@
 """The builder with which a policy fills a plan, call by call, within the limits of batch, tokens and KV cache."""
 
 from collections.abc import Mapping, Set
-from contextlib import suppress
 from math import inf
 from operator import attrgetter, index
 from typing import Any, Final
@@ -273,9 +272,12 @@ class PlanBuilder:
 
 
 def _whole(value: int, name: str, request: Request) -> int:
-    with suppress(TypeError):
-        if (whole := index(value)) >= 0:
-            return whole
+    try:
+        whole = index(value)
+    except TypeError:
+        whole = -1
+    if whole >= 0:
+        return whole
     raise _illegal(request, f"{name}={value!r}", "token counts are whole numbers, at least 0")
 
 
