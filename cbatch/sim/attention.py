@@ -93,7 +93,7 @@ class TableAttention:
 
     @cached_property
     def _reach(self) -> dict[int, float]:
-        """The largest mean context that the table of decodes covers, by their number; filled on first use."""
+        """The largest context in all that the table of decodes covers, by their number; filled on first use."""
         return {}
 
     @cached_property
@@ -114,7 +114,7 @@ class TableAttention:
         if num_decodes:
             table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
             found = table.at(num_decodes, context_of_decodes / num_decodes)
-            if not self._covers_decodes(num_decodes, context_of_decodes):
+            if context_of_decodes > (self._reach.get(num_decodes) or self._reach_of(num_decodes)):
                 found = max(found, context_of_decodes * self._seconds_per_context)
             seconds += found
         return seconds
@@ -124,13 +124,12 @@ class TableAttention:
         for tokens, before in shape.chunks:
             if (tokens > most_tokens or before > most_before) and not self.chunks.covers(tokens, before):
                 return False
-        return not shape.num_decodes or self._covers_decodes(shape.num_decodes, shape.decode_context)
+        _, number, context, _ = shape
+        return not number or context <= (self._reach.get(number) or self._reach_of(number))
 
-    def _covers_decodes(self, number: int, context: int) -> bool:
-        reach = self._reach.get(number)
-        if reach is None:
-            reach = self._reach[number] = self.decodes.reach(number)
-        return context / number <= reach
+    def _reach_of(self, number: int) -> float:
+        reach = self._reach[number] = number * self.decodes.reach(number)
+        return reach
 
 
 def flops_per_score(share: ModelSpec) -> int:
