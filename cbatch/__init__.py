@@ -11,7 +11,7 @@ from cbatch.described import Described
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step, StepResult
-from cbatch.kv import KVSize, KVView
+from cbatch.kv import CachedBlock, Eviction, KVSize, KVView, Name
 from cbatch.limits import Limits
 from cbatch.model import ModelSpec
 from cbatch.plan import Plan, Refusal
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Executor", "KVSize", "Limits", "ModelSpec", "RunRecord", "Server", "Step", "StepRecord"]
 __all__ += ["BatchShape", "CostFunction", "CostModel", "Described", "KVView", "Plan", "PlanBuilder"]
-__all__ += ["Policy", "Refusal", "View", "WholePrompts"]
+__all__ += ["CachedBlock", "Eviction", "Name", "Policy", "Refusal", "View", "WholePrompts"]
 __all__ += ["SERVED", "SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status", "StepResult"]
 __all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "WorkloadError", "is_steady"]
 __all__ += ["compare", "serve", "simulate"]

@@ -1,0 +1,244 @@
+"""A pool whose blocks several requests can hold, and which keeps a block's content when no request holds the block.
+
+             extend              register                release              extend
+    blank -----------> live ----------------> live, named -----------> cached ----------> live (its name is forgotten)
+      ^                  |                         ^                      |
+      |     release      |                         |        share         |
+      +------------------+                         +----------------------+
+
+A full block gets a *name*, which stands for its content and that of all blocks before it, so that a lookup needs no tree (vLLM V1).
+Blocks of equal content computed at the same time are all kept. The pool knows no tokens: names are made in `names`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import chain, count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.errors import PolicyError
+from cbatch.kv.eviction import CachedBlock, Eviction, Name
+from cbatch.kv.pool import BlockPool
+
+
+class PrefixPool(BlockPool):
+    """Blocks with names and reference counts.
+
+    Each block is exactly one of: blank; *cached*: named, and in no block table; *live*: in `live` tables; *retiring*: in no table,
+    and `leaving` iterations in flight may still use it. Blank and cached blocks are free. The names are closed: if a name is held,
+    the names of the blocks before are held, too, because only a *leaf* is evicted: a block without a named successor, or of whose
+    name another copy is held. A free block that is not blank implies a leaf: who holds a successor holds a copy of the block.
+
+    live, leaving: int32 [blocks]. num_named: int64 [rows], the leading blocks of each row that have names.
+    version: changes with the set of names. now: seconds, kept by the owner for `Eviction`.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int, eviction: Eviction
+    ) -> None:
+        super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)
+        self.eviction = eviction
+        self.live, self.leaving = np.zeros((2, num_blocks), np.int32)
+        self.num_named = np.zeros(num_rows, np.int64)
+        self.version = self.num_evicted = 0
+        self.now = 0.0
+        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack
+        self._cached: dict[int, None] = {}
+        self._names: list[tuple[Name | None, Name | None]] = [(None, None)] * num_blocks  # and that of the block before
+        self._blocks: dict[Name, int] = {}  # the oldest copy
+        self._copies: dict[Name, list[int]] = {}  # further ones
+        self._num_successors: Counter[Name] = Counter()
+        self._depth, self._num_uses, self._created = np.zeros((3, num_blocks), np.int64)
+        self._released, self._holder_tokens = np.zeros((2, num_blocks), np.int64)
+        self._released_at = np.zeros(num_blocks)
+        self._clock = count(1)  # numbers registrations and releases
+        self._heap: list[tuple[Any, int, int]] = []  # (key, released, block) of leaves; some entries are out of date
+        self._unranked: dict[int, None] = {}  # blocks that may have become leaves since the last eviction
+
+    def __contains__(self, name: Name) -> bool:
+        return name in self._blocks
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that keep their content and are in no table."""
+        return len(self._cached)
+
+    def num_in_use(self, names: Iterable[Name]) -> int:
+        """How many of these held names need no free block to be shared: their blocks are live or retiring."""
+        blocks = self._find(names)
+        return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks]))
+
+    def num_alone(self, row: int) -> int:
+        """Blocks of a row that are in no other table, and that no other iteration in flight uses."""
+        blocks = self.tables[row, : self.held_by(row)]
+        return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks] == 1))
+
+    def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[Name]]) -> int:
+        """Returns the free blocks gained if these rows are released at once, and newcomers then share the blocks of these names."""
+        given = Counter(chain.from_iterable(self.tables[row, : self.held_by(row)].tolist() for row in rows))
+        in_use = self.live + self.leaving
+        freed = {block for block, number in given.items() if in_use[block] == number}
+        found = {self._blocks[name] for names in newcomers for name in names}
+        return len(freed) - sum(block in freed or not in_use[block] for block in found)
+
+    def share(self, row: int, names: Sequence[Name]) -> None:
+        """Begins the table of an empty row with the blocks of these names."""
+        blocks = self._find(names)
+        unused = blocks[self.live[blocks] == 0]
+        for block in unused[self.leaving[unused] == 0].tolist():
+            del self._cached[block]
+            self.num_free -= 1
+        self.num_retiring -= int(np.count_nonzero(self.leaving[unused]))
+        self.live[blocks] += 1
+        self._num_uses[blocks] += 1
+        self.tables[row, : len(blocks)] = blocks
+        self.room[row] = len(blocks) * self.block_size
+        self.num_named[row] = len(blocks)
+
+    def register(self, row: int, names: Sequence[Name]) -> None:
+        """Names the leading blocks of a row, which are full; those that have a name already keep it."""
+        first = self.num_named.item(row)
+        blocks = self.tables[row, first : len(names)]
+        self._depth[blocks] = np.arange(first, len(names))
+        self._num_uses[blocks] = 1
+        for depth, block in enumerate(blocks.tolist(), first):
+            self._created[block] = next(self._clock)
+            self._add_name(block, names[depth], names[depth - 1] if depth else None)
+        self.num_named[row] = len(names)
+        self.version += 1
+
+    def note_holder(self, row: int, num_tokens: int) -> None:
+        """Notes the tokens of the request that is about to release a row, for `CachedBlock.holder_tokens`."""
+        self._holder_tokens[self.tables[row, : self.held_by(row)]] = num_tokens
+
+    def release(self, row: int, after: int | None) -> None:
+        blocks = self.tables[row, : self.held_by(row)].copy()
+        self.room[row] = self.num_named[row] = 0
+        self.live[blocks] -= 1
+        self.num_retiring += int(np.count_nonzero(self.live[blocks] == 0))
+        if after is None:
+            self._give(blocks)
+        else:
+            self.leaving[blocks] += 1
+            self._retiring.setdefault(after, []).append(blocks)
+
+    def retire(self, iteration: int) -> None:
+        for blocks in self._retiring.pop(iteration, ()):
+            self.leaving[blocks] -= 1
+            self._give(blocks)
+
+    def grow(self, num_rows: int) -> None:
+        self.num_named = np.concatenate([self.num_named, np.zeros(num_rows - len(self.room), np.int64)])
+        super().grow(num_rows)
+
+    def check_writes(self, rows: NDArray[np.int64], start: NDArray[np.int64]) -> None:
+        """Asserts that the next block that each row writes, from token `start` on, belongs to this row alone and has no name."""
+        index = start // self.block_size
+        alone = self.live[self.tables[rows, index]] == 1
+        assert (alone & (index >= self.num_named[rows])).all(), "a block that is written belongs to one request"
+
+    def _find(self, names: Iterable[Name]) -> NDArray[np.int32]:
+        return np.fromiter(map(self._blocks.__getitem__, names), np.int32)
+
+    def _take(self, num_blocks: int) -> NDArray[np.int32]:
+        assert num_blocks <= self.num_free, "a validated plan takes no more blocks than are free"
+        self.num_free -= num_blocks
+        blank = self._blank
+        blocks = np.array([blank.pop() if blank else self._evict() for _ in range(num_blocks)], np.int32)
+        self.live[blocks] = 1
+        return blocks
+
+    def _give(self, blocks: NDArray[np.int32]) -> None:
+        """Frees those that neither a table nor an iteration in flight uses any more, the last one first."""
+        free = blocks[self.live[blocks] + self.leaving[blocks] == 0][::-1].tolist()
+        self.num_retiring -= len(free)
+        self.num_free += len(free)
+        for block in free:
+            if self._names[block][0] is None:
+                self._blank.append(block)
+            else:
+                self._cached[block] = self._unranked[block] = None
+                self._released[block], self._released_at[block] = next(self._clock), self.now
+
+    def _add_name(self, block: int, name: Name, before: Name | None) -> None:
+        self._names[block] = name, before
+        if (oldest := self._blocks.setdefault(name, block)) != block:
+            copies = self._copies.setdefault(name, [])
+            self._unranked |= dict.fromkeys((oldest, *copies))
+            copies.append(block)
+        elif before is not None:
+            assert before in self._blocks, "the names are closed"
+            self._num_successors[before] += 1
+
+    def _forget(self, block: int) -> None:
+        """Takes a block's name away; if that was the last copy, the block before may have become a leaf."""
+        name, before = self._names[block]
+        self._names[block] = None, None
+        self.num_evicted += 1
+        self.version += 1
+        if copies := self._copies.get(name):
+            if self._blocks[name] == block:
+                self._blocks[name] = copies.pop(0)
+            else:
+                copies.remove(block)
+            return
+        del self._blocks[name]
+        self._copies.pop(name, None)
+        if before is not None:
+            self._num_successors[before] -= 1
+            if not self._num_successors[before]:
+                del self._num_successors[before]
+                self._unranked |= dict.fromkeys((self._blocks[before], *self._copies.get(before, ())))
+
+    def _is_leaf(self, block: int) -> bool:
+        """Whether a named block can be evicted before any other: see the class."""
+        name = self._names[block][0]
+        return name not in self._num_successors or bool(self._copies.get(name))
+
+    def _evict(self) -> int:
+        """Takes the name of the cached leaf that the eviction puts first; returns the block."""
+        heap, cached = self._heap, self._cached
+        if self.eviction.dynamic or len(heap) > 4 * self.num_blocks:
+            heap.clear()
+            self._unranked = dict.fromkeys(cached)
+        self._rank([block for block in self._unranked if block in cached and self._is_leaf(block)])
+        self._unranked.clear()
+        while True:
+            _, released, block = heappop(heap)  # not empty: see the class
+            if block in cached and released == self._released[block] and self._is_leaf(block):
+                del cached[block]
+                self._forget(block)
+                return block
+
+    def _rank(self, leaves: Sequence[int]) -> None:
+        """Pushes leaves to the heap under the eviction's keys. Raises PolicyError where the eviction fails."""
+        where = f"eviction {type(self.eviction).__name__}"
+        try:
+            keys = self.eviction.keys([self._describe(block) for block in leaves], self.now)
+            if len(keys) != len(leaves):
+                raise PolicyError(
+                    f"{where}: keys() returned {len(keys)} keys for {len(leaves)} blocks; return one each"
+                )
+            for key, block in zip(keys, leaves, strict=True):
+                heappush(self._heap, (key, self._released.item(block), block))
+        except PolicyError:
+            raise
+        except Exception as error:
+            raise PolicyError(f"{where}: keys() failed ({type(error).__name__}: {error})") from error
+
+    def _describe(self, block: int) -> CachedBlock:
+        name, start = self._names[block][0], self._depth.item(block) * self.block_size
+        return CachedBlock(
+            name,
+            start,
+            start + self.block_size,
+            self._blocks[name] != block,
+            self._num_uses.item(block),
+            self._created.item(block),
+            self._released.item(block),
+            self._released_at.item(block),
+            self._holder_tokens.item(block),
+        )

@@ -1,0 +1,65 @@
+"""Soft time-to-live (RFC vllm#52113): the blocks of a session that is about to go on are kept as long as anything else can go.
+
+A wrong hint costs hits and can block no request, as nothing is pinned.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import ClassVar
+
+from cbatch import CachedBlock, ConfigError, Eviction, Name, Request
+
+
+class SoftTTL(Eviction):
+    """Blocks of no live session go first, then those of sessions whose time is over, then the others.
+
+    A session is live from its first release until all its submitted requests have ended. Its time starts anew at each release,
+    and is over at its end (now >= end).
+    """
+
+    dynamic: ClassVar[bool] = True
+
+    def __init__(self, ttl: float) -> None:
+        """ttl: seconds. Raises ConfigError below 0."""
+        if ttl < 0:
+            raise ConfigError(f"ttl={ttl} must be at least 0 seconds")
+        self.ttl = ttl
+        self.until: dict[str, float] = {}  # by session
+        self._outstanding: defaultdict[str, int] = defaultdict(int)  # requests that have not ended
+        self._names: defaultdict[str, set[Name]] = defaultdict(set)
+        self._sessions: defaultdict[Name, set[str]] = defaultdict(set)
+
+    def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[int]:
+        return [self._class_of(block.name, now) for block in blocks]
+
+    def _class_of(self, name: Name, now: float) -> int:
+        sessions = self._sessions.get(name)
+        if not sessions:
+            return 0
+        return 2 if any(now < self.until[session] for session in sessions) else 1
+
+    def on_submit(self, request: Request, names: Sequence[Name]) -> None:
+        if request.session is not None:
+            self._outstanding[request.session] += 1
+
+    def on_release(self, request: Request, names: Sequence[Name], now: float) -> None:
+        if (session := request.session) is not None:
+            self.until[session] = now + self.ttl
+            self._names[session].update(names)
+            for name in names:
+                self._sessions[name].add(session)
+
+    def on_finish(self, request: Request) -> None:
+        if (session := request.session) is None:
+            return
+        self._outstanding[session] -= 1
+        if not self._outstanding[session]:
+            self.end(session)
+
+    def end(self, session: str) -> None:
+        """Releases a session: nothing refers to its blocks any more."""
+        self.until.pop(session, None)
+        for name in self._names.pop(session, ()):
+            self._sessions[name].discard(session)
+            if not self._sessions[name]:
+                del self._sessions[name]

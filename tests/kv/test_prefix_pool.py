@@ -1,0 +1,321 @@
+"""Blocks with names: worked examples of vLLM's order, and a state machine in which each block holds what was written to it.
+
+A name is the prefix itself, so that a block with a wrong content shows. Examples are written as "abc", a token per character.
+"""
+
+from itertools import islice
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cbatch import Eviction, PolicyError, Request
+from cbatch.kv import PrefixPool
+from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi
+
+RANDOM = st.randoms(use_true_random=True)
+
+
+def names_of(text: str, size: int) -> list[str]:
+    return [text[:end] for end in range(size, len(text) + 1, size)]
+
+
+def admit(pool: PrefixPool, row: int, text: str) -> int:
+    """Shares what is found of a text and takes blocks for the rest; returns the tokens found."""
+    found = [name for name in names_of(text[:-1], pool.block_size) if name in pool]
+    pool.share(row, found)
+    pool.extend(row, pool.blocks_for(len(text)) - len(found))
+    pool.register(row, names_of(text, pool.block_size))
+    return len(found) * pool.block_size
+
+
+class Blocks:
+    """A pool in the notation of the sheet: blocks are numbered from 1."""
+
+    def __init__(self, num_blocks: int, size: int, eviction: Eviction | None = None) -> None:
+        self.pool = PrefixPool(num_blocks, size, 8, 100, eviction or LRU())
+
+    def table(self, row: int) -> list[int]:
+        return [block + 1 for block in self.pool.tables[row, : self.pool.held_by(row)].tolist()]
+
+    @property
+    def free(self) -> str:
+        """The order in which blocks are taken; those right of the bar keep their content."""
+        pool = self.pool
+        return f"{[block + 1 for block in reversed(pool._blank)]} | {[block + 1 for block in pool._cached]}"
+
+    @property
+    def names(self) -> dict[str, list[int]]:
+        pool = self.pool
+        return {
+            str(name): [b + 1 for b in (block, *pool._copies.get(name, ()))] for name, block in pool._blocks.items()
+        }
+
+
+def test_a_block_s_life_as_in_vllm() -> None:
+    """A [abcde] and an output x, B [abcdfg], C [abcd], D [mnopq], E [abcdex!] on six blocks of two tokens."""
+    blocks = Blocks(6, 2)
+    pool = blocks.pool
+    assert admit(pool, 0, "abcde") == 0
+    assert (blocks.table(0), blocks.free) == ([1, 2, 3], "[4, 5, 6] | []")
+    pool.register(0, names_of("abcdex", 2))
+    pool.release(0, None)
+    assert (blocks.free, blocks.names) == ("[4, 5, 6] | [3, 2, 1]", {"ab": [1], "abcd": [2], "abcdex": [3]})
+    assert admit(pool, 1, "abcdfg") == 4
+    assert (blocks.table(1), blocks.free) == ([1, 2, 4], "[5, 6] | [3]")
+    assert admit(pool, 2, "abcd") == 2, "its last token is computed though the cache holds it"
+    assert (blocks.table(2), blocks.free, blocks.names["abcd"]) == ([1, 5], "[6] | [3]", [2, 5])
+    assert pool.num_free == 2, "D, of three blocks, does not fit"
+    pool.release(2, None)
+    assert blocks.free == "[6] | [3, 5]"
+    assert admit(pool, 3, "mnopq") == 0
+    assert (blocks.table(3), blocks.free) == ([6, 3, 5], "[] | []")
+    assert blocks.names == {"ab": [1], "abcd": [2], "abcdfg": [4], "mn": [6], "mnop": [3]}
+    pool.release(1, None)
+    assert blocks.free == "[] | [4, 2, 1]"
+    pool.release(3, None)
+    assert admit(pool, 4, "abcdex!") == 4
+
+
+def test_a_block_that_is_not_full_is_taken_next() -> None:
+    blocks = Blocks(6, 2)
+    admit(blocks.pool, 0, "abcde")
+    blocks.pool.release(0, None)
+    assert blocks.free == "[3, 4, 5, 6] | [2, 1]"
+
+
+def test_a_retiring_block_is_found_and_taken_back() -> None:
+    blocks = Blocks(4, 1)
+    pool = blocks.pool
+    admit(pool, 0, "abc")
+    pool.release(0, after=7)
+    assert (pool.num_free, pool.num_retiring, pool.num_in_use(["a", "ab"])) == (1, 3, 2)
+    assert admit(pool, 1, "abx") == 2
+    assert (pool.num_free, pool.num_retiring) == (0, 1)
+    pool.retire(7)
+    assert (pool.num_free, pool.num_retiring, blocks.free) == (1, 0, "[] | [3]")
+
+
+def test_preempting_gains_what_newcomers_do_not_share() -> None:
+    """A and B hold [ab], A also [abc]; cached is [x]. Together A and B free three blocks, of which a newcomer shares two."""
+    pool = Blocks(8, 1).pool
+    admit(pool, 2, "x")
+    pool.release(2, None)
+    admit(pool, 0, "abc")
+    admit(pool, 1, "abd")
+    assert (pool.num_alone(0), pool.num_alone(1)) == (1, 1)
+    assert [pool.num_gained(rows, ()) for rows in ([0], [1], [0, 1])] == [1, 1, 4]
+    assert [pool.num_gained(rows, [["a", "ab"]]) for rows in ([], [0], [0, 1])] == [0, 1, 2]
+    assert pool.num_gained([], [["x"], ["x"], ["a"]]) == -1, "two newcomers take the same block once"
+
+
+class Asked:
+    """Prompts served one a second, one at a time, each with one output: the names evicted, and the tokens found."""
+
+    def __init__(self, eviction: Eviction, num_blocks: int, prompts: str) -> None:
+        self.blocks, self.evicted, self.found = Blocks(num_blocks, 1, eviction), dict[str, list[str]](), list[int]()
+        pool, requests = self.blocks.pool, list(enumerate(prompts.split()))
+        for number, prompt in requests:
+            eviction.on_submit(Request(number, len(prompt), 1), names_of(prompt[:-1], 1))
+        for number, prompt in requests:
+            before = set(pool._blocks)
+            pool.now = number
+            eviction.on_admit(Request(number, len(prompt), 1), (), number)
+            self.found.append(admit(pool, 0, prompt))
+            self.evicted[prompt] = [name for name in before if name not in pool]
+            pool.release(0, None)
+
+
+PROMPTS = "b1 b2 c3 b4 c5 ab6 b7 ab8"
+
+
+@pytest.mark.parametrize(
+    ("eviction", "found", "evicted"),
+    [
+        (LRU, [0, 1, 0, 1, 1, 0, 0, 2], {"b4", "b", "c5"}),
+        (LFU, [0, 1, 0, 1, 1, 0, 1, 2], {"b4", "c5", "c"}),
+        (SLRU, [0, 1, 0, 1, 1, 0, 0, 1], {"b4", "c5", "b"}),
+        (Belady, [0, 1, 0, 1, 1, 0, 1, 2], None),
+    ],
+)
+def test_hits_of_an_eviction(eviction: type[Eviction], found: list[int], evicted: set[str] | None) -> None:
+    asked = Asked(eviction(), 4, PROMPTS)
+    assert asked.found == found
+    assert evicted is None or set(asked.evicted["ab6"]) == evicted
+
+
+@pytest.mark.parametrize("eviction", [LRU(), LFU(), FIFO(), SLRU(), TLRU(3, 1), Marconi(), Belady()])
+def test_without_evictions_all_evictions_are_equal(eviction: Eviction) -> None:
+    asked = Asked(eviction, 30, PROMPTS)
+    assert (asked.found, asked.blocks.pool.num_evicted) == ([0, 1, 0, 1, 1, 0, 1, 2], 0)
+
+
+def test_belady_is_a_bound_one_at_a_time() -> None:
+    random = Random(1)
+    for _ in range(100):
+        prompts = " ".join(
+            "".join(random.choices("ab", k=random.randint(1, 3))) + chr(200 + number) for number in range(30)
+        )
+        size = random.randint(4, 8)
+        best = sum(Asked(Belady(), size, prompts).found)
+        assert best >= max(sum(Asked(kind(), size, prompts).found) for kind in (LRU, LFU, FIFO, SLRU))
+
+
+def test_an_eviction_that_fails_is_named() -> None:
+    class Short(Eviction):
+        def keys(self, blocks: object, now: float) -> list[int]:
+            return []
+
+    class Fails(Eviction):
+        def keys(self, blocks: object, now: float) -> list[int]:
+            raise ZeroDivisionError("no")
+
+    for eviction, message in ((Short(), "returned 0 keys for 1 block"), (Fails(), "ZeroDivisionError: no")):
+        with pytest.raises(PolicyError, match=f"eviction {type(eviction).__name__}: keys.. .*{message}"):
+            Asked(eviction, 2, "ab cd")
+
+
+class Wild(Eviction):
+    """Evicts any leaf."""
+
+    dynamic = True
+
+    def __init__(self) -> None:
+        self.random = Random(0)
+
+    def keys(self, blocks: object, now: float) -> list[float]:
+        return [self.random.random() for _ in blocks]  # type: ignore[attr-defined]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Requests of few tokens in few blocks. `memory`: what was written to each slot, the prefix up to its token."""
+
+    @initialize(random=RANDOM)
+    def build(self, random: Random) -> None:
+        self.size, self.rows = random.randint(1, 3), random.randint(2, 5)
+        kinds = [LRU, LFU, FIFO, SLRU, lambda: TLRU(3, 1), Marconi, Belady, Wild, Wild]
+        self.pool = PrefixPool(random.randint(3, 10), self.size, self.rows, 12, random.choice(kinds)())
+        self.memory: dict[int, str] = {}
+        self.texts: dict[int, str] = {}  # by row
+        self.computed: dict[int, int] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.retiring: dict[int, list[list[int]]] = {}
+        self.iteration = 0
+
+    def table(self, row: int) -> list[int]:
+        table: list[int] = self.pool.tables[row, : self.pool.held_by(row)].tolist()
+        return table
+
+    @rule(random=RANDOM)
+    def plan(self, random: Random) -> None:
+        """Preempts some, admits some and computes some, if the blocks suffice; then names what is full."""
+        pool, size = self.pool, self.size
+        pool.now += random.randint(0, 2)
+        victims = [row for row in self.texts if random.random() < 0.15]
+        idle = [row for row in range(self.rows) if row not in self.texts]
+        found: dict[int, list[str]] = {}
+        for row in random.sample(idle, random.randint(0, len(idle))):
+            self.texts[row] = "".join(random.choices("ab", k=random.randint(1, 9)))
+            names = names_of(self.texts[row][:-1], size)
+            found[row] = list(islice(names, next((i for i, name in enumerate(names) if name not in pool), len(names))))
+            assert [name for name in names if name in pool] == found[row], "the names are closed"
+        starts = {row: len(found[row]) * size if row in found else self.computed[row] for row in self.texts}
+        counts = {
+            row: random.randint(1, len(text) - starts[row])
+            for row, text in self.texts.items()
+            if row not in victims and starts[row] < len(text)
+        }
+        held = {row: len(found[row]) if row in found else pool.held_by(row) for row in counts}
+        more = {row: max(pool.blocks_for(starts[row] + n) - held[row], 0) for row, n in counts.items()}
+        before, gained = pool.num_free, pool.num_gained(victims, found.values())
+        if sum(more.values()) > before + gained:
+            for row in found:
+                del self.texts[row]
+            return
+        for row in victims:
+            self.release(row, None)
+        for row, names in found.items():
+            pool.share(row, names)
+            for name, block in zip(names, self.table(row), strict=True):
+                assert [self.memory[block * size + at] for at in range(size)] == [
+                    name[: len(name) - size + at + 1] for at in range(size)
+                ]
+        for row, blocks in more.items():
+            pool.extend(row, blocks)
+        assert pool.num_free == before + gained - sum(more.values())
+        for row, number in counts.items():
+            text, table = self.texts[row], self.table(row)
+            pool.check_writes(np.array([row]), np.array([starts[row]]))
+            for at in range(starts[row], starts[row] + number):
+                self.memory[table[at // size] * size + at % size] = text[: at + 1]
+            self.computed[row] = starts[row] + number
+            if self.computed[row] == len(text) and len(text) < 11:
+                self.texts[row] += random.choice("ab")  # it is generated, and computed later
+            assert table[: len(self.tables.get(row, ()))] == self.tables.get(row, []), "a table only grows"
+            self.tables[row] = table
+        for row in counts:
+            pool.register(row, names_of(self.texts[row][: self.computed[row]], size))
+        self.iteration += 1
+
+    @precondition(lambda self: self.texts)
+    @rule(random=RANDOM)
+    def end(self, random: Random) -> None:
+        self.release(random.choice(list(self.texts)), random.choice([None, self.iteration, self.iteration + 1]))
+
+    def release(self, row: int, after: int | None) -> None:
+        table, pool = self.table(row), self.pool
+        pool.note_holder(row, len(self.texts[row]))
+        pool.release(row, after)
+        if after is not None:
+            self.retiring.setdefault(after, []).append(table)
+        else:
+            freed = [block for block in table if block in pool._cached]
+            order = [pool._released.item(block) for block in freed]
+            assert order == sorted(order, reverse=True), "the last block is evicted first"
+        del self.texts[row], self.computed[row], self.tables[row]
+
+    @precondition(lambda self: self.retiring)
+    @rule()
+    def retire(self) -> None:
+        oldest = min(self.retiring)
+        del self.retiring[oldest]
+        self.pool.retire(oldest)
+
+    @invariant()
+    def each_block_is_in_one_place(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        pool = self.pool
+        tables = [self.table(row) for row in range(self.rows)]
+        assert all(len(set(table)) == len(table) for table in tables)
+        leaving = [block for ended in self.retiring.values() for table in ended for block in table]
+        live = {block for table in tables for block in table}
+        for block in range(pool.num_blocks):
+            assert pool.live[block] == sum(block in table for table in tables)
+            assert pool.leaving[block] == leaving.count(block)
+        places = [*pool._blank, *pool._cached, *live, *(set(leaving) - live)]
+        assert sorted(places) == list(range(pool.num_blocks))
+        assert pool.num_free == len(pool._blank) + len(pool._cached)
+        assert (pool.num_retiring, pool.num_cached) == (len(set(leaving) - live), len(pool._cached))
+
+    @invariant()
+    def names_and_blocks_agree(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        pool, size = self.pool, self.size
+        by_block = {block: name for block, (name, _) in enumerate(pool._names) if name is not None}
+        by_name = {(name, b) for name, first in pool._blocks.items() for b in (first, *pool._copies.get(name, ()))}
+        assert by_name == {(name, block) for block, name in by_block.items()}
+        for block, name in by_block.items():
+            assert isinstance(name, str)
+            assert self.memory[block * size + size - 1] == name, "a block holds what its name says"
+            assert len(name) == size or name[:-size] in pool, "the names are closed"
+            assert block not in pool._blank
+        assert all(pool._num_successors[name] >= 1 for name in pool._num_successors)
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
