@@ -18,7 +18,7 @@ from typing import Any, cast
 from cbatch.arrivals import Arrivals, Departures, Recorded, check_fits, not_submitted
 from cbatch.cost import CostModel
 from cbatch.executor import Executor, Turn
-from cbatch.kv import BlockPool, CountingPool
+from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
 from cbatch.leap import blocks_used, entered, num_repeats, repeats
 from cbatch.limits import Limits
 from cbatch.plan import Plan
@@ -47,6 +47,7 @@ class Engine:
         asynchronous: bool = True,
         patience: Patience = PATIENCE,
         arrivals: Arrivals | None = None,
+        prefix_cache: Eviction | None = None,
     ) -> None:
         """
         Args:
@@ -54,14 +55,16 @@ class Engine:
             asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one fewer.
             patience: how long to go on without a token while requests wait or run.
             arrivals: the requests to serve; None: those that are submitted.
+            prefix_cache: what the cache of prefixes evicts first; None: no such cache.
         """
         self.policy, self.policy_name = policy, type(policy).__name__
         self.executor, self.limits = executor, limits
         check_policy(policy, limits)
         rows = limits.max_running + limits.max_batch
         table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
-        pool = BlockPool if executor.needs_tokens else CountingPool
-        self.state = State(table, pool(num_blocks, block_size, rows, limits.max_request_tokens))
+        size = (num_blocks, block_size, rows, limits.max_request_tokens)
+        kind = BlockPool if executor.needs_tokens else CountingPool
+        self.state = State(table, kind(*size) if prefix_cache is None else PrefixPool(*size, prefix_cache))
         self.record = RunRecord()
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
@@ -88,6 +91,9 @@ class Engine:
         for request in new:
             self.check_fits(request)
         self.arrivals.add(new)
+        if self.state.cache is not None:
+            for request in new:
+                self.state.cache.open(request)
 
     def cancel(self, request: Request) -> None:
         """Ends a request whose client has left, between two turns of the loop; one that has ended stays as it is.
@@ -244,6 +250,8 @@ class Engine:
 
     def _arrive(self, request: Request, now: float) -> None:
         request.arrive(now)
+        if self.state.cache is not None and request.prefix is None:
+            self.state.cache.open(request)
         self.state.waiting.add(request)
         self._departures.arrived(request)
         self._call(self._on_arrival, request)
@@ -298,3 +306,5 @@ class Engine:
         """Raises WorkloadError for a request that cannot be served, or was submitted before."""
         num_at_once = self._call(self._num_at_once, request) or 1
         check_fits(request, self.limits, self.state.pool.num_tokens, self.policy_name, num_at_once)
+        if self.state.cache is not None:
+            self.state.cache.check(request)

@@ -22,7 +22,12 @@ MOST = 512
 
 
 def repeats(latest: InFlight, state: State) -> bool:
-    """Whether the latest plan computes one token of each running request, and nothing has changed since."""
+    """Whether the latest plan computes one token of each running request, and nothing has changed since.
+
+    With a prefix cache also: nobody waits, who would find other blocks meanwhile, and no time decides what is evicted.
+    """
+    if state.cache is not None and (state.waiting or not state.cache.is_steady):
+        return False
     rows, step = state.decoding.rows, latest.step
     unchanged = state.pool.num_used, len(state.waiting), len(rows)
     if latest.state[1:] != unchanged or not len(state.running) == len(step.rows) == len(rows):

@@ -12,7 +12,7 @@ from cbatch.plan import Plan, Refusal
 from cbatch.request import Request
 
 _FROM_VIEW = ("_block_size", "_kv", "_limits", "_view")
-_IN_PLAN = ("_bulk", "_decodes", "_named", "_num_tokens", "_padding", "_plan", "_refusal")
+_IN_PLAN = ("_bulk", "_decodes", "_named", "_num_tokens", "_padding", "_plan", "_refusal", "_shared")
 _LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_left")
 
 
@@ -54,6 +54,7 @@ class PlanBuilder:
         self._coming_blocks = kv.num_retiring
         self._named: set[Request] = set()  # added one by one, preempted or rejected
         self._bulk: list[Request] = []  # decodes that were added together; not to be changed
+        self._shared: dict[Request, int] = {}  # blocks that newcomers count on, as others hold them
         self._decodes: Mapping[Request, int] | None = None  # `decode_blocks`, once a decode is added by itself
 
     @property
@@ -94,7 +95,7 @@ class PlanBuilder:
             reserve = _whole(
                 min(reserve, request.max_tokens, self._kv.num_blocks * self._block_size), "reserve", request
             )
-        held, computed = self._kv.num_held(request), request.num_computed
+        held, computed = self._num_held(request, waiting), request.num_computed
         room = (held + self._free_blocks) * self._block_size
         granted = min(wanted, self._tokens_left, room - computed)
         if granted <= 0 or reserve > room or (whole and granted < wanted):
@@ -103,6 +104,8 @@ class PlanBuilder:
         self._free_blocks -= blocks_lacking(max(computed + granted, reserve), held, self._block_size)
         if reserve > held * self._block_size:
             self._plan.reserve[request] = reserve
+        if waiting and held:
+            self._shared[request] = held
         self._places -= waiting
         return self._grant(request, granted)
 
@@ -145,7 +148,7 @@ class PlanBuilder:
         self._plan.preempt.append(request)
         self._places += 1
         now, later = self._kv.freed_by_preempting(request)
-        self._free_blocks += now
+        self._free_blocks += max(now - sum(self._shared.values()), 0) if self._shared else now
         self._coming_blocks += later
 
     def wait_for_blocks(self, request: Request, num_tokens: int) -> bool:
@@ -200,6 +203,12 @@ class PlanBuilder:
         self._free_blocks -= lacking
         return self._grant(request, 1)
 
+    def _num_held(self, request: Request, waiting: bool) -> int:
+        """Blocks that cost nothing more. A preemption may free what a later newcomer shares, so that nothing is shared any more."""
+        if not waiting:
+            return self._kv.num_held(request)
+        return 0 if self._plan.preempt else self._kv.num_shared(request)
+
     def _refusal_of(self, request: Request, waiting: bool) -> Refusal | None:
         """Why the request cannot be added, apart from tokens and blocks."""
         if self._rows_left <= 0:
@@ -238,7 +247,8 @@ class PlanBuilder:
             place = planned.index(request)
             del planned[place]
             granted, reserve = plan.num_tokens.pop(place), plan.reserve.pop(request, 0)
-            held, kept = self._kv.num_held(request), max(request.num_computed + granted, reserve)
+            held, kept = self._shared.pop(request, 0), max(request.num_computed + granted, reserve)
+            held += self._kv.num_held(request)
             self._free_blocks += blocks_lacking(kept, held, self._block_size)
             self._places += self._view.is_waiting(request)
             self._count(-1, -granted)

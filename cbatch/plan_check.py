@@ -134,7 +134,7 @@ class Rules:
             for place, (request, count) in enumerate(self.plan)
         )
         taken = list(accumulate(lacking))
-        free = kv.num_free + self.blocks_coming_free()
+        free = kv.num_free + self.num_gained()
         if taken and taken[-1] > free:
             place = next(place for place, total in enumerate(taken) if total > free)
             problem = f"{taken[-1]} blocks planned, {free} free"
@@ -156,9 +156,9 @@ class Rules:
             places[self.plan.requests.index(request)] = int(num_tokens)
         return places
 
-    def blocks_coming_free(self) -> int:
-        """Blocks that the plan's own preemptions free at once."""
-        return sum(self.view.kv.freed_by_preempting(request).now for request in self.plan.preempt)
+    def num_gained(self) -> int:
+        """Blocks that the plan's own preemptions free at once: see `KVView.num_gained`."""
+        return self.view.kv.num_gained(self.plan.preempt, filter(self.view.is_waiting, self.plan.requests))
 
     def _waits(self, request: Request) -> bool:
         return self.view.is_waiting(request) and request in self.view.waiting
@@ -221,7 +221,7 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
     counts = np.array(plan.num_tokens or np.zeros(0, np.int64))
     counters, room = state.table.counters(rows), state.pool.room[rows]
     if newcomers:
-        _set_start_values(requests, rows, counters, room)
+        _set_start_values(requests, rows, counters, room, state)
     num_tokens = 0
     if requests:
         wrong = (counts < ONE) | (counts > state.table.ready(rows, counters))
@@ -235,7 +235,8 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
         for place, reserved in rules.reserved_tokens().items():
             kept[place] = max(kept[place], reserved)
     taking, num_blocks = state.pool.lacking(room, kept)
-    if sum(num_blocks) > state.pool.num_free + (rules.blocks_coming_free() if plan.preempt else 0):
+    gains = plan.preempt or (newcomers and state.cache is not None)
+    if sum(num_blocks) > state.pool.num_free + (state.num_gained(plan.preempt, newcomers) if gains else 0):
         raise IllegalError
     return CheckedPlan(plan, newcomers, rows, counts, end, taking, num_blocks, num_tokens, num_decodes, counters)
 
@@ -263,9 +264,14 @@ def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints
     return newcomers, rows, num_known or len(unique) - len(decoding.without(unique))
 
 
-def _set_start_values(requests: list[Request], rows: Ints, counters: Counters, room: Ints) -> None:
-    """Requests that were never admitted have no row yet: nothing computed, no blocks held."""
+def _set_start_values(requests: list[Request], rows: Ints, counters: Counters, room: Ints, state: State) -> None:
+    """Requests that were never admitted have no row yet: nothing computed, no blocks held. With a prefix cache, newcomers have
+    what they find in it."""
     known, total, computed = counters
     for place in (rows < 0).nonzero()[0].tolist():
         known[place] = total[place] = requests[place].num_prompt_tokens
         computed[place] = room[place] = 0
+    if state.cache is not None:
+        for place, request in enumerate(requests):
+            if request.status is Status.WAITING:
+                computed[place] = room[place] = request.num_computed

@@ -51,14 +51,22 @@ class Columns(Protocol):
     def token_times(self, row: int) -> tuple[float, float] | tuple[None, None]: ...
 
 
+class Cached(Protocol):
+    """What a waiting request reads of the prefix cache."""
+
+    @property
+    def num_cached(self) -> int: ...
+
+
 def _asked(name: str) -> Any:
     """A read-only attribute that returns a field of the request's spec."""
     return property(attrgetter(f"_spec.{name}"))
 
 
-_PLACE = ("__weakref__", "_arrival_time", "_spec", "row", "status", "table")
+_PLACE = ("__weakref__", "_arrival_time", "_spec", "prefix", "row", "status", "table")
 _TIMES_AND_REASONS = ("admitted_at", "finish_reason", "finished_at", "reject_reason")
-_COUNTS_AND_OUTPUT = ("num_output_tokens", "num_preemptions", "num_recomputed_tokens", "output", "token_times")
+_COUNTS = ("num_cached_again", "num_cached_tokens", "num_output_tokens", "num_preemptions", "num_recomputed_tokens")
+_OUTPUT = ("output", "token_times")
 
 
 class Request:
@@ -69,11 +77,13 @@ class Request:
 
     arrival_time: seconds; of a request that arrives by iteration, when that iteration was planned, from its arrival on.
     admitted_at, finished_at: seconds; the first admission and the end. None before.
-    num_preemptions: how often it was preempted. num_recomputed_tokens: tokens in its KV cache that it lost by that.
+    num_preemptions: how often it was preempted. num_recomputed_tokens: tokens in its KV cache that it lost by that, except those
+        that the prefix cache gave back when it was admitted again.
+    num_cached_tokens, num_cached_again: tokens that the prefix cache held at its first admission, and at all later ones.
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
     """
 
-    __slots__ = (*_PLACE, *_TIMES_AND_REASONS, *_COUNTS_AND_OUTPUT)
+    __slots__ = (*_PLACE, *_TIMES_AND_REASONS, *_COUNTS, *_OUTPUT)
 
     id: Final[int] = _asked("id")
     num_prompt_tokens: Final[int] = _asked("num_prompt_tokens")
@@ -91,6 +101,8 @@ class Request:
     slo: Final[SLO] = _asked("slo")
     predicted_new_tokens: Final[int | None] = _asked("predicted_new_tokens")
     prefix_hashes: Final[tuple[int, ...]] = _asked("prefix_hashes")
+    hash_block: Final[int] = _asked("hash_block")
+    salt: Final[str] = _asked("salt")
     extra: Final[Mapping[str, Any]] = property(lambda request: MappingProxyType(request._spec.extra))  # type: ignore[assignment]
 
     def __init__(self, id: int, num_prompt_tokens: int, max_new_tokens: int, **fields: Any) -> None:
@@ -110,9 +122,11 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.reject_reason, self.row = "", NEVER
         self.table: Columns | None = None
+        self.prefix: Cached | None = None  # with a prefix cache, until the request ends
         self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
         self.num_output_tokens = self.num_preemptions = self.num_recomputed_tokens = 0
+        self.num_cached_tokens = self.num_cached_again = 0
         self.admitted_at: float | None = None  # seconds; first admission
         self.finished_at: float | None = None  # seconds
 
@@ -165,12 +179,17 @@ class Request:
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose keys and values are in the KV cache, those in flight counted."""
+        """Tokens whose keys and values are in the KV cache, those in flight counted; of a waiting request, those in the prefix cache."""
+        if self.prefix is not None and self.status is Status.WAITING:
+            return self.prefix.num_cached
         return 0 if self.table is None else self.table.computed.item(self.row)
 
     @property
     def num_ready(self) -> int:
         """Tokens that could be computed in the next iteration: see `RequestTable.ready`."""
+        if self.prefix is not None and self.status is Status.WAITING:
+            total = self.num_prompt_tokens if self.table is None else self.table.ready_of(self.row)
+            return total - self.prefix.num_cached
         if self.table is None:
             return 0 if self.status is Status.FINISHED else self.num_prompt_tokens
         return self.table.ready_of(self.row)

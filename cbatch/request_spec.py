@@ -71,10 +71,12 @@ class RequestSpec:
     predicted_new_tokens: a prediction of the output length, of any origin.
     prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to its block's end (as in Mooncake's
         traces): two prompts with n equal leading hashes share n blocks.
+    hash_block: prompt tokens that each of them stands for; a last hash of fewer tokens is never shared. 0: unknown.
+    salt: requests share cached blocks only with requests of the same salt.
     extra: the workload's own attributes, by name.
 
     Raises:
-        ValueError: a length below 1, a negative arrival or one after `LATEST_ARRIVAL`, a timeout that is not above 0, or a prompt that
+        ValueError: a length below 1, more hashes than the prompt has blocks, a negative arrival or one after `LATEST_ARRIVAL`, a timeout that is not above 0, or a prompt that
             is not num_prompt_tokens long.
     """
 
@@ -95,6 +97,8 @@ class RequestSpec:
     slo: SLO = NO_SLO
     predicted_new_tokens: int | None = None
     prefix_hashes: tuple[int, ...] = ()
+    hash_block: int = 0
+    salt: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -114,6 +118,9 @@ class RequestSpec:
         if self.prompt is not None and len(self.prompt) != prompt:
             problem = f"prompt has {len(self.prompt)} tokens"
             raise ValueError(f"request {self.id}: {problem}, num_prompt_tokens says {prompt}")
+        if self.hash_block and (len(self.prefix_hashes) - 1) * self.hash_block >= prompt:
+            problem = f"{len(self.prefix_hashes)} prefix_hashes of {self.hash_block} tokens each"
+            raise ValueError(f"request {self.id}: {problem} are more than its {prompt} prompt tokens")
         if type(self.stop_tokens) is not tuple:
             object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
 

@@ -4,13 +4,14 @@ The policy is chosen per call, so that several can be compared on one executor.
 """
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cbatch.cost import CostModel
 from cbatch.engine import Engine
 from cbatch.executor import Executor
-from cbatch.kv import KVSize
+from cbatch.kv import Eviction, KVSize
 from cbatch.limits import Limits
 from cbatch.policy import Policy
 from cbatch.record import RunRecord
@@ -29,6 +30,7 @@ class Server(Generic[E_co]):
     cost: predicts iterations for policies.
     asynchronous: whether a call that does not say runs the asynchronous loop; see `Engine`.
     patience: how long a policy may make no progress.
+    prefix_cache: see `Engine`; each engine has a copy of it.
     """
 
     executor: E_co
@@ -37,6 +39,7 @@ class Server(Generic[E_co]):
     kv: KVSize
     asynchronous: bool = True
     patience: Patience = PATIENCE
+    prefix_cache: Eviction | None = None
 
     def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Engine:
         """Returns an engine with these requests submitted, for callers that step it or look into its state.
@@ -55,6 +58,7 @@ class Server(Generic[E_co]):
             block_size=self.kv.block_size,
             asynchronous=self.asynchronous if asynchronous is None else asynchronous,
             patience=self.patience,
+            prefix_cache=deepcopy(self.prefix_cache),
         )
         engine.submit(requests)
         return engine

@@ -5,7 +5,7 @@ two, the step is in flight. `end` frees what an ended, cancelled or rejected req
 executors or clocks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 from sortedcontainers import SortedKeyList
 
 from cbatch.executor import Step, Tokens
-from cbatch.kv import BlockPool
+from cbatch.kv import BlockPool, PrefixCache, PrefixPool
 from cbatch.plan import Plan
 from cbatch.request import NEVER, FinishReason, Ints, Request, Status, spec_of
 from cbatch.request_table import NONE, ONE, ZERO, Counters, RequestSet, RequestTable
@@ -61,12 +61,14 @@ class State:
     running: admitted requests with tokens left to compute, in admission order. A request whose last token by length is
         in flight has none left and is no longer in it.
     decoding, prefilling: the two parts of `running`.
+    cache: the prefix cache; None: blocks end with their requests.
     iteration: number of the next iteration; num_ended: iterations whose results are in.
     """
 
     def __init__(self, table: RequestTable, pool: BlockPool) -> None:
         self.table = table
         self.pool = pool
+        self.cache = PrefixCache(pool, table) if isinstance(pool, PrefixPool) else None
         self.waiting: SortedKeyList[Request, tuple[float, int]] = SortedKeyList(key=attrgetter("arrival_time", "id"))
         self.running = RequestSet()
         self.decoding = RequestSet()
@@ -91,6 +93,13 @@ class State:
         last = int(self.table.scheduled_at[request.row])
         return last if last >= self.num_ended else None
 
+    def num_gained(self, preempted: Iterable[Request], newcomers: Sequence[Request]) -> int:
+        """Returns the KV blocks that preemptions free at once, less the free ones that newcomers then find in the prefix cache."""
+        rows = [request.row for request in preempted if self.in_flight_until(request) is None]
+        if self.cache is None:
+            return self.pool.num_gained(rows)
+        return self.cache.pool.num_gained(rows, map(self.cache.found, newcomers))
+
     # -- a plan becomes a step ----------------------------------------------------------------------------------------
 
     def apply(self, checked: CheckedPlan, now: float) -> Step:
@@ -103,7 +112,12 @@ class State:
             for place in (rows < ZERO).nonzero()[0].tolist():
                 rows[place] = plan.requests[place].row
         table = self.table
+        if self.cache is not None:
+            self._share(plan.requests, newcomers, start, now)
         self._extend(rows, taking, num_blocks)
+        if self.cache is not None:
+            self.cache.pool.check_writes(rows, start)
+            self.cache.register(plan.requests, rows, np.minimum(end, known))
         sampled = (end == total).nonzero()[0]
         carry = table.sampled_row[rows]
         if table.carries:
@@ -145,6 +159,15 @@ class State:
         self.running.add(request)
         self.prefilling.add(request)
 
+    def _share(self, requests: Sequence[Request], newcomers: Sequence[Request], start: Ints, now: float) -> None:
+        """Gives all newcomers the blocks that they found, before any of them takes a block from the cache."""
+        assert self.cache is not None
+        self.cache.pool.now = now
+        new = set(newcomers)
+        for place, request in enumerate(requests):
+            if request in new:
+                self.cache.admit(request, start.item(place))
+
     def _extend(self, rows: Ints, taking: Ints, num_blocks: list[int]) -> None:
         """Takes the KV blocks of a step: usually one block for a few of the requests, and several for a chunk."""
         if not num_blocks:
@@ -183,6 +206,8 @@ class State:
         row = request.row
         request.num_preemptions += 1
         request.num_recomputed_tokens += int(self.table.computed[row])
+        if self.cache is not None:
+            self.cache.release(request)
         self.table.computed[row] = 0
         self.pool.release(row, self.in_flight_until(request))
         request.status = Status.WAITING
@@ -204,6 +229,8 @@ class State:
             self.num_overshoot_tokens += int(np.count_nonzero(ended))
             places, rows = places[~ended], rows[~ended]
         self.num_ended = step.index + 1
+        if self.cache is not None:
+            self.cache.pool.now = now
         receivers = table.id[rows]
         known = table.known[rows]
         if tokens is not None and table.tokens is not None:
@@ -230,6 +257,8 @@ class State:
         self.num_ended += num_times
         table.scheduled_at[rows] = table.iteration - 1
         self._extend(rows, *self.pool.lacking(self.pool.room[rows], computed))
+        if self.cache is not None:
+            self.cache.register_repeated(step.requests, np.minimum(computed, table.known[rows] - ONE))
 
     def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
         done: dict[Request, FinishReason] = {}
@@ -244,6 +273,8 @@ class State:
         for request in self._ending.pop(step.index, ()):
             if request.status is not Status.FINISHED:  # by an end-of-sequence token before
                 done.setdefault(request, FinishReason.LENGTH)
+        if self.cache is not None and len(done) > 1:  # their blocks are cached in the order of the plan
+            done = {request: done[request] for request in step.requests if request in done}
         for request, reason in done.items():
             self.end(request, reason, now)
         return list(done)
@@ -258,6 +289,8 @@ class State:
         self._leave(request)
         if request.table is not None:
             row, last = request.row, self.in_flight_until(request)
+            if self.cache is not None:
+                self.cache.release(request)
             self.pool.release(row, last)
             request.token_times = self.table.token_times(row)
             request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
@@ -266,6 +299,8 @@ class State:
                 self.table.free(row)
             else:
                 self._leaving_rows.setdefault(last, []).append(row)
+        if self.cache is not None:
+            self.cache.close(request)
         request.status = Status.FINISHED
         request.finish_reason, request.reject_reason = reason, why
         request.finished_at = now

@@ -18,7 +18,7 @@ from cbatch.kv import Freed, KVView
 from cbatch.limits import Limits, Resources
 from cbatch.plan_builder import PlanBuilder
 from cbatch.record import InFlight, RunRecord, StepRecord
-from cbatch.request import Ints, Request, Requests
+from cbatch.request import Ints, Request, Requests, Status
 from cbatch.state import State
 
 
@@ -86,12 +86,25 @@ class EngineKVView(KVView):
         self._state = state
         self._pool = state.pool
 
+    @property
+    def num_cached(self) -> int:  # type: ignore[override]
+        return 0 if self._state.cache is None else self._state.cache.pool.num_cached
+
     def num_held(self, request: Request) -> int:
         return self._pool.held_by(request.row) if request.table is not None else 0
 
     def freed_by_preempting(self, request: Request) -> Freed:
-        held = self.num_held(request)
-        return Freed(held, 0) if self._state.in_flight_until(request) is None else Freed(0, held)
+        alone = self._pool.num_alone(request.row) if request.table is not None else 0
+        return Freed(alone, 0) if self._state.in_flight_until(request) is None else Freed(0, alone)
+
+    def num_shared(self, request: Request) -> int:
+        cache = self._state.cache
+        return 0 if cache is None or request.status is not Status.WAITING else cache.num_shared(request)
+
+    def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
+        new = list(newcomers)
+        num_found = sum(request.num_computed for request in new) // self.block_size
+        return self._state.num_gained(preempted, new) + num_found - sum(map(self.num_shared, new))
 
 
 class EngineView(View):

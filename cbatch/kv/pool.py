@@ -4,6 +4,7 @@ A block is `block_size` tokens of keys and values in every layer (PagedAttention
 hands out block numbers; it knows nothing of the memory behind them.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -80,6 +81,14 @@ class BlockPool:
     def held_by(self, row: int) -> int:
         """Blocks of one row."""
         return self.room.item(row) // self.block_size
+
+    def num_alone(self, row: int) -> int:
+        """Blocks of one row that no other row holds."""
+        return self.held_by(row)
+
+    def num_gained(self, rows: Iterable[int]) -> int:
+        """Returns the free blocks gained if these rows are released at once."""
+        return sum(map(self.held_by, rows))
 
     def lacking(self, room: Ints, num_tokens: Ints) -> tuple[Ints, list[int]]:
         """Returns the places of the requests whose `room` is below `num_tokens`, and how many blocks each lacks."""

@@ -76,7 +76,7 @@ class PrefixPool(BlockPool):
         blocks = self.tables[row, : self.held_by(row)]
         return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks] == 1))
 
-    def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[Name]]) -> int:
+    def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[Name]] = ()) -> int:
         """Returns the free blocks gained if these rows are released at once, and newcomers then share the blocks of these names."""
         given = Counter(chain.from_iterable(self.tables[row, : self.held_by(row)].tolist() for row in rows))
         in_use = self.live + self.leaving

@@ -1,6 +1,7 @@
 """The KV cache as a policy sees it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from cbatch.kv.pool import blocks_for, blocks_lacking
@@ -19,12 +20,14 @@ class KVView(ABC):
 
     block_size: tokens per block. num_blocks: of the whole cache. num_free: blocks that a plan can take.
     num_retiring: blocks that come free when the iterations in flight have ended.
+    num_cached: free blocks whose content waiting requests may find; 0 without a prefix cache.
     """
 
     block_size: int
     num_blocks: int
     num_free: int
     num_retiring: int
+    num_cached: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -38,9 +41,17 @@ class KVView(ABC):
     @abstractmethod
     def freed_by_preempting(self, request: Request) -> Freed: ...
 
+    def num_shared(self, request: Request) -> int:
+        """Blocks that a waiting request finds in the prefix cache and that are not free, as others hold them: they cost nothing."""
+        return 0
+
+    def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
+        """Free blocks that a plan gains at once by preempting, beside what `num_lacking` says that these newcomers take."""
+        return sum(self.freed_by_preempting(request).now for request in preempted)
+
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
 
     def num_lacking(self, request: Request, num_tokens: int) -> int:
-        """Blocks that a request needs beyond its own to hold `num_tokens`."""
-        return blocks_lacking(num_tokens, self.num_held(request), self.block_size)
+        """Free blocks that a request needs beyond its own, and those that it shares, to hold `num_tokens`."""
+        return blocks_lacking(num_tokens, self.num_held(request) + self.num_shared(request), self.block_size)

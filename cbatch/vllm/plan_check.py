@@ -30,7 +30,7 @@ def _check(plan: Plan, view: VllmView, rules: Rules) -> None:
     reserved = {plan.requests[place]: tokens for place, tokens in tokens_of}
     for request, count in others.items():
         lacking += view.kv.num_lacking(request, max(request.num_computed + count, reserved.get(request, 0)))
-    if lacking > view.kv.num_free + (rules.blocks_coming_free() if plan.preempt else 0):
+    if lacking > view.kv.num_free + (rules.num_gained() if plan.preempt else 0):
         raise IllegalError
 
 

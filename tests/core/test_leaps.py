@@ -4,7 +4,9 @@
 """
 
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +21,7 @@ from cbatch import (
     SLO,
     BatchShape,
     Engine,
+    Eviction,
     Limits,
     Plan,
     Policy,
@@ -30,8 +33,9 @@ from cbatch import (
     is_steady,
 )
 from cbatch.cluster import Cluster, LeastLoaded
-from cbatch.kv import KVSize, blocks_for
+from cbatch.kv import KVSize, PrefixPool, blocks_for
 from cbatch.model.topology import Topology
+from cbatch.request import spec_of
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
@@ -39,6 +43,7 @@ from cbatch.sim.measured import HostTime, Measured
 from experiments.check.properties import PROPERTIES
 from experiments.check.search import search
 from policies.chunking import Filling, Fixed, PDAware, Slack, TileAligned
+from policies.evictions import FIFO, LFU, LRU, SLRU, Marconi
 from policies.mlfq import MLFQ
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -121,11 +126,17 @@ def make_cost(numbers: random.Random) -> ProfileCost:
 
 
 def serve(
-    make: Callable[[int], Policy], seed: int, count: Callable[[], None], places: Callable[[int], int] = lambda batch: 0
+    make: Callable[[int], Policy],
+    seed: int,
+    count: Callable[[], None],
+    places: Callable[[int], int] = lambda batch: 0,
+    eviction: Eviction | None = None,
 ) -> list[Any]:
-    """Everything that a run tells. `count` is called for each plan. places: `max_running` for a batch."""
+    """Everything that a run tells. `count` is called for each plan. places: `max_running` for a batch. eviction: of a prefix cache."""
     numbers = random.Random(seed)
     requests, cost = draw_requests(numbers), make_cost(numbers)
+    if eviction is not None:
+        requests = [sharing(request, numbers) for request in requests]
     block_size, batch, stages = numbers.choice((1, 3, 16)), numbers.randint(1, WIDEST), cost.topology.pipeline_stages
     limits = Limits(batch, LONGEST + batch, LONGEST, tile=8, num_stages=stages, max_running=places(batch))
     longest = max(blocks_for(request.max_tokens, block_size) for request in requests)
@@ -136,11 +147,24 @@ def serve(
     policies = [make(chunk) for _ in range(replicas)]
     for policy in policies:
         policy.plan = counted(policy.plan, count)  # type: ignore[method-assign]
-    engines = [Server(SimExecutor(cost, host), limits, cost, kv, asynchronous).engine(policy) for policy in policies]
+    servers = [Server(SimExecutor(cost, host), limits, cost, kv, asynchronous, prefix_cache=eviction) for _ in policies]
+    engines = [server.engine(policy) for server, policy in zip(servers, policies, strict=True)]
     engine: Engine | Cluster = engines[0] if replicas == 1 else Cluster(engines, LeastLoaded())
     engine.submit(requests)
     record = engine.run()
-    return [tell(record), cost.num_outside, [each.executor.accounts() for each in engines]]
+    cached = [[pool._names[block] for block in pool._cached] for pool in pools_of(engines)]
+    return [tell(record), cost.num_outside, [each.executor.accounts() for each in engines], cached]
+
+
+def sharing(request: Request, numbers: random.Random) -> Request:
+    """The same request, whose prompt begins like others: an id of 48 tokens stands for the whole prompt up to its end."""
+    path = numbers.choices((1, 2), k=-(-request.num_prompt_tokens // 48))
+    ids = tuple(sum(2**place * step for place, step in enumerate(path[: end + 1])) for end in range(len(path)))
+    return Request.from_spec(replace(spec_of(request), prefix_hashes=ids, hash_block=48))
+
+
+def pools_of(engines: Sequence[Engine]) -> list[PrefixPool]:
+    return [engine.state.pool for engine in engines if isinstance(engine.state.pool, PrefixPool)]
 
 
 def counted(plan: Callable[[View], Plan], count: Callable[[], None]) -> Callable[[View], Plan]:
@@ -156,6 +180,20 @@ def tell(record: RunRecord) -> list[object]:
     names = [name for name in Request.__slots__ if name not in ("__weakref__", "_spec")]
     requests = [[request.id, *(getattr(request, name) for name in names)] for request in record.requests]
     return [record.steps, *(column.tolist() for column in record.tokens()), requests]
+
+
+@pytest.mark.parametrize("eviction", [LRU, LFU, FIFO, SLRU, Marconi])
+@pytest.mark.parametrize("name", ["orca", "prefill_first", "sarathi_serve"])
+def test_leaps_change_nothing_with_a_prefix_cache(name: str, eviction: type[Eviction], num_workloads: int) -> None:
+    make, asked = STEADY[name], Counter[bool]()
+
+    def ask(leaping: bool) -> None:
+        asked[leaping] += 1
+
+    for seed in range(num_workloads):
+        one_by_one = serve(lambda chunk: Logged(make(chunk)), seed, partial(ask, False), eviction=eviction())
+        assert serve(make, seed, partial(ask, True), eviction=eviction()) == one_by_one, f"workload {seed}"
+    assert (asked[True] < asked[False]) == (not eviction.dynamic)
 
 
 @pytest.mark.parametrize("name", [*STEADY, *AT_TIMES])

@@ -25,6 +25,8 @@ FULL = RequestSpec(
     slo=SLO(0.2, 0.05, 4.0),
     predicted_new_tokens=7,
     prefix_hashes=(11, 12),
+    hash_block=2,
+    salt="mine",
 )
 
 

@@ -9,12 +9,13 @@ from itertools import pairwise
 from fuzz_policy import FuzzPolicy
 from poison import PoisonedIteration
 from poison import poison as poison_executor
+from pool_check import check_pool
 from races import check_races
 from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, stage_models
 
-from cbatch import Engine, FinishReason, Limits, Policy, Request, Server, Status
-from cbatch.kv import KVSize
+from cbatch import Engine, Eviction, FinishReason, Limits, Policy, Request, Server, Status
+from cbatch.kv import KVSize, PrefixPool
 from cbatch.model import ModelSpec
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.runtime.attention import ReferenceAttention
@@ -30,21 +31,26 @@ LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
 class Ask:
     """A request for the first `max_new_tokens` of a reference's output, or up to its token at `stop_at`.
 
-    reference: its place among the references.
+    reference: its place among the references. answered: tokens of the output that are part of the prompt, as in a next turn.
     """
 
     reference: int
     max_new_tokens: int = LONGEST_OUTPUT
     stop_at: int | None = None
     arrival_iteration: int = 0
+    answered: int = 0
 
     def request(self, id_: int, references: Sequence[Reference]) -> Request:
-        reference = references[self.reference]
+        reference = self._continued(references)
         stop_tokens = () if self.stop_at is None else (reference.output[self.stop_at],)
         return reference.request(id_, self.max_new_tokens, stop_tokens, self.arrival_iteration)
 
     def expected(self, request: Request, references: Sequence[Reference]) -> list[int]:
-        return references[self.reference].expected(self.max_new_tokens, request.stop_tokens)
+        return self._continued(references).expected(self.max_new_tokens, request.stop_tokens)
+
+    def _continued(self, references: Sequence[Reference]) -> Reference:
+        prompt, sampling, output = references[self.reference]
+        return Reference([*prompt, *output[: self.answered]], sampling, output[self.answered :])
 
 
 @dataclass(eq=False)
@@ -91,7 +97,10 @@ def check_accounts(engine: Engine, requests: list[Request]) -> None:
     assert all(earlier <= later for earlier, later in pairwise(times))
     pool, table = engine.state.pool, engine.state.table
     assert pool.num_used == pool.num_retiring == 0
-    assert sorted(pool._free.tolist()) == list(range(pool.num_blocks))
+    if isinstance(pool, PrefixPool):
+        check_pool(pool)
+    else:
+        assert sorted(pool._free.tolist()) == list(range(pool.num_blocks))
     assert sorted(table._free_rows) == list(range(table.num_rows))
 
 
@@ -116,6 +125,7 @@ def build(
     poison: bool = False,
     check: bool = False,
     kind: type[EagerIteration] = EagerIteration,
+    prefix_cache: Eviction | None = None,
 ) -> Rig:
     """Puts an engine together.
 
@@ -134,7 +144,8 @@ def build(
         check_races(executor)
     requests = [ask.request(id_, references) for id_, ask in enumerate(asks)]
     expected = [ask.expected(request, references) for ask, request in zip(asks, requests, strict=True)]
-    engine = Server(executor, limits, UnitCost(), kv, asynchronous).engine(policy, requests)
+    server = Server(executor, limits, UnitCost(), kv, asynchronous, prefix_cache=prefix_cache)
+    engine = server.engine(policy, requests)
     return Rig(slots, iterations, executor, engine, requests, expected)
 
 

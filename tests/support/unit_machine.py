@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from plain_view import PlainRequest
 
-from cbatch import BatchShape, Limits, Plan, Policy, Request, RequestSpec, Server, View
+from cbatch import BatchShape, Eviction, Limits, Plan, Policy, Request, RequestSpec, Server, View
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 
@@ -28,12 +28,17 @@ class CostOf:
 
 
 class Golden(NamedTuple):
-    """schedule: as text. ends: seconds at which each request ended. rejected: why, of those that were."""
+    """schedule: as text. ends: seconds at which each request ended. rejected: why, of those that were.
+
+    found: tokens in the prefix cache at the first admission, and at later ones. recomputed: after preemptions.
+    """
 
     schedule: str
     ends: dict[str, float]
     policy: Any
     rejected: dict[str, str]
+    found: dict[str, tuple[int, int]]
+    recomputed: dict[str, int]
 
 
 def asked(text: str, **fields: dict[str, Any]) -> dict[str, Request]:
@@ -78,6 +83,7 @@ def golden(
     seconds: Callable[[BatchShape], float] = lambda shape: 1.0,
     limits: dict[str, Any] | None = None,
     asynchronous: bool = False,
+    prefix_cache: Eviction | None = None,
     **fields: dict[str, Any],
 ) -> Golden:
     """Serves the requests. batch, tokens: of an iteration. memory: blocks of KV cache, each of `block` tokens."""
@@ -85,12 +91,15 @@ def golden(
     written = _Written(policy, {request: name for name, request in made.items()})
     within = Limits(batch, tokens, AMPLE, **{"tile": 1, **(limits or {})})
     cost = CostOf(seconds)
-    engine = Server(SimExecutor(cost), within, cost, KVSize(memory, block), asynchronous).engine(written)
+    server = Server(SimExecutor(cost), within, cost, KVSize(memory, block), asynchronous, prefix_cache=prefix_cache)
+    engine = server.engine(written)
     engine.submit(made.values())
     engine.run()
     ends = {name: request.finished_at or 0.0 for name, request in made.items()}
     rejected = {name: request.reject_reason for name, request in made.items() if request.reject_reason}
-    return Golden(" | ".join(written.entries), ends, policy, rejected)
+    found = {name: (request.num_cached_tokens, request.num_cached_again) for name, request in made.items()}
+    recomputed = {name: request.num_recomputed_tokens for name, request in made.items()}
+    return Golden(" | ".join(written.entries), ends, policy, rejected, found, recomputed)
 
 
 def running(id_: int, prompt: int, limit: int, new: int = 0, **fields: Any) -> PlainRequest:

@@ -1,0 +1,111 @@
+"""The prefix cache of an engine: joins the pool of named blocks, the names of each request, and the eviction, for `State`."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from cbatch.errors import WorkloadError
+from cbatch.kv.eviction import Eviction, Name
+from cbatch.kv.names import Prefix
+from cbatch.kv.prefix import PrefixPool
+from cbatch.request import Ints, Request, spec_of
+from cbatch.request_table import RequestTable
+
+
+class PrefixCache:
+    """Which cached blocks a request finds, takes and leaves.
+
+    A block is found from the iteration after the one that computes it, also while that one is in flight: iterations write in the
+    order of their launch. Blocks of generated tokens are found, too, once the host knows the tokens.
+    """
+
+    def __init__(self, pool: PrefixPool, table: RequestTable) -> None:
+        self.pool, self._table = pool, table
+        self._looks_ahead = type(pool.eviction).on_submit is not Eviction.on_submit
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the eviction decides by what happens to blocks alone, not by the time."""
+        return not self.pool.eviction.dynamic
+
+    def check(self, request: Request) -> None:
+        """Raises WorkloadError for prefix hashes that are not cumulative ids of whole blocks."""
+        spec, size, problem = spec_of(request), self.pool.block_size, ""
+        if not spec.prefix_hashes or self._table.tokens is not None:
+            return
+        if spec.hash_block % size or not spec.hash_block:
+            problem = (
+                f"hash_block={spec.hash_block} is no multiple of block_size={size}; give a block_size that divides it"
+            )
+        elif len(set(spec.prefix_hashes)) < len(spec.prefix_hashes) or min(spec.prefix_hashes) < 0:
+            problem = (
+                "prefix_hashes repeat, or are negative; each must stand for the whole prompt up to its block's end"
+            )
+        if problem:
+            raise WorkloadError(f"request {spec.id}: {problem}")
+
+    def open(self, request: Request) -> None:
+        """Begins to look up a request that will arrive, or arrives."""
+        request.prefix = prefix = Prefix(request, self.pool, self._table)
+        if self._looks_ahead:
+            number = (request.num_prompt_tokens - 1) // self.pool.block_size
+            self.pool.eviction.on_submit(request, prefix.names(number)[:number])
+
+    def found(self, request: Request) -> Sequence[Name]:
+        """Returns the names of the blocks that a waiting request finds."""
+        prefix = _prefix_of(request)
+        return prefix.names(0)[: prefix.num_found]
+
+    def num_shared(self, request: Request) -> int:
+        """Blocks that a waiting request finds and that are not free."""
+        return self.pool.num_in_use(self.found(request))
+
+    def admit(self, request: Request, num_tokens: int) -> None:
+        """Gives a request that has a row the blocks with the tokens that it found when the plan was checked."""
+        pool, prefix, number = self.pool, _prefix_of(request), num_tokens // self.pool.block_size
+        names = prefix.names(number)[:number]
+        pool.share(request.row, names)
+        if request.num_preemptions:
+            request.num_cached_again += num_tokens
+            request.num_recomputed_tokens -= min(prefix.num_lost, num_tokens)
+        else:
+            request.num_cached_tokens = num_tokens
+        pool.eviction.on_admit(request, names, pool.now)
+
+    def register(self, requests: Sequence[Request], rows: Ints, num_tokens: Ints) -> None:
+        """Names the full blocks of a step's requests. num_tokens: known, and computed by this step or before, [rows]."""
+        num_full = num_tokens // self.pool.block_size
+        for place in (num_full > self.pool.num_named[rows]).nonzero()[0].tolist():
+            self._name(requests[place], num_full.item(place))
+
+    def register_repeated(self, requests: Sequence[Request], num_tokens: Ints) -> None:
+        """Names full blocks as `register` after each of several steps that computed one token of each request."""
+        size, full = self.pool.block_size, []
+        for place, (request, tokens) in enumerate(zip(requests, num_tokens.tolist(), strict=True)):
+            named = self.pool.num_named.item(request.row)
+            full += [(number * size - tokens, place, number) for number in range(named + 1, tokens // size + 1)]
+        for _, place, number in sorted(full):
+            self._name(requests[place], number)
+
+    def release(self, request: Request) -> None:
+        """Prepares the release of a request's blocks: all full ones get names, and the eviction hears of it."""
+        pool, table, row = self.pool, self._table, request.row
+        number = min(table.computed.item(row), table.known.item(row)) // pool.block_size
+        names = self._name(request, number)
+        _prefix_of(request).num_lost = table.computed.item(row)
+        pool.note_holder(row, table.total.item(row))
+        pool.eviction.on_release(request, names, pool.now)
+
+    def close(self, request: Request) -> None:
+        """Forgets a request that has ended."""
+        request.prefix = None
+        self.pool.eviction.on_finish(request)
+
+    def _name(self, request: Request, num_blocks: int) -> Sequence[Name]:
+        names = _prefix_of(request).names(num_blocks)[:num_blocks]
+        if num_blocks > self.pool.num_named.item(request.row):
+            self.pool.register(request.row, names)
+        return names
+
+
+def _prefix_of(request: Request) -> Prefix:
+    return cast(Prefix, request.prefix)

@@ -1,0 +1,75 @@
+"""Names of the blocks of a request, and how many of these blocks a waiting request would find in the cache.
+
+A name is a hash of the name before and of the block's content:
+
+    real tokens    128 bits of blake2b over the token ids; the first name before is that of the request's `salt`
+    simulation     64 bits over the hash id that covers the block and the block's place in it (`RequestSpec.prefix_hashes`);
+                   over the request and the block's place in it, where no hash id covers the block whole
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+
+from cbatch.kv.eviction import Name
+from cbatch.kv.prefix import PrefixPool
+from cbatch.request import Request, spec_of
+from cbatch.request_table import RequestTable
+
+
+class Prefix:
+    """The names of one request, made as far as they are asked for.
+
+    num_lost: tokens in its KV cache that its latest preemption lost.
+    """
+
+    __slots__ = ("_names", "_num_found", "_pool", "_prompt", "_request", "_seen", "_table", "num_lost")
+
+    def __init__(self, request: Request, pool: PrefixPool, table: RequestTable) -> None:
+        self._request, self._pool, self._table = request, pool, table
+        self._prompt = None if request.prompt is None else np.asarray(request.prompt, np.int32)
+        self._names: list[Name] = []
+        self._num_found = self.num_lost = 0
+        self._seen = (-1, -1)  # the pool's version and the known tokens when the request was looked up
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens that the cache holds of a waiting request: whole blocks, and at least one token less than all."""
+        return self.num_found * self._pool.block_size
+
+    @property
+    def num_found(self) -> int:
+        """Leading blocks that the cache holds. As names are closed, a lookup begins where the latest one ended."""
+        pool, now = self._pool, (self._pool.version, self._request.num_known)
+        if self._seen != now:
+            number, most = self._num_found, (now[1] - 1) // pool.block_size
+            while number and self._names[number - 1] not in pool:
+                number -= 1
+            while number < most and self.names(number + 1)[number] in pool:
+                number += 1
+            self._num_found, self._seen = number, now
+        return self._num_found
+
+    def names(self, num_blocks: int) -> list[Name]:
+        """Returns at least the names of the first blocks, whose tokens are known; not to be changed."""
+        names = self._names
+        for index in range(len(names), num_blocks):
+            names.append(self._name(index, names[-1] if names else spec_of(self._request).salt.encode()))
+        return names
+
+    def _name(self, index: int, before: Name) -> Name:
+        size, spec = self._pool.block_size, spec_of(self._request)
+        start, end = index * size, (index + 1) * size
+        tokens = None
+        if self._prompt is not None and end <= len(self._prompt):
+            tokens = self._prompt[start:end]
+        elif self._table.tokens is not None:
+            tokens = self._table.tokens[self._request.row, start:end]
+        if tokens is not None:
+            assert isinstance(before, bytes)
+            return blake2b(before + tokens.tobytes(), digest_size=16).digest()
+        if spec.hash_block and start // spec.hash_block < len(spec.prefix_hashes):
+            place = start // spec.hash_block
+            if (place + 1) * spec.hash_block <= spec.num_prompt_tokens:
+                return hash((before, spec.prefix_hashes[place], start % spec.hash_block))
+        return hash((before, "request", spec.id, index))

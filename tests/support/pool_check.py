@@ -1,0 +1,26 @@
+"""What holds of a pool of named blocks at any moment."""
+
+from cbatch.kv import PrefixPool
+
+
+def check_pool(pool: PrefixPool) -> None:
+    """Each block is in one place, references are counted, names and blocks agree both ways, and the names are closed."""
+    tables = [pool.tables[row, : pool.held_by(row)].tolist() for row in range(len(pool.room))]
+    assert all(len(set(table)) == len(table) for table in tables)
+    live = [block for table in tables for block in table]
+    leaving = [block for released in pool._retiring.values() for blocks in released for block in blocks.tolist()]
+    assert pool.live.tolist() == [live.count(block) for block in range(pool.num_blocks)]
+    assert pool.leaving.tolist() == [leaving.count(block) for block in range(pool.num_blocks)]
+    retiring = set(leaving) - set(live)
+    assert sorted([*pool._blank, *pool._cached, *set(live), *retiring]) == list(range(pool.num_blocks))
+    assert pool.num_free == len(pool._blank) + len(pool._cached)
+    assert (pool.num_retiring, pool.num_cached) == (len(retiring), len(pool._cached))
+    named = {(names[0], block) for block, names in enumerate(pool._names) if names[0] is not None}
+    assert named == {(name, b) for name, first in pool._blocks.items() for b in (first, *pool._copies.get(name, ()))}
+    assert not {block for _, block in named} & set(pool._blank)
+    before = {(name, names[1]) for name, block in named if (names := pool._names[block])[1] is not None}
+    assert all(previous in pool for _, previous in before)
+    assert pool._num_successors == {name: sum(name == other for _, other in before) for name in {b for _, b in before}}
+    for row, table in enumerate(tables):
+        named_here = [pool._names[block][0] is not None for block in table]
+        assert named_here == [place < pool.num_named[row] for place in range(len(table))]
