@@ -93,6 +93,7 @@ def _result_of(run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dic
         "steps": streamed.steps() if streamed else None,
         "ended": ended,
         "submitted": None if streamed else run.requests,
+        "num_evicted_blocks": _num_evicted(run),
     }
     measured = {
         "load": None if run.rate is None else {"load": run.settings.workload.load, "rate": run.rate},
@@ -103,6 +104,11 @@ def _result_of(run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dic
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
     folder = run.streamed.folder if run.streamed else None
     return Result(record, served, {**about, **origin, **measured}, measures, lower, folder)
+
+
+def _num_evicted(run: Run) -> int | None:
+    caches = [engine.state.cache for engine in run.engine.engines]
+    return sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None
 
 
 def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:
@@ -175,7 +181,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "chosen": run.chosen,
         "requests": len(run.requests),
         "output_lengths_known": run.totals.lengths_known,  # to policies, by `max_new_tokens`
-        "prefixes": run.totals.prefixes,
+        "prefixes": run.totals.prefixes and not settings.prefix_cache,  # they are known, and not reused
         "overrides": list(composed.overrides),
         "number": composed.number,
         "date": now(),

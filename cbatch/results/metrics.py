@@ -53,6 +53,10 @@ class Ended(NamedTuple):
     num_preemptions: int
     num_recomputed_tokens: int
     is_cut: bool
+    num_prompt_tokens: int
+    admitted_at: float | None
+    num_cached_tokens: int
+    num_cached_again: int
 
 
 Asked = Request | Ended

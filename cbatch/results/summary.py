@@ -26,6 +26,7 @@ def summarize(
     steps: StepColumns | None = None,
     ended: Collection[Asked] | None = None,
     submitted: Collection[Asked] | None = None,
+    num_evicted_blocks: int | None = None,
 ) -> dict[str, Any]:
     """All metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -39,6 +40,7 @@ def summarize(
             taken needs them.
         ended: the requests in the order of their ends; None: those of the record.
         submitted: every request of the run, for `goodput` and `attainment`; None: all of them ended.
+        num_evicted_blocks: cached blocks that were overwritten; None without a prefix cache.
     """
     requests = requests or metrics.collect_served(record)
     steps = steps or metrics.step_columns(record.steps)
@@ -67,6 +69,20 @@ def summarize(
         "goodput": goodput(submitted, requests, ends, objectives, window.seconds),
         "attainment": attainment(submitted, requests, ends),
         "service": {} if service is None else fairness(service),
+        **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(ended, num_evicted_blocks)}),
+    }
+
+
+def _prefix_cache(ended: Collection[Asked], num_evicted_blocks: int) -> Figures:
+    """The whole run with warm-up and drain. A request is looked up at its first admission; what it finds again later is apart."""
+    admitted = [request for request in ended if request.admitted_at is not None]
+    cached = sum(request.num_cached_tokens for request in admitted)
+    looked_up = sum(request.num_prompt_tokens for request in admitted)
+    return {
+        "hit_share": cached / looked_up if looked_up else float("nan"),
+        "cached_tokens": cached,
+        "cached_again_tokens": sum(request.num_cached_again for request in admitted),
+        "evicted_blocks": num_evicted_blocks,
     }
 
 

@@ -73,6 +73,11 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     if settings.bounds and not backend.simulated:
         problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
         raise ConfigError(f"{problem}; give backend=sim")
+    if settings.prefix_cache and (settings.bounds or settings.decisions):
+        key = "bounds" if settings.bounds else "decisions"
+        raise ConfigError(
+            f"{key}=true: takes every prompt to be computed whole; give {key}=false, or prefix_cache=false"
+        )
     backend.check_here()
     options = Options(compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline)
     cost = backend.cost(settings.hardware, spec, settings.batch)
@@ -102,7 +107,8 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     for replica in range(backend.replicas):
         with backend.place(replica):
             executor = backend.executor(spec, cost, limits, kv, options, runtime.asynchronous)
-            servers.append(Server(executor, limits, cost, kv, runtime.asynchronous, settings.patience))
+            loop = runtime.asynchronous, settings.patience, settings.eviction
+            servers.append(Server(executor, limits, cost, kv, *loop))
     server = backend.replicated(servers) if len(servers) > 1 else servers[0]
     try:
         engine = server.engine(policy, () if settings.stream else requests)

@@ -56,7 +56,7 @@ def _pieces(options: str) -> list[str]:
 
 
 def _is_import_path(group: str, option: str) -> bool:
-    return group == "policy" and _IMPORT_PATH.fullmatch(option) is not None
+    return group in ("policy", "eviction") and _IMPORT_PATH.fullmatch(option) is not None
 
 
 def _store(group: str, option: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, WrapValidator
 
-from cbatch import ConfigError, ModelSpec, Policy
+from cbatch import ConfigError, Eviction, ModelSpec, Policy
 from cbatch.described import arguments_of, describe
 from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.policy import copy_policy
@@ -24,7 +24,7 @@ from experiments.settings.backends import Auto, Runtime
 from experiments.settings.construct import build_arguments, call, check_section, construct, locate
 from experiments.workloads import Workload
 
-GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "backend", "experiment")
+GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "eviction", "backend", "experiment")
 """Keys whose value is the name of a file in a folder of conf/."""
 
 _SECTIONS = ("policy", "workload", "model", "runtime", "backend")
@@ -83,6 +83,7 @@ class Keys:
     kv_tokens: Tokens
     block_size: Tokens
     max_tokens: Tokens
+    prefix_cache: Switch = False
     patience: Patience
     metrics: Metrics
     objective: Text | None
@@ -168,6 +169,7 @@ class Composed:
 class Settings(Keys):
     """Everything that a run is told.
 
+    eviction: of the prefix cache; None without one.
     chosen: what each `auto` of a group was resolved to, and why, by key. composed: what the settings were read from.
     """
 
@@ -176,6 +178,7 @@ class Settings(Keys):
     model: ModelSpec
     runtime: Runtime
     backend: Backend
+    eviction: Eviction | None = None
     chosen: Mapping[str, str] = field(compare=False)
     composed: Composed = field(compare=False, repr=False)
 
@@ -212,7 +215,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     chosen: dict[str, str] = {}
     model = _model(config["model"], chosen)
     workload = _workload(config["workload"], model.max_positions)
-    _check_effects(composed.given(), model, workload)
+    _check_effects(composed.given(), model, workload, root.prefix_cache)
     return kind(
         **{name: getattr(root, name) for name in names},
         backend=_backend(config["backend"], chosen),
@@ -220,6 +223,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         model=model,
         workload=workload,
         policy=_policy(config["policy"], config["chunk"], chosen),
+        eviction=_eviction(config["eviction"]) if root.prefix_cache else None,
         chosen=chosen,
         composed=composed,
     )
@@ -247,7 +251,14 @@ def _workload(section: object, positions: int) -> Workload:
     return workload.within(positions) if isinstance(workload, Workload) else workload
 
 
-def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workload) -> None:
+def _eviction(section: object) -> Eviction:
+    eviction: Eviction = construct("eviction", section, needs=("keys",))
+    if not isinstance(eviction, Eviction):
+        raise ConfigError(f"eviction={type(eviction).__name__}: is no eviction; derive it from cbatch.Eviction")
+    return eviction
+
+
+def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workload, prefix_cache: bool) -> None:
     """Raises ConfigError for a key of the command line that another key leaves without effect."""
     without: dict[str, str] = {}
     if model.path is not None:
@@ -256,6 +267,9 @@ def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workloa
         without |= dict.fromkeys(shape, f"model.path={model.path}, where the model's shape is read")
     if (load := getattr(workload, "load", None)) is not None:
         without |= dict.fromkeys(_RATES, f"workload.load={load:g}, which sets the rate")
+    if not prefix_cache:
+        evictions = [key for key in given if key.partition(".")[0] == "eviction"]
+        without |= dict.fromkeys(evictions, "prefix_cache=false, which keeps no block")
     for key, other in without.items():
         if key in given:
             raise ConfigError(f"{key}: {given[key]} has no effect beside {other}; leave it out")

@@ -42,6 +42,8 @@ _HEADINGS = {
     "run.preemptions": Heading("preemptions", better="lower"),
     "run.recomputed_share": Heading("recomputed [%]", 100.0, "share", "lower"),
     "run.recomputed_tokens": Heading("recomputed tokens", better="lower"),
+    "prefix_cache.hit_share": Heading("found in cache [%]", 100.0, "share", "higher"),
+    "prefix_cache.evicted_blocks": Heading("evicted blocks", better="lower"),
     "service.service_difference.mean": Heading("service difference", better="lower"),
     "service.jain_index.mean": Heading("Jain's index", better="higher"),
     "iterations.batch_requests": Heading("batch [requests]"),
@@ -63,12 +65,14 @@ COLUMNS = (
     "regret.latency",
     "regret.makespan",
     "regret.violations",
+    "prefix_cache.hit_share",
     "run.preemptions",
     "run.recomputed_share",
 )
 """Figures in the table of a sweep and in comparisons, by key or pattern."""
 
 MORE_COLUMNS = (
+    "prefix_cache.evicted_blocks",
     "run.recomputed_tokens",
     "longest_gap_seconds.p50",
     "longest_gap_seconds.p99",

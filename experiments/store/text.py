@@ -71,6 +71,10 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     used = f"{share(mean['kv_use_mean'])} used, at most {share(mean['kv_use_peak'])}"
     again = f"{number(run.get('recomputed_tokens'))} tokens recomputed ({share(run.get('recomputed_share'))})"
     yield "KV cache", f"{used}; {run['preemptions']} preemptions, {again}"
+    if cache := summary.get("prefix_cache"):
+        cached, again = number(cache["cached_tokens"]), number(cache["cached_again_tokens"])
+        found = f"{share(cache['hit_share'])} of prompt tokens found ({cached}), {again} after preemptions"
+        yield "prefixes", f"{found}; {number(cache['evicted_blocks'])} blocks evicted"
     yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
 
 
