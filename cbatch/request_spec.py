@@ -118,7 +118,7 @@ class RequestSpec:
         if self.prompt is not None and len(self.prompt) != prompt:
             problem = f"prompt has {len(self.prompt)} tokens"
             raise ValueError(f"request {self.id}: {problem}, num_prompt_tokens says {prompt}")
-        if self.hash_block and (len(self.prefix_hashes) - 1) * self.hash_block >= prompt:
+        if self.hash_block and (len(self.prefix_hashes) - 1) * self.hash_block > prompt:
             problem = f"{len(self.prefix_hashes)} prefix_hashes of {self.hash_block} tokens each"
             raise ValueError(f"request {self.id}: {problem} are more than its {prompt} prompt tokens")
         if type(self.stop_tokens) is not tuple:

@@ -32,7 +32,9 @@ class PrefixCache:
         spec, size, problem = spec_of(request), self.pool.block_size, ""
         if not spec.prefix_hashes or self._table.tokens is not None:
             return
-        if spec.hash_block % size or not spec.hash_block:
+        if not spec.hash_block:
+            problem = "prefix_hashes of an unknown number of tokens (hash_block=0, as by a length_scale that divides tokens)"
+        elif spec.hash_block % size:
             problem = (
                 f"hash_block={spec.hash_block} is no multiple of block_size={size}; give a block_size that divides it"
             )

@@ -153,6 +153,9 @@ def _scale(trace: Trace, factor: float) -> Trace:
     for name in {"max_new_tokens", "true_new_tokens", "predicted_new_tokens"} & fields.keys():
         scaled = [number and min(max(int(number * factor + 0.5), 1), MOST_TOKENS) for number in fields[name]]
         fields[name] = np.array(scaled, object)  # None stays None
+    if "hash_block" in fields:
+        sizes = fields["hash_block"] * factor
+        fields["hash_block"] = np.where(sizes % 1 == 0, sizes, 0).astype(np.int64)  # 0: ids stand for no whole tokens
     return replace(trace, prompt_tokens=prompts, output_tokens=outputs, fields=fields)
 
 
@@ -162,9 +165,11 @@ def _clip(trace: Trace, max_length: int, new_tokens: Ints) -> Trace:
     fields = dict(trace.fields)
     if "max_new_tokens" in fields:
         fields["max_new_tokens"] = np.minimum(new_tokens, max_length - 1)
+    sizes = fields.get("hash_block", np.zeros(len(trace), np.int64))
     for name in {"prompt", "prefix_hashes"} & fields.keys():
         fields[name] = fields[name].copy()
         for row in np.flatnonzero(prompt_tokens < trace.prompt_tokens):
             values, kept, whole = fields[name][row], int(prompt_tokens[row]), int(trace.prompt_tokens[row])
-            fields[name][row] = values[: -(-len(values) * kept // whole)]
+            of_each = int(sizes[row]) if name == "prefix_hashes" else 1
+            fields[name][row] = values[: -(-kept // of_each) if of_each else -(-len(values) * kept // whole)]
     return replace(trace, prompt_tokens=prompt_tokens, output_tokens=output_tokens, fields=fields)

@@ -112,7 +112,7 @@ def test_hashes_stand_for_whole_blocks() -> None:
     ("fields", "message"),
     [
         ({"prefix_hashes": (1,), "hash_block": 3}, "hash_block=3 is no multiple of block_size=2"),
-        ({"prefix_hashes": (1,)}, "hash_block=0 is no multiple"),
+        ({"prefix_hashes": (1,)}, "an unknown number of tokens"),
         ({"prefix_hashes": (1, 1), "hash_block": 2}, "prefix_hashes repeat"),
         ({"prefix_hashes": (-1,), "hash_block": 2}, "are negative"),
     ],

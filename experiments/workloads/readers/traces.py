@@ -105,6 +105,7 @@ def read_trace(
     prompts = tokens(known.prompt)
     if known.hashed and "prefix_hashes" in filled:
         _check_hashes(table, known, prompts, filled["prefix_hashes"])
+        filled["hash_block"] = np.full(len(prompts), known.hashed)
     return Trace(
         source=path,
         prompt_tokens=prompts,
