@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.cost import CostModel
-from cbatch.kv import Freed, KVView
+from cbatch.kv import Freed, KVView, Name
 from cbatch.limits import Limits, Resources
 from cbatch.plan_builder import PlanBuilder
 from cbatch.record import InFlight, RunRecord, StepRecord
@@ -100,6 +100,10 @@ class EngineKVView(KVView):
     def num_shared(self, request: Request) -> int:
         cache = self._state.cache
         return 0 if cache is None or request.status is not Status.WAITING else cache.num_shared(request)
+
+    def prefix_names(self, request: Request) -> Sequence[Name]:
+        cache = self._state.cache
+        return () if cache is None or request.status is not Status.WAITING else cache.names(request)
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
         new = list(newcomers)

@@ -33,7 +33,9 @@ class PrefixCache:
         if not spec.prefix_hashes or self._table.tokens is not None:
             return
         if not spec.hash_block:
-            problem = "prefix_hashes of an unknown number of tokens (hash_block=0, as by a length_scale that divides tokens)"
+            problem = (
+                "prefix_hashes of an unknown number of tokens (hash_block=0, as by a length_scale that divides tokens)"
+            )
         elif spec.hash_block % size:
             problem = (
                 f"hash_block={spec.hash_block} is no multiple of block_size={size}; give a block_size that divides it"
@@ -56,6 +58,11 @@ class PrefixCache:
         """Returns the names of the blocks that a waiting request finds."""
         prefix = _prefix_of(request)
         return prefix.names(0)[: prefix.num_found]
+
+    def names(self, request: Request) -> Sequence[Name]:
+        """Returns the names of the full blocks of a waiting request."""
+        number = request.num_known // self.pool.block_size
+        return _prefix_of(request).names(number)[:number]
 
     def num_shared(self, request: Request) -> int:
         """Blocks that a waiting request finds and that are not free."""

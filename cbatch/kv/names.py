@@ -23,11 +23,25 @@ class Prefix:
     num_lost: tokens in its KV cache that its latest preemption lost.
     """
 
-    __slots__ = ("_names", "_num_found", "_pool", "_prompt", "_request", "_seen", "_table", "num_lost")
+    __slots__ = (
+        "_hashes",
+        "_names",
+        "_num_found",
+        "_num_parts",
+        "_pool",
+        "_prompt",
+        "_request",
+        "_seen",
+        "_table",
+        "num_lost",
+    )
 
     def __init__(self, request: Request, pool: PrefixPool, table: RequestTable) -> None:
         self._request, self._pool, self._table = request, pool, table
         self._prompt = None if request.prompt is None else np.asarray(request.prompt, np.int32)
+        size, spec = pool.block_size, spec_of(request)
+        self._num_parts = max(spec.hash_block // size, 1)  # blocks of a hash id
+        self._hashes = spec.prefix_hashes[: spec.num_prompt_tokens // spec.hash_block] if spec.hash_block else ()
         self._names: list[Name] = []
         self._num_found = self.num_lost = 0
         self._seen = (-1, -1)  # the pool's version and the known tokens when the request was looked up
@@ -53,23 +67,24 @@ class Prefix:
     def names(self, num_blocks: int) -> list[Name]:
         """Returns at least the names of the first blocks, whose tokens are known; not to be changed."""
         names = self._names
-        for index in range(len(names), num_blocks):
-            names.append(self._name(index, names[-1] if names else spec_of(self._request).salt.encode()))
+        if len(names) < num_blocks:
+            name = names[-1] if names else spec_of(self._request).salt.encode()
+            for index in range(len(names), num_blocks):
+                name = self._name(index, name)
+                names.append(name)
         return names
 
     def _name(self, index: int, before: Name) -> Name:
-        size, spec = self._pool.block_size, spec_of(self._request)
-        start, end = index * size, (index + 1) * size
+        size = self._pool.block_size
         tokens = None
-        if self._prompt is not None and end <= len(self._prompt):
-            tokens = self._prompt[start:end]
+        if self._prompt is not None and (index + 1) * size <= len(self._prompt):
+            tokens = self._prompt[index * size : (index + 1) * size]
         elif self._table.tokens is not None:
-            tokens = self._table.tokens[self._request.row, start:end]
+            tokens = self._table.tokens[self._request.row, index * size : (index + 1) * size]
         if tokens is not None:
             assert isinstance(before, bytes)
             return blake2b(before + tokens.tobytes(), digest_size=16).digest()
-        if spec.hash_block and start // spec.hash_block < len(spec.prefix_hashes):
-            place = start // spec.hash_block
-            if (place + 1) * spec.hash_block <= spec.num_prompt_tokens:
-                return hash((before, spec.prefix_hashes[place], start % spec.hash_block))
-        return hash((before, "request", spec.id, index))
+        place, part = divmod(index, self._num_parts)
+        if place < len(self._hashes):
+            return hash((before, self._hashes[place], part))
+        return hash((before, "request", self._request.id, index))

@@ -10,10 +10,10 @@ A full block gets a *name*, which stands for its content and that of all blocks 
 Blocks of equal content computed at the same time are all kept. The pool knows no tokens: names are made in `names`.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from itertools import chain, count
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -46,15 +46,17 @@ class PrefixPool(BlockPool):
         self.version = self.num_evicted = 0
         self.now = 0.0
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack
-        self._cached: dict[int, None] = {}
-        self._names: list[tuple[Name | None, Name | None]] = [(None, None)] * num_blocks  # and that of the block before
+        self._cached: OrderedDict[int, None] = OrderedDict()  # in the order of release
+        self._names: list[Name | None] = [None] * num_blocks
+        self._before: list[Name | None] = [None] * num_blocks  # the names of the blocks before
         self._blocks: dict[Name, int] = {}  # the oldest copy
         self._copies: dict[Name, list[int]] = {}  # further ones
-        self._num_successors: Counter[Name] = Counter()
+        self._num_successors: dict[Name, int] = {}
         self._depth, self._num_uses, self._created = np.zeros((3, num_blocks), np.int64)
         self._released, self._holder_tokens = np.zeros((2, num_blocks), np.int64)
         self._released_at = np.zeros(num_blocks)
-        self._clock = count(1)  # numbers registrations and releases
+        self._clock = 1  # numbers registrations and releases
+        self._in_order = type(eviction).keys is Eviction.keys  # of release
         self._heap: list[tuple[Any, int, int]] = []  # (key, released, block) of leaves; some entries are out of date
         self._unranked: dict[int, None] = {}  # blocks that may have become leaves since the last eviction
 
@@ -104,9 +106,18 @@ class PrefixPool(BlockPool):
         blocks = self.tables[row, first : len(names)]
         self._depth[blocks] = np.arange(first, len(names))
         self._num_uses[blocks] = 1
-        for depth, block in enumerate(blocks.tolist(), first):
-            self._created[block] = next(self._clock)
-            self._add_name(block, names[depth], names[depth - 1] if depth else None)
+        self._created[blocks] = np.arange(self._clock, self._clock + len(blocks))
+        self._clock += len(blocks)
+        before, successors = names[first - 1] if first else None, self._num_successors
+        for block, name in zip(blocks.tolist(), islice(names, first, None), strict=True):
+            self._names[block], self._before[block] = name, before
+            if (oldest := self._blocks.setdefault(name, block)) != block:
+                copies = self._copies.setdefault(name, [])
+                self._unranked |= dict.fromkeys((oldest, *copies))
+                copies.append(block)
+            elif before is not None:
+                successors[before] = successors.get(before, 0) + 1
+            before = name
         self.num_named[row] = len(names)
         self.version += 1
 
@@ -156,27 +167,18 @@ class PrefixPool(BlockPool):
         free = blocks[self.live[blocks] + self.leaving[blocks] == 0][::-1].tolist()
         self.num_retiring -= len(free)
         self.num_free += len(free)
-        for block in free:
-            if self._names[block][0] is None:
-                self._blank.append(block)
-            else:
-                self._cached[block] = self._unranked[block] = None
-                self._released[block], self._released_at[block] = next(self._clock), self.now
-
-    def _add_name(self, block: int, name: Name, before: Name | None) -> None:
-        self._names[block] = name, before
-        if (oldest := self._blocks.setdefault(name, block)) != block:
-            copies = self._copies.setdefault(name, [])
-            self._unranked |= dict.fromkeys((oldest, *copies))
-            copies.append(block)
-        elif before is not None:
-            assert before in self._blocks, "the names are closed"
-            self._num_successors[before] += 1
+        named = [block for block in free if self._names[block] is not None]
+        self._blank += free[: len(free) - len(named)]  # they are the last of a table
+        self._cached.update(dict.fromkeys(named))
+        self._unranked |= dict.fromkeys(named)
+        self._released[named] = np.arange(self._clock, self._clock + len(named))
+        self._released_at[named] = self.now
+        self._clock += len(named)
 
     def _forget(self, block: int) -> None:
         """Takes a block's name away; if that was the last copy, the block before may have become a leaf."""
-        name, before = self._names[block]
-        self._names[block] = None, None
+        name, before = self._names[block], self._before[block]
+        self._names[block] = None
         self.num_evicted += 1
         self.version += 1
         if copies := self._copies.get(name):
@@ -184,9 +186,10 @@ class PrefixPool(BlockPool):
                 self._blocks[name] = copies.pop(0)
             else:
                 copies.remove(block)
+            if not copies:
+                del self._copies[name]
             return
         del self._blocks[name]
-        self._copies.pop(name, None)
         if before is not None:
             self._num_successors[before] -= 1
             if not self._num_successors[before]:
@@ -195,23 +198,27 @@ class PrefixPool(BlockPool):
 
     def _is_leaf(self, block: int) -> bool:
         """Whether a named block can be evicted before any other: see the class."""
-        name = self._names[block][0]
-        return name not in self._num_successors or bool(self._copies.get(name))
+        name = self._names[block]
+        return name not in self._num_successors or name in self._copies
 
     def _evict(self) -> int:
         """Takes the name of the cached leaf that the eviction puts first; returns the block."""
         heap, cached = self._heap, self._cached
-        if self.eviction.dynamic or len(heap) > 4 * self.num_blocks:
-            heap.clear()
-            self._unranked = dict.fromkeys(cached)
-        self._rank([block for block in self._unranked if block in cached and self._is_leaf(block)])
+        if self._in_order:
+            block = next(filter(self._is_leaf, cached))  # there is one: see the class
+        else:
+            if self.eviction.dynamic or len(heap) > 4 * self.num_blocks:
+                heap.clear()
+                self._unranked = dict.fromkeys(cached)
+            self._rank([block for block in self._unranked if block in cached and self._is_leaf(block)])
+            while True:
+                _, released, block = heappop(heap)
+                if block in cached and released == self._released[block] and self._is_leaf(block):
+                    break
         self._unranked.clear()
-        while True:
-            _, released, block = heappop(heap)  # not empty: see the class
-            if block in cached and released == self._released[block] and self._is_leaf(block):
-                del cached[block]
-                self._forget(block)
-                return block
+        del cached[block]
+        self._forget(block)
+        return block
 
     def _rank(self, leaves: Sequence[int]) -> None:
         """Pushes leaves to the heap under the eviction's keys. Raises PolicyError where the eviction fails."""
@@ -230,7 +237,7 @@ class PrefixPool(BlockPool):
             raise PolicyError(f"{where}: keys() failed ({type(error).__name__}: {error})") from error
 
     def _describe(self, block: int) -> CachedBlock:
-        name, start = self._names[block][0], self._depth.item(block) * self.block_size
+        name, start = self._names[block], self._depth.item(block) * self.block_size
         return CachedBlock(
             name,
             start,

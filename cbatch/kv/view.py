@@ -1,9 +1,10 @@
 """The KV cache as a policy sees it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from cbatch.kv.eviction import Name
 from cbatch.kv.pool import blocks_for, blocks_lacking
 from cbatch.request import Request
 
@@ -44,6 +45,13 @@ class KVView(ABC):
     def num_shared(self, request: Request) -> int:
         """Blocks that a waiting request finds in the prefix cache and that are not free, as others hold them: they cost nothing."""
         return 0
+
+    def prefix_names(self, request: Request) -> Sequence[Name]:
+        """Names of the full blocks of a waiting request; two requests begin alike as far as their names are equal. Empty: unknown.
+
+        The first `request.num_computed / block_size` of them are in the prefix cache.
+        """
+        return ()
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
         """Free blocks that a plan gains at once by preempting, beside what `num_lacking` says that these newcomers take."""

@@ -289,7 +289,7 @@ class PoolMachine(RuleBasedStateMachine):
     def blocks_and_names_agree(self) -> None:
         if hasattr(self, "pool"):
             check_pool(self.pool)
-            for block, (name, _) in enumerate(self.pool._names):
+            for block, name in enumerate(self.pool._names):
                 if isinstance(name, str):
                     assert self.memory[(block + 1) * self.size - 1] == name, "a block holds what its name says"
 

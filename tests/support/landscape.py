@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from cbatch import Policy
 from policies.chunking import Fixed, Slack
+from policies.dlpm import DLPM
 from policies.lars import LARS
 from policies.length_order import LengthOrder
 from policies.longest_first import LongestFirst
@@ -12,6 +13,7 @@ from policies.mc_sf import McSf
 from policies.mlfq import MLFQ
 from policies.past_future import PastFuture
 from policies.predictors import Bins, Noisy, Oracle, Predictor
+from policies.prefix_order import PrefixOrder
 from policies.priority import Priority
 from policies.qoserve import QoServe
 from policies.slai import Slai
@@ -29,6 +31,11 @@ LANDSCAPE: dict[str, Callable[[int], Policy]] = {
     "sjf_total": lambda chunk: LengthOrder(Fixed(chunk), Bins(4, 16, refresh=2, error=0.3), "sjf_total"),
     "longest_first": lambda chunk: LongestFirst(Fixed(chunk)),
     "hrrn": lambda chunk: LengthOrder(Fixed(chunk), Predictor(), "hrrn"),
+    "lpm": lambda chunk: PrefixOrder(Fixed(chunk)),
+    "dfs_weight": lambda chunk: PrefixOrder(Fixed(chunk), "dfs_weight"),
+    "spf_uncached": lambda chunk: PrefixOrder(Fixed(chunk), "spf", in_batch=True),
+    "hrrn_uncached": lambda chunk: PrefixOrder(Fixed(chunk), "hrrn"),
+    "dlpm": lambda chunk: DLPM(Fixed(chunk), quantum=20),
     "trail": lambda chunk: Trail(Fixed(chunk), Bins(4, 16, refresh=2)),
     "srpt": lambda chunk: Trail(Fixed(chunk), Oracle(), c=float("inf")),
     "lars": lambda chunk: LARS(target=0.003 + 1e-4 * chunk, ttft=0.05),

@@ -15,12 +15,12 @@ def check_pool(pool: PrefixPool) -> None:
     assert sorted([*pool._blank, *pool._cached, *set(live), *retiring]) == list(range(pool.num_blocks))
     assert pool.num_free == len(pool._blank) + len(pool._cached)
     assert (pool.num_retiring, pool.num_cached) == (len(retiring), len(pool._cached))
-    named = {(names[0], block) for block, names in enumerate(pool._names) if names[0] is not None}
+    named = {(name, block) for block, name in enumerate(pool._names) if name is not None}
     assert named == {(name, b) for name, first in pool._blocks.items() for b in (first, *pool._copies.get(name, ()))}
     assert not {block for _, block in named} & set(pool._blank)
-    before = {(name, names[1]) for name, block in named if (names := pool._names[block])[1] is not None}
+    before = {(name, previous) for name, block in named if (previous := pool._before[block]) is not None}
     assert all(previous in pool for _, previous in before)
     assert pool._num_successors == {name: sum(name == other for _, other in before) for name in {b for _, b in before}}
     for row, table in enumerate(tables):
-        named_here = [pool._names[block][0] is not None for block in table]
+        named_here = [pool._names[block] is not None for block in table]
         assert named_here == [place < pool.num_named[row] for place in range(len(table))]

@@ -1,0 +1,74 @@
+"""Sarathi-Serve with the waiting requests in the order of what the prefix cache holds of them, as in SGLang.
+
+`order` is one of
+
+    lpm         longest prefix match: most cached tokens first
+    dfs_weight  depth first through the tree of cached prefixes, the branch for which most requests wait first; a request comes after
+                those that match beyond it
+    spf         shortest prefill: fewest uncached tokens first
+    hrrn        highest response ratio next: tokens computed since the request arrived, over its uncached tokens
+
+Ties: arrival. With more than 128 requests waiting, `lpm` and `hrrn` are first come, first served. `in_batch`: of several requests
+that share an uncached prefix only the first keeps its place, the others wait until it is cached; default: `lpm` alone does so.
+
+Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py. Differs from it: whole blocks match; prompts are chunked
+within Sarathi-Serve's budget, whose admission is by free blocks, not by a ratio of declared outputs; a look at the queue refreshes
+no cached block. Without a prefix cache nothing is cached, and `lpm` and `dfs_weight` are first come, first served.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from cbatch import ConfigError, Plan, Request, StepRecord, View, is_steady
+from policies.chunking import ChunkSelector
+from policies.sarathi_serve import SarathiServe
+from policies.shared.prefixes import paths_of, repeated
+
+ORDERS = ("lpm", "dfs_weight", "spf", "hrrn")
+MOST_RANKED = 128
+
+
+class PrefixOrder(SarathiServe):
+    steady = False  # said anew with each plan: while nobody waits
+
+    def __init__(self, chunking: ChunkSelector, order: str = "lpm", in_batch: bool | None = None) -> None:
+        if order not in ORDERS:
+            raise ConfigError(f"policy.order={order}: choose one of {', '.join(ORDERS)}")
+        super().__init__(chunking)
+        self.order, self.in_batch = order, order == "lpm" if in_batch is None else in_batch
+        self._computed = 0  # tokens of all iterations that have ended
+        self._computed_before: dict[Request, int] = {}  # the request arrived
+
+    def on_arrival(self, request: Request) -> None:
+        self._computed_before[request] = self._computed
+
+    def on_step(self, record: StepRecord) -> None:
+        self._computed += record.num_prefill_tokens + record.num_decode_tokens
+
+    def on_finish(self, request: Request) -> None:
+        super().on_finish(request)
+        del self._computed_before[request]
+
+    def plan(self, view: View) -> Plan:
+        self.steady = is_steady(self.chunking) and not view.waiting
+        return super().plan(view)
+
+    def prompts(self, view: View) -> Iterable[Request]:
+        return chain(view.prefilling, self.ranked(view))
+
+    def ranked(self, view: View) -> Sequence[Request]:
+        """The waiting requests in the order in which they are admitted."""
+        waiting = list(view.waiting)
+        if not waiting or (len(waiting) > MOST_RANKED and self.order in ("lpm", "hrrn")):
+            return waiting
+        if self.order == "dfs_weight":
+            return sorted(waiting, key=dict(zip(waiting, paths_of(waiting, view), strict=True)).__getitem__)
+        postponed = repeated(waiting, view) if self.in_batch else set()
+        return sorted(waiting, key=lambda request: (request in postponed, self._key(request)))
+
+    def _key(self, request: Request) -> float:
+        if self.order == "lpm":
+            return -request.num_computed
+        if self.order == "spf":
+            return request.num_ready
+        return -(self._computed - self._computed_before[request]) / request.num_ready

@@ -1,0 +1,165 @@
+"""Orders by what the prefix cache holds, on worked examples of SGLang's rules and of DLPM."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from unit_machine import golden
+
+from cbatch import Engine, Limits, Plan, Request, Server, View
+from cbatch.cost import NO_COST
+from cbatch.kv import KVSize
+from cbatch.sim.executor import SimExecutor
+from policies.chunking import Fixed
+from policies.dlpm import DLPM
+from policies.evictions import LRU
+from policies.prefix_order import PrefixOrder
+from policies.sarathi_serve import SarathiServe
+
+
+class Told:
+    """Serves what waits, or shows its order. Each text is a prompt; a letter is a token."""
+
+    def __init__(self) -> None:
+        limits = Limits(64, 1000, 500, tile=1)
+        server = Server(SimExecutor(NO_COST, 1.0), limits, NO_COST, KVSize(2000, 1), False, prefix_cache=LRU())
+        self.engine: Engine = server.engine(self)
+        self.names: dict[Request, str] = {}
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        for request in view.waiting:
+            plan.add(request)
+        return plan.build()
+
+    def cache(self, *texts: str) -> "Told":
+        """Whole texts: a prompt finds all but its last token."""
+        self.ask({f"cached {text}": text + "!" for text in texts})
+        self.engine.run()
+        return self
+
+    def ask(self, texts: dict[str, str]) -> list[Request]:
+        number = len(self.names)
+        made = [
+            Request(number + i, len(text), 1, prompt=[ord(token) for token in text])
+            for i, text in enumerate(texts.values())
+        ]
+        self.names |= dict(zip(made, texts, strict=True))
+        self.engine.submit(made)
+        self.engine._take_arrivals()
+        return made
+
+    def order(self, order: str, in_batch: bool | None = None) -> str:
+        ranked = PrefixOrder(Fixed(4), order, in_batch).ranked(self.engine.view)
+        return " ".join(self.names[request] for request in ranked)
+
+
+T = "".join(map(chr, range(1000, 1050)))
+SIX = {
+    "r1": "S" * 40 + "a" * 20,
+    "r2": "S" * 40 + "b" * 60,
+    "r3": T[:35] + "z" * 5,
+    "r4": T + "w" * 5,
+    "r5": "S" * 40 + "c" * 10,
+    "r6": "q" * 10,
+}
+
+
+def test_the_longest_match_first_and_repeated_prefixes_last() -> None:
+    told = Told().cache(T)
+    assert [request.num_computed for request in told.ask(SIX)] == [0, 0, 35, 50, 0, 0]
+    assert told.order("lpm") == "r4 r3 r1 r6 r2 r5"
+    assert told.order("spf", in_batch=True) == "r3 r4 r6 r1 r5 r2"
+    assert told.order("spf") == "r3 r4 r6 r5 r1 r2"
+
+
+def test_requests_that_were_put_last_are_first_once_their_prefix_is_cached() -> None:
+    told = Told().cache(T, SIX["r1"])
+    told.ask({name: SIX[name] for name in ("r6", "r2", "r5")})
+    assert told.order("lpm") == "r2 r5 r6"
+
+
+def test_depth_first_through_the_branch_for_which_most_wait() -> None:
+    told = Told().cache("P" * 10 + "1" * 5, "P" * 10 + "2" * 5, "Q" * 8)
+    told.ask({"q1": "Q" * 8 + "a", "p1": "P" * 10 + "1" * 5 + "b", "x": "xx", "p2": "P" * 10 + "2" * 5 + "c"})
+    told.ask({"p3": "P" * 10 + "2" * 5 + "d", "p4": "P" * 10 + "e"})
+    assert told.order("dfs_weight") == "p2 p3 p1 p4 q1 x"
+    assert told.order("lpm") == "p1 p2 p3 p4 q1 x"
+
+
+def test_beyond_128_waiting_lpm_and_hrrn_are_first_come_first_served() -> None:
+    told = Told().cache(T)
+    told.ask({f"x{number}": "x" * 300 for number in range(128)} | {"last": T})
+    assert [told.order(order).split()[-1] == "last" for order in ("lpm", "hrrn", "spf", "dfs_weight")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_response_ratio_is_of_uncached_tokens() -> None:
+    """1,000 tokens have been computed. X came at 200 and lacks 400, Y at 800 and 50, Z at 0 and 900."""
+    policy, told = PrefixOrder(Fixed(4), "hrrn"), Told()
+    for name, length, before in (("X", 400, 200), ("Y", 50, 800), ("Z", 400, 0)):
+        [request] = told.ask({name: name * length})
+        policy._computed = before
+        policy.on_arrival(request)
+    policy._computed = 1000
+    assert [told.names[request] for request in policy.ranked(told.engine.view)] == ["Y", "Z", "X"]
+
+
+HOT = "".join(map(chr, range(500, 508)))
+
+
+@pytest.mark.parametrize("number", [30, 60, 120])
+@pytest.mark.parametrize(
+    ("policy", "waits"),
+    [
+        (lambda: PrefixOrder(Fixed(4), "lpm"), lambda number: number + 3),
+        (lambda: PrefixOrder(Fixed(4), "spf"), lambda number: number + 3),
+        (lambda: PrefixOrder(Fixed(4), "hrrn"), lambda number: 33),
+        (lambda: SarathiServe(Fixed(4)), lambda number: 8),
+    ],
+)
+def test_lpm_starves_a_cold_prompt_and_hrrn_does_not(
+    policy: Callable[[], Any], waits: Callable[[int], int], number: int
+) -> None:
+    """Of N hot prompts of 8 shared and 2 own tokens one runs and 3 wait at first, and one comes each second; a cold one of 12 comes at 2."""
+    hot = {f"H{index}": [*map(ord, HOT), 2000 + index, 1] for index in range(number)}
+    asked = [f"{name} 10/1 @{max(index - 3, 0)}" for index, name in enumerate(hot)]
+    asked.insert(5, "C 12/1 @2")
+    ran = golden(policy(), ", ".join(asked), batch=1, tokens=4, prefix_cache=LRU(), prompt={**hot, "C": [3] * 12})
+    assert ran.ends["C"] - 2 == waits(number)
+
+
+def test_deficits_put_a_match_behind_another_client() -> None:
+    """f's second prompt matches, and waits for g, as f has spent its deficit."""
+    prompts = {"F1": [1, 2, 3, 4], "F2": [1, 2, 3, 4], "G1": [5, 6, 7, 8]}
+    ran = {
+        name: golden(
+            policy,
+            "F1 4/1 @0, F2 4/1 @0, G1 4/1 @0",
+            batch=1,
+            prefix_cache=LRU(),
+            prompt=prompts,
+            client={"F1": "f", "F2": "f", "G1": "g"},
+        )
+        for name, policy in (("dlpm", DLPM(Fixed(4), 4.0)), ("lpm", PrefixOrder(Fixed(4))))
+    }
+    assert (ran["dlpm"].schedule, ran["lpm"].schedule) == ("F14 | G14 | F21", "F14 | F21 | G14")
+
+
+def test_a_refill_gives_every_client_in_debt_a_quantum() -> None:
+    """a's first two prompts of 8 and 4 tokens overdraw a's quantum of 10; the next place is b's, though a's third matches longer."""
+    prompts = {"A1": [1] * 8, "A2": [2] * 4, "B1": [3] * 6, "A3": [1] * 7 + [9]}
+    ran = golden(
+        policy := DLPM(Fixed(20), 10.0, output_weight=1.0),
+        "A1 8/3 @0, A2 4/1 @0, B1 6/1 @0, A3 8/1 @1",
+        batch=2,
+        prefix_cache=LRU(),
+        prompt=prompts,
+        client={"A1": "a", "A2": "a", "A3": "a", "B1": "b"},
+    )
+    assert ran.schedule == "A18 A24 | A11 B16 | A11 A31"
+    assert policy.deficits == {"a": 10 - 12 - 1 - 1 - 1 + 10 - 1 - 1 - 1, "b": 10 - 6 - 1}
