@@ -29,8 +29,7 @@ class DLPM(PrefixOrder):
     def prompts(self, view: View) -> Iterator[Request]:
         yield from view.prefilling
         ranked = self.ranked(view)
-        if view.num_places > 0:
-            self._refill({request.client for request in ranked})
+        self._refill({request.client for request in ranked})
         for request in ranked:
             if self.deficits[request.client] > 0:
                 cost = self.prompt_weight * request.num_ready

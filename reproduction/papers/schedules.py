@@ -15,6 +15,7 @@ from experiments.plots.schedule import draw_schedule
 from experiments.plots.style import new_figure, print_style
 from experiments.settings.compose import compose_run, policy_names
 from experiments.store.provenance import atomic_write
+from policies.evictions import LRU
 
 FCFS = "sarathi_serve"
 NAMES = "ABCDE"
@@ -28,6 +29,7 @@ DUE = (20.0, 20.0, 8.0, 12.0, 3.0)
 """Objective for the first token. The last request has the highest priority, and a client of its own."""
 
 OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "dlpm": {"quantum": 4.0},
     "lars": {"target": 1.0},
     "mlfq": {"quantum": 1.0, "promote_after": 100.0},
     "past_future": {"reserve": 0.0},
@@ -37,6 +39,9 @@ OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Arguments of policies whose defaults are for iterations of milliseconds or for long outputs."""
 
+PREFIXES = ("dlpm", "prefix_order")
+"""Policies that need a prefix cache. D's prompt is the beginning of A's."""
+
 PAUSING = ("mlfq", "ltr")
 """Policies that need more places than the batch has."""
 
@@ -45,7 +50,8 @@ def record(policy: str) -> tuple[Schedule, list[Request]]:
     """Serves the five requests."""
     cost, events, requests = CostFunction(lambda shape: 1.0), list[Decision | StepEnd](), _requests()
     limits = LIMITS if policy not in PAUSING else Limits(2, KV_TOKENS, KV_TOKENS, tile=1, max_running=len(requests))
-    server = Server(SimExecutor(cost), limits, cost, KVSize(KV_TOKENS, 1), asynchronous=False)
+    cache = LRU() if policy in PREFIXES else None
+    server = Server(SimExecutor(cost), limits, cost, KVSize(KV_TOKENS, 1), asynchronous=False, prefix_cache=cache)
     engine = server.engine(_policy(policy), requests)
     with record_decisions(engine, events.append):
         engine.run()
@@ -93,12 +99,13 @@ def _requests() -> list[Request]:
             id_,
             prompt,
             output,
+            prompt=[0 if name in "AD" else ord(name)] * prompt,
             arrival_time=float(arrival),
             client="second" if id_ == last else "first",
             priority=int(id_ == last),
             slo=SLO(ttft=DUE[id_], tbt=4.0),
         )
-        for id_, (prompt, output, arrival) in enumerate(LENGTHS)
+        for id_, (name, (prompt, output, arrival)) in enumerate(zip(NAMES, LENGTHS, strict=True))
     ]
 
 

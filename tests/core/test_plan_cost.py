@@ -60,7 +60,9 @@ def calls(name: str, num_waiting: int) -> int:
     return sum(policy.calls[WARM_UP:])
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name", sorted(POLICIES.keys() - {"dfs_weight", "spf_uncached"})
+)  # which rank all who wait, as SGLang does
 def test_a_plan_with_four_times_the_queue_makes_as_many_calls(name: str) -> None:
     """The schedules differ where the shortest of more requests is shorter; a heap's depth shows in few calls."""
     few, many = calls(name, MOST_RANKED + 20), calls(name, 4 * MOST_RANKED)
