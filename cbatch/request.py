@@ -102,6 +102,7 @@ class Request:
     predicted_new_tokens: Final[int | None] = _asked("predicted_new_tokens")
     prefix_hashes: Final[tuple[int, ...]] = _asked("prefix_hashes")
     hash_block: Final[int] = _asked("hash_block")
+    conversation: Final[int | None] = _asked("conversation")
     salt: Final[str] = _asked("salt")
     extra: Final[Mapping[str, Any]] = property(lambda request: MappingProxyType(request._spec.extra))  # type: ignore[assignment]
 

@@ -4,7 +4,7 @@ A name is a hash of the name before and of the block's content:
 
     real tokens    128 bits of blake2b over the token ids; the first name before is that of the request's `salt`
     simulation     64 bits over the hash id that covers the block and the block's place in it (`RequestSpec.prefix_hashes`);
-                   over the request and the block's place in it, where no hash id covers the block whole
+                   over the conversation, or else the request, and the block's place in it, where no hash id covers the block whole
 """
 
 from hashlib import blake2b
@@ -33,6 +33,7 @@ class Prefix:
         "_request",
         "_seen",
         "_table",
+        "_text",
         "num_lost",
     )
 
@@ -42,6 +43,7 @@ class Prefix:
         size, spec = pool.block_size, spec_of(request)
         self._num_parts = max(spec.hash_block // size, 1)  # blocks of a hash id
         self._hashes = spec.prefix_hashes[: spec.num_prompt_tokens // spec.hash_block] if spec.hash_block else ()
+        self._text = ("request", spec.id) if spec.conversation is None else ("conversation", spec.conversation)
         self._names: list[Name] = []
         self._num_found = self.num_lost = 0
         self._seen = (-1, -1)  # the pool's version and the known tokens when the request was looked up
@@ -87,4 +89,4 @@ class Prefix:
         place, part = divmod(index, self._num_parts)
         if place < len(self._hashes):
             return hash((before, self._hashes[place], part))
-        return hash((before, "request", self._request.id, index))
+        return hash((before, *self._text, index))

@@ -15,7 +15,17 @@ from cbatch.request import SERVED, spec_of
 from cbatch.results.metrics import Served
 from cbatch.results.streamed import StreamedRun
 
-_NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes", "hash_block", "salt", "extra", "timeout"}
+_NOT_STORED = {
+    "prompt",
+    "sampling",
+    "stop_tokens",
+    "prefix_hashes",
+    "hash_block",
+    "conversation",
+    "salt",
+    "extra",
+    "timeout",
+}
 _STORED_ELSEWHERE = {"num_prompt_tokens", "arrival_time", "arrival_iteration", "slo"}
 _SPEC = [field.name for field in fields(RequestSpec) if field.name not in _NOT_STORED | _STORED_ELSEWHERE]
 _OBJECTIVES = [field.name for field in fields(SLO)]

@@ -12,8 +12,9 @@ from experiments.workloads.open_loop import AllAtOnce, Arrivals, GammaArrivals, 
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.servegen import ServeGen
+from experiments.workloads.shared_prefixes import Chat, PrefixGroups
 from experiments.workloads.trace import Trace
 
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
 __all__ += ["FixedLengths", "Lengths", "MixedLengths", "TraceLengths", "UniformLengths", "ZipfLengths"]
-__all__ += ["AllAtOnce", "Arrivals", "GammaArrivals", "Trace"]
+__all__ += ["AllAtOnce", "Arrivals", "Chat", "GammaArrivals", "PrefixGroups", "Trace"]

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -13,7 +14,7 @@ from cbatch.model.checkpoint import Vocabulary as Vocabulary  # for the workload
 from cbatch.validation import Give, not_negative, positive, whole
 from experiments.workloads.annotate import Annotations
 from experiments.workloads.drawn import Drawn
-from experiments.workloads.seeds import Stream, request_seeds
+from experiments.workloads.seeds import Stream, generator, request_seeds
 from experiments.workloads.trace import Column, Trace
 
 MOST_REQUESTS = 10_000_000
@@ -73,7 +74,8 @@ class Workload(Annotations, ABC):
             others = columns.get(name)
             columns[name] = column if others is None else np.where(column == None, others, column)  # noqa: E711 - of each row
         if vocabulary is not None and "prompt" not in trace.fields:
-            columns["prompt"] = self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size)
+            prompts = self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size)
+            columns["prompt"] = self._with_shared(prompts, trace, vocabulary.size)
         seeds = request_seeds(self.seed, Stream.SAMPLING, len(trace))
         return Drawn(columns, Sampling(**vars(self.sampling)), seeds, self._stop_tokens(vocabulary))
 
@@ -81,6 +83,26 @@ class Workload(Annotations, ABC):
         generators = map(np.random.default_rng, request_seeds(self.seed, Stream.PROMPTS, len(lengths)).tolist())
         drawn = zip(generators, lengths, strict=True)
         return [generator.integers(vocabulary_size, size=length).tolist() for generator, length in drawn]
+
+    def _with_shared(self, prompts: list[list[int]], trace: Trace, vocabulary_size: int) -> list[list[int]]:
+        """Replaces what prompts share: of a conversation all tokens, and those that each hash id stands for."""
+
+        @lru_cache(maxsize=10_000)
+        def drawn(kind: int, number: int, length: int) -> list[int]:
+            numbers = generator(self.seed, Stream.PROMPTS, kind, number)
+            tokens: list[int] = numbers.integers(vocabulary_size, size=length).tolist()
+            return tokens
+
+        unshared = np.full(len(prompts), None)
+        chats, hashes = (trace.fields.get(name, unshared) for name in ("conversation", "prefix_hashes"))
+        for row, (prompt, chat, ids) in enumerate(zip(prompts, chats, hashes, strict=True)):
+            if chat is not None:
+                prompt[:] = drawn(0, chat, len(prompt))
+            size = int(trace.fields["hash_block"][row]) if ids and "hash_block" in trace.fields else 0
+            for place, id_ in enumerate(ids if size else ()):
+                part = slice(place * size, min((place + 1) * size, len(prompt)))
+                prompt[part] = drawn(1, id_, size)[: part.stop - part.start]
+        return prompts
 
     def _stop_tokens(self, vocabulary: Vocabulary | None) -> tuple[int, ...]:
         if vocabulary is None or not self.use_stop_tokens:

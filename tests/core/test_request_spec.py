@@ -26,6 +26,7 @@ FULL = RequestSpec(
     predicted_new_tokens=7,
     prefix_hashes=(11, 12),
     hash_block=2,
+    conversation=6,
     salt="mine",
 )
 

@@ -1,0 +1,96 @@
+"""Requests whose prompts begin alike: groups with a common prefix, and conversations that grow turn by turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from cbatch import Request
+from cbatch.validation import Give, not_negative, whole
+from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
+from experiments.workloads.lengths import LONGEST, Lengths
+from experiments.workloads.open_loop import Arrivals
+from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.trace import Trace
+
+_Tokens = Annotated[int, whole(1, LONGEST)]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SharedPrefixes(Workload):
+    """Base of both. arrivals: of requests, or of conversations. lengths: of what follows in the prompt, and of the output."""
+
+    num_requests: Annotated[int, whole(1, MOST_REQUESTS)] = 512
+    arrivals: Annotated[Arrivals, Give("keys of it, as in workload.arrivals._target_=...; it must have times()")]
+    lengths: Annotated[Lengths, Give("keys of it, as in workload.lengths._target_=...; it must have draw()")]
+
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
+        return self._build(self.trace(), vocabulary)
+
+    def trace(self) -> Trace:
+        """Lengths, arrivals and what is shared."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PrefixGroups(SharedPrefixes):
+    """Request i belongs to group i modulo `groups`; the requests of a group share the first `prefix` tokens of their prompts."""
+
+    groups: Annotated[int, whole(1, MOST_REQUESTS)] = 32
+    prefix: _Tokens = 2048
+
+    def trace(self) -> Trace:
+        prompts, outputs = self.lengths.draw(generator(self.seed, Stream.LENGTHS), self.num_requests)
+        ids = [(number % self.groups,) for number in range(self.num_requests)]
+        return Trace(
+            source="prefix groups",
+            prompt_tokens=self.prefix + prompts,
+            output_tokens=outputs,
+            arrival_time=self.arrivals.times(generator(self.seed, Stream.ARRIVALS), self.num_requests),
+            fields={"prefix_hashes": np.fromiter(ids, object, len(ids)), "hash_block": np.full(len(ids), self.prefix)},
+        )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Chat(SharedPrefixes):
+    """Conversations of `turns` requests. A turn's prompt is the system prompt, all turns and answers before, and new tokens.
+
+    An open loop: a turn comes `pause` seconds, on average, after the turn before came, whether that has been answered or not.
+    With real tokens the answers within prompts are drawn, and differ from the model's.
+
+    system: tokens of the prompt that all conversations share; 0: none. pause: seconds, exponentially distributed.
+    """
+
+    turns: Annotated[int, whole(1, MOST_REQUESTS)] = 8
+    system: Annotated[int, whole(0, LONGEST)] = 1024
+    pause: Annotated[float, not_negative("seconds")] = 10.0
+
+    def trace(self) -> Trace:
+        num_chats = -(-self.num_requests // self.turns)
+        shape = num_chats, self.turns
+        new, answers = (
+            column.reshape(shape)
+            for column in self.lengths.draw(generator(self.seed, Stream.LENGTHS), num_chats * self.turns)
+        )
+        before = np.cumsum(new + answers, axis=1) - new - answers
+        numbers = generator(self.seed, Stream.ARRIVALS)
+        starts = self.arrivals.times(numbers, num_chats)
+        pauses = numbers.exponential(self.pause, shape)
+        pauses[:, 0] = 0
+        times = (starts[:, None] + np.cumsum(pauses, axis=1)).ravel()
+        order = np.argsort(times, kind="stable")[: self.num_requests]
+        chats = np.repeat(np.arange(num_chats), self.turns)[order]
+        ids = [(0,) if self.system else ()] * len(order)
+        return Trace(
+            source="chat",
+            prompt_tokens=(self.system + before + new).ravel()[order],
+            output_tokens=answers.ravel()[order],
+            arrival_time=times[order],
+            fields={
+                "session": chats.astype(str).astype(object),
+                "conversation": chats.astype(object),
+                "prefix_hashes": np.fromiter(ids, object, len(ids)),
+                "hash_block": np.full(len(ids), self.system),
+            },
+        )

@@ -1,0 +1,50 @@
+"""Prompts that begin alike, and how much of them a cache that evicts nothing holds."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from cbatch import CostFunction, KVSize, Limits, Request, Server
+from cbatch.sim import SimExecutor
+from experiments.workloads import AllAtOnce, Chat, FixedLengths, GammaArrivals, PrefixGroups
+from policies.evictions import LRU
+from policies.orca import Orca
+
+LENGTHS = FixedLengths(length=30, pd_ratio=2)  # 20 + 10 tokens
+WORDS: Any = SimpleNamespace(size=100, stop_tokens=())
+
+
+def found(requests: list[Request], block_size: int = 8) -> list[int]:
+    cost = CostFunction(lambda shape: 0.01)
+    server = Server(SimExecutor(cost), Limits(4, 5000, 2000), cost, KVSize(5000, block_size), prefix_cache=LRU())
+    server.serve(Orca(), requests)
+    return [request.num_cached_tokens for request in requests]
+
+
+def test_a_group_shares_a_prefix() -> None:
+    workload = PrefixGroups(num_requests=7, groups=3, prefix=64, arrivals=GammaArrivals(rate=0.1), lengths=LENGTHS)
+    requests = list(workload.requests(None))
+    assert [(each.num_prompt_tokens, each.max_new_tokens) for each in requests] == [(84, 10)] * 7
+    assert found(requests) == [0, 0, 0, 64, 64, 64, 64]
+    prompts = [each.prompt for each in workload.requests(WORDS)]
+    assert all(prompts[i][:64] == prompts[i % 3][:64] and prompts[i][64:] != prompts[i % 3][64:] for i in range(3, 7))  # type: ignore[index]
+
+
+def test_a_turn_holds_the_turns_and_answers_before() -> None:
+    """Of turn k the first 16 + 30 k tokens were there before; their last one never was in the cache."""
+    workload = Chat(num_requests=8, turns=4, system=16, pause=50.0, arrivals=AllAtOnce(), lengths=LENGTHS)
+    requests = list(workload.requests(None))
+    by_chat = [[each for each in requests if each.session == name] for name in ("0", "1")]
+    for chat in by_chat:
+        assert [each.num_prompt_tokens for each in chat] == [36, 66, 96, 126]
+        assert (np.diff([each.arrival_time for each in chat]) > 1).all()
+    found(requests)
+    for number, chat in enumerate(by_chat):
+        assert [each.num_cached_tokens for each in chat[1:]] == [(16 + 30 * turn - 1) // 8 * 8 for turn in (1, 2, 3)]
+        assert chat[0].num_cached_tokens in (0, 16 * number)
+    first, second = (
+        each.prompt for each in list(workload.requests(WORDS)) if each.session == "1" and each.num_prompt_tokens < 90
+    )
+    assert first is not None and second is not None and second[: len(first)] == first
+    assert {each.prompt[:16] == first[:16] for each in workload.requests(WORDS) if each.prompt} == {True}
