@@ -44,7 +44,8 @@ class Result:
         """A row for each request, in the order of their ends: the columns of requests.csv, seconds and tokens."""
         from experiments.store.tables import frame_of_requests, read_requests  # loads pandas
 
-        return read_requests(self.streamed) if self.streamed else frame_of_requests(self.record, self.served)
+        cached = self.measures.get("num_evicted_blocks") is not None
+        return read_requests(self.streamed) if self.streamed else frame_of_requests(self.record, self.served, cached)
 
     @cached_property
     def steps(self) -> "pd.DataFrame":

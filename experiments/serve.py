@@ -127,7 +127,7 @@ def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:
 def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> RunRecord:
     """Makes and submits requests as they arrive, and writes their results as they end."""
     [engine] = run.engine.engines
-    with StreamedTables(folder, list(run.totals.extra)) as tables:
+    with StreamedTables(folder, list(run.totals.extra), run.settings.prefix_cache) as tables:
         run.streamed = tables
 
         def show_and_drain(engine: Engine) -> None:

@@ -24,7 +24,8 @@ class PrefillFirst(WholePrompts):
         plan = view.plan()
         spare = int(self.watermark * view.kv.num_blocks) if view.running else 0
         for request in view.waiting:
-            if view.kv.blocks_for(request.num_ready) + spare > plan.free_blocks or not plan.add(request, whole=True):
+            lacking = view.kv.num_lacking(request, request.num_computed + request.num_ready)
+            if lacking + spare > plan.free_blocks or not plan.add(request, whole=True):
                 break
         if not plan.num_requests:
             plan.add_decodes(preempt_newest=True)

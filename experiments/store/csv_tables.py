@@ -46,6 +46,7 @@ _NO_LATENCIES = (math.nan,) * len(_LATENCIES)
 _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
 REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_OUTCOME, *LATENCY_COLUMNS)
+_CACHED = {"cached_tokens": "num_cached_tokens", "cached_again_tokens": "num_cached_again"}
 EXTRA = "extra."
 """Prefix of the columns of `Request.extra` in requests.csv."""
 
@@ -53,20 +54,20 @@ REQUESTS, STEPS = "requests.csv", "steps.csv"
 
 
 class RunTables:
-    """requests.csv and steps.csv in a folder; closed at the end of a `with`. extra: keys of `Request.extra` to append."""
+    """requests.csv and steps.csv in a folder; closed at the end of a `with`. extra, cached: see `request_columns`."""
 
-    def __init__(self, folder: Path, extra: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._extra = extra
+        self._extra, self._cached = extra, cached
         self._files = [_open(folder / name) for name in (REQUESTS, STEPS)]
         self._requests = csv.writer(self._files[0])
-        self._requests.writerow((*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra)))
+        self._requests.writerow(request_columns(extra, cached))
         self._files[1].write(_STEP_LINE % StepRecord._fields)
 
     def write(self, record: RunRecord, served: Served) -> None:
         """Appends the rows of a record, or of a piece of one. served: its requests, as `collect_served` returns them."""
         self._files[1].writelines(map(_step_line, record.steps))
-        self._requests.writerows(request_rows(record, served, self._extra))
+        self._requests.writerows(request_rows(record, served, self._extra, self._cached))
 
     def __enter__(self) -> Self:
         return self
@@ -83,8 +84,8 @@ class StreamedTables(RunTables):
     Requests that arrive by iteration are not supported.
     """
 
-    def __init__(self, folder: Path, extra: Sequence[str] = ()) -> None:
-        super().__init__(folder, extra)
+    def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False) -> None:
+        super().__init__(folder, extra, cached)
         self.folder, self.run = folder, StreamedRun()
         self.num_made = 0
 
@@ -152,8 +153,18 @@ def read_extra(text: str) -> object:
         return text
 
 
-def request_rows(record: RunRecord, requests: Served, extra: Sequence[str] = ()) -> Iterator[tuple[object, ...]]:
-    """Yields the rows of requests.csv, in order of completion; a rejected or cancelled request has no latencies. extra: keys to append."""
+def request_columns(extra: Sequence[str], cached: bool) -> list[str]:
+    """Returns the columns of requests.csv. extra: keys of `Request.extra`. cached: those of the prefix cache, too."""
+    return [*REQUEST_COLUMNS, *(_CACHED if cached else ()), *(f"{EXTRA}{name}" for name in extra)]
+
+
+def request_rows(
+    record: RunRecord, requests: Served, extra: Sequence[str] = (), cached: bool = False
+) -> Iterator[tuple[object, ...]]:
+    """Yields the rows of requests.csv, in order of completion; a rejected or cancelled request has no latencies.
+
+    extra, cached: see `request_columns`.
+    """
     latencies = zip(*(getattr(requests, name).tolist() for name in _LATENCIES), strict=True)
     spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
     for request in record.requests:
@@ -163,5 +174,6 @@ def request_rows(record: RunRecord, requests: Served, extra: Sequence[str] = ())
             *objectives(request.slo),
             *outcome(request),
             *(None if math.isnan(value) else value for value in seconds),
+            *(getattr(request, name) for name in (_CACHED.values() if cached else ())),
             *(extra_text(request.extra.get(name)) for name in extra),
         )

@@ -156,7 +156,7 @@ def write_results(
 
     requests: `collect_served(record)`. summary: of the run; it titles the timeline. decode: None without a tokenizer.
     """
-    with RunTables(folder, extra_names(record.requests)) as writer:
+    with RunTables(folder, extra_names(record.requests), cached="prefix_cache" in summary) as writer:
         writer.write(record, requests)
     if record.copies:
         write_csv(folder / COPIES, CopyTimes._fields, record.copies)

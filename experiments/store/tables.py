@@ -13,11 +13,11 @@ from cbatch.results.service import NO_CLIENT, Service
 from experiments.store.csv_tables import (
     EXTRA,
     LATENCY_COLUMNS,
-    REQUEST_COLUMNS,
     REQUESTS,
     STEPS,
     extra_names,
     read_extra,
+    request_columns,
     request_rows,
 )
 from experiments.store.run_folder import TOKENS, check_whole, read_summary
@@ -52,12 +52,12 @@ def read_steps(folder: str | Path) -> pd.DataFrame:
     return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
 
 
-def frame_of_requests(record: RunRecord, served: Served) -> pd.DataFrame:
-    """Makes the frame of `read_requests` from the record of a run and `collect_served(record)`."""
+def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -> pd.DataFrame:
+    """Makes the frame of `read_requests` from the record of a run and `collect_served(record)`. cached: see `request_columns`."""
     extra = extra_names(record.requests)
-    names = [*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra)]
-    frame = pd.DataFrame(request_rows(record, served, extra), columns=names)
-    own = {name: frame[name].map(read_extra) for name in names[len(REQUEST_COLUMNS) :]}
+    names = request_columns(extra, cached)
+    frame = pd.DataFrame(request_rows(record, served, extra, cached), columns=names)
+    own = {name: frame[name].map(read_extra) for name in names[len(names) - len(extra) :]}
     return frame.replace({None: np.nan, "": np.nan}).infer_objects().astype(dict.fromkeys(_NAMES, "str")).assign(**own)
 
 
