@@ -35,7 +35,7 @@ class PrefixOrder(SarathiServe):
         if order not in ORDERS:
             raise ConfigError(f"policy.order={order}: choose one of {', '.join(ORDERS)}")
         super().__init__(chunking)
-        self.order, self.in_batch = order, order == "lpm" if in_batch is None else in_batch
+        self.order, self.in_batch = order, in_batch
         self._computed = 0  # tokens of all iterations that have ended
         self._computed_before: dict[Request, int] = {}  # the request arrived
 
@@ -63,7 +63,8 @@ class PrefixOrder(SarathiServe):
             return waiting
         if self.order == "dfs_weight":
             return sorted(waiting, key=dict(zip(waiting, paths_of(waiting, view), strict=True)).__getitem__)
-        postponed = repeated(waiting, view) if self.in_batch else set()
+        in_batch = self.order == "lpm" if self.in_batch is None else self.in_batch
+        postponed = repeated(waiting, view) if in_batch else set()
         return sorted(waiting, key=lambda request: (request in postponed, self._key(request)))
 
     def _key(self, request: Request) -> float:

@@ -1,6 +1,7 @@
 """Orders by what the prefix cache holds, on worked examples of SGLang's rules and of DLPM."""
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -107,6 +108,22 @@ def test_the_response_ratio_is_of_uncached_tokens() -> None:
         policy.on_arrival(request)
     policy._computed = 1000
     assert [told.names[request] for request in policy.ranked(told.engine.view)] == ["Y", "Z", "X"]
+
+
+def test_in_the_order_of_lpm_each_edge_of_the_trie_is_computed_once() -> None:
+    """One at a time, outputs of one token, an ample cache (RadixAttention, theorem 3.1); a prompt found whole computes its last token."""
+    random = Random(3)
+    for _ in range(20):
+        prompts = {f"R{i}": random.choices("ab", k=random.randint(1, 6)) for i in range(random.randint(1, 20))}
+        tokens = {name: [ord(letter) for letter in prompt] for name, prompt in prompts.items()}
+        asked = ", ".join(f"{name} {len(prompt)}/1 @0" for name, prompt in prompts.items())
+        ran = golden(PrefixOrder(Fixed(100), in_batch=False), asked, batch=1, prefix_cache=LRU(), prompt=tokens)
+        served = [prompts[name] for name in sorted(ran.ends, key=ran.ends.__getitem__)]
+        edges = {tuple(prompt[:end]) for prompt in served for end in range(1, len(prompt) + 1)}
+        whole = sum(any(prompt == other[: len(prompt)] for other in served[:at]) for at, prompt in enumerate(served))
+        assert (
+            sum(len(prompt) for prompt in served) - sum(found for found, _ in ran.found.values()) == len(edges) + whole
+        )
 
 
 HOT = "".join(map(chr, range(500, 508)))
