@@ -1,8 +1,11 @@
 """Plans and schedules with a prefix cache, on examples that can be followed by hand."""
 
+import random
 from typing import Any
 
 import pytest
+from contended import LinearCost
+from test_leaps import ALL_POLICIES, draw_requests, tell
 from test_prefix_cache import Hashing, text_of
 from unit_machine import golden
 
@@ -80,6 +83,18 @@ def test_a_turn_finds_the_turn_before_and_its_answer_but_for_the_last_token(bloc
     second = Request(1, 9, 1, prompt=[*text_of(first), 7, 8, 9], arrival_time=5.0)
     server.serve(InOrder(), [first, second])
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, found)
+
+
+@pytest.mark.parametrize("name", ALL_POLICIES)
+def test_a_cache_in_which_nobody_finds_anything_changes_nothing(name: str) -> None:
+    told = []
+    for cache in (None, LRU()):
+        limits, size = Limits(4, 200, 130, tile=8, max_running=6), KVSize(2000, 3)
+        server = Server(SimExecutor(LinearCost(), 1e-4), limits, LinearCost(), size, prefix_cache=cache)
+        requests = draw_requests(random.Random(7))
+        told.append(tell(server.serve(ALL_POLICIES[name](8), requests)))
+        assert not any(request.num_preemptions for request in requests) or name in ("mlfq", "ltr")
+    assert told[0] == told[1]
 
 
 def test_a_salt_keeps_requests_apart() -> None:
