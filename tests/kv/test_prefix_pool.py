@@ -154,6 +154,16 @@ def test_without_evictions_all_evictions_are_equal(eviction: Eviction) -> None:
     assert (asked.found, asked.blocks.pool.num_evicted) == ([0, 1, 0, 1, 1, 0, 1, 2], 0)
 
 
+def test_more_blocks_find_no_less_one_at_a_time() -> None:
+    random = Random(5)
+    for _ in range(30):
+        prompts = " ".join(
+            "".join(random.choices("ab", k=random.randint(1, 4))) + random.choice("xyz") for _ in range(40)
+        )
+        found = [sum(Asked(LRU(), size, prompts).found) for size in range(5, 40, 3)]
+        assert found == sorted(found)
+
+
 def test_belady_is_a_bound_one_at_a_time() -> None:
     random = Random(1)
     for _ in range(100):
