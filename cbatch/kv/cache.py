@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from cbatch.errors import WorkloadError
-from cbatch.kv.eviction import Eviction, Name
+from cbatch.kv.eviction import Eviction, Name, call
 from cbatch.kv.names import Prefix
 from cbatch.kv.prefix import PrefixPool
 from cbatch.request import Ints, Request, spec_of
@@ -52,7 +52,7 @@ class PrefixCache:
         request.prefix = prefix = Prefix(request, self.pool, self._table)
         if self._looks_ahead:
             number = (request.num_prompt_tokens - 1) // self.pool.block_size
-            self.pool.eviction.on_submit(request, prefix.names(number)[:number])
+            call(self.pool.eviction, "on_submit", request, prefix.names(number)[:number])
 
     def found(self, request: Request) -> Sequence[Name]:
         """Returns the names of the blocks that a waiting request finds."""
@@ -78,7 +78,7 @@ class PrefixCache:
             request.num_recomputed_tokens -= min(prefix.num_lost, num_tokens)
         else:
             request.num_cached_tokens = num_tokens
-        pool.eviction.on_admit(request, names, pool.now)
+        call(pool.eviction, "on_admit", request, names, pool.now)
 
     def register(self, requests: Sequence[Request], rows: Ints, num_tokens: Ints) -> None:
         """Names the full blocks of a step's requests. num_tokens: known, and computed by this step or before, [rows]."""
@@ -102,12 +102,12 @@ class PrefixCache:
         names = self._name(request, number)
         _prefix_of(request).num_lost = table.computed.item(row)
         pool.note_holder(row, table.total.item(row))
-        pool.eviction.on_release(request, names, pool.now)
+        call(pool.eviction, "on_release", request, names, pool.now)
 
     def close(self, request: Request) -> None:
         """Forgets a request that has ended."""
         request.prefix = None
-        self.pool.eviction.on_finish(request)
+        call(self.pool.eviction, "on_finish", request)
 
     def _name(self, request: Request, num_blocks: int) -> Sequence[Name]:
         names = _prefix_of(request).names(num_blocks)[:num_blocks]

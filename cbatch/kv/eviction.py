@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from cbatch.errors import PolicyError
 from cbatch.request import Request
 
 Name = Hashable
@@ -55,3 +56,12 @@ class Eviction:
 
     def on_finish(self, request: Request) -> None:
         """A request has ended."""
+
+
+def call(eviction: Eviction, method: str, *arguments: Any) -> Any:
+    """Calls a method of an eviction. Raises PolicyError, which names both, where the method fails."""
+    try:
+        return getattr(eviction, method)(*arguments)
+    except Exception as error:
+        where = f"eviction {type(eviction).__name__}: {method}()"
+        raise PolicyError(f"{where} failed ({type(error).__name__}: {error})") from error

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.errors import PolicyError
-from cbatch.kv.eviction import CachedBlock, Eviction, Name
+from cbatch.kv.eviction import CachedBlock, Eviction, Name, call
 from cbatch.kv.pool import BlockPool
 
 
@@ -221,20 +221,14 @@ class PrefixPool(BlockPool):
         return block
 
     def _rank(self, leaves: Sequence[int]) -> None:
-        """Pushes leaves to the heap under the eviction's keys. Raises PolicyError where the eviction fails."""
-        where = f"eviction {type(self.eviction).__name__}"
+        """Pushes leaves to the heap under the eviction's keys. Raises PolicyError for keys that are missing or cannot be compared."""
+        keys = call(self.eviction, "keys", list(map(self._describe, leaves)), self.now)
         try:
-            keys = self.eviction.keys([self._describe(block) for block in leaves], self.now)
-            if len(keys) != len(leaves):
-                raise PolicyError(
-                    f"{where}: keys() returned {len(keys)} keys for {len(leaves)} blocks; return one each"
-                )
             for key, block in zip(keys, leaves, strict=True):
                 heappush(self._heap, (key, self._released.item(block), block))
-        except PolicyError:
-            raise
-        except Exception as error:
-            raise PolicyError(f"{where}: keys() failed ({type(error).__name__}: {error})") from error
+        except (TypeError, ValueError) as error:
+            remedy = f"return {len(leaves)} keys, one per block, that can be compared"
+            raise PolicyError(f"eviction {type(self.eviction).__name__}: keys() ({error}); {remedy}") from error
 
     def _describe(self, block: int) -> CachedBlock:
         name, start = self._names[block], self._depth.item(block) * self.block_size

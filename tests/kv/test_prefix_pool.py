@@ -3,8 +3,10 @@
 A name is the prefix itself, so that a block with a wrong content shows. Examples are written as "abc", a token per character.
 """
 
+from collections.abc import Callable
 from itertools import islice
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,18 +177,21 @@ def test_belady_is_a_bound_one_at_a_time() -> None:
         assert best >= max(sum(Asked(kind(), size, prompts).found) for kind in (LRU, LFU, FIFO, SLRU))
 
 
-def test_an_eviction_that_fails_is_named() -> None:
-    class Short(Eviction):
-        def keys(self, blocks: object, now: float) -> list[int]:
-            return []
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (lambda blocks: [], "keys, one per block"),
+        (lambda blocks: 1 / 0, "failed .ZeroDivisionError"),
+        (lambda blocks: [1 if blocks[0].end % 2 else "one"], "that can be compared"),
+    ],
+)
+def test_an_eviction_that_fails_is_named(keys: Callable[[Any], Any], message: str) -> None:
+    class Failing(Eviction):
+        def keys(self, blocks: object, now: float) -> Any:
+            return keys(blocks)
 
-    class Fails(Eviction):
-        def keys(self, blocks: object, now: float) -> list[int]:
-            raise ZeroDivisionError("no")
-
-    for eviction, message in ((Short(), "returned 0 keys for 1 block"), (Fails(), "ZeroDivisionError: no")):
-        with pytest.raises(PolicyError, match=f"eviction {type(eviction).__name__}: keys.. .*{message}"):
-            Asked(eviction, 2, "ab cd")
+    with pytest.raises(PolicyError, match=f"eviction Failing: keys.. .*{message}"):
+        Asked(Failing(), 6, "a b cd ef ghijk lmnop")
 
 
 class Wild(Eviction):
