@@ -9,7 +9,7 @@ from test_leaps import ALL_POLICIES, draw_requests, tell
 from test_prefix_cache import Hashing, text_of
 from unit_machine import golden
 
-from cbatch import Engine, Limits, Plan, Refusal, Request, Server, View, WorkloadError
+from cbatch import BatchShape, Engine, Limits, Plan, Refusal, Request, Server, View, WorkloadError
 from cbatch.cost import NO_COST
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
@@ -38,6 +38,19 @@ def test_a_block_is_found_from_the_next_iteration_on() -> None:
     ran = golden(InOrder(), asked, tokens=20, block=2, prefix_cache=LRU(), prompt=texts)
     assert (ran.schedule, ran.found["R"]) == ("P6 Q6 | R2", (4, 0))
     assert golden(InOrder(), asked, tokens=20, block=2, prompt=texts).schedule == "P6 Q6 | R6"
+
+
+def test_what_is_found_is_context_to_a_cost_model() -> None:
+    """Q's two tokens behind the four found, and R's last one, which has the shape of a decode."""
+    shapes = list[BatchShape]()
+
+    def seconds(shape: BatchShape) -> float:
+        shapes.append(shape)
+        return 1.0
+
+    texts = prompts(P="abcdef", Q="abcdeg", R="abcde")
+    golden(InOrder(), "P 6/1 @0, Q 6/1 @1, R 5/1 @2", block=2, seconds=seconds, prefix_cache=LRU(), prompt=texts)
+    assert [shape[:3] for shape in shapes] == [(((6, 0),), 0, 0), (((2, 4),), 0, 0), ((), 1, 5)]
 
 
 def test_a_preempted_request_finds_its_own_blocks() -> None:
