@@ -19,7 +19,7 @@ from cbatch.arrivals import Arrivals, Departures, Recorded, check_fits, not_subm
 from cbatch.cost import CostModel
 from cbatch.executor import Executor, Turn
 from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
-from cbatch.leap import blocks_used, entered, num_repeats, repeats
+from cbatch.leap import entered, foresee
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
@@ -92,16 +92,12 @@ class Engine:
             self.check_fits(request)
         self.arrivals.add(new)
         if self.state.cache is not None:
-            for request in new:
-                self.state.cache.open(request)
+            self.state.cache.expect(new)
 
     def cancel(self, request: Request) -> None:
         """Ends a request whose client has left, between two turns of the loop; one that has ended stays as it is.
 
-        KV blocks that iterations in flight use come free when these have ended, and their tokens of the request are dropped.
-
-        Raises:
-            WorkloadError: the request was not submitted to this engine.
+        Raises WorkloadError: the request was not submitted to this engine.
         """
         self._cancel(request, self.executor.now())
 
@@ -209,10 +205,7 @@ class Engine:
 
         ends: include the iteration in which a request ends, which cannot be leapt over.
         """
-        latest = self._latest
-        if latest is None or len(self._in_flight) != self._depth or not repeats(latest, self.state):
-            return []
-        return blocks_used(latest.step, self.state, num_repeats(latest.step, self.state) + ends)
+        return foresee(self._latest, self.state, ends) if len(self._in_flight) == self._depth else []
 
     def _complete(self, launched: InFlight) -> None:
         """Waits for the oldest step in flight and absorbs its tokens."""
@@ -250,8 +243,8 @@ class Engine:
 
     def _arrive(self, request: Request, now: float) -> None:
         request.arrive(now)
-        if self.state.cache is not None and request.prefix is None:
-            self.state.cache.open(request)
+        if self.state.cache is not None:
+            self.state.cache.expect([request])
         self.state.waiting.add(request)
         self._departures.arrived(request)
         self._call(self._on_arrival, request)
@@ -268,10 +261,7 @@ class Engine:
         self._ended(request, known=not pending)
 
     def _idle(self, plan: Plan) -> None:
-        """Sleeps until the next arrival, cancellation or the plan's `wake_at`: nothing is in flight and the policy plans nothing.
-
-        `wake_at` is ignored while no request waits or runs.
-        """
+        """Sleeps until the next arrival, cancellation or the plan's `wake_at`: nothing is in flight and the policy plans nothing."""
         state, now = self.state, self.view.now
         change, wake_at = self._next_change(), inf
         if plan.wake_at is not None and plan.wake_at > now and (state.waiting or state.running):

@@ -21,6 +21,13 @@ MOST = 512
 """Iterations of one leap: bounds what is computed in advance and then not used, as a request arrives."""
 
 
+def foresee(latest: InFlight | None, state: State, ends: bool) -> list[int]:
+    """Returns what `Engine.foresee` does. latest: the latest turn's iteration, if its plan is of decodes alone."""
+    if latest is None or not repeats(latest, state):
+        return []
+    return blocks_used(latest.step, state, num_repeats(latest.step, state) + ends)
+
+
 def repeats(latest: InFlight, state: State) -> bool:
     """Whether the latest plan computes one token of each running request, and nothing has changed since.
 

@@ -113,7 +113,7 @@ class State:
                 rows[place] = plan.requests[place].row
         table = self.table
         if self.cache is not None:
-            self._share(plan.requests, newcomers, start, now)
+            self.cache.admit(plan.requests, newcomers, start, now)
         self._extend(rows, taking, num_blocks)
         if self.cache is not None:
             self.cache.pool.check_writes(rows, start)
@@ -158,15 +158,6 @@ class State:
         request.status = Status.RUNNING
         self.running.add(request)
         self.prefilling.add(request)
-
-    def _share(self, requests: Sequence[Request], newcomers: Sequence[Request], start: Ints, now: float) -> None:
-        """Gives all newcomers the blocks that they found, before any of them takes a block from the cache."""
-        assert self.cache is not None
-        self.cache.pool.now = now
-        new = set(newcomers)
-        for place, request in enumerate(requests):
-            if request in new:
-                self.cache.admit(request, start.item(place))
 
     def _extend(self, rows: Ints, taking: Ints, num_blocks: list[int]) -> None:
         """Takes the KV blocks of a step: usually one block for a few of the requests, and several for a chunk."""
@@ -287,10 +278,10 @@ class State:
         if request.status is Status.WAITING:
             self.waiting.remove(request)
         self._leave(request)
+        if self.cache is not None:
+            self.cache.end(request)
         if request.table is not None:
             row, last = request.row, self.in_flight_until(request)
-            if self.cache is not None:
-                self.cache.release(request)
             self.pool.release(row, last)
             request.token_times = self.table.token_times(row)
             request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
@@ -299,8 +290,6 @@ class State:
                 self.table.free(row)
             else:
                 self._leaving_rows.setdefault(last, []).append(row)
-        if self.cache is not None:
-            self.cache.close(request)
         request.status = Status.FINISHED
         request.finish_reason, request.reject_reason = reason, why
         request.finished_at = now

@@ -1,6 +1,6 @@
 """The prefix cache of an engine: joins the pool of named blocks, the names of each request, and the eviction, for `State`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from cbatch.errors import WorkloadError
@@ -47,12 +47,14 @@ class PrefixCache:
         if problem:
             raise WorkloadError(f"request {spec.id}: {problem}")
 
-    def open(self, request: Request) -> None:
-        """Begins to look up a request that will arrive, or arrives."""
-        request.prefix = prefix = Prefix(request, self.pool, self._table)
-        if self._looks_ahead:
-            number = (request.num_prompt_tokens - 1) // self.pool.block_size
-            call(self.pool.eviction, "on_submit", request, prefix.names(number)[:number])
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Begins to look up requests that will arrive, or arrive; those that are looked up already stay as they are."""
+        for request in requests:
+            if request.prefix is None:
+                request.prefix = prefix = Prefix(request, self.pool, self._table)
+                if self._looks_ahead:
+                    number = (request.num_prompt_tokens - 1) // self.pool.block_size
+                    call(self.pool.eviction, "on_submit", request, prefix.names(number)[:number])
 
     def found(self, request: Request) -> Sequence[Name]:
         """Returns the names of the blocks that a waiting request finds."""
@@ -68,8 +70,17 @@ class PrefixCache:
         """Blocks that a waiting request finds and that are not free."""
         return self.pool.num_in_use(self.found(request))
 
-    def admit(self, request: Request, num_tokens: int) -> None:
-        """Gives a request that has a row the blocks with the tokens that it found when the plan was checked."""
+    def admit(self, requests: Sequence[Request], newcomers: Sequence[Request], num_tokens: Ints, now: float) -> None:
+        """Gives all newcomers of a plan, which have rows, the blocks that they found, before any of them takes a block from the cache.
+
+        num_tokens: found when the plan was checked, [requests].
+        """
+        self.pool.now, new = now, set(newcomers)
+        for place, request in enumerate(requests):
+            if request in new:
+                self._admit(request, num_tokens.item(place))
+
+    def _admit(self, request: Request, num_tokens: int) -> None:
         pool, prefix, number = self.pool, _prefix_of(request), num_tokens // self.pool.block_size
         names = prefix.names(number)[:number]
         pool.share(request.row, names)
@@ -104,8 +115,10 @@ class PrefixCache:
         pool.note_holder(row, table.total.item(row))
         call(pool.eviction, "on_release", request, names, pool.now)
 
-    def close(self, request: Request) -> None:
-        """Forgets a request that has ended."""
+    def end(self, request: Request) -> None:
+        """Prepares the end of a request, wherever it is, and forgets it."""
+        if request.table is not None:
+            self.release(request)
         request.prefix = None
         call(self.pool.eviction, "on_finish", request)
 
