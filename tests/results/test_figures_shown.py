@@ -106,6 +106,11 @@ def test_the_printed_report_shows_each_figure_under_its_name() -> None:
     service = {"clients": {"ann": 5, "bob": 6}, "service_difference": difference, "jain_index": jain}
     text = run_text(make_summary(make_record()) | {"service": service})
     assert "service     2 clients; difference 1.5 per s, at most 4; Jain's index 0.75" in text.splitlines()
+    summary = make_summary(make_record())
+    cache = {"hit_share": 0.25, "cached_tokens": 12, "cached_again_tokens": 3, "evicted_blocks": 7}
+    text = run_text(summary | {"prefix_cache": cache, "run": summary["run"] | {"cancelled_requests": 2}})
+    assert "25.0% of prompt tokens found (12), 3 after preemptions; 7 blocks evicted" in text
+    assert ", 2 cancelled\n" in text
 
 
 def test_bounds_and_lines_of_a_run() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import make_engine
 
-from cbatch import SLO, BatchShape, Engine, Limits, Request, RunRecord
+from cbatch import SLO, BatchShape, Engine, FinishReason, Limits, Request, RunRecord
 from cbatch.results.metrics import Window, busy_seconds, collect_served
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
@@ -42,6 +42,19 @@ def test_a_request_whose_client_has_left_is_missed_and_in_no_latency() -> None:
     assert found["throughput"]["total_tokens_per_second"] == pytest.approx((4 + 3) / 3)
     assert found["attainment"] == {"requests": 2, "share": 0.5, "total_share": 0.5, "tiers": {}}
     assert found["goodput"]["attained_share"] == 0.5
+
+
+def test_what_the_prefix_cache_held_counts_once_per_admitted_request() -> None:
+    """Of prompts of 8, 4 and 4 tokens the cache held 6 of the first one, and again 5 after a preemption; the last was never admitted."""
+    record = RunRecord()
+    record.requests += [Request(0, 8, 1), Request(1, 4, 1), Request(2, 4, 1)]
+    for request in record.requests:
+        request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
+    first, second, _ = record.requests
+    first.admitted_at = second.admitted_at = 0.0
+    first.num_cached_tokens, first.num_cached_again = 6, 5
+    found = summarize(record, num_blocks=1, max_batch=1, num_evicted_blocks=7)["prefix_cache"]
+    assert found == {"hit_share": 0.5, "cached_tokens": 6, "cached_again_tokens": 5, "evicted_blocks": 7}
 
 
 @pytest.mark.parametrize(("timeout", "requests_per_second"), [(None, 1 / 7), (0.5, 0.0)], ids=["one", "all"])

@@ -64,7 +64,9 @@ def test_the_attention_of_a_chunk_is_linear_in_its_scores() -> None:
 def test_nothing_outside_the_measured_range_is_faster_than_the_largest_rate() -> None:
     """A row without contexts, and decodes that take the same at 10 and at 20 tokens."""
     tables = TableAttention(
-        ChunkGrid.through([(8, 0, 9.0)]), BilinearGrid.through([(2, 10, 5.0), (2, 20, 5.0)]), seconds_per_score=0.5
+        ChunkGrid.through([(8, 0, 9.0)]),
+        BilinearGrid.through([(1, 20, 5.0), (2, 10, 5.0), (2, 20, 5.0)]),
+        seconds_per_score=0.5,
     )
     assert tables.seconds(BatchShape(((8, 0),))) == 9.0
     assert tables.seconds(BatchShape(((8, 100),))) == 836 / 2
@@ -84,6 +86,7 @@ def test_attention_tables_sum_chunks_and_add_decodes_at_their_mean_context() -> 
     assert not tables.covers(BatchShape((), 4, 84))
     assert tables.covers(BatchShape(((8, 100),), 4, 80))
     ragged = TableAttention(ChunkGrid.through([(8, 0, 1.0), (8, 100, 2.0), (64, 0, 9.0)]), tables.decodes)
+    assert ragged.seconds(BatchShape(((8, 200),))) < scores(8, 200)  # no largest rate is known
     assert [ragged.covers(BatchShape((chunk,))) for chunk in ((64, 0), (64, 100))] == [True, False]
 
 
@@ -102,7 +105,7 @@ def test_attention_in_closed_form_takes_the_larger_of_arithmetic_and_reading() -
     assert attention.seconds(BatchShape((), 4, 400)) == 1.0 + 1000.0  # the longest decode
     assert attention.seconds(BatchShape((), 400, 400)) == 1.0 + 400.0
     assert attention.seconds(BatchShape(((3, 10),), 400, 400)) == 1.0 + 436.0 + 0.5
-    assert AttentionRates(128.0, 256.0, 64.0).of(SPEC).seconds(BatchShape((), 4, 400)) == 400.0  # nothing but reading
+    assert AttentionRates(256.0, 256.0, 64.0).of(SPEC).seconds(BatchShape((), 1, 100)) == 50.0  # nothing but reading
 
 
 def test_an_estimated_product_takes_whole_tiles_of_arithmetic_or_one_read() -> None:
