@@ -70,6 +70,7 @@ class Prefix:
         """Returns at least the names of the first blocks, whose tokens are known; not to be changed."""
         names = self._names
         if len(names) < num_blocks:
+            assert num_blocks * self._pool.block_size <= self._request.num_known, "only a full block has a name"
             name = names[-1] if names else spec_of(self._request).salt.encode()
             for index in range(len(names), num_blocks):
                 name = self._name(index, name)
