@@ -194,7 +194,8 @@ class PrefixPool(BlockPool):
             self._num_successors[before] -= 1
             if not self._num_successors[before]:
                 del self._num_successors[before]
-                self._unranked |= dict.fromkeys((self._blocks[before], *self._copies.get(before, ())))
+                if not self._in_order:
+                    self._unranked |= dict.fromkeys((self._blocks[before], *self._copies.get(before, ())))
 
     def _is_leaf(self, block: int) -> bool:
         """Whether a named block can be evicted before any other: see the class."""
@@ -205,7 +206,10 @@ class PrefixPool(BlockPool):
         """Takes the name of the cached leaf that the eviction puts first; returns the block."""
         heap, cached = self._heap, self._cached
         if self._in_order:
-            block = next(filter(self._is_leaf, cached))  # there is one: see the class
+            oldest = next(iter(cached))
+            block = (
+                oldest if self._is_leaf(oldest) else next(filter(self._is_leaf, cached))
+            )  # there is one: see the class
         else:
             if self.eviction.dynamic or len(heap) > 4 * self.num_blocks:
                 heap.clear()
