@@ -24,7 +24,7 @@ _FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "worklo
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _SECTIONS = ("policy", "workload", "model", "runtime", "backend", "hardware")
-"""Root keys that name modules and files. A policy has its own copy of `chunking` and `predictor` if it uses them."""
+"""Root keys that name modules and files; `eviction` with a prefix cache. A policy has its own copy of `chunking` and `predictor` if it uses them."""
 
 _SMALL = 2**20  # bytes; larger files of a folder count by size and time, as weights do
 _HASHED = "_cbatch_source"  # attribute of a loaded module's spec
@@ -36,7 +36,8 @@ def sources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     framework: hash of its files. own: hashes by name of modules that the settings name, of what these import (but the framework
     and installed packages), and of files and folders.
     """
-    leaves = list(_leaves({key: value for key, value in settings.items() if key in _SECTIONS}))
+    sections = (*_SECTIONS, "eviction") if settings.get("prefix_cache") else _SECTIONS
+    leaves = list(_leaves({key: value for key, value in settings.items() if key in sections}))
     targets = [str(value) for key, value in leaves if key == "_target_"]
     own = dict(sorted(_modules(targets)))
     named = [(str(value), Path(str(value))) for key, value in leaves if _may_be_file(key, value)]

@@ -47,6 +47,13 @@ def test_a_result_names_its_policy_with_what_it_imports_and_no_other(folder: Pat
     assert summary(folder / "out")["about"] == about
 
 
+def test_an_eviction_counts_where_there_is_a_prefix_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    settings = {"eviction": {"_target_": "mine.Mine"}}
+    assert {"mine", "limits"} <= set(sources_of({**settings, "prefix_cache": True})["own"])
+    assert "mine" not in sources_of({**settings, "prefix_cache": False})["own"]
+
+
 def test_modules_of_packages_without_a_file_of_their_own_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
