@@ -23,6 +23,7 @@ from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Runtime
 from experiments.settings.construct import build_arguments, call, check_section, construct, locate
 from experiments.workloads import Workload
+from policies.evictions import LRU
 
 GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "eviction", "backend", "experiment")
 """Keys whose value is the name of a file in a folder of conf/."""
@@ -255,6 +256,8 @@ def _eviction(section: object) -> Eviction:
     eviction: Eviction = construct("eviction", section, needs=("keys",))
     if not isinstance(eviction, Eviction):
         raise ConfigError(f"eviction={type(eviction).__name__}: is no eviction; derive it from cbatch.Eviction")
+    if type(eviction).keys is Eviction.keys and type(eviction) is not LRU:
+        raise ConfigError(f"eviction={type(eviction).__name__}: defines no keys(blocks, now), so that it would be lru")
     return eviction
 
 
