@@ -1,5 +1,6 @@
 """Requests whose prompts begin alike: groups with a common prefix, and conversations that grow turn by turn."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -28,9 +29,9 @@ class SharedPrefixes(Workload):
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         return self._build(self.trace(), vocabulary)
 
+    @abstractmethod
     def trace(self) -> Trace:
         """Lengths, arrivals and what is shared."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
