@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, cast
 
 from cbatch.arrivals import Arrivals, Departures, Recorded, check_fits, not_submitted
+from cbatch.calls import call_at
 from cbatch.cost import CostModel
 from cbatch.executor import Executor, Turn
 from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
@@ -23,7 +24,7 @@ from cbatch.leap import entered, foresee
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
-from cbatch.policy import HOOKS, Policy, call_at, check_policy, ignore, is_steady, optional_method
+from cbatch.policy import HOOKS, Policy, check_policy, ignore, is_steady, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_table import RequestTable

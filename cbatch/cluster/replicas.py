@@ -12,11 +12,12 @@ from operator import index
 from typing import Any, SupportsIndex
 
 from cbatch.arrivals import KnownIds
+from cbatch.calls import call
 from cbatch.cluster.routers import Replica, Router
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError, WorkloadError
 from cbatch.executor import Executor
-from cbatch.policy import Policy, call, copy_policy
+from cbatch.policy import Policy, copy_policy
 from cbatch.record import RunRecord
 from cbatch.request import Request
 from cbatch.server import Server

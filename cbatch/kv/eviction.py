@@ -1,8 +1,11 @@
 """Which cached block goes when a plan takes more blocks than are blank: a plug-in, asked when a block must go."""
 
 from collections.abc import Hashable, Sequence
+from itertools import chain
+from operator import ne
 from typing import Any, ClassVar, NamedTuple
 
+from cbatch import calls
 from cbatch.errors import PolicyError
 from cbatch.request import Request
 
@@ -60,8 +63,24 @@ class Eviction:
 
 def call(eviction: Eviction, method: str, *arguments: Any) -> Any:
     """Calls a method of an eviction. Raises PolicyError, which names both, where the method fails."""
-    try:
-        return getattr(eviction, method)(*arguments)
-    except Exception as error:
-        where = f"eviction {type(eviction).__name__}: {method}()"
-        raise PolicyError(f"{where} failed ({type(error).__name__}: {error})") from error
+    return calls.call(f"eviction {type(eviction).__name__}", getattr(eviction, method), *arguments)
+
+
+def keys_of(eviction: Eviction, blocks: Sequence[CachedBlock], now: float) -> Sequence[Any]:
+    """Returns a key for each block. Raises PolicyError where `keys` fails, or returns another number of keys."""
+    keys: Sequence[Any] = call(eviction, "keys", blocks, now)
+    returned = f"{len(keys)} keys" if hasattr(keys, "__len__") else f"a {type(keys).__name__}"
+    if returned != f"{len(blocks)} keys":
+        raise key_error(eviction, returned, f"a list of {len(blocks)} keys, one per block")
+    return keys
+
+
+def check_numbers(keys: Sequence[Any]) -> None:
+    """Raises ValueError if a key, or a part of a tuple, is NaN, which has no order."""
+    parts = [*chain.from_iterable(keys)] if len(keys) and isinstance(keys[0], tuple) else keys
+    if any(map(ne, parts, parts)):
+        raise ValueError("NaN")
+
+
+def key_error(eviction: Eviction, returned: str, wanted: str) -> PolicyError:
+    return PolicyError(f"eviction {type(eviction).__name__}: keys() returned {returned}; return {wanted}")

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.errors import PolicyError
-from cbatch.kv.eviction import CachedBlock, Eviction, Name, call
+from cbatch.kv.eviction import CachedBlock, Eviction, Name, check_numbers, key_error, keys_of
 from cbatch.kv.pool import BlockPool
 
 
@@ -225,14 +224,16 @@ class PrefixPool(BlockPool):
         return block
 
     def _rank(self, leaves: Sequence[int]) -> None:
-        """Pushes leaves to the heap under the eviction's keys. Raises PolicyError for keys that are missing or cannot be compared."""
-        keys = call(self.eviction, "keys", list(map(self._describe, leaves)), self.now)
+        """Pushes leaves to the heap under the eviction's keys. Raises as `keys_of`; PolicyError for keys that cannot be compared."""
+        keys = keys_of(self.eviction, list(map(self._describe, leaves)), self.now)
         try:
+            check_numbers(keys)
             for key, block in zip(keys, leaves, strict=True):
                 heappush(self._heap, (key, self._released.item(block), block))
         except (TypeError, ValueError) as error:
-            remedy = f"return {len(leaves)} keys, one per block, that can be compared"
-            raise PolicyError(f"eviction {type(self.eviction).__name__}: keys() ({error}); {remedy}") from error
+            raise key_error(
+                self.eviction, f"keys that cannot be compared ({error})", "numbers, or tuples of numbers"
+            ) from error
 
     def _describe(self, block: int) -> CachedBlock:
         name, start = self._names[block], self._depth.item(block) * self.block_size

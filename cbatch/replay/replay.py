@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from cbatch.calls import call
 from cbatch.cost import BatchShape, CostModel
 from cbatch.errors import CbatchError
 from cbatch.kv import Freed, KVView
 from cbatch.plan_check import check_rules
-from cbatch.policy import HOOKS, Policy, call, check_policy, optional_method
+from cbatch.policy import HOOKS, Policy, check_policy, optional_method
 from cbatch.record import StepRecord
 from cbatch.replay.decisions import Decided, Decision, Ids, Recorded, Seen, StepEnd, read
 from cbatch.request import FinishReason, Request, Status, spec_of

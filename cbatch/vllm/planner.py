@@ -7,10 +7,11 @@ from operator import attrgetter
 from typing import Any
 
 from cbatch.arrivals import check_fits
+from cbatch.calls import call_at
 from cbatch.errors import CbatchError, TooLongError, WorkloadError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.policy import HOOKS, call_at, check_policy, ignore, is_steady, optional_method
+from cbatch.policy import HOOKS, check_policy, ignore, is_steady, optional_method
 from cbatch.record import StepRecord
 from cbatch.request import Request, Status
 from cbatch.stall import StallWatch

@@ -78,7 +78,8 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
     group, _, option = missing.partition("/") if missing.partition("/")[0] in GROUPS else missing.rpartition("/")
     own = filter(str.isidentifier, options)  # others may be those with arguments, of `choices`
     known = {*own, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
-    remedy = "; for one of yours give the import path of its class, policy=my_module.MyPolicy" * (group == "policy")
+    yours = f"{group}=my_module.My{group.capitalize()}"
+    remedy = f"; for one of yours give the import path of its class, {yours}" * (group in ("policy", "eviction"))
     remedy = remedy or "; pip install -e '.[sweep]' has more" * group.startswith("hydra/")
     return f"{group}={option}: no such {group}; {nearest(option, known)}{remedy}"
 

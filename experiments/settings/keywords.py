@@ -17,12 +17,14 @@ from experiments.settings.choices import with_arguments
 from experiments.settings.compose import compose
 from experiments.settings.construct import PASSED_ON, parameters_of
 from experiments.settings.error_lines import default_keys
-from experiments.settings.settings import GROUPS, Recipe, Settings, read_settings
-from experiments.store.text import flat
+from experiments.settings.settings import GROUPS, Recipe, Settings, check_eviction, read_settings
 from experiments.workloads import Workload
 
-_SECTIONS = ("workload", "policy", "backend", "runtime", "model")
+_SECTIONS = ("workload", "policy", "backend", "eviction", "runtime", "model")
 """Groups whose keys are keywords by their last part: `rate` is `workload.arrivals.rate`. Of equal ones the first group's counts."""
+
+_OBJECTS = {"policy": "plan", "workload": "requests", "eviction": "keys", "router": "choose"}
+"""Keywords that take objects, and the method that each object must have."""
 
 OF_FILES = ("decisions", "stream", "tables", "timeline")
 _OF_COMMANDS = ("experiment", "objective", "other_code", "output", "sweep")
@@ -33,32 +35,45 @@ def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[st
 
     Args:
         policy, workload: objects, or names as the command line takes them.
-        keys: values by keyword: a key of conf/config.yaml, or the last part of a key of a group.
+        keys: values by keyword: a key of conf/config.yaml, or the last part of a key of a group; `eviction` and `router` may be
+            objects.
 
     Raises:
-        ConfigError: an unknown keyword, a value that cannot be used, or an object that is no policy or no workload.
+        ConfigError: an unknown keyword, a value that cannot be used, or an object that lacks the method of its kind.
         CbatchError: as `read_settings`.
     """
-    given = {"policy": policy, "workload": workload}
-    objects: dict[str, Any] = {key: value for key, value in given.items() if not isinstance(value, str)}
-    named = {key: value for key, value in given.items() if isinstance(value, str)}
+    given = {"policy": policy, "workload": workload, **keys}
+    objects = {key: given.pop(key) for key in _OBJECTS if not isinstance(given.get(key, ""), str)}
     for key, value in objects.items():
-        method = {"policy": "plan", "workload": "requests"}[key]
-        if isinstance(value, type) or not callable(getattr(value, method, None)):
-            raise ConfigError(f"{key}={shorten(value)}: give a name, or an object with a method {method}()")
-    settings = read_settings(compose(*_overrides({**named, **keys}, tuple(objects))))
+        if isinstance(value, type) or not callable(getattr(value, _OBJECTS[key], None)):
+            raise ConfigError(f"{key}={shorten(value)}: give a name, or an object with a method {_OBJECTS[key]}()")
+    settings = read_settings(compose(*_overrides(given, tuple(objects))))
     composed, sections = settings.composed, {key: section_of(value) for key, value in objects.items()}
-    if "policy" in objects:
-        objects |= {"policy": Recipe(sections["policy"], objects["policy"]), "chunk": None}
-    if "workload" in objects:
-        objects["workload"] = _seeded(objects["workload"], keys, settings.model.max_positions)
+    backend = {"backend": {**composed.keys["backend"], "router": sections["router"]}} if "router" in sections else {}
+    groups = {key: name_of_class(type(objects[key])) for key in sections if key in GROUPS}
     composed = replace(
         composed,
-        keys={**composed.keys, **sections},
-        overrides=[*composed.overrides, *(f"{key}={objects[key]!r}" for key in sections)],
-        choices={**composed.choices, **{key: name_of_class(type(given[key])) for key in sections}},
+        keys={**composed.keys, **{key: sections[key] for key in groups}, **backend},
+        overrides=[*composed.overrides, *(f"{key}={value!r}" for key, value in objects.items())],
+        choices={**composed.choices, **groups},
     )
-    return replace(settings, **objects, composed=composed)
+    return replace(settings, **_replaced(settings, objects, sections, keys), composed=composed)
+
+
+def _replaced(
+    settings: Settings, objects: Mapping[str, Any], sections: Mapping[str, Any], keys: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the settings that objects replace."""
+    replaced: dict[str, Any] = {}
+    if "policy" in objects:
+        replaced |= {"policy": Recipe(sections["policy"], objects["policy"]), "chunk": None}
+    if "workload" in objects:
+        replaced["workload"] = _seeded(objects["workload"], keys, settings.model.max_positions)
+    if "eviction" in objects:
+        replaced["eviction"] = check_eviction(objects["eviction"], settings.prefix_cache)
+    if "router" in objects:
+        replaced["backend"] = replace(settings.backend, router=objects["router"])
+    return replaced
 
 
 def section_of(value: object) -> Any:
@@ -110,13 +125,20 @@ def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...]) -> dict[s
     keys = default_keys("config", with_arguments(groups))
     known: dict[str, str] = {}
     for section in reversed([name for name in _SECTIONS if name not in objects]):
-        inside = [f"{section}.{key}" for key, _ in flat(keys[section])]
+        inside = [f"{section}.{key}" for key in _keys_within(keys[section])]
         ends = Counter(key.rpartition(".")[2] for key in inside)
         known |= {key.rpartition(".")[2]: key for key in inside if ends[key.rpartition(".")[2]] == 1}
         known |= {key: key for key in inside}
     known |= {"requests": known["num_requests"]} if "num_requests" in known else {}
     unread = ("traces",) if "workload" in objects else ()  # the folder of traces, which workloads by name read
     return {**known, **{key: key for key in keys if key not in (*_OF_COMMANDS, *objects, *unread)}}
+
+
+def _keys_within(section: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the keys of a section, and those of the sections within by dotted names."""
+    for key, value in section.items():
+        yield key
+        yield from (f"{key}.{inner}" for inner in _keys_within(value if isinstance(value, Mapping) else {}))
 
 
 def _text(keyword: str, value: object) -> str:

@@ -224,7 +224,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         model=model,
         workload=workload,
         policy=_policy(config["policy"], config["chunk"], chosen),
-        eviction=_eviction(config["eviction"]) if root.prefix_cache else None,
+        eviction=check_eviction(construct("eviction", config["eviction"]), True) if root.prefix_cache else None,
         chosen=chosen,
         composed=composed,
     )
@@ -252,13 +252,22 @@ def _workload(section: object, positions: int) -> Workload:
     return workload.within(positions) if isinstance(workload, Workload) else workload
 
 
-def _eviction(section: object) -> Eviction:
-    eviction: Eviction = construct("eviction", section, needs=("keys",))
+def check_eviction(eviction: object, prefix_cache: bool) -> Eviction:
+    """Returns the eviction. Raises ConfigError if it is none, orders nothing, or has no cache to order."""
+    name = f"eviction={type(eviction).__name__}"
     if not isinstance(eviction, Eviction):
-        raise ConfigError(f"eviction={type(eviction).__name__}: is no eviction; derive it from cbatch.Eviction")
+        raise ConfigError(f"{name}: is no eviction; derive it from cbatch.Eviction")
     if type(eviction).keys is Eviction.keys and type(eviction) is not LRU:
-        raise ConfigError(f"eviction={type(eviction).__name__}: defines no keys(blocks, now), so that it would be lru")
+        raise ConfigError(f"{name}: defines no keys(blocks, now), so that it would be lru")
+    _check_evicts(name, prefix_cache)
     return eviction
+
+
+def _check_evicts(text: str, prefix_cache: bool) -> None:
+    if not prefix_cache:
+        raise ConfigError(
+            f"{text}: has no effect with prefix_cache=false, which keeps no block; give prefix_cache=true"
+        )
 
 
 def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workload, prefix_cache: bool) -> None:
@@ -270,9 +279,8 @@ def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workloa
         without |= dict.fromkeys(shape, f"model.path={model.path}, where the model's shape is read")
     if (load := getattr(workload, "load", None)) is not None:
         without |= dict.fromkeys(_RATES, f"workload.load={load:g}, which sets the rate")
-    if not prefix_cache:
-        evictions = [key for key in given if key.partition(".")[0] == "eviction"]
-        without |= dict.fromkeys(evictions, "prefix_cache=false, which keeps no block")
+    if evictions := [text for key, text in given.items() if key.partition(".")[0] == "eviction"]:
+        _check_evicts(evictions[0], prefix_cache)
     for key, other in without.items():
         if key in given:
             raise ConfigError(f"{key}: {given[key]} has no effect beside {other}; leave it out")

@@ -9,10 +9,12 @@ import pytest
 from commands import command
 
 from cbatch import CbatchError, Plan, Request, View, compare, serve, simulate
+from cbatch.cluster import LeastLoaded
 from experiments.compare import pairs_of, read_replications, table_of
 from experiments.store.tables import read_requests, read_steps
 from experiments.workloads import GammaArrivals, OpenLoop
 from policies.chunking import Fixed, TileAligned
+from policies.evictions import LFU, SoftTTL
 from policies.sarathi_serve import SarathiServe
 
 LOADED = {"rate": 60, "requests": 40, "batch": 8}
@@ -78,6 +80,15 @@ def test_nothing_is_written_and_an_object_is_a_workload_as_its_name_is(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_eviction_and_a_router_are_objects_as_their_names_are() -> None:
+    cached = {"requests": 40, "batch": 8, "prefix_cache": True, "kv_tokens": 6000, "replicas": 2}
+    named = simulate("orca", "chat", eviction="soft_ttl", ttl=5.0, router="least_loaded", **cached)
+    made = simulate("orca", "chat", eviction=SoftTTL(5.0), router=LeastLoaded(), **cached)
+    pd.testing.assert_frame_equal(named.requests, made.requests)
+    assert named.about["identity"] == made.about["identity"]
+    assert made.summary["prefix_cache"]["evicted_blocks"] > 0
+
+
 def test_a_policy_keeps_nothing_of_a_run() -> None:
     policy = Tiring()
     first, second = (simulate(policy, "open_loop", **LOADED) for _ in range(2))
@@ -107,11 +118,15 @@ def test_real_tokens_are_in_the_record() -> None:
         (Tiring, {}, ["policy=<class", "plan()"]),
         (Tiring(), {"chunk": 256}, ["chunk=256", "policy object"]),
         (Tiring(), {"energy": 3}, ["energy: no such keyword", "of the policy are given to the object"]),
+        ("orca", {"eviction": LFU()}, ["eviction=LFU", "give prefix_cache=true"]),
+        ("orca", {"eviction": LFU, "prefix_cache": True}, ["eviction=<class", "keys()"]),
+        ("orca", {"eviction": {}, "prefix_cache": True}, ["eviction=dict", "cbatch.Eviction"]),
+        ("orca", {"router": Tiring()}, ["router=<", "choose()"]),
         (Tiring(), {"bacth": 3}, ["bacth: no such keyword", "did you mean batch?"]),
         (
             Tiring(),
             {"workload": OpenLoop(arrivals=GammaArrivals(rate=1)), "rate": 2},
-            ["rate: no ", "workload are given to the object itself; known: "],
+            ["rate: no ", "workload are given to the object itself; "],
         ),
     ],
 )

@@ -3,6 +3,7 @@
 A name is the prefix itself, so that a block with a wrong content shows. Examples are written as "abc", a token per character.
 """
 
+import math
 from collections.abc import Callable
 from itertools import islice
 from random import Random
@@ -180,9 +181,12 @@ def test_belady_is_a_bound_one_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (lambda blocks: [], "keys, one per block"),
-        (lambda blocks: 1 / 0, "failed .ZeroDivisionError"),
-        (lambda blocks: [1 if blocks[0].end % 2 else "one"], "that can be compared"),
+        (lambda blocks: [], "returned 0 keys; .*4 keys, one per block"),
+        (lambda blocks: (block.end for block in blocks), "returned a generator"),
+        (lambda blocks: 1 / 0, "raised ZeroDivisionError: .*test_prefix_pool.py:"),
+        (lambda blocks: [1 if blocks[0].end % 2 else "one"], "cannot be compared"),
+        (lambda blocks: [math.nan for _ in blocks], "cannot be compared .NaN"),
+        (lambda blocks: [(0, math.nan) for _ in blocks], "cannot be compared .NaN"),
     ],
 )
 def test_an_eviction_that_fails_is_named(keys: Callable[[Any], Any], message: str) -> None:
