@@ -4,13 +4,13 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cbatch.errors import ConfigError, ModelError
+from cbatch.errors import ConfigError, ModelError, WorkloadError
 from cbatch.model.spec import DTYPE_BYTES, ModelSpec
 
 if TYPE_CHECKING:
@@ -152,12 +152,50 @@ class Vocabulary:
         self._name, self._path = spec.name, spec.path
 
     def encode(self, text: str) -> list[int]:
-        """Raises ModelError if the model has no tokenizer."""
-        return list(self._tokenizer.encode(text))
+        """Returns the token ids of a prompt, with the special tokens of the tokenizer; a text that begins with them gets no second ones.
+
+        Raises ModelError if the model has no tokenizer.
+        """
+        ids: list[int] = self._tokenizer.encode(text)
+        return ids[1:] if ids[:2] == [self._tokenizer.bos_token_id] * 2 else ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Returns the token ids of a chat in the form that the model was trained on, up to where its answer begins.
+
+        messages: role and content of each. Control tokens in a content count as such, as in other engines.
+
+        Raises:
+            ModelError: the model has no tokenizer, or no chat template.
+            WorkloadError: the chat template refuses the messages, such as two of a user in a row.
+        """
+        tokenizer = self._tokenizer
+        if not tokenizer.chat_template:
+            raise ModelError(f"model {self._name} has no chat template; give prompt in place of messages")
+        try:
+            return list(tokenizer.apply_chat_template([*messages], add_generation_prompt=True, return_dict=False))
+        except Exception as error:
+            problem = f"messages: the chat template of {self._name} refuses them ({one_line(error)})"
+            raise WorkloadError(f"{problem}; give others") from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Raises ModelError if the model has no tokenizer."""
-        return str(self._tokenizer.decode(list(ids)))
+        """Returns text without control tokens; raises ModelError if the model has no tokenizer."""
+        return str(self._backend.decode(ids, skip_special_tokens=True))
+
+    @cached_property
+    def token_text(self) -> Callable[[int], str]:
+        """Returns the text of a single token, from memory the second time."""
+        return cache(lambda id_: self.decode([id_]))
+
+    @cached_property
+    def control_tokens(self) -> dict[int, str]:
+        """The tokens that are not text, by id; raises ModelError if the model has no tokenizer."""
+        added = self._backend.get_added_tokens_decoder()
+        return {id_: token.content for id_, token in added.items() if token.special}
+
+    @cached_property
+    def _backend(self) -> Any:
+        """A `tokenizers.Tokenizer`."""
+        return self._tokenizer.backend_tokenizer
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -171,6 +209,8 @@ class Vocabulary:
             tokenizer = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
             if len(tokenizer) <= len(tokenizer.all_special_ids):
                 raise ValueError("it has no tokens but special ones")  # so `transformers` makes some from no file
+            if not tokenizer.is_fast:
+                raise ValueError("it is not one of the package tokenizers")
         except Exception as error:
             why = f"its tokenizer cannot be loaded ({one_line(error)})"
             raise ModelError(f"model.path={self._path}: {why}; add the tokenizer's files, or {give}") from error

@@ -1,0 +1,82 @@
+"""The text of an output, token by token: what a token adds may depend on the tokens before it, and on those after it.
+
+tokens     | Hel | lo | \\xf0\\x9f | \\x8e\\x89 | ST   | OP
+text       | Hel | lo |          | 🎉       |      | (the stop string has ended it)
+"""
+
+from collections.abc import Sequence
+
+from cbatch.model.checkpoint import Vocabulary
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers decode the bytes of a part of a character to."""
+
+_MOST_HELD = 8
+"""Tokens of at least a byte each; a character has at most 4 bytes."""
+
+
+def text_before(text: str, stops: Sequence[str]) -> str | None:
+    """Returns the text before the stop string that ends first, of several the one that is listed first; None without any."""
+    ends = [(text.find(stop) + len(stop), order) for order, stop in enumerate(stops) if stop in text]
+    if not ends:
+        return None
+    end, order = min(ends)
+    return text[: end - len(stops[order])]
+
+
+class OutputText:
+    """Converts the tokens of one output to text at a constant cost per token; shows no control tokens.
+
+    All that it returns, joined, is `Vocabulary.decode` of all tokens, up to a stop string. Exception: where a byte makes other
+    bytes invalid that are sent already, as in tokenizers with byte fallback, those stay as they were.
+
+    `tokenizers.decoders.DecodeStream` would raise an error there, and does not tell what it holds back at the end.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
+        """stops: texts that end the output, none empty; a control token's text stands for this token."""
+        self._decode, self._token_text = vocabulary.decode, vocabulary.token_text
+        self._control = vocabulary.control_tokens
+        self._stops = tuple(stops)
+        self._beginnings = tuple(stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        self._context: list[int] = []  # the latest tokens whose text is out
+        self._shown = ""  # their text on its own, without a part of a character at its end
+        self._held: list[int] = []  # tokens behind the context
+        self._kept = ""  # text that may begin a stop string
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """Returns the text that the token adds, and whether a stop string has ended the output."""
+        if (name := self._control.get(token)) is not None:
+            return (self.finish(), True) if name in self._stops else ("", False)
+        self._held.append(token)
+        text = self._decode([*self._context, *self._held])
+        is_partial = text.endswith(_INCOMPLETE)
+        if len(self._held) < _MOST_HELD and (is_partial or len(text) <= len(self._shown)):
+            return "", False
+        new = self._new(text[:-1] if is_partial else text)
+        self._context, self._held = self._held, []
+        self._shown = self._decode(self._context) if len(self._context) > 1 else self._token_text(token)
+        if is_partial:
+            self._shown = self._shown.removesuffix(_INCOMPLETE)
+        return self._up_to_stop(new)
+
+    def finish(self) -> str:
+        """Returns what was held back: no tokens follow."""
+        text, is_stopped = self._up_to_stop(self._new(self._decode([*self._context, *self._held])))
+        return text if is_stopped else text + self._kept
+
+    def _new(self, text: str) -> str:
+        """text: of context and held tokens."""
+        return text[len(self._shown) :] if text.startswith(self._shown) else self._decode(self._held)
+
+    def _up_to_stop(self, new: str) -> tuple[str, bool]:
+        if not self._stops:
+            return new, False
+        text = self._kept + new
+        if (before := text_before(text, self._stops)) is not None:
+            return before, True
+        length = len(text)
+        if text.endswith(self._beginnings):
+            length -= max(len(beginning) for beginning in self._beginnings if text.endswith(beginning))
+        self._kept = text[length:]
+        return text[:length], False
