@@ -2,6 +2,7 @@
 
     engine --- due(now, iteration) --> the requests that have arrived by now
            --- next() ---------------> when the next one arrives: until then the engine may idle, or leap over iterations
+           --- wait(executor, time) -> nothing is to compute before that time, or before somebody arrives
            --- withdraw(request) ----> a request that has not arrived will not: its client has left
            --- ended(request) -------> what follows that request, if anything does, is known from now on
 
@@ -16,6 +17,7 @@ from typing import Protocol
 from sortedcontainers import SortedKeyList
 
 from cbatch.errors import WorkloadError
+from cbatch.executor import Executor
 from cbatch.limits import Limits
 from cbatch.request import Request, Status, leaves_at
 
@@ -37,6 +39,10 @@ class Arrivals(Protocol):
 
     def next(self) -> float:
         """Returns the time of the next arrival; infinity if none is known."""
+
+    def wait(self, executor: Executor, time: float) -> None:
+        """Waits until `time`, as there is nothing to compute; less long if somebody arrives or leaves whom nobody expected."""
+        executor.sleep_until(time)
 
     def withdraw(self, request: Request) -> None:
         """Takes out a request that has not arrived; raises WorkloadError if it is not known."""

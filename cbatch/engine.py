@@ -95,12 +95,12 @@ class Engine:
         if self.state.cache is not None:
             self.state.cache.expect(new)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends a request whose client has left, between two turns of the loop; one that has ended stays as it is.
 
-        Raises WorkloadError: the request was not submitted to this engine.
+        reason: STOP for a client that has all it wants. Raises WorkloadError: the request was not submitted to this engine.
         """
-        self._cancel(request, self.executor.now())
+        self._cancel(request, self.executor.now(), reason)
 
     @property
     def num_unfinished(self) -> int:
@@ -250,7 +250,7 @@ class Engine:
         self._departures.arrived(request)
         self._call(self._on_arrival, request)
 
-    def _cancel(self, request: Request, now: float) -> None:
+    def _cancel(self, request: Request, now: float, reason: FinishReason = FinishReason.CANCELLED) -> None:
         if request.status is Status.FINISHED:
             return
         if pending := request.status is Status.PENDING:
@@ -258,7 +258,7 @@ class Engine:
         elif not self.state.holds(request):
             raise not_submitted(request)
         self._latest = None  # it is not repeated
-        self.state.end(request, FinishReason.CANCELLED, now)
+        self.state.end(request, reason, now)
         self._ended(request, known=not pending)
 
     def _idle(self, plan: Plan) -> None:
@@ -270,8 +270,8 @@ class Engine:
             self._stall_watch.check(now, self.view, self._where)
             wake_at = plan.wake_at
         if (time := min(change, wake_at)) < inf:
-            self.executor.sleep_until(time)
-            if change <= (now := self.executor.now()):
+            self.arrivals.wait(self.executor, time)
+            if self._next_change() <= (now := self.executor.now()):
                 self._stall_watch.note_progress(now)
                 for request in self.arrivals.due(now, None):
                     self._arrive(request, now)

@@ -75,7 +75,7 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
     prefix: of the fields' names in messages. Raises ConfigError, as `read`, for the keys of such a mapping.
     """
     kind: Any = type(instance)
-    given, hints = {field.name: getattr(instance, field.name) for field in fields(kind)}, get_type_hints(kind)
+    given, hints = {field.name: getattr(instance, field.name) for field in fields(kind)}, _hints(kind)
     values = {
         name: read(hints[name], value, f"{prefix}{name}.")
         if isinstance(value, Mapping) and _holds_dataclass(hints[name])
@@ -146,6 +146,9 @@ def shorten(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
+_hints: Any = cache(get_type_hints)
+
+
 @cache
 def _fields_of(kind: Any) -> TypeAdapter[Any]:
     """What the fields of a dataclass accept; the class itself would be built, and checked, without end."""
@@ -171,7 +174,7 @@ def _check_keys(kind: Any, data: object, prefix: str) -> None:
             return
         kind = next(part for part in get_args(kind) if part is not NoneType)
     if is_dataclass(kind) and not is_dataclass(data):
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         if not isinstance(data, Mapping):
             key = f"{prefix.rstrip('.')}=".lstrip("=")
             raise ConfigError(f"{key}{shorten(data)}: give its keys, such as {prefix}{next(iter(hints))}")

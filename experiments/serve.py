@@ -9,9 +9,9 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from shutil import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cbatch import ConfigError, Engine, FinishReason, RunRecord
+from cbatch import ConfigError, Engine, FinishReason, Request, RunRecord
 from cbatch.arrivals import Stream
 from cbatch.results.metrics import collect_served
 from cbatch.results.regret import regret
@@ -28,6 +28,11 @@ from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_f
 from experiments.store.sources import sources_of
 from experiments.workloads.drawn import Drawn
 
+if TYPE_CHECKING:
+    from experiments.store.decisions_file import DecisionsWriter
+
+Loop = Callable[[Run, Path | None], RunRecord]
+
 
 def serve(
     settings: Settings,
@@ -36,6 +41,8 @@ def serve(
     replace: bool = False,
     say: Callable[[str], None] = print,
     bar: bool = True,
+    largest: Request | None = None,
+    loop: Loop | None = None,
 ) -> Result:
     """Serves the workload to its end.
 
@@ -46,12 +53,14 @@ def serve(
         replace: overwrite a complete run in this folder.
         say: receives lines about what was chosen automatically, and about what takes long.
         bar: False: no progress bar, whatever the settings say.
+        largest, loop: of a server, whose clients send its requests: see `assemble`; serves them in place of the workload's.
 
     Raises:
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
     began, origin = time.perf_counter(), origin_of_run(settings)
-    run = assemble(settings if folder else with_workload(settings, settings.workload), say)
+    make = partial(assemble, largest=largest)
+    run = make(settings if folder else with_workload(settings, settings.workload), say)
     bounds = bounds_of(run) if settings.bounds else None
     if run.chosen:
         say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
@@ -62,14 +71,14 @@ def serve(
             held.enter_context(open_run_folder(folder, keys, own, replace=replace))
         while True:
             try:
-                record = _run(run, folder, bar)
+                record = loop(run, folder) if loop else _run(run, folder, bar)
                 break
             except UnmeasuredError as error:
                 from experiments.profile.command import measure_cpu  # loads torch
 
                 say(f"view.cost: measuring this CPU with model={error.spec.name}, once, into {cpu_profile(error.spec)}")
                 measure_cpu(error.spec)
-                began, run = time.perf_counter(), assemble(run.settings)
+                began, run = time.perf_counter(), make(run.settings)
         result = _result_of(run, record, bounds, origin | {"wall_seconds": time.perf_counter() - began})
         if folder:
             if settings.tables and not run.streamed:
@@ -113,7 +122,7 @@ def _num_evicted(run: Run) -> int | None:
 
 def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:
     """Serves the requests to their end. The record of a streamed run is empty."""
-    recorded = _decisions_of(run, folder)
+    recorded = decisions_of(run, folder)
     shown = progress(run.settings.progress if bar else "off", len(run.requests))
     with closing(run.server), recorded, shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
@@ -142,8 +151,8 @@ def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> R
     return RunRecord()
 
 
-def _decisions_of(run: Run, folder: Path | None) -> AbstractContextManager[None]:
-    """Writes the run's decisions inside the `with` if `decisions=true`."""
+def decisions_of(run: Run, folder: Path | None) -> "AbstractContextManager[DecisionsWriter | None]":
+    """Writes the run's decisions inside the `with` if `decisions=true`; yields what takes requests that come later."""
     if not folder or not run.settings.decisions:
         return nullcontext()
     if len(run.engine.engines) > 1:

@@ -60,10 +60,13 @@ class Run:
     streamed: StreamedTables | None = None
 
 
-def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None) -> Run:
+def assemble(
+    settings: Settings, say: Callable[[str], None] = lambda line: None, *, largest: Request | None = None
+) -> Run:
     """Builds a run; no weights are loaded before everything else is checked.
 
     say: called with a line before weights are loaded, if that takes long.
+    largest: a request as large as any, where requests are to come from elsewhere; None: the workload makes them.
 
     Raises:
         CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and why.
@@ -86,10 +89,14 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     if here not in (there, there.partition(",")[0]):
         chosen["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
     policy = settings.policy()
-    workload, rate = _at_load(settings, chosen)
-    requests = workload.requests(backend.vocabulary(spec))
-    totals = totals_of(requests.stream() if settings.stream and isinstance(requests, Drawn) else requests)
-    _check_metrics(settings, totals, len(requests))
+    rate, requests = None, list[Request]()
+    if largest is None:
+        workload, rate = _at_load(settings, chosen)
+        requests = workload.requests(backend.vocabulary(spec))
+        totals = totals_of(requests.stream() if settings.stream and isinstance(requests, Drawn) else requests)
+        _check_metrics(settings, totals, len(requests))
+    else:
+        totals = totals_of([largest])
     if settings.stream:
         _check_streams(backend, totals)
     limits = _limits(settings, totals, spec, backend.tile(profile), backend.pipeline_stages, chosen)

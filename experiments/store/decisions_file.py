@@ -86,14 +86,17 @@ class DecisionsWriter:
 @contextmanager
 def write_decisions(
     path: Path, engine: Engine, requests: Sequence[Request], overrides: Sequence[str]
-) -> Iterator[None]:
-    """Writes the decisions that an engine makes inside the `with` to a file, up to an error if there is one."""
+) -> Iterator[DecisionsWriter]:
+    """Writes the decisions that an engine makes inside the `with` to a file, up to an error if there is one.
+
+    requests: that are known by now; what it yields takes the others.
+    """
     with closing(DecisionsWriter(path, overrides)) as writer:
         writer.begin(Recorded(engine.limits, engine.state.pool.num_blocks, engine.state.pool.block_size))
         for request in requests:
             writer.request(spec_of(request))
         with record_decisions(engine, writer.event):
-            yield
+            yield writer
 
 
 @contextmanager

@@ -1,0 +1,262 @@
+"""The engine's side of a server: requests come in from an inbox, and each turn of the loop sends at most one message.
+
+    inbox      RequestSpec            a client asks; its `arrival_time` is of `perf_counter`
+               (id, FinishReason)     a client has left, or has all it wants
+               None                   the door closes: the loop ends with the last request
+    outbox     Ready, then a `Turn` for each turn that changed something, then `Closed`
+
+Knows nothing of HTTP.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from math import inf
+from pathlib import Path
+from queue import Empty
+from time import perf_counter, sleep
+from typing import Any, NamedTuple, Protocol, cast
+
+from cbatch import Engine, Executor, FinishReason, Request, RequestSpec, RunRecord
+from cbatch.arrivals import Arrivals
+from cbatch.errors import StallError, WorkloadError
+from cbatch.executor import StepResult
+from cbatch.request import spec_of
+from cbatch.request_spec import LATEST_ARRIVAL
+from experiments.serve import decisions_of, serve
+from experiments.server.settings import ServerSettings
+from experiments.settings.assemble import Run
+from experiments.settings.error_lines import one_line
+from experiments.workloads.drawn import totals_of
+
+Message = RequestSpec | tuple[int, FinishReason] | None
+
+
+class Inbox(Protocol):
+    """A queue of the standard library, of threads or of processes."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Message: ...
+
+
+class Ready(NamedTuple):
+    """The engine serves from now on. num_kv_tokens: that its KV cache holds."""
+
+    num_kv_tokens: int
+
+
+class End(NamedTuple):
+    """A request has ended: attributes of `Request`."""
+
+    id: int
+    finish_reason: FinishReason
+    reject_reason: str
+    arrival_time: float
+    first_token_at: float | None
+    last_token_at: float | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+
+
+class Turn(NamedTuple):
+    """A turn of the loop. ids: of the requests that received a token or ended. tokens: theirs; -1 in simulation, None without one.
+
+    num_tokens: received. kv_use: share of the KV blocks in use.
+    """
+
+    ids: list[int]
+    tokens: list[int | None]
+    ended: list[End]
+    num_tokens: int
+    num_running: int
+    num_waiting: int
+    kv_use: float
+
+
+class Closed(NamedTuple):
+    """The loop has ended. summary: of the run. problem: the error that ended it; empty if there was none."""
+
+    summary: dict[str, Any]
+    problem: str
+
+
+Send = Callable[[Ready | Turn | Closed], object]
+
+
+def serve_clients(
+    settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, say: Callable[[str], None], replace: bool
+) -> None:
+    """Serves what the inbox brings until the door closes, and writes the folder of the run. say, replace: as for `serve`."""
+    try:
+        loop = partial(_run, settings, inbox, send, say)
+        served = serve(settings, folder, replace=replace, say=say, bar=False, largest=settings.largest, loop=loop)
+        closed = Closed(served.summary, "")
+    except BaseException as error:
+        closed = Closed({}, one_line(error) or f"{type(error).__name__}: {error}")
+    send(closed)
+
+
+def _run(
+    settings: ServerSettings, inbox: Inbox, send: Send, say: Callable[[str], None], run: Run, folder: Path | None
+) -> RunRecord:
+    [engine] = run.engine.engines
+    paced = Paced(engine.executor, settings.time_scale)
+    if settings.backend.simulated:
+        engine.executor = cast(Executor, paced)
+    requests = cast(list[Request], run.requests)
+    with closing(run.server), decisions_of(run, folder) as writer:
+
+        def note(request: Request) -> None:
+            requests.append(request)
+            if writer is not None:
+                writer.request(spec_of(request))
+
+        engine.arrivals = clients = Clients(inbox, engine, settings, note)
+        send(Ready(run.kv.num_tokens))
+        record = engine.run(Reporter(clients, send))
+    if requests:
+        run.totals = totals_of(requests)
+    if settings.backend.simulated:
+        run.chosen["time_scale"] = f"{settings.time_scale:g} (iterations ended at most {paced.lag:.3g} s late)"
+        say(f"time_scale={run.chosen['time_scale']}")
+    return record
+
+
+class Paced:
+    """A simulated executor in real time: `scale` simulated seconds take one.
+
+    lag: the most seconds by which an iteration ended too late. Deadlines are absolute, so that delays do not add up.
+    """
+
+    repeats = False  # an iteration at a time
+
+    def __init__(self, inner: Executor, scale: float) -> None:
+        self._inner, self._scale, self._origin, self.lag = inner, scale, perf_counter(), 0.0
+
+    def wait(self, in_flight: Any) -> StepResult:
+        result = self._inner.wait(in_flight)
+        if (seconds := self._origin + result.ended / self._scale - perf_counter()) > 0:
+            sleep(seconds)
+        else:
+            self.lag = max(self.lag, -seconds)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Clients(Arrivals):
+    """Those who ask through an inbox. The open door counts as an unfinished request.
+
+    live: the requests that have not ended, by id. refused: those that cannot be served, since the last turn.
+    """
+
+    def __init__(self, inbox: Inbox, engine: Engine, settings: ServerSettings, note: Callable[[Request], None]) -> None:
+        """note: called with each request that is served."""
+        self.num_unfinished, self.is_open = 1, True
+        self.live: dict[int, Request] = {}
+        self.refused: list[End] = []
+        self._inbox, self._engine, self._note = inbox, engine, note
+        self._scale, self._patience = settings.time_scale, settings.patience.seconds
+        self._origin = perf_counter() - engine.executor.now() / self._scale
+        self._pending: deque[Request] = deque()
+
+    def due(self, now: float, iteration: int | None) -> list[Request]:
+        pending, arrived = self._pending, list[Request]()
+        while pending and pending[0].arrival_time <= now:
+            arrived.append(pending.popleft())
+        return arrived
+
+    def next(self) -> float:
+        if self._pending:
+            return self._pending[0].arrival_time
+        return LATEST_ARRIVAL if self.is_open else inf
+
+    def wait(self, executor: Executor, time: float) -> None:
+        """Waits in the inbox. Raises StallError after the patience's seconds, if requests wait for nothing but the policy."""
+        seconds = min(self._origin + time / self._scale - perf_counter(), self._patience)
+        try:
+            self._take(self._inbox.get(timeout=max(seconds, 0.0)))
+        except Empty:
+            if self.live and seconds == self._patience:
+                stalled = f"policy {self._engine.policy_name} plans nothing for {seconds:g} s"
+                raise StallError(f"{stalled} with {len(self.live)} requests; raise patience.seconds") from None
+        executor.sleep_until(min(time, (perf_counter() - self._origin) * self._scale))
+
+    def receive(self) -> None:
+        """Takes what is in the inbox, without waiting."""
+        with suppress(Empty):
+            while True:
+                self._take(self._inbox.get(block=False))
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case None:
+                self.num_unfinished -= self.is_open
+                self.is_open = False
+            case RequestSpec():
+                arrival = (message.arrival_time - self._origin) * self._scale
+                self._submit(Request.from_spec(dataclasses.replace(message, arrival_time=max(arrival, 0.0))))
+            case id_, reason:
+                if request := self.live.get(id_):
+                    self._engine.cancel(request, reason)
+
+    def _submit(self, request: Request) -> None:
+        try:
+            self._engine.check_fits(request)
+        except WorkloadError as error:
+            request.finish_reason, request.reject_reason = FinishReason.REJECTED, str(error)
+            self.refused.append(_end(request))
+            return
+        self._note(request)
+        self._pending.append(request)
+        self.live[request.id] = request
+        self.num_unfinished += 1
+
+    def withdraw(self, request: Request) -> None:
+        self._pending.remove(request)
+
+    def ended(self, request: Request) -> None:
+        super().ended(request)
+        del self.live[request.id]
+
+
+class Reporter:
+    """Called after each turn: takes what is in the inbox, and sends what the turn has brought."""
+
+    def __init__(self, clients: Clients, send: Send) -> None:
+        self._clients, self._send = clients, send
+        self._num_steps = self._num_ended = 0
+        self._counts = (0, 0, 0.0)
+
+    def __call__(self, engine: Engine) -> None:
+        clients, record, state = self._clients, engine.record, engine.state
+        clients.receive()
+        ended = record.requests[self._num_ended :]
+        receivers = record.receivers[self._num_steps :]  # of one iteration at most
+        self._num_ended, self._num_steps = len(record.requests), len(record.steps)
+        counts = len(state.running), len(state.waiting), state.pool.num_used / state.pool.num_blocks
+        if not (ended or receivers or clients.refused or counts != self._counts):
+            return
+        ids: list[int] = receivers[0].tolist() if receivers else []
+        tokens: list[int | None] = [*self._tokens(engine, ids, ended)]
+        ends = [*map(_end, ended), *clients.refused]
+        others = [end.id for end in ends if end.id not in ids]
+        self._send(Turn(ids + others, tokens + [None] * len(others), ends, len(ids), *counts))
+        self._counts, clients.refused = counts, []
+
+    def _tokens(self, engine: Engine, ids: list[int], ended: list[Request]) -> list[int]:
+        """Returns the newest token of each request."""
+        table, live = engine.state.table, self._clients.live
+        if table.tokens is None:
+            return [-1] * len(ids)
+        rows = [live[id_].row if id_ in live else 0 for id_ in ids]
+        newest: list[int] = table.tokens[rows, table.known[rows] - 1].tolist() if rows else []
+        last = {request.id: request.output[-1] for request in ended if request.output}
+        return [last.get(id_, token) for id_, token in zip(ids, newest, strict=True)] if last else newest
+
+
+def _end(request: Request) -> End:
+    return End._make(getattr(request, name) for name in End._fields)

@@ -1,0 +1,100 @@
+"""The settings of a server: those of a run, and what conf/server.yaml adds to them."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from cbatch import SLO, ConfigError, Request
+from cbatch.validation import Give, Switch, check, not_negative, positive, whole
+from experiments.settings.overrides import key_of
+from experiments.settings.settings import Composed, Keys, Settings, Text, Tokens, read_as
+from experiments.workloads.annotate import Timeout
+from experiments.workloads.base import SamplingKeys
+
+LONGEST = 8192
+"""Tokens of a request that `max_request_tokens=auto` does not exceed."""
+
+_Count = Annotated[int, whole(1)]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Live(SamplingKeys):
+    """The workload of a server: what clients ask for. Its keys are those of requests that say nothing else.
+
+    slo: objectives. timeout: seconds after which a request is given up.
+    """
+
+    slo: SLO | None = None
+    timeout: Timeout | None = None
+    requests: ClassVar[tuple[()]] = ()  # known beforehand
+
+    def __post_init__(self) -> None:
+        check(self, "workload.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerKeys(Keys):
+    """The root keys; conf/server.yaml explains them."""
+
+    port: Annotated[int, whole(0, 65535)]
+    bind: Text
+    api_key: Text | None
+    time_scale: Annotated[float, positive("simulated seconds per second")]
+    process: Switch | Annotated[Literal["auto"], Give("on, off or auto")]
+    max_request_tokens: Tokens
+    max_new_tokens: _Count
+    max_open: _Count
+    full_status: Annotated[Literal[503, 429], Give("503 or 429")]
+    max_body: _Count
+    drain_seconds: Annotated[float, not_negative("seconds")]
+
+    without_effect: ClassVar[tuple[str, ...]] = (
+        *Keys.without_effect,
+        *("port", "bind", "api_key", "process", "max_open", "full_status", "max_body", "drain_seconds"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(ServerKeys, Settings):
+    """The settings of a server."""
+
+    workload: Any
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return min(self.max_request_tokens or LONGEST, self.model.max_positions)
+
+    @property
+    def largest(self) -> Request:
+        """A request as large as any: all but one of its tokens are the prompt's."""
+        return Request(0, self.longest - 1, 1)
+
+    @property
+    def in_a_process(self) -> bool:
+        return self.backend.name == "cuda" if self.process == "auto" else self.process
+
+
+def read_server_settings(composed: Composed) -> ServerSettings:
+    """Returns the settings of a server. Raises as `read_as`; ConfigError for what a server has not."""
+    settings = read_as(ServerSettings, ServerKeys, composed)
+    simulated = settings.backend.simulated
+    unusable = {
+        f"time_scale={settings.time_scale:g}: real tokens take real time; give 1": not simulated
+        and settings.time_scale != 1,
+        f"backend.replicas={settings.backend.replicas}: a server has a single engine; give 1": settings.backend.replicas
+        > 1,
+        "stream=true: a server keeps its results to its end; give false": settings.stream,
+        "bounds=true: are of a workload, which a server has not; give false": settings.bounds,
+    }
+    for problem, met in unusable.items():
+        if met:
+            raise ConfigError(problem)
+    return replace(settings, composed=_of_a_run(composed))
+
+
+def _of_a_run(composed: Composed) -> Composed:
+    """Returns the keys that a run has too: a server's folder is read as a run's, and holds no key of clients."""
+    own = {field.name for field in fields(ServerKeys)} - {field.name for field in fields(Keys)}
+    keys = {key: value for key, value in composed.keys.items() if key not in own}
+    overrides = [text for text in composed.overrides if key_of(text) not in own]
+    return replace(composed, keys=keys, overrides=overrides, choices={**composed.choices, "workload": "live"})
