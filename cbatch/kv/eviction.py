@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from itertools import chain
 from operator import ne
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from cbatch import calls
 from cbatch.errors import PolicyError
@@ -39,10 +39,10 @@ class Eviction:
 
     The pool asks for keys only when a block must go, and only of leaves: blocks without a cached successor. The smallest key goes;
     among equal keys, the block released longest ago. A key of a block may depend on what `CachedBlock` says alone, and is asked
-    for once per release. `dynamic = True`: keys depend on anything else, and are asked for before each single eviction.
+    for once per release. While `dynamic` is true, keys depend on anything else, and are asked for before each single eviction.
     """
 
-    dynamic: ClassVar[bool] = False
+    dynamic = False
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[Any]:
         """Returns a key per block; all keys of an eviction can be compared. now: seconds of the current iteration."""

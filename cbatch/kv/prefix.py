@@ -211,8 +211,8 @@ class PrefixPool(BlockPool):
             )  # there is one: see the class
         else:
             if self.eviction.dynamic or len(heap) > 4 * self.num_blocks:
+                self._unranked |= dict.fromkeys(block for _, _, block in heap)
                 heap.clear()
-                self._unranked = dict.fromkeys(cached)
             self._rank([block for block in self._unranked if block in cached and self._is_leaf(block)])
             while True:
                 _, released, block = heappop(heap)

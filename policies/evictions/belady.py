@@ -7,15 +7,16 @@ time in the order in which they were submitted; elsewhere it is a reference.
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from math import inf
-from typing import ClassVar
 
 from cbatch import CachedBlock, Eviction, Name, Request
 
 
 class Belady(Eviction):
-    """Reads the prompts of all submitted requests. A spare copy of a block is never used again."""
+    """Reads the prompts of all submitted requests. A spare copy of a block is never used again.
 
-    dynamic: ClassVar[bool] = True
+    A request that is admitted takes the blocks that it uses from the cache, and they are ranked anew at their release. So keys change
+    only when requests are submitted, or end without having been admitted.
+    """
 
     def __init__(self) -> None:
         self._uses: defaultdict[Name, deque[int]] = defaultdict(deque)  # places of requests, ascending
@@ -23,6 +24,7 @@ class Belady(Eviction):
         self._admitted: set[int] = set()  # places
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[tuple[float, int]]:
+        self.dynamic = False
         return [(-inf if block.is_spare else -self._next_use(block.name), -block.end) for block in blocks]
 
     def _next_use(self, name: Name) -> float:
@@ -32,6 +34,7 @@ class Belady(Eviction):
         return uses[0] if uses else inf
 
     def on_submit(self, request: Request, names: Sequence[Name]) -> None:
+        self.dynamic = True
         self._places[request.id] = place = len(self._places) + len(self._admitted)
         for name in names:
             self._uses[name].append(place)
@@ -41,4 +44,6 @@ class Belady(Eviction):
             self._admitted.add(place)
 
     def on_finish(self, request: Request) -> None:
-        self.on_admit(request, (), 0.0)  # a request that was never admitted uses nothing
+        if request.id in self._places:  # a request that was never admitted uses nothing
+            self.dynamic = True
+            self.on_admit(request, (), 0.0)

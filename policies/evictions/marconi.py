@@ -4,7 +4,6 @@ The paper tunes `alpha` by replaying a window of requests; here it is a constant
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from cbatch import CachedBlock, ConfigError, Eviction
 
@@ -12,7 +11,7 @@ from cbatch import CachedBlock, ConfigError, Eviction
 class Marconi(Eviction):
     """Lowest utility first: `alpha` * (operations saved per byte) + 1 / (seconds since the release), both scaled to 0..1."""
 
-    dynamic: ClassVar[bool] = True
+    dynamic = True
 
     def __init__(self, alpha: float = 1.0) -> None:
         """alpha: weight of the operations; 0 is LRU. Raises ConfigError below 0."""

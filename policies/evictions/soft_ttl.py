@@ -5,7 +5,6 @@ A wrong hint costs hits and can block no request, as nothing is pinned.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import ClassVar
 
 from cbatch import CachedBlock, ConfigError, Eviction, Name, Request
 
@@ -17,7 +16,7 @@ class SoftTTL(Eviction):
     and is over at its end (now >= end).
     """
 
-    dynamic: ClassVar[bool] = True
+    dynamic = True
 
     def __init__(self, ttl: float) -> None:
         """ttl: seconds. Raises ConfigError below 0."""
