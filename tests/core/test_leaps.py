@@ -43,7 +43,7 @@ from cbatch.sim.measured import HostTime, Measured
 from experiments.check.properties import PROPERTIES
 from experiments.check.search import search
 from policies.chunking import Filling, Fixed, PDAware, Slack, TileAligned
-from policies.evictions import FIFO, LFU, LRU, SLRU, Marconi
+from policies.evictions import FIFO, LFU, LRU, SLRU, Belady, Marconi
 from policies.mlfq import MLFQ
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -182,7 +182,7 @@ def tell(record: RunRecord) -> list[object]:
     return [record.steps, *(column.tolist() for column in record.tokens()), requests]
 
 
-@pytest.mark.parametrize("eviction", [LRU, LFU, FIFO, SLRU, Marconi])
+@pytest.mark.parametrize("eviction", [LRU, LFU, FIFO, SLRU, Marconi, Belady])
 @pytest.mark.parametrize("name", ["orca", "prefill_first", "sarathi_serve"])
 def test_leaps_change_nothing_with_a_prefix_cache(name: str, eviction: type[Eviction], num_workloads: int) -> None:
     make, asked = STEADY[name], Counter[bool]()
