@@ -5,6 +5,7 @@ capacity.json       the result and the settings; written last and atomically
 """
 
 import json
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -99,7 +100,7 @@ def open_simulations(
             kept, pool = _read(path, head, other_code), None
             (folder / RESULT).unlink(missing_ok=True)
             if cores > 1:
-                pool = ProcessPoolExecutor(cores, initializer=end_with_the_parent)
+                pool = ProcessPoolExecutor(cores, initializer=_begin_worker)
                 held.callback(pool.shutdown, cancel_futures=True)
             file = held.enter_context(path.open("w", encoding="utf-8"))
             file.writelines(json.dumps(line) + "\n" for line in chain([head], kept.values()))
@@ -114,6 +115,12 @@ def open_simulations(
         if new:
             with suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+def _begin_worker() -> None:
+    """Has a worker end at SIGTERM without a word; the handler of its parent would print a traceback."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_the_parent()
 
 
 def _read(path: Path, head: Mapping[str, Any], other_code: bool) -> dict[Any, Outcome]:
