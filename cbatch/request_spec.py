@@ -71,7 +71,7 @@ class RequestSpec:
     predicted_new_tokens: a prediction of the output length, of any origin.
     prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to its block's end (as in Mooncake's
         traces): two prompts with n equal leading hashes share n blocks.
-    hash_block: prompt tokens that each of them stands for; a last hash of fewer tokens is never shared. 0: unknown.
+    hash_block: tokens that each of them stands for; the prompt may end within those of the last. 0: unknown.
     conversation: requests of one conversation hold the same text, place by place, behind the tokens that hashes stand for: the prompt of a
         turn begins with the turns before and their answers. None: the text is the request's own. Only where token values do not matter.
     salt: requests share cached blocks only with requests of the same salt.

@@ -33,13 +33,14 @@ class PrefixCache:
         if not spec.prefix_hashes or self._table.tokens is not None:
             return
         if not spec.hash_block:
-            problem = (
-                "prefix_hashes of an unknown number of tokens (hash_block=0, as by a length_scale that divides tokens)"
-            )
+            problem = "its hash ids stand for no whole number of tokens (hash_block=0)"
+            problem += f"; give a workload.length_scale that leaves them a multiple of block_size={size}"
         elif spec.hash_block % size:
-            problem = (
-                f"hash_block={spec.hash_block} is no multiple of block_size={size}; give a block_size that divides it"
+            each = (
+                f"{spec.hash_block} tokens (workload.prefix, workload.system, or a trace's times workload.length_scale)"
             )
+            problem = f"each of its hash ids stands for {each}, no multiple of block_size={size}"
+            problem += "; give a block_size that divides it"
         elif len(set(spec.prefix_hashes)) < len(spec.prefix_hashes) or min(spec.prefix_hashes) < 0:
             problem = (
                 "prefix_hashes repeat, or are negative; each must stand for the whole prompt up to its block's end"

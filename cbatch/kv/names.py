@@ -42,7 +42,7 @@ class Prefix:
         self._prompt = None if request.prompt is None else np.asarray(request.prompt, np.int32)
         size, spec = pool.block_size, spec_of(request)
         self._num_parts = max(spec.hash_block // size, 1)  # blocks of a hash id
-        self._hashes = spec.prefix_hashes[: spec.num_prompt_tokens // spec.hash_block] if spec.hash_block else ()
+        self._hashes = spec.prefix_hashes if spec.hash_block else ()
         self._text = ("request", spec.id) if spec.conversation is None else ("conversation", spec.conversation)
         self._names: list[Name] = []
         self._num_found = self.num_lost = 0
@@ -88,6 +88,6 @@ class Prefix:
             assert isinstance(before, bytes)
             return blake2b(before + tokens.tobytes(), digest_size=16).digest()
         place, part = divmod(index, self._num_parts)
-        if place < len(self._hashes):
+        if place < len(self._hashes) and (index + 1) * size <= self._request.num_prompt_tokens:
             return hash((before, self._hashes[place], part))
         return hash((before, *self._text, index))

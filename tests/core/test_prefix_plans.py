@@ -123,24 +123,24 @@ def test_a_salt_keeps_requests_apart() -> None:
 
 
 def test_hashes_stand_for_whole_blocks() -> None:
-    """Ids of 4 tokens in blocks of 2; the third id of B and C covers 2 of 10 tokens, and is never found."""
-    hashes = {"A": (7, 8), "B": (7, 8, 9), "C": (7, 8, 9)}
+    """Ids of 4 tokens in blocks of 2; C ends within the third id, of which it finds 2 tokens, and D behind its first token."""
+    hashes = {"A": (7, 8), "B": (7, 8, 9), "C": (7, 8, 9), "D": (7, 8, 9)}
     ran = golden(
         InOrder(),
-        "A 8/1 @0, B 10/1 @1, C 10/1 @2",
+        "A 8/1 @0, B 12/1 @1, C 11/1 @2, D 9/3 @3",
         block=2,
         prefix_cache=LRU(),
         prefix_hashes=hashes,
-        hash_block=dict.fromkeys("ABC", 4),
+        hash_block=dict.fromkeys("ABCD", 4),
     )
-    assert ran.found == {"A": (0, 0), "B": (8, 0), "C": (8, 0)}
+    assert ran.found == {"A": (0, 0), "B": (8, 0), "C": (10, 0), "D": (8, 0)}
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prefix_hashes": (1,), "hash_block": 3}, "hash_block=3 is no multiple of block_size=2"),
-        ({"prefix_hashes": (1,)}, "an unknown number of tokens"),
+        ({"prefix_hashes": (1,), "hash_block": 3}, "3 tokens .workload.prefix, .*no multiple of block_size=2"),
+        ({"prefix_hashes": (1,)}, "no whole number of tokens.* workload.length_scale"),
         ({"prefix_hashes": (1, 1), "hash_block": 2}, "prefix_hashes repeat"),
         ({"prefix_hashes": (-1,), "hash_block": 2}, "are negative"),
     ],

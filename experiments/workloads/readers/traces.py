@@ -104,7 +104,7 @@ def read_trace(
     tokens = partial(table.whole_numbers, least=1, most=MOST_TOKENS, unit=" of tokens")
     prompts = tokens(known.prompt)
     if known.hashed and "prefix_hashes" in filled:
-        _check_hashes(table, known, prompts, filled["prefix_hashes"])
+        filled["prefix_hashes"] = _whole_hashes(table, known, prompts, filled["prefix_hashes"])
         filled["hash_block"] = np.full(len(prompts), known.hashed)
     return Trace(
         source=path,
@@ -212,13 +212,17 @@ def _hashes(table: Table, column: str) -> Column:
     return _objects([tuple(ids or ()) for ids in values])
 
 
-def _check_hashes(table: Table, known: Columns, prompts: Ints, hashes: Column) -> None:
-    """Refuses a row with more or fewer ids than its prompt has parts; the last part, if not whole, may have one or none."""
+def _whole_hashes(table: Table, known: Columns, prompts: Ints, hashes: Column) -> Column:
+    """Returns the ids without the last one of a row where that stands for fewer tokens: a longer prompt has another id there.
+
+    Refuses a row with more or fewer ids than its prompt has parts; the last part, if not whole, may have one or none.
+    """
     counts = np.fromiter(map(len, hashes), np.int64, len(hashes))
     column, size = known.fields["prefix_hashes"], known.hashed
     fits = (counts >= prompts // size) & (counts <= -(-prompts // size))
     given = table.frame[column].map(lambda ids: ids is not None).to_numpy()
     table.refuse(given & ~fits, column, f"must have an id for each {size} tokens of {known.prompt}")
+    return _objects([ids[: prompt // size] for ids, prompt in zip(hashes, prompts.tolist(), strict=True)])
 
 
 _READERS: Mapping[str, Callable[[Table, str], Column]] = {
