@@ -21,6 +21,7 @@ class Stream(IntEnum):
     TIERS = 5
     PREDICTIONS = 6
     CLIENTS = 7
+    GROUPS = 8
 
 
 def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:

@@ -36,14 +36,15 @@ class SharedPrefixes(Workload):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PrefixGroups(SharedPrefixes):
-    """Request i belongs to group i modulo `groups`; the requests of a group share the first `prefix` tokens of their prompts."""
+    """Each request belongs to a group drawn at random; the requests of a group share the first `prefix` tokens of their prompts."""
 
     groups: Annotated[int, whole(1, MOST_REQUESTS)] = 32
     prefix: _Tokens = 2048
 
     def trace(self) -> Trace:
         prompts, outputs = self.lengths.draw(generator(self.seed, Stream.LENGTHS), self.num_requests)
-        ids = [(number % self.groups,) for number in range(self.num_requests)]
+        groups = generator(self.seed, Stream.GROUPS).integers(self.groups, size=self.num_requests)
+        ids = [(group,) for group in groups.tolist()]
         return Trace(
             source="prefix groups",
             prompt_tokens=self.prefix + prompts,

@@ -1,5 +1,7 @@
 """Prompts that begin alike, and how much of them a cache that evicts nothing holds."""
 
+from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,12 +25,16 @@ def found(requests: list[Request], block_size: int = 8) -> list[int]:
 
 
 def test_a_group_shares_a_prefix() -> None:
-    workload = PrefixGroups(num_requests=7, groups=3, prefix=64, arrivals=GammaArrivals(rate=0.1), lengths=LENGTHS)
+    workload = PrefixGroups(num_requests=60, groups=3, prefix=64, arrivals=GammaArrivals(rate=0.1), lengths=LENGTHS)
     requests = list(workload.requests(None))
-    assert [(each.num_prompt_tokens, each.max_new_tokens) for each in requests] == [(84, 10)] * 7
-    assert found(requests) == [0, 0, 0, 64, 64, 64, 64]
-    prompts = [each.prompt for each in workload.requests(WORDS)]
-    assert all(prompts[i][:64] == prompts[i % 3][:64] and prompts[i][64:] != prompts[i % 3][64:] for i in range(3, 7))  # type: ignore[index]
+    assert {(each.num_prompt_tokens, each.max_new_tokens) for each in requests} == {(84, 10)}
+    groups = [each.prefix_hashes for each in requests]
+    assert sorted(Counter(groups)) == [(0,), (1,), (2,)] and min(Counter(groups).values()) > 10
+    assert found(requests) == [64 * (group in groups[:place]) for place, group in enumerate(groups)]
+    assert groups[:3] * 20 != groups, "at random, not in turn"
+    prompts = [each.prompt or () for each in workload.requests(WORDS)]
+    for (group, first), (other, second) in pairwise(zip(groups, prompts, strict=True)):
+        assert (first[:64] == second[:64]) == (group == other) and first[64:] != second[64:]
 
 
 def test_a_turn_holds_the_turns_and_answers_before() -> None:
