@@ -184,17 +184,30 @@ ROWS = {
 
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(32, 8, 128), (8, 8, 64), (16, 16, 64), (32, 16, 128), (40, 40, 128), (12, 4, 128)]
+    ("heads", "kv_heads", "dim", "block_size"),
+    [
+        (32, 8, 128, 128),
+        (8, 8, 64, 128),
+        (16, 16, 64, 128),
+        (32, 16, 128, 128),
+        (40, 40, 128, 128),
+        (12, 4, 128, 128),
+        (32, 8, 128, 16),
+        (40, 40, 128, 32),
+    ],
 )
 @pytest.mark.parametrize("chunks", chunk_attentions(), ids=lambda attention: attention.name)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention(kind: str, heads: int, kv_heads: int, dim: int, chunks: Chunks, dtype: torch.dtype) -> None:
+def test_attention(
+    kind: str, heads: int, kv_heads: int, dim: int, block_size: int, chunks: Chunks, dtype: torch.dtype
+) -> None:
+    """All requests share the first four blocks."""
     if dtype is torch.float32 and chunks.name != "triton":
         pytest.skip("the library computes 16-bit floats")
     rows = ROWS[kind]
-    block_size = 128
     width = max(8, -(-max(context for _, context in rows) // block_size))
     batch = make_batch(rows, block_size, width)
+    batch.block_tables[:, :4] = batch.block_tables[0, :4].clone()
     query = random(sum(queries for queries, _ in rows), heads, dim, dtype=dtype)
     keys, values = random(2, len(rows) * width + 1, block_size, kv_heads, dim, dtype=dtype)
     longest = max(queries for queries, _ in rows)

@@ -21,6 +21,7 @@ from cbatch.request_spec import Sampling
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import LastLayer, Options
 from policies.chunking import Fixed, TileAligned
+from policies.evictions import LRU
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 from policies.request_level import RequestLevel
@@ -68,6 +69,28 @@ def needing(num_gpus: int, *values: object) -> Any:
 
 
 LAYOUTS = [needing(stages * ranks, stages, ranks) for stages, ranks in ((1, 1), (2, 1), (1, 2), (2, 2))]
+
+
+@pytest.mark.parametrize(("num_stages", "num_ranks"), LAYOUTS)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_requests_that_find_their_prompts_get_the_tokens_of_generate(
+    asynchronous: bool, num_stages: int, num_ranks: int, checkpoints: Path
+) -> None:
+    references = [reference for reference in greedy_references(TINY_LLAMA) if len(reference.prompt) > BLOCK_SIZE]
+    limits, options = replace(LIMITS, num_stages=num_stages), Options(tensor_parallel=num_ranks)
+    executor = poisoned(gpu.build, with_same_weights(TINY_LLAMA, checkpoints), limits, KV, options)
+    for name, make in POLICIES.items():
+        for num_blocks in (AMPLE, SCARCE):
+            requests = [
+                references[index % 3].request(index, 1 + index % LONGEST_OUTPUT, arrival_iteration=2 * index)
+                for index in range(24)
+            ]
+            size = KVSize(num_blocks, BLOCK_SIZE)
+            server = Server(executor, limits, UnitCost(), size, asynchronous, prefix_cache=LRU())
+            server.serve(make(), requests)
+            expected = [references[index % 3].expected(1 + index % LONGEST_OUTPUT) for index in range(24)]
+            assert [request.output for request in requests] == expected, f"{name}, {num_blocks} blocks"
+            assert sum(request.num_cached_tokens for request in requests) > 12 * BLOCK_SIZE
 
 
 @pytest.mark.parametrize(("num_stages", "num_ranks"), LAYOUTS)

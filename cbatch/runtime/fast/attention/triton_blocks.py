@@ -10,7 +10,7 @@ BLOCK = 64
 """Tokens of context that a program takes in one step, at most. Pages are multiples of it, or `SMALL_PAGES`."""
 
 SMALL_PAGES = (16, 32)
-"""Smaller page sizes that a tensor core takes at once."""
+"""Smaller page sizes: a step takes several pages."""
 
 LEAST_DIM = 16
 """Smallest head dimension; head dimensions are powers of two."""
@@ -22,16 +22,30 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def pages_of(  # type: ignore[no-untyped-def]
+    table_ptr,  # pages of the request
+    block,
+    context,  # tokens of the request
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return the page of a block; of each of its tokens, [BLOCK], where pages are smaller. Beyond the context: its last page."""
+    last = (context - 1) // PAGE
+    index = (block * BLOCK + tl.arange(0, BLOCK)) // PAGE if PAGE < BLOCK else block // (PAGE // BLOCK)
+    return tl.load(table_ptr + tl.minimum(index, last))
+
+
+@triton.jit
 def attend_to_blocks(  # type: ignore[no-untyped-def]
     query,  # [PAIRS, DIM]; a pair is a query and a head
     positions,  # [PAIRS]; of each query in its request
     keys_ptr,  # [pages, PAGE, KV_HEADS, DIM]
     values_ptr,  # the same
     table_ptr,  # pages of the request
-    page,  # page of the first block, loaded ahead
+    page,  # `pages_of` the block to begin with, loaded ahead
     begin,  # first block
     end,  # the one after the last
-    last,  # last block that has a page
+    backwards,  # 1: begin with the last block; else 0
     context,  # tokens of the request
     kv_head,
     scale,  # scaling * log2(e)
@@ -39,22 +53,27 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
     PAIRS: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,  # divides PAGE
+    BLOCK: tl.constexpr,  # divides PAGE, or is a multiple of it
     STAGES: tl.constexpr,
 ):
     """Return the attention to these blocks alone, [PAIRS, DIM], and log2 of its sum of exponentials, [PAIRS]."""
-    BLOCKS_A_PAGE: tl.constexpr = PAGE // BLOCK
     tokens = tl.arange(0, BLOCK)
-    offsets = tokens[:, None] * (KV_HEADS * DIM) + kv_head * DIM + tl.arange(0, DIM)[None, :]
+    within = kv_head * DIM + tl.arange(0, DIM)[None, :]
     top = tl.full([PAIRS], -1e30, tl.float32)  # the greatest score so far
     total = tl.zeros([PAIRS], tl.float32)
     out = tl.zeros([PAIRS, DIM], tl.float32)
-    for block in tl.range(begin, end, num_stages=STAGES):
-        next_page = tl.load(table_ptr + tl.minimum(block + 1, last) // BLOCKS_A_PAGE)  # ahead of the loads that need it
-        block_start = (page.to(tl.int64) * PAGE + block % BLOCKS_A_PAGE * BLOCK) * (KV_HEADS * DIM)
+    for index in tl.range(begin, end, num_stages=STAGES):
+        block = index + backwards * (begin + end - 1 - 2 * index)
+        next_block = tl.maximum(block + 1 - 2 * backwards, 0)
+        next_page = pages_of(table_ptr, next_block, context, PAGE, BLOCK)  # ahead of the loads that need it
         keys_at = block * BLOCK + tokens
-        key = tl.load(keys_ptr + block_start + offsets, (keys_at < context)[:, None], other=0.0)
-        value = tl.load(values_ptr + block_start + offsets, (keys_at < context)[:, None], other=0.0)
+        if PAGE < BLOCK:
+            offsets = (page.to(tl.int64) * PAGE + tokens % PAGE)[:, None] * (KV_HEADS * DIM) + within
+        else:
+            block_start = (page.to(tl.int64) * PAGE + block % (PAGE // BLOCK) * BLOCK) * (KV_HEADS * DIM)
+            offsets = block_start + (tokens[:, None] * (KV_HEADS * DIM) + within)
+        key = tl.load(keys_ptr + offsets, (keys_at < context)[:, None], other=0.0)
+        value = tl.load(values_ptr + offsets, (keys_at < context)[:, None], other=0.0)
         seen = keys_at[None, :] <= positions[:, None]
         scores = tl.where(seen, tl.dot(query, key.T, input_precision="ieee") * scale, -float("inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
@@ -85,13 +104,12 @@ class Sizes(NamedTuple):
         Args:
             query: [tokens, heads, head dim].
             keys: [pages, page size, kv heads, head dim].
-            block: tokens of a step; reduced to the page size if that is smaller.
+            block: tokens of a step.
             programs: that should fit on one multiprocessor.
         """
         num_heads, dim = query.shape[1:]
         page, kv_heads = keys.shape[1:3]
-        block = min(block, page)
-        assert page % block == 0, f"pages of {page} tokens are not a multiple of {block}"
+        assert page % block == 0 or block % page == 0, f"pages of {page} tokens do not fit steps of {block}"
         group = num_heads // kv_heads
         fitting = 1 + SHARED_MEMORY // programs // (2 * block * dim * keys.element_size())
         return cls(kv_heads, group, triton.next_power_of_2(group), dim, page, block, fitting)

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fast.attention.rows import Rows
-from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, Sizes, attend_to_blocks
+from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, Sizes, attend_to_blocks, pages_of
 
 
 @triton.jit(
@@ -64,10 +64,10 @@ def _chunk_kernel(  # type: ignore[no-untyped-def]
         keys_ptr,
         values_ptr,
         table_ptr,
-        tl.load(table_ptr),
+        pages_of(table_ptr, 0, context, PAGE, BLOCK),
         0,
         num_blocks,
-        num_blocks - 1,
+        0,
         context,
         kv_head,
         scale,

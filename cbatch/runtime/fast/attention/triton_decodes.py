@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.runtime.batch import Fields
-from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, Sizes, attend_to_blocks
+from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, Sizes, attend_to_blocks, pages_of
 
 
 class Tuning(NamedTuple):
@@ -97,11 +97,16 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     num_shares = _align(num_shares, tl.maximum(tl.sum((blocks > 0).to(tl.int32)), 1))
     at = num_blocks * tl.minimum(share, num_shares) // num_shares
     stop = num_blocks * tl.minimum(share + 1, num_shares) // num_shares
+    backwards = (
+        share % 2
+    )  # where requests share a prefix, half of the programs find it in the L2 cache while the others read memory
     heads = kv_head * GROUP + tl.arange(0, PAIRS)
     real = (tl.arange(0, PAIRS) < GROUP)[:, None]
     places = heads[:, None] * DIM + tl.arange(0, DIM)[None, :]
     next_row, next_begin, next_token, next_context, next_page = _find(
         at,
+        stop,
+        backwards,
         blocks,
         ends,
         num_blocks,
@@ -110,7 +115,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         block_tables_ptr,
         table_width,
         ROWS,
-        PAGE // BLOCK,
+        PAGE,
+        BLOCK,
     )
     if DEPENDENT:
         gdc_wait()
@@ -122,6 +128,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         # The next context is loaded while this one is attended to.
         next_row, next_begin, next_token, next_context, next_page = _find(
             until,
+            stop,
+            backwards,
             blocks,
             ends,
             num_blocks,
@@ -130,7 +138,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             block_tables_ptr,
             table_width,
             ROWS,
-            PAGE // BLOCK,
+            PAGE,
+            BLOCK,
         )
         next_query = tl.load(query_ptr + next_token * (HEADS * DIM) + places, real, other=0.0)
         part, weight = attend_to_blocks(
@@ -142,7 +151,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             page,
             at - begin,
             until - begin,
-            end - begin - 1,
+            backwards,
             context,
             kv_head,
             scale,
@@ -190,6 +199,8 @@ def _align(num_shares, num_decodes):  # type: ignore[no-untyped-def]
 @triton.jit
 def _find(  # type: ignore[no-untyped-def]
     at,
+    stop,
+    backwards,
     blocks,
     ends,
     num_blocks,
@@ -198,14 +209,18 @@ def _find(  # type: ignore[no-untyped-def]
     block_tables_ptr,
     table_width,
     ROWS: tl.constexpr,
-    BLOCKS_A_PAGE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Return the row whose block is at a place of the line, its first place, token and context, and the page."""
+    """Return the row whose block is at a place of the line, its first place, token and context, and `pages_of` the block."""
     at = tl.minimum(at, num_blocks - 1)
     row = tl.sum((ends <= at).to(tl.int32))
     begin = tl.sum(tl.where(tl.arange(0, ROWS) < row, blocks, 0))
-    page = tl.load(block_tables_ptr + row * table_width + tl.maximum(at - begin, 0) // BLOCKS_A_PAGE)
-    return row, begin, tl.load(query_starts_ptr + row), tl.load(context_lens_ptr + row), page
+    context = tl.load(context_lens_ptr + row)
+    last = tl.minimum(begin + tl.cdiv(context, BLOCK), stop) - 1
+    block = tl.maximum(at + backwards * (last - at) - begin, 0)
+    page = pages_of(block_tables_ptr + row * table_width, block, tl.maximum(context, 1), PAGE, BLOCK)
+    return row, begin, tl.load(query_starts_ptr + row), context, page
 
 
 @triton.jit
