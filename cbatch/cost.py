@@ -16,12 +16,14 @@ class BatchShape(NamedTuple):
     num_decodes: requests that compute one token.
     decode_context: tokens of KV cache that the decodes read, summed over them.
     num_padding: tokens added to reach the shape that was asked for (`Plan.pad_to`).
+    num_shared: tokens of `decode_context` in KV blocks that several requests hold, without the first reading of each.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
     num_decodes: int = 0
     decode_context: int = 0
     num_padding: int = 0
+    num_shared: int = 0
 
     @property
     def num_tokens(self) -> int:

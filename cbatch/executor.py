@@ -57,8 +57,8 @@ class Step:
 
     def again(self, num_times: int) -> "Step":
         """Returns the iteration that follows so many times after one of decodes, whose batch stays as it is."""
-        _, num_decodes, context, num_padding = self.shape()
-        shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding)
+        _, num_decodes, context, num_padding, num_shared = self.shape()
+        shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding, num_shared)
         index, start = self.index + num_times, self.start + num_times
         return replace(self, index=index, start=start, known_shape=shape, known_seconds=None)
 
@@ -74,15 +74,15 @@ class Step:
             return self.known_shape
         start = self.start.tolist()  # summing a short list is faster than a short array
         num_requests, context = len(start), sum(start) + len(start)
-        num_padding = self.pad_to - self.num_batch_tokens
+        num_padding, num_shared = self.pad_to - self.num_batch_tokens, self.pool.num_shared_tokens
         if self.num_batch_tokens == num_requests:
-            return BatchShape((), num_requests, context, num_padding)
+            return BatchShape((), num_requests, context, num_padding, num_shared)
         chunks = []
         for place in (self.num_tokens > ONE).nonzero()[0].tolist():
             before = start[place]
             chunks.append((self.num_tokens.item(place), before))
             context -= before + 1
-        return BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding)
+        return BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, min(num_shared, context))
 
 
 class CopyTimes(NamedTuple):

@@ -66,6 +66,11 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     @property
+    def num_shared_tokens(self) -> int:
+        """Tokens of blocks that several rows hold, counted in each of them but one."""
+        return 0
+
+    @property
     def held(self) -> Ints:
         """Blocks of each row, [rows]."""
         return self.room // self.block_size

@@ -43,6 +43,7 @@ class PrefixPool(BlockPool):
         self.live, self.leaving = np.zeros((2, num_blocks), np.int32)
         self.num_named = np.zeros(num_rows, np.int64)
         self.version = self.num_evicted = 0
+        self._num_repeated = 0  # entries of the tables, without the first one of each block
         self.now = 0.0
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order of release
@@ -66,6 +67,10 @@ class PrefixPool(BlockPool):
     def num_cached(self) -> int:
         """Blocks that keep their content and are in no table."""
         return len(self._cached)
+
+    @property
+    def num_shared_tokens(self) -> int:
+        return self._num_repeated * self.block_size
 
     def num_in_use(self, names: Iterable[Name]) -> int:
         """How many of these held names need no free block to be shared: their blocks are live or retiring."""
@@ -94,6 +99,7 @@ class PrefixPool(BlockPool):
             self.num_free -= 1
         self.num_retiring -= int(np.count_nonzero(self.leaving[unused]))
         self.live[blocks] += 1
+        self._num_repeated += len(blocks) - len(unused)
         self._num_uses[blocks] += 1
         self.tables[row, : len(blocks)] = blocks
         self.room[row] = len(blocks) * self.block_size
@@ -128,7 +134,9 @@ class PrefixPool(BlockPool):
         blocks = self.tables[row, : self.held_by(row)].copy()
         self.room[row] = self.num_named[row] = 0
         self.live[blocks] -= 1
-        self.num_retiring += int(np.count_nonzero(self.live[blocks] == 0))
+        last = int(np.count_nonzero(self.live[blocks] == 0))
+        self.num_retiring += last
+        self._num_repeated -= len(blocks) - last
         if after is None:
             self._give(blocks)
         else:

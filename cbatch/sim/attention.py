@@ -6,7 +6,7 @@ from typing import Protocol
 
 from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, scores
+from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear, scores
 from cbatch.sim.schema import NotNegative, Positive
 
 
@@ -79,12 +79,15 @@ class TableAttention:
         all contexts evenly among the multiprocessors does not depend on it.
     mixed_decodes: the same for decodes that share an iteration with a chunk, if measured to differ.
     seconds_per_score: at the device's largest rate; no chunk outside the measured range is faster.
+    shared_reads: the share of its time that reading a token of context saves if another decode reads it, too, against decodes: it then
+        comes from a cache of the GPU. None: it saves nothing.
     """
 
     chunks: ChunkGrid
     decodes: BilinearGrid
     mixed_decodes: BilinearGrid | None = None
     seconds_per_score: float = 0.0
+    shared_reads: PiecewiseLinear | None = None
 
     @cached_property
     def _surely(self) -> tuple[float, float]:
@@ -103,7 +106,7 @@ class TableAttention:
         return min(seconds[-1] / (number * contexts[-1]) for number, contexts, seconds in rows)
 
     def seconds(self, shape: BatchShape) -> float:
-        chunks, num_decodes, context_of_decodes, _ = shape
+        chunks, num_decodes, context_of_decodes, _, num_shared = shape
         seconds = 0.0
         most_tokens, most_before = self._surely
         for tokens, context in chunks:
@@ -112,10 +115,13 @@ class TableAttention:
                 found = max(found, scores(tokens, context) * self.seconds_per_score)
             seconds += found
         if num_decodes:
+            read: float = context_of_decodes
+            if num_shared and self.shared_reads is not None:
+                read -= num_shared * self.shared_reads.at(num_decodes)
             table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
-            found = table.at(num_decodes, context_of_decodes / num_decodes)
+            found = table.at(num_decodes, read / num_decodes)
             if context_of_decodes > (self._reach.get(num_decodes) or self._reach_of(num_decodes)):
-                found = max(found, context_of_decodes * self._seconds_per_context)
+                found = max(found, read * self._seconds_per_context)
             seconds += found
         return seconds
 
@@ -124,7 +130,7 @@ class TableAttention:
         for tokens, before in shape.chunks:
             if (tokens > most_tokens or before > most_before) and not self.chunks.covers(tokens, before):
                 return False
-        _, number, context, _ = shape
+        _, number, context, *_ = shape
         return not number or context <= (self._reach.get(number) or self._reach_of(number))
 
     def _reach_of(self, number: int) -> float:

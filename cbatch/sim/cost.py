@@ -269,10 +269,10 @@ class ProfileCost:
 
 def following_decodes(shape: BatchShape) -> Iterator[BatchShape]:
     """Yields the shapes of iterations that follow one of decodes, each with one more token of every request in the KV cache."""
-    _, number, context, num_padding = shape
+    _, number, context, num_padding, num_shared = shape
     while True:
         context += number
-        yield BatchShape((), number, context, num_padding)
+        yield BatchShape((), number, context, num_padding, num_shared)
 
 
 def _over_measured(rows: BilinearGrid, max_batch: int, num_tokens: float) -> float:

@@ -103,6 +103,7 @@ class Measured:
     head: seconds of output head and sampling, against requests. embedding: against tokens.
     chunks, decodes, mixed_decodes: seconds of the layers' attention, see `TableAttention`.
     decode_only: iterations without prompts, if measured separately; linear, other and head then exclude them.
+    shared_reads: see `TableAttention`; against decodes.
     exchange: seconds of the layers' exchanges between the ranks, against tokens; None: two all-reduces per layer over the
         profile's links.
     power: how the time of an iteration depends on the iterations before it.
@@ -120,6 +121,7 @@ class Measured:
     chunks: AttentionGrid | None = None
     decodes: AttentionGrid | None = None
     mixed_decodes: AttentionGrid | None = None
+    shared_reads: ByRequests | None = None
     power: PowerLimit | None = None
     captured_rows: Annotated[BilinearGrid, Grid("requests", "tokens")] | None = None
     captured_graphs: CapturedGraphs | None = None
@@ -142,7 +144,7 @@ class Measured:
     def attention(self) -> TableAttention | None:
         if self.chunks is None or self.decodes is None:
             return None
-        return TableAttention(ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes)
+        return TableAttention(ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes, shared_reads=self.shared_reads)
 
     def per_layer(self, num_layers: int) -> "Measured":
         """The same with the seconds of one layer in place of all."""

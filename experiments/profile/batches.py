@@ -17,6 +17,9 @@ CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192, 32768, 131072)
 """Contexts of decodes. The kernel reads them in blocks of 64 tokens, the last one half full here, as on average;
 for models with many KV heads in blocks of 32, of which the last one is full here."""
 
+SHARING = 4096
+"""Context of decodes that share the first half of it."""
+
 WHOLE = 1024
 """Tokens of each prompt in an iteration with several."""
 

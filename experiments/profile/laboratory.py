@@ -30,12 +30,13 @@ MOST_SECONDS, MOST_REPEATS = 1.0, 9
 class Batch(NamedTuple):
     """An iteration to be timed.
 
-    chunks: (tokens, context before them) of each prompt's chunk. decodes: context of each decode, its own token
-        counted.
+    chunks: (tokens, context before them) of each prompt's chunk. decodes: context of each decode, its own token counted.
+    shared: tokens at the beginning of their contexts that all decodes share.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
     decodes: tuple[int, ...] = ()
+    shared: int = 0
 
     @property
     def ends(self) -> list[int]:
@@ -48,7 +49,8 @@ class Batch(NamedTuple):
         return [*[1] * len(self.decodes), *(tokens for tokens, _ in self.chunks)]
 
     def shape(self) -> BatchShape:
-        return BatchShape(self.chunks, len(self.decodes), sum(self.decodes))
+        decodes = len(self.decodes)
+        return BatchShape(self.chunks, decodes, sum(self.decodes), num_shared=max(decodes - 1, 0) * self.shared)
 
 
 class Laboratory:
@@ -87,7 +89,10 @@ class Laboratory:
         """Returns the median time between the starts of two iterations, measured once per batch."""
         if batch not in self.measured:
             self._give_blocks(batch.ends)
+            tables, shared = self._pool.tables.copy(), self._pool.blocks_for(batch.shared)
+            self._pool.tables[: len(batch.decodes), :shared] = tables[:1, :shared]
             self.measured[batch] = float(np.median(self._intervals(batch)))
+            self._pool.tables[:] = tables
         return self.measured[batch]
 
     def in_turn(self, batches: Sequence[Batch], pause: float = 0.0) -> tuple[list[float], float]:

@@ -34,7 +34,7 @@ class Iterations:
         before).
     mixed_decodes: attention of decodes beside a chunk, against (number, context).
     alone, decodes: base and attention of iterations without prompts.
-    power: how the clock follows the GPU's load; None if not measured.
+    power: how the clock follows the GPU's load; shared_reads: see there. None if not measured.
     """
 
     mixed: PiecewiseLinear
@@ -43,6 +43,7 @@ class Iterations:
     alone: PiecewiseLinear
     decodes: BilinearGrid
     power: PowerLimit | None
+    shared_reads: PiecewiseLinear | None = None
 
 
 def measure(
@@ -63,6 +64,7 @@ def measure(
         (number, laboratory.seconds(Batch((), (1,) * number))) for number in batches.decode_counts(decode_sizes)
     )
     decodes = _contexts(laboratory, batches.attention_counts(decode_sizes), partial(Batch, ()), alone.at)
+    shared = shared_reads(laboratory, decode_sizes, decodes) if power_limited else None
     report("chunks of prompts")
     sizes = batches.fit_in(batches.CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
     small = _chunks(laboratory, [size for size in sizes if size <= batches.WHOLE])
@@ -77,7 +79,23 @@ def measure(
     chunks = ChunkGrid.through((*small, *large))
     report("decodes beside a chunk")
     mixed_decodes = _mixed_decodes(laboratory, decode_sizes, [size for _, size in mixed_ranges], mixed, chunks)
-    return Iterations(mixed, chunks, mixed_decodes, alone, decodes, power)
+    return Iterations(mixed, chunks, mixed_decodes, alone, decodes, power, shared)
+
+
+def shared_reads(laboratory: Laboratory, decode_sizes: Sequence[int], decodes: BilinearGrid) -> PiecewiseLinear | None:
+    """Returns the share of its time that reading a token saves if another decode reads it, too, against decodes; see `TableAttention`.
+
+    All decodes share the first half of their contexts.
+    """
+    points, context = [(1, 0.0)], batches.SHARING
+    for number in decode_sizes:
+        alone = Batch((), (context,) * number)
+        if number > 1 and laboratory.holds(alone):
+            shared = alone._replace(shared=context // 2)
+            saved = laboratory.seconds(alone) - laboratory.seconds(shared)
+            again = shared.shape().num_shared / (number * context)  # share of the reading
+            points.append((number, min(max(saved / (again * decodes.at(number, context)), 0.0), 1.0)))
+    return PiecewiseLinear.through(points) if len(points) > 1 else None
 
 
 def _mixed_decodes(

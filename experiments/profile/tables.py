@@ -54,6 +54,7 @@ def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_bat
         chunks=iterations.chunks,
         decodes=iterations.decodes,
         mixed_decodes=iterations.mixed_decodes,
+        shared_reads=iterations.shared_reads,
         power=iterations.power,
     )
 

@@ -1,5 +1,6 @@
 """Curves and grids: measured points stay as measured, steps stay steps, and what lies outside is known."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -85,6 +86,8 @@ def test_attention_tables_sum_chunks_and_add_decodes_at_their_mean_context() -> 
     assert not tables.covers(BatchShape(((9, 0),)))
     assert not tables.covers(BatchShape((), 4, 84))
     assert tables.covers(BatchShape(((8, 100),), 4, 80))
+    cached = replace(tables, shared_reads=PiecewiseLinear((1.0, 4.0), (0.0, 0.8)))
+    assert cached.seconds(BatchShape((), 4, 60, num_shared=25)) == tables.seconds(BatchShape((), 4, 40)) == 2.0
     ragged = TableAttention(ChunkGrid.through([(8, 0, 1.0), (8, 100, 2.0), (64, 0, 9.0)]), tables.decodes)
     assert ragged.seconds(BatchShape(((8, 200),))) < scores(8, 200)  # no largest rate is known
     assert [ragged.covers(BatchShape((chunk,))) for chunk in ((64, 0), (64, 100))] == [True, False]
