@@ -12,13 +12,20 @@ from experiments.settings.backends import Cpu, Cuda
 
 
 def real_server(
-    backend: Cpu | Cuda, spec: ModelSpec, limits: Limits, options: Options = Options(), *, kv_tokens: int | None = None
+    backend: Cpu | Cuda,
+    spec: ModelSpec,
+    limits: Limits,
+    options: Options = Options(),
+    *,
+    kv_tokens: int | None = None,
+    block_size: int | None = None,
 ) -> Server[Any]:
     """Builds a server of real tokens.
 
     kv_tokens: size of the KV cache; None: what the largest batch can use, as far as the memory holds it.
+    block_size: None: the backend's.
     """
-    cost, size = backend.cost(backend.predicts_with, spec, limits.max_batch), backend.block_size
+    cost, size = backend.cost(backend.predicts_with, spec, limits.max_batch), block_size or backend.block_size
     if kv_tokens is None:
         longest = blocks_for(limits.max_request_tokens, size) * size
         kv_tokens = min(limits.max_running * longest, backend.kv_tokens(spec, cost.profile, limits, size)[0])
