@@ -27,6 +27,9 @@ COMPARISONS = {
         "reproduction.validation.capacity",
         needs_gpu=False,
     ),
+    "sessions": Benchmark(
+        "conversations with a prefix cache, served and simulated", "reproduction.validation.sessions"
+    ),
 }
 DRAWN: dict[str, Callable[..., Figure]] = {"bubbles": bubbles.draw, "lanes": lanes.draw}
 

@@ -1,0 +1,197 @@
+"""Conversations with a prefix cache: served on a GPU, and simulated from its profile.
+
+    python -m reproduction.validation sessions hardware=h100        # on a GPU; writes sessions.json
+
+Conversations arrive at random. A turn comes some seconds after the answer before, and its prompt holds that answer. No run had a part in the
+profile. The load is a share of the requests per second that simulation sustains when all conversations come at once, with the same cache; the
+size of the cache is a multiple of the working set: the mean tokens of the conversations that have begun and not ended, simulated without limit.
+"""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from math import inf
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from cbatch import Engine, KVSize, Limits, Request, RunRecord, Server
+from cbatch.arrivals import Recorded
+from cbatch.results.metrics import collect_served, statistics
+from cbatch.sim import ProfileCost, SimExecutor, load_profile
+from experiments.settings.backends import Cuda
+from experiments.settings.command_line import Count
+from experiments.settings.compose import compose_run
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import equal_requests, real_server
+from experiments.store.provenance import write_benchmark
+from reproduction import RESULTS, VALIDATION
+
+SYSTEM, TURNS, PAUSE = 1024, 6, 2.0
+"""Tokens that all conversations share; turns of a conversation; mean seconds before the next turn."""
+
+LONGEST = 8192
+LIMITS = Limits(64, 2048, LONGEST)
+UNLIMITED = 2_000_000
+
+SERVE = "policy=sarathi_serve chunk=512"
+RUNS = [
+    *((load, share, SERVE, "lru") for load in (0.6, 0.9) for share in (2.0, 1.0, 0.5)),
+    (0.9, 1.0, SERVE, "lfu"),
+    (0.9, 1.0, SERVE, "marconi"),
+    (0.9, 1.0, "policy=prefix_order chunk=512", "lru"),
+    (0.9, 1.0, "policy=prefix_order policy.order=spf chunk=512", "lru"),
+]
+"""Load, cache over working set, policy, eviction."""
+
+
+class Sessions(Recorded):
+    """Arrivals of conversations: the first turns are known, and each turn that ends tells when the next one comes.
+
+    With token ids (`vocabulary`) prompts hold the answers that the model gave; without, names stand for them.
+    """
+
+    def __init__(self, rate: float, number: int, seed: int, vocabulary: int = 0) -> None:
+        """rate: conversations per second; infinite: all come at once."""
+        super().__init__()
+        numbers = np.random.default_rng(seed)
+        self._starts = np.cumsum(numbers.exponential(1 / rate, number))
+        self._pauses = numbers.exponential(PAUSE, (number, TURNS)) if rate < inf else np.zeros((number, TURNS))
+        self._new = numbers.integers(64, 449, (number, TURNS))
+        self._answers = numbers.integers(32, 225, (number, TURNS))
+        self._numbers, self._vocabulary = numbers, vocabulary
+        self._system = self._words(SYSTEM) if vocabulary else None
+
+    def begin(self, engine: Engine) -> None:
+        """Submits the first turns."""
+        engine.arrivals = self
+        self._engine = engine
+        self.add([self._turn(chat, 0, self._system, SYSTEM, time) for chat, time in enumerate(self._starts.tolist())])
+
+    def ended(self, request: Request) -> None:
+        super().ended(request)
+        chat, turn = divmod(request.id, TURNS)
+        if turn + 1 < TURNS:
+            before = None if request.prompt is None else [*request.prompt, *request.output]
+            tokens = request.num_prompt_tokens + request.num_output_tokens
+            time = (request.finished_at or 0.0) + self._pauses[chat, turn].item()
+            self.add([self._turn(chat, turn + 1, before, tokens, time)])
+
+    def _words(self, number: int) -> list[int]:
+        return self._numbers.integers(0, self._vocabulary, number).tolist()  # type: ignore[no-any-return]
+
+    def _turn(self, chat: int, turn: int, before: list[int] | None, num_before: int, time: float) -> Request:
+        new = self._new[chat, turn].item()
+        prompt = None if before is None else before + self._words(new)
+        shared = {"conversation": chat, "prefix_hashes": (0,), "hash_block": SYSTEM, "arrival_time": time}
+        return Request(chat * TURNS + turn, num_before + new, self._answers[chat, turn].item(), prompt=prompt, **shared)
+
+
+class Setting(NamedTuple):
+    """One run: conversations per second, and what serves them."""
+
+    rate: float
+    number: int
+    seed: int
+    policy: str
+    eviction: str
+    num_blocks: int
+
+
+def serve(server: Server[Any], setting: Setting, vocabulary: int = 0) -> RunRecord:
+    """Serves the conversations of a setting, with real tokens or simulated."""
+    chosen = compose_run(
+        *setting.policy.split(), "max_tokens=2048", "prefix_cache=true", f"eviction={setting.eviction}"
+    )
+    kv = KVSize(setting.num_blocks, server.kv.block_size)
+    engine = replace(server, kv=kv, prefix_cache=chosen.eviction).engine(chosen.policy())
+    Sessions(setting.rate, setting.number, setting.seed, vocabulary).begin(engine)
+    return engine.run()
+
+
+def figures(record: RunRecord) -> dict[str, float]:
+    """Returns the share of hits, seconds, and latencies: means and percentiles."""
+    requests = collect_served(record)
+    prompts = sum(request.num_prompt_tokens for request in record.requests)
+    hits = sum(request.num_cached_tokens for request in record.requests)
+    found = {"hit share": hits / prompts, "seconds": record.steps[-1].received_at}
+    for name, values in (("TTFT", requests.ttft), ("TPOT", requests.tpot)):
+        found |= {f"{name} {rank}": value for rank, value in statistics(values).items() if rank != "max"}
+    return found
+
+
+def context_tokens(record: RunRecord, number: int) -> float:
+    """Returns the mean tokens of the conversations that have begun and not ended; what all share counts once."""
+    total, last = 0.0, 0.0
+    turns = sorted(record.requests, key=lambda request: request.id)
+    for request in turns:
+        chat_ends = turns[request.id // TURNS * TURNS + TURNS - 1].finished_at or 0.0
+        next_turn = request.id + 1
+        until = turns[next_turn].finished_at if next_turn % TURNS else chat_ends
+        held = request.num_prompt_tokens + request.num_output_tokens - SYSTEM
+        total += held * ((until or 0.0) - (request.finished_at or 0.0))
+        if request.id % TURNS == 0:
+            total += (request.num_prompt_tokens - SYSTEM) * ((request.finished_at or 0.0) - request.arrival_time)
+        last = max(last, chat_ends)
+    return SYSTEM + total / last
+
+
+def settings_of(server: Server[Any], number: int, seed: int) -> list[tuple[dict[str, Any], Setting]]:
+    """Returns what is served, and what is told of it. server: simulated."""
+    size = server.kv.block_size
+    at_once = serve(server, Setting(inf, number, seed, SERVE, "lru", UNLIMITED // size))
+    capacity = number / at_once.steps[-1].received_at
+    found, contexts = [], {}
+    for load, share, policy, eviction in RUNS:
+        setting = Setting(load * capacity, number, seed, policy, eviction, UNLIMITED // size)
+        if load not in contexts:
+            contexts[load] = context_tokens(serve(server, setting._replace(policy=SERVE, eviction="lru")), number)
+        setting = setting._replace(num_blocks=int(share * contexts[load] / size))
+        about = {"load": load, "cache over working set": share, "policy": policy, "eviction": eviction}
+        found.append(
+            (about | {"kv_tokens": setting.num_blocks * size, "conversations per second": setting.rate}, setting)
+        )
+    return found
+
+
+def main(
+    hardware: str = "h100",
+    model: str = "llama-3.1-8b",
+    number: Count = 90,
+    seed: int = 11,
+    backend: Literal["cuda", "sim"] = "cuda",
+    folder: str = RESULTS,
+) -> None:
+    """Serves and simulates, prints and writes sessions.json. backend=sim: shows what would be served."""
+    spec, profile = load_spec(model), load_profile(hardware)
+    cost = ProfileCost(profile, spec, max_batch=LIMITS.max_batch)
+    kv = KVSize(UNLIMITED // Cuda.block_size, Cuda.block_size)
+    simulated = Server(SimExecutor(cost, profile.host_time(True, spec)), LIMITS, cost, kv)
+    chosen = settings_of(simulated, number, seed)
+    rows: list[dict[str, Any]] = []
+    with closing(simulated):
+        if backend == "cuda":
+            largest = max(setting.num_blocks for _, setting in chosen) * Cuda.block_size
+            real = real_server(Cuda(), spec, LIMITS, kv_tokens=largest)
+            real.serve(compose_run(*SERVE.split()).policy(), equal_requests(64, 300, 16, spec.vocab_size))
+        for about, setting in chosen:
+            row = {**about, "simulated": figures(serve(simulated, setting))}
+            if backend == "cuda":
+                row["measured"] = figures(serve(real, setting, spec.vocab_size))
+            rows.append(row)
+            print(show(row), flush=True)
+    if backend == "cuda":
+        import torch
+
+        name, stamped = torch.cuda.get_device_name(), {"model": spec.name, "conversations": number, "runs": rows}
+        print(f"written: {write_benchmark('sessions', name, stamped, folder, VALIDATION)}")
+
+
+def show(row: Mapping[str, Any]) -> str:
+    """Returns a run's line: hit shares, and the errors of latencies."""
+    simulated, measured = row["simulated"], row.get("measured")
+    text = ", ".join(f"{row[key]:.4g}" if isinstance(row[key], float) else str(row[key]) for key in [*row][:6])
+    if measured is None:
+        return f"{text}: " + ", ".join(f"{name} {value:.4g}" for name, value in simulated.items())
+    errors = (f"{name} {simulated[name] / value - 1:+.1%}" for name, value in measured.items() if name[0] == "T")
+    return f"{text}: hit share {measured['hit share']:.4f}, simulated {simulated['hit share']:.4f}; {', '.join(errors)}"
