@@ -57,6 +57,7 @@ async def _serve(
             make_app(door),
             log_level="critical",
             access_log=False,
+            ws="none",
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=settings.drain_seconds,  # type: ignore[arg-type]

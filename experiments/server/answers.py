@@ -54,6 +54,7 @@ class Answer:
         self._body, self._chat = body, chat
         self._box: list[tuple[Choice, int | None, End | None]] = []
         self._news = asyncio.Event()
+        self._num_open = len(choices)
         self._problem: ApiError | None = None
         self._has_left = False
         kind = ("chat.completion.chunk" if body.stream else "chat.completion") if chat else "text_completion"
@@ -93,7 +94,7 @@ class Answer:
         opening = '"delta":{"role":"assistant","content":""}'
         chunks = [self._chunk(choice, opening) for choice in self._choices] if self._chat else []
         begun = False
-        while not (self._is_complete or self._has_left or self._problem):
+        while self._num_open and not (self._has_left or self._problem):
             await self._news.wait()
             chunks += [self._chunk(choice, f"{self._field}{quote(text)}{self._close}") for choice, text in self._take()]
             if not begun:
@@ -103,9 +104,9 @@ class Answer:
                 begun = True
             if self._problem:
                 chunks.append(f"data: {self._problem.body()}\n\n")
-            elif self._is_complete:
+            elif not self._num_open:
                 chunks += self._last_chunks()
-            more = not self._is_complete or self._problem is not None
+            more = self._num_open > 0
             await send({"type": "http.response.body", "body": "".join(chunks).encode(), "more_body": more})
             chunks = []
 
@@ -120,7 +121,7 @@ class Answer:
         return [*([usage] if self._body.stream_options.include_usage else ()), "data: [DONE]\n\n"]
 
     async def _send_whole(self, send: Any) -> None:
-        while not (self._is_complete or self._has_left or self._problem):
+        while self._num_open and not (self._has_left or self._problem):
             await self._news.wait()
             for choice, text in self._take():
                 choice.text.append(text)
@@ -135,10 +136,6 @@ class Answer:
         text = "".join(choice.text)
         content = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         return {"index": choice.index, **content, "logprobs": None, "finish_reason": choice.reason}
-
-    @property
-    def _is_complete(self) -> bool:
-        return all(choice.reason is not None for choice in self._choices)
 
     def _take(self) -> Iterator[tuple[Choice, str]]:
         """Yields the text of each token that has come."""
@@ -156,11 +153,12 @@ class Answer:
         if stopped:
             choice.reason = "stop"
             self._cancel(choice.id, FinishReason.STOP)
-        elif end is not None:
+        elif end is not None and end.finish_reason in _REASONS:
             text += choice.output.finish()
-            choice.reason = _REASONS.get(end.finish_reason)
-            if choice.reason is None:
-                self._problem = ApiError(503, end.reject_reason or "the request was given up")
+            choice.reason = _REASONS[end.finish_reason]
+        elif end is not None:
+            self._problem = ApiError(503, end.reject_reason or "the request was given up")
+        self._num_open -= choice.reason is not None
         return text
 
     def _usage(self) -> dict[str, int]:

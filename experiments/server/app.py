@@ -10,20 +10,17 @@ from starlette.exceptions import HTTPException
 from experiments.server.bodies import ApiError, Body, ChatBody, CompletionBody, read_json
 from experiments.server.door import Door
 
+_BODIES: dict[str, type[Body]] = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 _OPEN_TO_ALL = ("/health", "/metrics")
 """Paths that need no key: they show nothing of a client."""
 
 
-def make_app(door: Door) -> FastAPI:
+def make_app(door: Door) -> "Front":
     """Returns the application."""
     settings, name = door.settings, door.settings.model.name
     app = FastAPI(openapi_url=None)
-    app.add_middleware(Guard, key=settings.api_key)
     for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_with_error)
-    for path, body in (("/v1/completions", CompletionBody), ("/v1/chat/completions", ChatBody)):
-        route: Any = Generate(door, body)
-        app.add_route(path, route, methods=["POST"])
 
     @app.get("/health")
     async def health() -> Response:
@@ -56,7 +53,7 @@ def make_app(door: Door) -> FastAPI:
             raise ApiError(400, "tokens: give a list of token ids", "tokens")
         return {"prompt": await door.beside(len(content), lambda: door.text.decode(ids))}
 
-    return app
+    return Front(app, door)
 
 
 async def _answer_with_error(request: Request, error: Exception) -> Response:
@@ -66,21 +63,6 @@ async def _answer_with_error(request: Request, error: Exception) -> Response:
         error = ApiError(500, "the server has failed")
     headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
     return Response(error.body(), error.status, headers, media_type="application/json")
-
-
-class Generate:
-    """A route that answers a body. As plain ASGI it takes half the time per token, and notices clients that leave."""
-
-    def __init__(self, door: Door, kind: type[Body]) -> None:
-        self._door, self._kind = door, kind
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = dict(scope["headers"])
-        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
-            raise ApiError(415, "give the header Content-Type: application/json")
-        content = await read_content(receive, self._door.settings.max_body)
-        answer = await self._door.open(self._kind, content)
-        await answer.send_to(receive, send)
 
 
 async def read_content(receive: Any, most: int) -> bytes:
@@ -95,18 +77,30 @@ async def read_content(receive: Any, most: int) -> bytes:
     return bytes(content)
 
 
-class Guard:
-    """Checks the key, in a time that does not depend on how much of it is right."""
+class Front:
+    """Checks the key, and answers the routes that need speed; an application answers the others.
 
-    def __init__(self, inner: Any, key: str | None) -> None:
-        self._inner, self._digest = inner, None if key is None else sha256(key.encode()).digest()
+    As plain ASGI an answer takes half the time per token, and notices that its client has left.
+    """
+
+    def __init__(self, others: FastAPI, door: Door) -> None:
+        key = door.settings.api_key
+        self._digest = None if key is None else sha256(key.encode()).digest()
+        self._others, self._door = others, door
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        inner = self._inner
-        if self._digest and scope["path"] not in _OPEN_TO_ALL:
-            given = dict(scope["headers"]).get(b"authorization", b"").removeprefix(b"Bearer ")
-            if not compare_digest(sha256(given).digest(), self._digest):
-                inner = await _answer_with_error(
-                    Request(scope), ApiError(401, "give the server's key, as in Authorization: Bearer KEY")
-                )
-        await inner(scope, receive, send)
+        headers, path = dict(scope["headers"]), scope["path"]
+        try:
+            if self._digest and path not in _OPEN_TO_ALL:
+                given = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+                if not compare_digest(sha256(given).digest(), self._digest):
+                    raise ApiError(401, "give the server's key, as in Authorization: Bearer KEY")
+            if path not in _BODIES or scope["method"] != "POST":
+                return await self._others(scope, receive, send)
+            if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
+                raise ApiError(415, "give the header Content-Type: application/json")
+            content = await read_content(receive, self._door.settings.max_body)
+            answer = await self._door.open(_BODIES[path], content)
+            await answer.send_to(receive, send)
+        except ApiError as error:
+            await (await _answer_with_error(Request(scope), error))(scope, receive, send)
