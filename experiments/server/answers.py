@@ -18,7 +18,8 @@ from typing import Any
 from cbatch import FinishReason
 from experiments.server.bodies import ApiError, Body
 from experiments.server.engine import End
-from experiments.server.words import Output
+from experiments.server.words import Placeholder
+from experiments.text import OutputText
 
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.STOP: "stop"}
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -29,7 +30,7 @@ class Choice:
 
     __slots__ = ("id", "index", "num_tokens", "output", "reason", "text")
 
-    def __init__(self, id_: int, index: int, output: Output) -> None:
+    def __init__(self, id_: int, index: int, output: OutputText | Placeholder) -> None:
         self.id, self.index, self.output, self.num_tokens = id_, index, output, 0
         self.text: list[str] = []  # of an answer that is not streamed
         self.reason: str | None = None

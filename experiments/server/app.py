@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from experiments.server.bodies import ApiError, Body, ChatBody, CompletionBody, read_json
+from experiments.server.bodies import ApiError, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_part
 from experiments.server.door import Door
 
 _BODIES: dict[str, type[Body]] = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
@@ -38,20 +38,14 @@ def make_app(door: Door) -> "Front":
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         content = await read_content(request.receive, settings.max_body)
-        if not isinstance(text := read_json(content).get("prompt"), str):
-            raise ApiError(400, "prompt: give a text", "prompt")
-        ids = await door.beside(len(content), lambda: door.text.encode(text))
+        ids = await door.beside(len(content), lambda: door.text.encode(read_part(TokenizeBody, content).prompt))
         return {"count": len(ids), "max_model_len": settings.longest, "tokens": ids}
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, Any]:
         content = await read_content(request.receive, settings.max_body)
-        ids = read_json(content).get("tokens")
-        if not isinstance(ids, list) or not all(
-            type(id_) is int and 0 <= id_ < settings.model.vocab_size for id_ in ids
-        ):
-            raise ApiError(400, "tokens: give a list of token ids", "tokens")
-        return {"prompt": await door.beside(len(content), lambda: door.text.decode(ids))}
+        text = await door.beside(len(content), lambda: door.text.decode(read_part(DetokenizeBody, content).tokens))
+        return {"prompt": text}
 
     return Front(app, door)
 

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, Never, TypeVar
+from typing import Annotated, Any, Never, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from cbatch import SLO, ConfigError
+from cbatch import SLO, CbatchError, ConfigError
 from cbatch.validation import Give, read, shorten, whole
 from experiments.workloads.base import SamplingKeys
 
@@ -41,13 +41,13 @@ _Stops = Annotated[
     Give("a text or a list of texts, none empty"),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
-_Prompt = (
-    Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)]
-)
+_Id = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+_Prompt = Annotated[str, Field(min_length=1)] | Annotated[list[_Id], Field(min_length=1)]
 _Prompts = Annotated[
     list[Annotated[_Prompt, Field(union_mode="left_to_right")]], Field(min_length=1, max_length=MOST_CHOICES)
 ]
 
+T = TypeVar("T")
 B = TypeVar("B", bound="Body")
 
 
@@ -108,39 +108,26 @@ class CompletionBody(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
-    type: Literal["text"]
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Message:
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[str | list[_Part], Give("a text, or parts of type text")]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ChatBody(Body):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=1024), Give("a list of messages")]
+    messages: list[Any]  # for `read_messages`
 
-    @property
-    def chat(self) -> list[dict[str, str]]:
-        """The messages, the parts of their texts joined. Raises ConfigError."""
-        chat = []
-        for place, given in enumerate(self.messages):
-            message = read(_Message, _without_nulls(given), f"messages[{place}].")
-            parts = message.content
-            text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-            chat.append({"role": message.role, "content": text})
-        return chat
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeBody:
+    prompt: Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetokenizeBody:
+    tokens: list[_Id]
 
 
 @contextmanager
 def as_api_error() -> Iterator[None]:
-    """Turns a ConfigError, which begins with the field, into an ApiError."""
+    """Turns a user's error, which begins with the field, into an ApiError."""
     try:
         yield
-    except ConfigError as error:
+    except CbatchError as error:
         name = re.match(r"\w+", str(error))
         raise ApiError(400, str(error), name and name[0]) from None
 
@@ -154,6 +141,13 @@ def read_json(content: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ApiError(400, f"the body is a {type(data).__name__}, not an object")
     return _without_nulls(data)
+
+
+def read_part(kind: type[T], content: bytes) -> T:
+    """Returns the fields of a body that are known. Raises ApiError."""
+    data = read_json(content)
+    with as_api_error():
+        return read(kind, {known.name: data[known.name] for known in fields(kind) if known.name in data})  # type: ignore[arg-type]
 
 
 def read_body(kind: type[B], content: bytes, defaults: SamplingKeys) -> B:

@@ -1,13 +1,15 @@
 """Where requests of clients become requests of the engine, and its messages become answers."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
 from cbatch import ConfigError, FinishReason, RequestSpec, Sampling
+from cbatch.model.checkpoint import Vocabulary
 from cbatch.request_spec import NO_SLO
 from cbatch.validation import shorten
 from experiments.server.answers import Answer, Choice
@@ -16,7 +18,8 @@ from experiments.server.engine import Closed, Ready, Turn
 from experiments.server.link import Put, start_engine
 from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
-from experiments.server.words import Words
+from experiments.server.words import Placeholder, Words
+from experiments.text import OutputText, read_messages
 
 T = TypeVar("T")
 
@@ -33,7 +36,14 @@ class Door:
     put: Put
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.settings, self.text, self.meters = settings, Words(settings.model.vocab_size), Meters()
+        self.settings, self.meters, spec = settings, Meters(), settings.model
+        self.text: Words | Vocabulary = Words(spec.vocab_size)
+        self._output: Callable[[Sequence[str]], OutputText | Placeholder] = Placeholder
+        self._stop_tokens: tuple[int, ...] = ()
+        if spec.path is not None:
+            self.text = vocabulary = Vocabulary(spec)
+            if not settings.backend.simulated:
+                self._output, self._stop_tokens = partial(OutputText, vocabulary), vocabulary.stop_tokens
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.closed: asyncio.Future[Closed] = loop.create_future()
@@ -86,7 +96,7 @@ class Door:
         if self.closed.done():
             raise ApiError(503, "the engine has ended")
         specs = [self._spec(body, prompt, arrival, place) for prompt in prompts for place in range(body.n)]
-        choices = [Choice(spec.id, index, self.text.output(body.stop)) for index, spec in enumerate(specs)]
+        choices = [Choice(spec.id, index, self._output(body.stop)) for index, spec in enumerate(specs)]
         num_prompt_tokens = sum(map(len, prompts))
         answer = Answer(body, kind is ChatBody, settings.model.name, choices, num_prompt_tokens, self.cancel)
         for spec, choice in zip(specs, choices, strict=True):
@@ -102,12 +112,12 @@ class Door:
         """Yields the token ids of each prompt. Raises ApiError."""
         with as_api_error():
             if isinstance(body, ChatBody):
-                yield self.text.encode_chat(body.chat)
+                yield self.text.encode_chat(read_messages(body.messages))
             elif isinstance(body, CompletionBody):
                 for prompt in body.prompts:
                     ids = self.text.encode(prompt) if isinstance(prompt, str) else prompt
-                    if max(ids) >= self.settings.model.vocab_size:
-                        raise ConfigError(f"prompt: {max(ids)} is not in the model's vocabulary")
+                    if not ids or max(ids) >= self.settings.model.vocab_size:
+                        raise ConfigError("prompt: has no tokens, or one that is not in the model's vocabulary")
                     yield ids
 
     def _spec(self, body: Body, prompt: list[int], arrival: float, place: int) -> RequestSpec:
@@ -127,7 +137,7 @@ class Door:
             timeout=settings.workload.timeout,
             prompt=prompt,
             sampling=Sampling(body.temperature, max(body.top_k, 0), body.top_p, seed),
-            stop_tokens=() if body.ignore_eos else self.text.stop_tokens,
+            stop_tokens=() if body.ignore_eos else self._stop_tokens,
             client=body.client or body.user,
             session=body.session,
             tier=body.tier,
