@@ -1,0 +1,100 @@
+"""Clients that leave at any moment: what they held is free again, and the others' tokens are those of a run without them."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from commands import command
+from live import serving
+
+MANNERS = ("stays", "stays", "reads slowly", "leaves", "leaves at once", "sends half", "closes half")
+
+
+async def client(port: int, body: dict[str, Any], manner: str, rng: random.Random) -> bytes:
+    """Returns what a client reads before it leaves, or the whole answer."""
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = b""
+    try:
+        writer.write(head.encode() + content[: len(content) // 2 if manner == "sends half" else None])
+        await writer.drain()
+        if manner in ("leaves at once", "sends half"):
+            await asyncio.sleep(rng.random() / 20)
+            return answer
+        if manner == "closes half":  # counts as a client that has left
+            writer.write_eof()
+        num_chunks = rng.randrange(1, body["max_tokens"])
+        while part := await reader.read(64 if manner == "reads slowly" else 4096):
+            answer += part
+            if manner == "leaves" and answer.count(b"data: {") >= num_chunks:
+                break
+        return answer
+    finally:
+        writer.close()
+
+
+async def crowd(port: int, bodies: list[dict[str, Any]], manners: list[str], at_once: int) -> list[bytes]:
+    """Returns what each client has read. at_once: most connections."""
+    places, rng = asyncio.Semaphore(at_once), random.Random(0)
+
+    async def one(body: dict[str, Any], manner: str) -> bytes:
+        async with places:
+            return await client(port, body, manner, rng)
+
+    return await asyncio.gather(*map(one, bodies, manners))
+
+
+def bodies_and_manners(number: int, vocabulary: int) -> tuple[list[dict[str, Any]], list[str]]:
+    rng = random.Random(1)
+    bodies = [
+        {
+            "prompt": [rng.randrange(vocabulary) for _ in range(rng.randrange(1, 80))],
+            "max_tokens": rng.randrange(2, 30),
+            "stream": rng.random() < 0.7,
+            "client": str(index),
+        }
+        for index in range(number)
+    ]
+    return bodies, rng.choices(MANNERS, k=number)
+
+
+def check_answers(bodies: list[dict[str, Any]], manners: list[str], answers: list[bytes]) -> None:
+    """Checks that those who stayed have a whole answer."""
+    for body, manner, answer in zip(bodies, manners, answers, strict=True):
+        if manner in ("stays", "reads slowly"):
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            assert answer.count(b'"finish_reason') == (body["max_tokens"] if body["stream"] else 1)
+            assert b"[DONE]" in answer or not body["stream"]
+
+
+def test_the_others_get_the_tokens_of_a_run_without_those_who_leave(tmp_path: Path) -> None:
+    bodies, manners = bodies_and_manners(60, 512)
+    with serving(
+        tmp_path, "policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16", "port=0"
+    ) as live:
+        num_files = len(list(Path(f"/proc/{live.process.pid}/fd").iterdir()))
+        check_answers(bodies, manners, asyncio.run(crowd(live.port, bodies, manners, 30)))
+        shown = ""
+        while "running 0.0" not in shown or "waiting 0.0" not in shown:
+            shown = live.ask("/metrics")[1]
+        assert "cbatch:kv_cache_usage_perc 0.0" in shown
+        assert len(list(Path(f"/proc/{live.process.pid}/fd").iterdir())) <= num_files + 1  # of this connection
+        status, printed = live.stop()
+        assert status == 0, printed
+    requests = pd.read_csv(live.folder / "requests.csv", dtype={"client": str}).set_index("id")
+    lines = (json.loads(line) for line in (live.folder / "outputs.jsonl").read_text().splitlines())
+    live_outputs = {
+        requests.client[line["id"]]: line["output"] for line in lines if requests.finish_reason[line["id"]] == "length"
+    }
+    assert {"length", "cancelled"} == {*requests.finish_reason}
+    prompts = [{"token_ids": body["prompt"], "max_new_tokens": body["max_tokens"]} for body in bodies]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    offline = ("policy=orca", "backend=cpu", "model=tiny", "batch=6", "workload=prompts", "workload.path=prompts.jsonl")
+    assert command("run", *offline, "output=offline", cwd=tmp_path).returncode == 0
+    lines = (json.loads(line) for line in (tmp_path / "offline" / "outputs.jsonl").read_text().splitlines())
+    outputs = {str(line["id"]): line["output"] for line in lines}
+    assert len(live_outputs) >= manners.count("stays") and live_outputs.items() <= outputs.items()

@@ -1,0 +1,130 @@
+"""What a server refuses, how it ends, and what happens when its engine fails."""
+
+import http.client
+import json
+import random
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import new_process, summary
+from live import QUICK, events, serving
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LONG = {"prompt": "a", "max_tokens": 500, "stream": True}
+SLOW = ("policy=sarathi_serve", "backend=sim", "batch=64", "port=0")
+"""A simulated server in real time: 500 tokens take two seconds."""
+
+FAILING = """
+from policies.orca import Orca
+class Fails(Orca):
+    def plan(self, view):
+        if view.iteration > 20:
+            raise ValueError("the policy's fault")
+        return super().plan(view)
+class Refuses(Orca):
+    def plan(self, view):
+        plan = view.plan()
+        for request in list(view.waiting):
+            plan.reject(request, "too busy")
+        return plan.build()
+"""
+
+
+def test_a_key_is_asked_for_and_not_written(tmp_path: Path) -> None:
+    with serving(tmp_path, *QUICK, "api_key=s3cret") as live:
+        for key, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer s3cre"}, 401),
+            ({"Authorization": "Bearer s3cret"}, 200),
+        ):
+            assert live.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, **key)[0] == status
+            assert live.ask("/v1/models", **key)[0] == status
+        assert live.ask("/health")[0] == live.ask("/metrics")[0] == 200
+        assert live.stop()[0] == 0
+    assert not any(b"s3cret" in path.read_bytes() for path in live.folder.iterdir())
+
+
+def test_a_full_server_refuses_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, *SLOW, "max_open=2", "full_status=429") as live:
+        streams = [live.send(COMPLETIONS, LONG) for _ in range(2)]
+        answer = live.send(COMPLETIONS, {"prompt": "a"})
+        assert answer.status == 429 and answer.headers["Retry-After"]
+        streams[0].close()
+        assert len(events(streams[1])) == 500
+        assert live.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1})[0] == 200
+
+
+@pytest.mark.parametrize("seconds", [30, 0.2])
+def test_sigterm_lets_open_requests_end_for_a_while(tmp_path: Path, seconds: float) -> None:
+    with serving(tmp_path, *SLOW, f"drain_seconds={seconds}") as live:
+        stream = live.send(COMPLETIONS, LONG)
+        live.process.terminate()
+        if seconds > 1:
+            assert len(events(stream)) == 500
+        else:
+            with pytest.raises(http.client.IncompleteRead):
+                stream.read()
+        assert live.stop()[0] == 0
+    cancelled = summary(live.folder)["run"].get("cancelled_requests", 0)
+    assert cancelled == (seconds < 1)
+
+
+def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FAILING)
+    with serving(tmp_path, "policy=orca", "policy._target_=own.Fails", *SLOW[1:]) as live:
+        stream = live.send(COMPLETIONS, LONG)
+        with pytest.raises(http.client.IncompleteRead) as cut:
+            stream.read()
+        assert json.loads(cut.value.partial.decode().split("data: ")[-1])["error"]["code"] == 500
+        printed, _ = live.process.communicate()
+        assert live.process.returncode == 2 and "the policy's fault" in printed
+
+
+def test_a_request_that_the_policy_rejects_is_answered_with_503(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FAILING)
+    with serving(tmp_path, "policy=orca", "policy._target_=own.Refuses", *SLOW[1:]) as live:
+        for stream in (True, False):
+            status, answer = live.ask(COMPLETIONS, {**LONG, "stream": stream})
+            assert status == 503 and "too busy" in answer["error"]["message"]
+
+
+def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ended = new_process("server", *SLOW[:-1], f"port={other.getsockname()[1]}", cwd=tmp_path)
+    assert ended.returncode == 2 and ended.stderr.startswith("error: bind=127.0.0.1 port=")
+
+
+def spoil(body: dict[str, Any], rng: random.Random) -> bytes:
+    """Returns a body with a fault in one of its fields, or in its bytes."""
+    values = (None, -1, 1e308, 2**70, "", "\0", [], {}, [[]], True, "x" * 300, [{}], [None], {"a": [1]}, 0.5)
+    spoiled = dict(body)
+    for _ in range(rng.randrange(1, 4)):
+        spoiled[
+            rng.choice([*body, "stop", "n", "slo", "stream_options", "seed", "top_k", "logprobs", "tools", "zz"])
+        ] = rng.choice(values)
+    content = bytearray(json.dumps(spoiled).encode())
+    if rng.random() < 0.3:
+        content[rng.randrange(len(content))] = rng.randrange(256)
+    return bytes(content[: rng.randrange(len(content))] if rng.random() < 0.1 else content)
+
+
+def test_any_body_is_answered(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    bodies: dict[str, dict[str, Any]] = {
+        COMPLETIONS: {"prompt": "a b", "max_tokens": 2, "temperature": 0.5, "stream": False, "client": "c"},
+        CHAT: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "user": "u"},
+    }
+    with serving(tmp_path, *QUICK) as live:
+        statuses = set()
+        for _ in range(300):
+            path = rng.choice([*bodies])
+            status, answer = live.ask(path, spoil(bodies[path], rng))
+            statuses.add(status)
+            assert status == 200 or answer["error"]["code"] == status
+        assert statuses == {200, 400}
+        began = time.monotonic()
+        assert live.ask("/health")[0] == 200 and time.monotonic() - began < 10
+        assert live.stop()[0] == 0
