@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from cbatch import Limits, Request, Server
+from cbatch.runtime.options import LastLayer, ProductsName
 from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count
 from experiments.settings.compose import compose_run
@@ -38,13 +39,17 @@ def main(
     max_tokens: Count = 2048,
     block_size: Count = 16,
     kv_tokens: Count = 449_504,
+    products: ProductsName = "cublas",
+    last_layer: LastLayer = "all",
     repeats: Count = 2,
     folder: str = RESULTS,
 ) -> None:
     """Measures, prints and writes shared-prefixes.json. policies: as for `trace`. kv_tokens: those of vLLM 0.22 on an H100."""
     spec = load_spec(model)
     limits = Limits(batch, max_tokens, LONGEST)
-    built = real_server(Cuda(), spec, limits, kv_tokens=kv_tokens, block_size=block_size)
+    built = real_server(
+        Cuda(products=products, last_layer=last_layer), spec, limits, kv_tokens=kv_tokens, block_size=block_size
+    )
     server = replace(built, prefix_cache=LRU())
     figures: dict[str, Any] = {}
     with closing(server):
@@ -57,13 +62,8 @@ def main(
                 figures[f"{work}, {policy}"] = found
                 shown = (f"{name} {values['median']:.4g}" for name, values in found.items())
                 print(f"  {work}, {policy}: {', '.join(shown)}", flush=True)
-    stamped = {
-        "model": spec.name,
-        "batch": batch,
-        "max_tokens": max_tokens,
-        "block_size": block_size,
-        "figures": figures,
-    }
+    sizes = {"batch": batch, "max_tokens": max_tokens, "block_size": block_size}
+    stamped = {"model": spec.name, **sizes, "products": products, "last_layer": last_layer, "figures": figures}
     print(f"written: {write_benchmark('shared-prefixes', torch.cuda.get_device_name(), stamped, folder, BENCH)}")
 
 
