@@ -28,7 +28,9 @@ COMPARISONS = {
         needs_gpu=False,
     ),
     "sessions": Benchmark(
-        "conversations with a prefix cache, served and simulated", "reproduction.validation.sessions"
+        "conversations with a prefix cache, served and simulated; measured=FILE of such runs needs no GPU",
+        "reproduction.validation.sessions",
+        needs_gpu=False,
     ),
 }
 DRAWN: dict[str, Callable[..., Figure]] = {"bubbles": bubbles.draw, "lanes": lanes.draw}

@@ -1,17 +1,19 @@
 """Conversations with a prefix cache: served on a GPU, and simulated from its profile.
 
-    python -m reproduction.validation sessions hardware=h100        # on a GPU; writes sessions.json
+    python -m reproduction.validation sessions hardware=h100                                                    # on a GPU
+    python -m reproduction.validation sessions measured=reproduction/results/h100/sessions.json                 # simulates its runs again
 
 Conversations arrive at random. A turn comes some seconds after the answer before, and its prompt holds that answer. No run had a part in the
 profile. The load is a share of the requests per second that simulation sustains when all conversations come at once, with the same cache; the
 size of the cache is a multiple of the working set: the mean tokens of the conversations that have begun and not ended, simulated without limit.
 """
 
+import json
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
 from math import inf
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from cbatch import Engine, KVSize, Limits, Request, RunRecord, Server
 from cbatch.arrivals import Recorded
 from cbatch.results.metrics import collect_served, statistics
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
+from experiments.profile.machine import hardware_name
 from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count
 from experiments.settings.compose import compose_run
@@ -120,7 +123,7 @@ def figures(record: RunRecord) -> dict[str, float]:
     return found
 
 
-def context_tokens(record: RunRecord, number: int) -> float:
+def context_tokens(record: RunRecord) -> float:
     """Returns the mean tokens of the conversations that have begun and not ended; what all share counts once."""
     total, last = 0.0, 0.0
     turns = sorted(record.requests, key=lambda request: request.id)
@@ -136,62 +139,67 @@ def context_tokens(record: RunRecord, number: int) -> float:
     return SYSTEM + total / last
 
 
-def settings_of(server: Server[Any], number: int, seed: int) -> list[tuple[dict[str, Any], Setting]]:
-    """Returns what is served, and what is told of it. server: simulated."""
-    size = server.kv.block_size
-    at_once = serve(server, Setting(inf, number, seed, SERVE, "lru", UNLIMITED // size))
+def settings_of(server: Server[Any], number: int, seed: int) -> list[dict[str, Any]]:
+    """Returns the load, cache, policy and eviction of each run. server: simulated."""
+    size, unlimited = server.kv.block_size, UNLIMITED // server.kv.block_size
+    at_once = serve(server, Setting(inf, number, seed, SERVE, "lru", unlimited))
     capacity = number / at_once.steps[-1].received_at
-    found, contexts = [], {}
-    for load, share, policy, eviction in RUNS:
-        setting = Setting(load * capacity, number, seed, policy, eviction, UNLIMITED // size)
-        if load not in contexts:
-            contexts[load] = context_tokens(serve(server, setting._replace(policy=SERVE, eviction="lru")), number)
-        setting = setting._replace(num_blocks=int(share * contexts[load] / size))
-        about = {"load": load, "cache over working set": share, "policy": policy, "eviction": eviction}
-        found.append(
-            (about | {"kv_tokens": setting.num_blocks * size, "conversations per second": setting.rate}, setting)
-        )
-    return found
+    contexts = {
+        load: context_tokens(serve(server, Setting(load * capacity, number, seed, SERVE, "lru", unlimited)))
+        for load in {load for load, *_ in RUNS}
+    }
+    return [
+        {
+            "load": load,
+            "cache over working set": share,
+            "policy": policy,
+            "eviction": eviction,
+            "kv_tokens": int(share * contexts[load] / size) * size,
+            "conversations per second": load * capacity,
+        }
+        for load, share, policy, eviction in RUNS
+    ]
 
 
 def main(
     hardware: str = "h100",
     model: str = "llama-3.1-8b",
-    number: Count = 90,
+    number: Count = 75,
     seed: int = 11,
-    backend: Literal["cuda", "sim"] = "cuda",
+    measured: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Serves and simulates, prints and writes sessions.json. backend=sim: shows what would be served."""
+    """Serves and simulates, prints and writes sessions.json. measured: such a file, whose runs are simulated again; needs no GPU."""
     spec, profile = load_spec(model), load_profile(hardware)
     cost = ProfileCost(profile, spec, max_batch=LIMITS.max_batch)
     kv = KVSize(UNLIMITED // Cuda.block_size, Cuda.block_size)
     simulated = Server(SimExecutor(cost, profile.host_time(True, spec)), LIMITS, cost, kv)
-    chosen = settings_of(simulated, number, seed)
-    rows: list[dict[str, Any]] = []
-    with closing(simulated):
-        if backend == "cuda":
-            largest = max(setting.num_blocks for _, setting in chosen) * Cuda.block_size
-            real = real_server(Cuda(), spec, LIMITS, kv_tokens=largest)
-            real.serve(compose_run(*SERVE.split()).policy(), equal_requests(64, 300, 16, spec.vocab_size))
-        for about, setting in chosen:
-            row = {**about, "simulated": figures(serve(simulated, setting))}
-            if backend == "cuda":
-                row["measured"] = figures(serve(real, setting, spec.vocab_size))
-            rows.append(row)
-            print(show(row), flush=True)
-    if backend == "cuda":
-        import torch
-
-        name, stamped = torch.cuda.get_device_name(), {"model": spec.name, "conversations": number, "runs": rows}
-        print(f"written: {write_benchmark('sessions', name, stamped, folder, VALIDATION)}")
+    if measured:
+        kept: dict[str, Any] = json.loads(Path(measured).read_text(encoding="utf-8"))
+        about = {"measured": kept.get("measured") or {key: kept[key] for key in ("hardware", "date", "commit")}}
+        rows, device = kept["runs"], kept["hardware"]
+        number, seed = kept["conversations"], kept["seed"]
+    else:
+        rows = settings_of(simulated, number, seed)
+        largest = max(row["kv_tokens"] for row in rows)
+        real = real_server(Cuda(), spec, LIMITS, kv_tokens=largest)
+        real.serve(compose_run(*SERVE.split()).policy(), equal_requests(64, 300, 16, spec.vocab_size))
+        about, device = {}, hardware_name("cuda")
+    for row in rows:
+        rate, num_blocks = row["conversations per second"], row["kv_tokens"] // kv.block_size
+        setting = Setting(rate, number, seed, row["policy"], row["eviction"], num_blocks)
+        row["simulated"] = figures(serve(simulated, setting))
+        if not measured:
+            row["measured"] = figures(serve(real, setting, spec.vocab_size))
+        print(show(row), flush=True)
+    stamped = {**about, "model": spec.name, "conversations": number, "seed": seed, "runs": rows}
+    print(f"written: {write_benchmark('sessions', device, stamped, folder, VALIDATION)}")
 
 
 def show(row: Mapping[str, Any]) -> str:
     """Returns a run's line: hit shares, and the errors of latencies."""
-    simulated, measured = row["simulated"], row.get("measured")
-    text = ", ".join(f"{row[key]:.4g}" if isinstance(row[key], float) else str(row[key]) for key in [*row][:6])
-    if measured is None:
-        return f"{text}: " + ", ".join(f"{name} {value:.4g}" for name, value in simulated.items())
-    errors = (f"{name} {simulated[name] / value - 1:+.1%}" for name, value in measured.items() if name[0] == "T")
-    return f"{text}: hit share {measured['hit share']:.4f}, simulated {simulated['hit share']:.4f}; {', '.join(errors)}"
+    simulated, real = row["simulated"], row["measured"]
+    errors = (f"{name} {simulated[name] / value - 1:+.1%}" for name, value in real.items() if name[0] == "T")
+    shares = f"hit share {real['hit share']:.4f}, simulated {simulated['hit share']:.4f}"
+    text = f"load {row['load']}, cache {row['cache over working set']}, {row['policy']}, {row['eviction']}"
+    return f"{text}: {shares}; {', '.join(errors)}"
