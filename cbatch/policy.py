@@ -51,6 +51,8 @@ class Policy(Protocol):
     (`cbatch.leap`) repeats such a plan without calling `plan`, and calls `on_step` afterwards; a policy with `on_tokens` is
     always asked. vLLM's adapter does the same; it always asks a policy with `on_step`, too. `experiments.check` tests the
     promise. With `steady = False` in the class, `plan` may set `self.steady` for the plan that it returns.
+
+    `depends_on = ("prefix_cache", "clients")` in the class: results have a note where a run has none of them.
     """
 
     def plan(self, view: View) -> Plan:

@@ -175,6 +175,8 @@ def about_run(run: Run) -> dict[str, Any]:
     execution = backend.facts(run.engine.executor, run.cost, settings.runtime.asynchronous)
     if record.stages:  # of a real pipeline; a simulated one keeps its own account
         execution["stages"] = [asdict(account) for account in account_stages(record)]
+    present = {"prefix_cache": settings.prefix_cache, "clients": run.totals.clients != {None}}
+    needed = getattr(type(run.engine.engines[0].policy), "depends_on", ())
     limits = {"batch": run.limits.max_batch, "tokens": run.limits.max_tokens}
     return {
         "policy": repr(settings.policy),
@@ -191,6 +193,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "requests": len(run.requests),
         "output_lengths_known": run.totals.lengths_known,  # to policies, by `max_new_tokens`
         "prefixes": run.totals.prefixes and not settings.prefix_cache,  # they are known, and not reused
+        "lacks": [name for name in needed if not present.get(name, True)],
         "overrides": list(composed.overrides),
         "number": composed.number,
         "date": now(),

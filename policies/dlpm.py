@@ -17,6 +17,8 @@ from policies.prefix_order import PrefixOrder
 
 
 class DLPM(PrefixOrder):
+    depends_on = ("prefix_cache", "clients")
+
     def __init__(
         self, chunking: ChunkSelector, quantum: float, prompt_weight: float = 1.0, output_weight: float = 2.0
     ) -> None:

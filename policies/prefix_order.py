@@ -29,6 +29,7 @@ MOST_RANKED = 128
 
 
 class PrefixOrder(SarathiServe):
+    depends_on: tuple[str, ...] = ("prefix_cache",)
     steady = False  # said anew with each plan: while nobody waits
 
     def __init__(self, chunking: ChunkSelector, order: str = "lpm", in_batch: bool | None = None) -> None:

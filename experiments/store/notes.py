@@ -11,6 +11,12 @@ About = Mapping[str, Any]
 FEWEST_IN_TAIL = 10
 """Requests that should lie beyond a percentile of a run: with fewer, it is close to the maximum, and biased."""
 
+_LACKS = {
+    "prefix_cache": "no prefix cache, by which the policy orders: give prefix_cache=true",
+    "clients": "no request names its client, and the policy tells clients apart",
+}
+"""Notes on what a policy depends on and a run has not, by the names in `about.lacks`."""
+
 _LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line with the profile's name
 
 
@@ -27,6 +33,9 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
         notes.append(f"true output lengths known to the policy, as max_new_tokens{some}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):
         notes.append(f"prefixes are not reused: every prompt is computed whole{_of_several(prefixes)}")
+    for name, text in _LACKS.items():
+        if any(lacking := [name in about.get("lacks", ()) for about in known]):
+            notes.append(f"{text}{_of_several(lacking)}")
     for key, what in (("outputs_cut", "outputs cut at max_new_tokens"), ("cancelled", "requests whose client left")):
         counts = [about.get(key, 0) for about in known]
         if any(counts):

@@ -219,6 +219,8 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert lines == ["SIMULATED with profile h200 (error: 5%)", "iterations outside the measured range: 3"]
     reused = notes_of([simulated(), {**simulated(), "prefixes": True}])[-1]
     assert reused == "prefixes are not reused: every prompt is computed whole, in 1 of 2 runs"
+    [_, cache, clients] = notes_of([{**simulated(), "lacks": ["prefix_cache", "clients"]}])
+    assert cache.endswith("give prefix_cache=true") and "client" in clients
 
 
 def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
