@@ -41,6 +41,8 @@ ELSEWHERE = {
     r"python -m experiments\.compare runs/": "of searches that are not made",
     r"python -m experiments\.(arena|capacity -m experiment=arena) traces=FOLDER": "of the published traces; see test_arena",
     r"python -m experiments\.(replay|run) .*today": "of what vLLM decided; see test_vllm_plans",
+    r"python -m experiments\.server": "serves until a signal; see tests/server",
+    r"python -m experiments\.\w+ .*runs/live": "of a server's run; see test_server",
 }
 COMMANDS = ("make ", "pip ", "python ")
 
