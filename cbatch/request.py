@@ -30,7 +30,7 @@ class Status(Enum):
 
 class FinishReason(Enum):
     LENGTH = "length"  # max_new_tokens generated
-    STOP = "stop"  # an end-of-sequence token was generated
+    STOP = "stop"  # an end-of-sequence token or a stop string was generated
     REJECTED = "rejected"  # by the policy; the reason is in `Request.reject_reason`
     CANCELLED = "cancelled"  # its client has left
 
@@ -94,6 +94,7 @@ class Request:
     prompt: Final[Sequence[int] | None] = _asked("prompt")
     sampling: Final[Sampling] = _asked("sampling")
     stop_tokens: Final[tuple[int, ...]] = _asked("stop_tokens")
+    stop_strings: Final[tuple[str, ...]] = _asked("stop_strings")
     client: Final[str | None] = _asked("client")
     session: Final[str | None] = _asked("session")
     tier: Final[str | None] = _asked("tier")
@@ -144,9 +145,9 @@ class Request:
 
     @property
     def is_cut(self) -> bool:
-        """Whether `max_new_tokens` ended the request before its true length, or before a stop token; False until the end."""
+        """Whether `max_new_tokens` ended the request before its true length, or before a stop token or string; False until the end."""
         spec = self._spec
-        longer = bool(spec.stop_tokens) if spec.true_new_tokens is None else spec.true_new_tokens > spec.max_new_tokens
+        longer = spec.can_stop if spec.true_new_tokens is None else spec.true_new_tokens > spec.max_new_tokens
         return longer and self.finish_reason is FinishReason.LENGTH
 
     @property

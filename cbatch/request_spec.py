@@ -66,6 +66,7 @@ class RequestSpec:
         on the hardware's speed). If nothing else is left to run, it arrives at once.
     prompt: token ids; None where only lengths matter (simulation).
     stop_tokens: token ids that end the request; the stop token itself is the last token of the output.
+    stop_strings: texts that end the request; the last token of the output completes one. See `State.ends_text`.
     priority: higher is more urgent. tier: name of a service class.
     session: requests of one conversation share it.
     predicted_new_tokens: a prediction of the output length, of any origin.
@@ -92,6 +93,7 @@ class RequestSpec:
     prompt: Sequence[int] | None = None
     sampling: Sampling = GREEDY
     stop_tokens: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     client: str | None = None
     session: str | None = None
     tier: str | None = None
@@ -131,6 +133,11 @@ class RequestSpec:
     def max_tokens(self) -> int:
         """Tokens of prompt and output at which the request ends by length."""
         return self.num_prompt_tokens + self.max_new_tokens
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether what is generated may end the request before its limit."""
+        return bool(self.stop_tokens or self.stop_strings)
 
     @property
     def has_hidden_length(self) -> bool:

@@ -47,7 +47,7 @@ class RequestTable:
         sampled_row: the request's place in that iteration's batch.
         first_token_at, last_token_at: seconds when its first and its latest token reached the host; float64, NaN before.
         stop: tokens at which the request ends by itself; 0 if that is not below `limit`.
-        can_stop: bool; the request has stop tokens. ended: bool; iterations in flight may still compute tokens of it.
+        can_stop: bool; the request has stop tokens or strings. ended: bool; iterations in flight may still compute tokens of it.
         temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64.
         tokens: int32 [rows, width]; prompt and known output, where token values matter. None in simulation.
     """
@@ -118,7 +118,7 @@ class RequestTable:
         self.scheduled_at[row] = self.sampled_at[row] = self.sampled_row[row] = NEVER
         self.first_token_at[row] = self.last_token_at[row] = np.nan
         self.ended[row] = False
-        self.can_stop[row] = bool(spec.stop_tokens)
+        self.can_stop[row] = spec.can_stop
         sampling = spec.sampling
         self.temperature[row], self.seed[row] = sampling.temperature, sampling.seed
         self.top_k[row], self.top_p[row] = sampling.top_k, sampling.top_p

@@ -5,7 +5,7 @@ two, the step is in flight. `end` frees what an ended, cancelled or rejected req
 executors or clocks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -62,6 +62,7 @@ class State:
         in flight has none left and is no longer in it.
     decoding, prefilling: the two parts of `running`.
     cache: the prefix cache; None: blocks end with their requests.
+    ends_text: told of each token of a request with stop strings, in turn, says whether it completes one. By default none is seen.
     iteration: number of the next iteration; num_ended: iterations whose results are in.
     """
 
@@ -73,6 +74,7 @@ class State:
         self.running = RequestSet()
         self.decoding = RequestSet()
         self.prefilling = RequestSet()
+        self.ends_text: Callable[[Request, int], bool] = lambda request, token: False
         self.num_ended = 0
         self.num_overshoot_tokens = 0  # generated for requests that had already ended or been cancelled
         self._ending: dict[int, list[Request]] = {}  # by the iteration in flight that samples their last token
@@ -213,9 +215,7 @@ class State:
         """
         table, places = self.table, step.sampled
         rows = step.rows[places]
-        if (
-            self._leaving_rows
-        ):  # a request of this step ended, was cancelled, or preempted and rejected, while it was in flight
+        if self._leaving_rows:  # a request of this step ended, or was preempted and rejected, while it was in flight
             ended = table.ended[rows]
             self.num_overshoot_tokens += int(np.count_nonzero(ended))
             places, rows = places[~ended], rows[~ended]
@@ -256,8 +256,9 @@ class State:
         table = self.table
         if tokens is not None:
             for place in places[table.can_stop[rows]].tolist():
-                if int(tokens[place]) in step.requests[place].stop_tokens:
-                    done[step.requests[place]] = FinishReason.STOP
+                request, token = step.requests[place], int(tokens[place])
+                if token in request.stop_tokens or (request.stop_strings and self.ends_text(request, token)):
+                    done[request] = FinishReason.STOP
         if table.has_hidden_lengths:
             for place in places[table.known[rows] == table.stop[rows]].tolist():
                 done[step.requests[place]] = FinishReason.STOP

@@ -126,16 +126,18 @@ def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[s
 
 
 def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
-    """Returns the end-of-sequence tokens of a checkpoint, from its generation_config.json or else its config.json.
+    """Returns the end-of-sequence tokens of a checkpoint: those of its generation_config.json, then others of its config.json.
 
     Raises:
         ModelError: a file is malformed, or as `read_config`.
     """
-    file = Path(path) / "generation_config.json"
-    stop = _read(file).get("eos_token_id") if file.is_file() else None
-    if stop is None:
-        stop = read_config(path).eos_token_id
-    return tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,)
+    files = (Path(path) / name for name in ("generation_config.json", "config.json"))
+    stated = [_read(file).get("eos_token_id") for file in files if file.is_file()]
+    if stated in ([], [None], [None, None]):
+        stated = [read_config(path).eos_token_id]  # its family's
+    return tuple(
+        dict.fromkeys(id_ for stop in stated for id_ in (stop if isinstance(stop, list) else [stop]) if id_ is not None)
+    )
 
 
 class Vocabulary:

@@ -20,6 +20,7 @@ from experiments.settings.error_lines import one_line
 from experiments.settings.settings import Composed, Recipe, Settings
 from experiments.store.csv_tables import StreamedTables
 from experiments.store.run_folder import Decode
+from experiments.text import ends_text
 from experiments.trials.replications import Replication, Together, num_recorded
 from experiments.workloads import TraceReplay, Workload
 from experiments.workloads.drawn import Drawn, Totals, totals_of
@@ -89,10 +90,11 @@ def assemble(
     if here not in (there, there.partition(",")[0]):
         chosen["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
     policy = settings.policy()
+    vocabulary = backend.vocabulary(spec)
     rate, requests = None, list[Request]()
     if largest is None:
         workload, rate = _at_load(settings, chosen)
-        requests = workload.requests(backend.vocabulary(spec))
+        requests = workload.requests(vocabulary)
         totals = totals_of(requests.stream() if settings.stream and isinstance(requests, Drawn) else requests)
         _check_metrics(settings, totals, len(requests))
     else:
@@ -122,6 +124,9 @@ def assemble(
         if settings.stream:
             for request in (totals.longest, totals.longest_prompt):
                 engine.engines[0].check_fits(request)
+        if vocabulary is not None:
+            for part in engine.engines:
+                part.state.ends_text = ends_text(vocabulary)
         decode = _decoder(settings, engine.executor, chosen)
     except BaseException:
         server.close()

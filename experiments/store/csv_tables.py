@@ -19,6 +19,7 @@ _NOT_STORED = {
     "prompt",
     "sampling",
     "stop_tokens",
+    "stop_strings",
     "prefix_hashes",
     "hash_block",
     "conversation",

@@ -25,7 +25,7 @@ from cbatch.replay.decisions import Decision, Recorded, StepEnd, record_decision
 from cbatch.request import spec_of
 from cbatch.validation import read
 
-_OMITTED = {"prompt", "sampling", "stop_tokens"}
+_OMITTED = {"prompt", "sampling", "stop_tokens", "stop_strings"}
 """Fields of a `RequestSpec` that are not written: a replay needs no token values."""
 
 
@@ -59,7 +59,7 @@ class DecisionsWriter:
         try:
             fields = asdict(replace(spec, prompt=None))
             kept = {name: value for name, value in fields.items() if name not in _OMITTED and value != {}}
-            self._write(request={**kept, "can_stop": bool(spec.stop_tokens)})
+            self._write(request={**kept, "can_stop": spec.can_stop})
         except (TypeError, ValueError) as error:  # asdict copies `extra`, which may hold anything
             problem = f"request {spec.id}: extra cannot be written as JSON ({error})"
             raise ResultsError(f"{self._path}: {problem}; give plain values, or set decisions=false") from error

@@ -6,7 +6,7 @@
     copies.csv          real tokens, with a timeline: one row per iteration, the columns of `cbatch.executor.CopyTimes`
     stages.csv          real tokens, in a pipeline: one row per iteration, begin and end of each stage in seconds
     tokens.npz          request_id and time (seconds) of every generated token; not of a streamed run (`stream=on`)
-    outputs.jsonl       generated token ids by request, if real; with a tokenizer, also the text
+    outputs.jsonl       why each request ended and its generated token ids, if real; with a tokenizer, also prompt and text
     timeline.json.gz    for chrome://tracing or ui.perfetto.dev
     decisions.jsonl.gz  each view and plan, with decisions=true (`experiments.store.decisions_file`)
     profile.json        beside decisions on backend=cpu: the profile of this machine's CPU that policies predicted with
@@ -33,6 +33,7 @@ from cbatch.results.timeline import write_timeline
 from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder, report_crashes
 from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
 from experiments.store.notes import origin_of
+from experiments.text import up_to_stop
 
 CONFIG, SUMMARY, COPIES, STAGES = "config.yaml", "summary.json", "copies.csv", "stages.csv"
 TOKENS, OUTPUTS, TIMELINE = "tokens.npz", "outputs.jsonl", "timeline.json.gz"
@@ -174,8 +175,12 @@ def write_results(
 
 
 def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
-    text = {} if decode is None else {"text": decode(request.output)}
-    return {"id": request.id, "output": request.output, **text}
+    reason = request.finish_reason and request.finish_reason.value
+    texts = {}
+    if decode is not None:
+        text, _ = up_to_stop(decode(request.output), request.stop_strings)
+        texts = {"prompt": decode(request.prompt or ()), "text": text}
+    return {"id": request.id, "finish_reason": reason, **texts, "output": request.output}
 
 
 def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> None:

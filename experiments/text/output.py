@@ -4,8 +4,9 @@ tokens     | Hel | lo | \\xf0\\x9f | \\x8e\\x89 | ST   | OP
 text       | Hel | lo |          | 🎉       |      | (the stop string has ended it)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from cbatch import Request
 from cbatch.model.checkpoint import Vocabulary
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -15,13 +16,25 @@ _MOST_HELD = 8
 """Tokens of at least a byte each; a character has at most 4 bytes."""
 
 
-def text_before(text: str, stops: Sequence[str]) -> str | None:
-    """Returns the text before the stop string that ends first, of several the one that is listed first; None without any."""
+def up_to_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """Returns the text before the stop string that ends first, of several the one that is listed first; and whether there is any."""
     ends = [(text.find(stop) + len(stop), order) for order, stop in enumerate(stops) if stop in text]
     if not ends:
-        return None
+        return text, False
     end, order = min(ends)
-    return text[: end - len(stops[order])]
+    return text[: end - len(stops[order])], True
+
+
+def ends_text(vocabulary: Vocabulary) -> Callable[[Request, int], bool]:
+    """Returns a new `State.ends_text` of one engine."""
+    outputs: dict[int, OutputText] = {}
+
+    def ends(request: Request, token: int) -> bool:
+        if request.id not in outputs:
+            outputs[request.id] = OutputText(vocabulary, request.stop_strings)
+        return outputs[request.id].push(token)[1]
+
+    return ends
 
 
 class OutputText:
@@ -72,9 +85,9 @@ class OutputText:
     def _up_to_stop(self, new: str) -> tuple[str, bool]:
         if not self._stops:
             return new, False
-        text = self._kept + new
-        if (before := text_before(text, self._stops)) is not None:
-            return before, True
+        text, is_stopped = up_to_stop(self._kept + new, self._stops)
+        if is_stopped:
+            return text, True
         length = len(text)
         if text.endswith(self._beginnings):
             length -= max(len(beginning) for beginning in self._beginnings if text.endswith(beginning))

@@ -37,7 +37,7 @@ class Workload(Annotations, ABC):
     seed: the draws for request i depend on `seed` and i alone.
     num_requests: the meaning of None differs between workloads.
     sampling: of every request; each request gets its own sampling seed.
-    use_stop_tokens: end a request at an end-of-sequence token. No effect in simulation, which has no tokens.
+    ignore_eos: whether requests go on after an end-of-sequence token. No effect in simulation, which has no tokens.
     load, replications: see `experiments.settings.assemble`; None keeps the workload's own rate.
 
     Raises:
@@ -47,7 +47,7 @@ class Workload(Annotations, ABC):
     seed: Annotated[int, whole(0)] = 0
     num_requests: Annotated[int, whole(1, MOST_REQUESTS)] | None = None
     sampling: Annotated[SamplingKeys, Give("keys of it, as in workload.sampling.temperature=0.7")] = SamplingKeys()
-    use_stop_tokens: bool = False
+    ignore_eos: bool = True
     load: Annotated[float, positive("0.5 for half of the highest rate that any policy can sustain")] | None = None
     replications: Annotated[int, whole(1, 10_000)] = 1
 
@@ -77,7 +77,8 @@ class Workload(Annotations, ABC):
             prompts = self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size)
             columns["prompt"] = self._with_shared(prompts, trace, vocabulary.size)
         seeds = request_seeds(self.seed, Stream.SAMPLING, len(trace))
-        return Drawn(columns, Sampling(**vars(self.sampling)), seeds, self._stop_tokens(vocabulary))
+        stops = () if vocabulary is None or self.ignore_eos else vocabulary.stop_tokens
+        return Drawn(columns, Sampling(**vars(self.sampling)), seeds, stops)
 
     def _random_prompts(self, lengths: list[int], vocabulary_size: int) -> list[list[int]]:
         generators = map(np.random.default_rng, request_seeds(self.seed, Stream.PROMPTS, len(lengths)).tolist())
@@ -103,11 +104,3 @@ class Workload(Annotations, ABC):
                 part = slice(place * size, min((place + 1) * size, len(prompt)))
                 prompt[part] = drawn(1, id_, size)[: part.stop - part.start]
         return prompts
-
-    def _stop_tokens(self, vocabulary: Vocabulary | None) -> tuple[int, ...]:
-        if vocabulary is None or not self.use_stop_tokens:
-            return ()
-        if not vocabulary.stop_tokens:
-            problem = "workload.use_stop_tokens=true: the model has no end-of-sequence token"
-            raise WorkloadError(f"{problem}; set it to false or choose another model")
-        return vocabulary.stop_tokens

@@ -93,7 +93,7 @@ def totals_of(requests: Iterable[Request]) -> Totals:
             totals.longest_prompt = request
         totals.clients.add(request.client)
         totals.extra.update(dict.fromkeys(request.extra))
-        totals.lengths_known &= not (spec_of(request).has_hidden_length or request.stop_tokens)
+        totals.lengths_known &= not (spec_of(request).has_hidden_length or spec_of(request).can_stop)
         totals.by_iteration |= request.arrival_iteration > 0
         totals.prefixes |= bool(request.prefix_hashes)
         by_time |= request.arrival_time > 0

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field
 
 from cbatch import SLO, ConfigError, Request, RequestSpec, Sampling, WorkloadError
+from cbatch.errors import CbatchError
 from cbatch.request_spec import LATEST_ARRIVAL
 from cbatch.validation import Give, read, whole
+from experiments.text import read_messages
 from experiments.workloads.annotate import Timeout
 from experiments.workloads.base import SamplingKeys, Vocabulary, Workload
 from experiments.workloads.readers.source import at_line, json_objects, read_text
@@ -19,15 +21,21 @@ from experiments.workloads.trace import MOST_TOKENS, Column, Fit, Ints, Trace
 _TIME = f"seconds from the start of the run, at most {LATEST_ARRIVAL:g}"
 
 TokenCount = Annotated[int, whole(1, MOST_TOKENS)]
+_Text = Annotated[str, Field(min_length=1)]
 _TokenIds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLine(SamplingKeys):
-    """The keys of a line; one of `prompt` and `token_ids` is mandatory. Others mean what they mean in `RequestSpec`."""
+    """The keys of a line; one of `prompt`, `messages` and `token_ids` is mandatory. Others mean what they mean in `RequestSpec`.
+
+    messages: of a chat, as `read_messages` takes them. stop: texts that end the output.
+    """
 
     prompt: str | None = None
+    messages: Any = None
     token_ids: Annotated[_TokenIds, Give("a list of token ids, at least one, none negative")] | None = None
+    stop: _Text | list[_Text] | None = None
     max_new_tokens: TokenCount
     true_new_tokens: TokenCount | None = None
     arrival_time: Annotated[float, Field(ge=0, le=LATEST_ARRIVAL), Give(_TIME)] = 0.0
@@ -48,15 +56,18 @@ _FIELDS -= {"prompt", "max_new_tokens"}
 class PromptFile(Workload, Fit):
     """The requests of a JSONL file (plain or .gz), in its order; each line is an object with keys of `PromptLine`.
 
-    `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer;
+    `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer, messages one
+    with a chat template;
     token ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
 
     num_requests: the first N that fit; None takes all. max_new_tokens: the limit for lines without one.
+    ignore_eos: by default requests end at the model's end-of-sequence token.
     prediction, pad_outputs: not available, as true output lengths are unknown.
     """
 
     path: str
     max_new_tokens: TokenCount = 128
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +89,9 @@ class PromptFile(Workload, Fit):
         ]
         if vocabulary is not None:
             columns["prompt"] = prompts
+            columns["stop_strings"] = [
+                (line.stop,) if isinstance(line.stop, str) else tuple(line.stop or ()) for line in lines
+            ]
         trace = Trace(
             source=self.path,
             prompt_tokens=np.array([len(prompt) for prompt in prompts]),
@@ -102,8 +116,8 @@ class PromptFile(Workload, Fit):
                 line = read(PromptLine, defaults | record)
             except ConfigError as error:
                 raise at_line(self.path, number, f"{error}; correct or remove the line") from None
-            if (line.prompt is None) == (line.token_ids is None):
-                raise at_line(self.path, number, "give either prompt or token_ids")
+            if [line.prompt, line.messages, line.token_ids].count(None) != 2:
+                raise at_line(self.path, number, "give one of prompt, messages and token_ids")
             if lines and line.arrival_time < lines[-1].arrival_time:
                 times = f"arrival_time {line.arrival_time:g} comes after {lines[-1].arrival_time:g}"
                 raise at_line(self.path, number, f"{times}; sort the lines by arrival_time")
@@ -118,10 +132,14 @@ def _prompt(path: str, number: int, line: PromptLine, vocabulary: Vocabulary | N
             remedy = f"give ids from 0 to {vocabulary.size - 1}"
             raise at_line(path, number, f"token id {largest} is not in the model's vocabulary; {remedy}")
         return line.token_ids
-    assert line.prompt is not None, "checked when read"
     if vocabulary is None:
         remedy = "give token_ids, or run with backend=cpu or backend=cuda"
         raise at_line(path, number, f"a simulation has no tokenizer for prompt text; {remedy}")
+    if line.prompt is None:
+        try:
+            return vocabulary.encode_chat(read_messages(line.messages))
+        except CbatchError as error:
+            raise at_line(path, number, str(error)) from error
     tokens = vocabulary.encode(line.prompt)
     if not tokens:
         raise at_line(path, number, "the prompt has no tokens; give some text")

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -74,29 +75,86 @@ def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
-def test_text_in_and_text_out_of_a_checkpoint(tmp_path: Path) -> None:
+def save_model_of_words(folder: Path) -> None:
+    """Saves a checkpoint with a word for each token, w0 to w95."""
     from tiny_models import CPU, LLAMA, load_model
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    load_model(LLAMA, CPU).save_pretrained(tmp_path / "model")
+    load_model(LLAMA, CPU).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({f"w{id_}": id_ for id_ in range(LLAMA.vocab_size)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(tmp_path / "model")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
+
+
+def outputs_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "outputs.jsonl").read_text().splitlines()]
+
+
+def test_text_in_and_text_out_of_a_checkpoint(tmp_path: Path) -> None:
+    save_model_of_words(tmp_path / "model")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "w3 w14 w15"}\n{"token_ids": [3, 14, 15]}\n')
     prompts = ("workload=prompts", "workload.path=prompts.jsonl", "workload.max_new_tokens=5")
     done = command("run", "backend=cpu", "model.path=model", *prompts, "output=out", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    first, second = (json.loads(line) for line in (tmp_path / "out" / "outputs.jsonl").read_text().splitlines())
-    assert first["output"] == second["output"]
+    first, second = outputs_of(tmp_path / "out")
+    assert first == {**second, "id": 0} and first["prompt"] == "w3 w14 w15"
     assert first["text"] == " ".join(f"w{token}" for token in first["output"])
 
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     ids = ("workload=closed", "workload.num_requests=2", "workload.length=32", "batch=2")
     done = command("run", "backend=cpu", "model.path=model", *ids, "output=out_of_ids", cwd=tmp_path)
     assert done.returncode == 0 and "text=none, outputs are token ids (" in done.stdout.partition("serving")[0]
-    assert "text" not in json.loads((tmp_path / "out_of_ids" / "outputs.jsonl").read_text().splitlines()[0])
+    assert outputs_of(tmp_path / "out_of_ids")[0].keys() == {"id", "finish_reason", "output"}
     assert summary(tmp_path / "out")["about"]["chosen"]["model"] == "model (of model.path)"
+
+
+def test_stop_strings_and_the_models_own_end_end_outputs(tmp_path: Path) -> None:
+    """The output ends with the token that completes a stop string, the text before the string; the same in every loop."""
+    save_model_of_words(tmp_path / "model")
+    numbers = count()
+    lines: list[dict[str, Any]] = [{"token_ids": [*range(20 + place, 50)], "max_new_tokens": 20} for place in range(6)]
+
+    def run(*arguments: str) -> list[dict[str, Any]]:
+        (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        prompts = (
+            "backend=cpu",
+            "model.path=model",
+            "workload=prompts",
+            "workload.path=prompts.jsonl",
+            "batch=4",
+            "chunk=7",
+        )
+        done = command("run", *prompts, *arguments, f"output={next(numbers)}", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        return outputs_of(max(path for path in tmp_path.iterdir() if path.name.isdigit()))
+
+    whole = run("workload.ignore_eos=true")
+    assert {(len(output["output"]), output["finish_reason"]) for output in whole} == {(20, "length")}
+    for line, output in zip(lines, whole, strict=True):
+        line["stop"] = ["never", " ".join(output["text"].split()[8:10])[1:]]  # begins and ends within tokens
+    loops = [
+        ("runtime=sync",),
+        ("backend.pipeline_stages=2",),
+        ("backend.replicas=2",),
+        ("policy=vllm_v1", "kv_tokens=96"),
+    ]
+    for loop in [(), *loops]:
+        for before, output in zip(whole, run("workload.ignore_eos=true", *loop), strict=True):
+            text, stop = before["text"], lines[before["id"]]["stop"][1]
+            place = text.find(stop)
+            assert output["text"] == text[:place] and output["finish_reason"] == "stop"
+            tokens = output["output"]
+            shown = [f"w{token}" for token in tokens if token]  # w0 is a control token
+            assert tokens == before["output"][: len(tokens)] and tokens[-1]
+            assert shown == text.split()[: len(text[: place + len(stop)].split())]
+
+    end = whole[0]["output"][4]
+    (tmp_path / "model" / "generation_config.json").write_text(f'{{"eos_token_id": [{end}]}}')
+    first = run()[0]
+    assert (
+        first["output"] == whole[0]["output"][: whole[0]["output"].index(end) + 1] and first["finish_reason"] == "stop"
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")

@@ -18,6 +18,7 @@ FULL = RequestSpec(
     arrival_iteration=2,
     sampling=Sampling(0.5, seed=3),
     stop_tokens=(1,),
+    stop_strings=("end",),
     client="me",
     session="chat",
     tier="batch",

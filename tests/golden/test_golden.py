@@ -48,6 +48,12 @@ def test_commands_make_the_same(name: str, tmp_path: Path, golden: str) -> None:
         assert now == before, f"`{commands}` made something else"
 
 
+def outputs(path: Path) -> list[dict[str, Any]]:
+    """Returns the tokens of each request."""
+    lines = map(json.loads, path.read_text().splitlines())
+    return [{"id": line["id"], "output": line["output"]} for line in lines]
+
+
 def run(arguments: list[str], folder: Path) -> Ended:
     """Runs a command. A single run without a folder of its own writes to `out`."""
     single = (
@@ -66,7 +72,7 @@ def hashes_of(folder: Path) -> dict[str, str]:
     readers = {
         "requests": ("requests.csv", request_lengths if real else columns),
         "steps": ("steps.csv", None if real else columns),
-        "tokens": ("outputs.jsonl", lambda path: [json.loads(line) for line in path.read_text().splitlines()]),
+        "tokens": ("outputs.jsonl", outputs),
         "plans": ("decisions.jsonl.gz", plans if real else None),
         "summary": ("summary.json", None if real else figures),
         "cells": ("cell.json", figures),

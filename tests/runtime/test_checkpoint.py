@@ -117,7 +117,7 @@ def test_a_shape_at_odds_with_the_checkpoint_is_refused(saved: Path) -> None:
         load_model(replace(LLAMA, num_layers=5, path=str(saved)), CPU)
 
 
-def test_stop_tokens_come_from_the_generation_config_first(folder: Path) -> None:
+def test_stop_tokens_come_from_both_configurations(folder: Path) -> None:
     edit(folder, lambda config: config.update(eos_token_id=5))
     (folder / "generation_config.json").unlink(missing_ok=True)
     assert stop_tokens_of(folder) == (5,)
@@ -127,7 +127,8 @@ def test_stop_tokens_come_from_the_generation_config_first(folder: Path) -> None
     assert stop_tokens_of(folder) == ()
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     assert stop_tokens_of(folder) == (7, 8)
-    assert Vocabulary(spec_from_checkpoint(folder)).stop_tokens == (7, 8)
+    edit(folder, lambda config: config.update(eos_token_id=[5, 7]))
+    assert Vocabulary(spec_from_checkpoint(folder)).stop_tokens == (7, 8, 5)
 
 
 def test_text_goes_through_the_checkpoints_tokenizer(folder: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from cbatch import ConfigError, WorkloadError
 from cbatch.errors import ModelError
 from cbatch.model.checkpoint import Vocabulary
-from experiments.text import OutputText, read_messages, text_before
+from experiments.text import OutputText, read_messages, up_to_stop
 
 CONTROL = ["<s>", "<|im_start|>", "<|im_end|>"]
 CHAT = (
@@ -184,9 +184,10 @@ def test_stop_strings_end_wherever_tokens_begin(vocabulary: Vocabulary) -> None:
 
 def test_the_stop_string_that_ends_first_counts(vocabulary: Vocabulary) -> None:
     for stops in permutations(["b cd", "c", "zz"]):
-        assert text_before("a b cd", stops) == "a b "
-    assert text_before("a b cd", ["bc", "x"]) is None
-    assert text_before("abc", ["bc", "abc"]) == "a" and text_before("abc", ["abc", "bc"]) == ""
+        assert up_to_stop("a b cd", stops) == ("a b ", True)
+    assert up_to_stop("a b cd", ["bc", "x"]) == ("a b cd", False)
+    assert up_to_stop("abc", ["bc", "abc"]) == ("a", True)
+    assert up_to_stop("abc", ["abc", "bc"]) == ("", True)
     tokens = [*vocabulary.encode("a lak")[1:], 2, *vocabulary.encode("e")[1:]]
     assert streamed(vocabulary, tokens, "lakes", "<|im_end|>") == ("a lak", True), "a control token's text"
     assert streamed(vocabulary, tokens, "im_end")[1] is False

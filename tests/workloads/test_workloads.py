@@ -51,6 +51,9 @@ class Letters:
     def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return self.encode("".join(f"{message['role']}>{message['content']}" for message in messages))
+
 
 facts = attrgetter(
     *("id", "num_prompt_tokens", "max_new_tokens", "arrival_time", "arrival_iteration", "prompt", "sampling"),
@@ -138,15 +141,16 @@ def test_another_seed_draws_every_column_anew(column: str) -> None:
     assert sum(one == two for one, two in zip(first, second, strict=True)) <= (40 if column == "tier" else 5)
 
 
-def test_stop_tokens_are_honoured_only_on_request_and_only_where_there_are_tokens() -> None:
+def test_stop_tokens_are_honoured_only_on_request_and_only_where_there_are_tokens(tmp_path: Path) -> None:
     plain = open_loop(num=3)
-    stopping = replace(plain, use_stop_tokens=True)
+    stopping = replace(plain, ignore_eos=False)
     assert {request.stop_tokens for request in plain.requests(Letters())} == {()}
     assert {request.stop_tokens for request in stopping.requests(Letters())} == {(4,)}
     assert {request.stop_tokens for request in stopping.requests(None)} == {()}
-    assert message(lambda: stopping.requests(Letters(stop_tokens=()))) == (
-        "workload.use_stop_tokens=true: the model has no end-of-sequence token; set it to false or choose another model"
-    )
+    assert {request.stop_tokens for request in stopping.requests(Letters(stop_tokens=()))} == {()}
+    (prompt,) = prompt_file(tmp_path, {"prompt": "a"}).requests(Letters())
+    assert prompt.stop_tokens == (4,), "by default"
+    assert replace(prompt_file(tmp_path, {"prompt": "a"}), ignore_eos=True).requests(Letters())[0].stop_tokens == ()
 
 
 # -- closed batch -----------------------------------------------------------------------------------------------------
@@ -336,13 +340,17 @@ def test_a_prompt_file_gives_text_token_ids_and_settings(tmp_path: Path) -> None
             "top_p": 0.5,
             "priority": -2,
             "client": "me",
+            "stop": "x",
         },
+        {"messages": [{"role": "user", "content": "a"}], "arrival_time": 2.0, "stop": ["ab", "c"]},
     )
-    first, second = workload.requests(Letters(size=9000))
+    first, second, third = workload.requests(Letters(size=9000))
     assert (first.prompt, first.max_new_tokens, first.arrival_time) == ([97, 98, 8232, 99], 7, 0.0)
     assert (second.prompt, second.max_new_tokens, second.arrival_time) == ([1, 2], 3, 1.5)
     assert (second.sampling.temperature, second.sampling.top_k, second.sampling.top_p) == (0.5, 4, 0.5)
     assert (second.priority, second.client) == (-2, "me")
+    assert (third.prompt, third.stop_strings) == ([*map(ord, "user>a")], ("ab", "c"))
+    assert (first.stop_strings, second.stop_strings) == ((), ("x",))
     assert first.sampling.seed != second.sampling.seed
     assert [r.id for r in replace(workload, num_requests=1).requests(Letters(size=9000))] == [0]
     assert "line 1: a simulation has no tokenizer for prompt text" in message(lambda: workload.requests(None))
@@ -373,7 +381,10 @@ def test_too_long_of_prompts_and_of_a_mix_sees_the_models_positions(too_long: An
 
 BAD_PROMPTS: list[tuple[object, str]] = [
     ({"promt": "x"}, "promt: no such key; did you mean prompt?"),
-    ({"prompt": "x", "token_ids": [1]}, "give either prompt or token_ids"),
+    ({"prompt": "x", "token_ids": [1]}, "give one of prompt, messages and token_ids"),
+    ({}, "give one of prompt, messages and token_ids"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content: is missing"),
+    ({"prompt": "x", "stop": ["a", ""]}, "stop"),
     ({"prompt": ""}, "the prompt has no tokens"),
     ({"token_ids": [1, 128]}, "token id 128 is not in the model's vocabulary"),
     ({"prompt": "x", "arrival_time": 1}, "arrival_time 1 comes after 2"),
@@ -455,4 +466,4 @@ def test_every_config_builds_its_workload(name: str) -> None:
     folder = ["+traces=some"] if name.startswith(("landscape_", "traces/")) else []
     workload = composed(f"+workload={name}", *folder, *(f"workload.{key}=some.file" for key in keys))
     assert workload.seed == 3
-    assert not workload.use_stop_tokens
+    assert workload.ignore_eos == (name != "prompts")
