@@ -101,9 +101,16 @@ class EngineKVView(KVView):
         cache = self._state.cache
         return 0 if cache is None or request.status is not Status.WAITING else cache.num_shared(request)
 
-    def prefix_names(self, request: Request) -> Sequence[Name]:
+    def prefix_names(self, request: Request, at_most: int | None = None) -> Sequence[Name]:
         cache = self._state.cache
-        return () if cache is None or request.status is not Status.WAITING else cache.names(request)
+        return () if cache is None or request.status is not Status.WAITING else cache.names(request, at_most)
+
+    def changed_names(self) -> Sequence[Name]:
+        if self._state.cache is None:
+            return ()
+        pool = self._state.cache.pool
+        changed, pool.changed = pool.changed, []
+        return changed or ()
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
         new = list(newcomers)

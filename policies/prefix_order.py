@@ -10,6 +10,7 @@
 
 Ties: arrival. With more than 128 requests waiting, `lpm` and `hrrn` are first come, first served. `in_batch`: of several requests
 that share an uncached prefix only the first keeps its place, the others wait until it is cached; default: `lpm` alone does so.
+A plan with `dfs_weight`, or with `spf` and `in_batch`, ranks all who wait.
 
 Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py. Differs from it: whole blocks match; prompts are chunked
 within Sarathi-Serve's budget, whose admission is by free blocks, not by a ratio of declared outputs; a look at the queue refreshes
@@ -22,6 +23,7 @@ from itertools import chain
 from cbatch import ConfigError, Plan, Request, StepRecord, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
+from policies.shared.kept_orders import FewestUncached, KeptOrder
 from policies.shared.prefixes import paths_of, repeated
 
 ORDERS = ("lpm", "dfs_weight", "spf", "hrrn")
@@ -39,9 +41,12 @@ class PrefixOrder(SarathiServe):
         self.order, self.in_batch = order, in_batch
         self._computed = 0  # tokens of all iterations that have ended
         self._computed_before: dict[Request, int] = {}  # the request arrived
+        self._kept: KeptOrder | None = FewestUncached() if order == "spf" and not in_batch else None
 
     def on_arrival(self, request: Request) -> None:
         self._computed_before[request] = self._computed
+        if self._kept is not None:
+            self._kept.expect([request])
 
     def on_step(self, record: StepRecord) -> None:
         self._computed += record.num_prefill_tokens + record.num_decode_tokens
@@ -49,17 +54,26 @@ class PrefixOrder(SarathiServe):
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
         del self._computed_before[request]
+        if self._kept is not None:
+            self._kept.discard([request])
 
     def plan(self, view: View) -> Plan:
         self.steady = is_steady(self.chunking) and not view.waiting
-        return super().plan(view)
+        plan = super().plan(view)
+        if self._kept is not None:
+            self._kept.discard(plan.requests)
+            self._kept.expect(plan.preempt)
+        return plan
 
     def prompts(self, view: View) -> Iterable[Request]:
         return chain(view.prefilling, self.ranked(view))
 
-    def ranked(self, view: View) -> Sequence[Request]:
+    def ranked(self, view: View) -> Iterable[Request]:
         """The waiting requests in the order in which they are admitted."""
-        waiting = list(view.waiting)
+        return self._by_match(view) if self._kept is None else self._kept.in_order(view)
+
+    def _by_match(self, view: View) -> Sequence[Request]:
+        waiting = view.waiting
         if not waiting or (len(waiting) > MOST_RANKED and self.order in ("lpm", "hrrn")):
             return waiting
         if self.order == "dfs_weight":

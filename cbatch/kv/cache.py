@@ -62,9 +62,10 @@ class PrefixCache:
         prefix = _prefix_of(request)
         return prefix.names(0)[: prefix.num_found]
 
-    def names(self, request: Request) -> Sequence[Name]:
-        """Returns the names of the full blocks of a waiting request."""
+    def names(self, request: Request, at_most: int | None) -> Sequence[Name]:
+        """Returns the names of the full blocks of a waiting request, or of the first `at_most`."""
         number = request.num_known // self.pool.block_size
+        number = number if at_most is None else min(number, at_most)
         return _prefix_of(request).names(number)[:number]
 
     def num_shared(self, request: Request) -> int:

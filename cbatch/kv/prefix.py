@@ -33,6 +33,7 @@ class PrefixPool(BlockPool):
 
     live, leaving: int32 [blocks]. num_named: int64 [rows], the leading blocks of each row that have names.
     version: changes with the set of names. now: seconds, kept by the owner for `Eviction`.
+    changed: names registered or forgotten since a reader last emptied it; None while there is no reader.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class PrefixPool(BlockPool):
         self.num_named = np.zeros(num_rows, np.int64)
         self.version = self.num_evicted = 0
         self._num_repeated = 0  # entries of the tables, without the first one of each block
+        self.changed: list[Name] | None = None
         self.now = 0.0
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order of release
@@ -125,6 +127,8 @@ class PrefixPool(BlockPool):
             before = name
         self.num_named[row] = len(names)
         self.version += 1
+        if self.changed is not None:
+            self.changed += islice(names, first, None)
 
     def note_holder(self, row: int, num_tokens: int) -> None:
         """Notes the tokens of the request that is about to release a row, for `CachedBlock.holder_tokens`."""
@@ -197,6 +201,8 @@ class PrefixPool(BlockPool):
                 del self._copies[name]
             return
         del self._blocks[name]
+        if self.changed is not None:
+            self.changed.append(name)
         if before is not None:
             self._num_successors[before] -= 1
             if not self._num_successors[before]:

@@ -46,12 +46,16 @@ class KVView(ABC):
         """Blocks that a waiting request finds in the prefix cache and that are not free, as others hold them: they cost nothing."""
         return 0
 
-    def prefix_names(self, request: Request) -> Sequence[Name]:
+    def prefix_names(self, request: Request, at_most: int | None = None) -> Sequence[Name]:
         """Names of the full blocks of a waiting request; two requests begin alike as far as their names are equal. Empty: unknown.
 
-        The first `request.num_computed / block_size` of them are in the prefix cache.
+        The first `request.num_computed / block_size` of them are in the prefix cache. at_most: names to return; default all.
         """
         return ()
+
+    def changed_names(self) -> Sequence[Name] | None:
+        """Names that have entered or left the prefix cache since the call before, for one reader. None: unknown, any may have."""
+        return None
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
         """Free blocks that a plan gains at once by preempting, beside what `num_lacking` says that these newcomers take."""

@@ -1,7 +1,7 @@
 """Queues of waiting requests: heaps, in which a plan costs no more with 100,000 of them than with ten."""
 
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Any
 
@@ -26,8 +26,15 @@ class WaitingQueue:
             self._latest[request] = self._pushed
             heappush(self._heap, (self.key(request), request.arrival_time, request.id, self._pushed, request))
 
+    def discard(self, request: Request) -> None:
+        """Takes a request out, if it is in."""
+        self._latest.pop(request, None)
+
     def in_order(self, view: View) -> Iterator[Request]:
         """Yields the waiting requests in order. Asking for the next takes the last one out: it has been admitted."""
+        if len(self._heap) > 2 * len(self._latest) + 64:  # most are earlier entries of requests pushed again
+            self._heap = [entry for entry in self._heap if self._latest.get(entry[-1]) == entry[-2]]
+            heapify(self._heap)
         while self._heap:
             *_, number, request = self._heap[0]
             if self._latest.get(request) == number:

@@ -2,6 +2,7 @@
 
 import sys
 from types import FrameType
+from typing import Any
 
 import pytest
 from landscape import LANDSCAPE
@@ -11,6 +12,7 @@ from cbatch import SLO, Limits, Plan, Policy, Request, Server, View
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from policies.chunking import Fixed
+from policies.evictions import LRU
 from policies.length_order import MOST_RANKED
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -47,12 +49,15 @@ class Counting:
             sys.setprofile(None)
 
 
-def calls(name: str, num_waiting: int) -> int:
+def calls(name: str, num_waiting: int, prefix_cache: bool) -> int:
     """Calls of some plans; before them all arrivals are taken in, and all who wait are promoted, once each."""
     policy, cost = Counting(POLICIES[name](8)), UnitCost()
-    server = Server(SimExecutor(cost), Limits(BATCH, 200, 64, tile=1), cost, KVSize(BATCH * 3, 16), asynchronous=False)
+    size, eviction = (KVSize(BATCH * 12, 2), LRU()) if prefix_cache else (KVSize(BATCH * 3, 16), None)
+    server = Server(SimExecutor(cost), Limits(BATCH, 200, 64, tile=1), cost, size, False, prefix_cache=eviction)
+    rest: dict[str, Any] = {"slo": SLO(ttft=1e6), "hash_block": 4}
     asked = [
-        Request(id_, 5 + id_ % 7, 3 + id_ % 5, client=f"{id_ % 3}", slo=SLO(ttft=1e6)) for id_ in range(num_waiting)
+        Request(id_, 5 + id_ % 7, 3 + id_ % 5, client=f"{id_ % 3}", prefix_hashes=(id_ % 5,), **rest)
+        for id_ in range(num_waiting)
     ]
     engine = server.engine(policy, asked)
     while len(policy.calls) < WARM_UP + PLANS:
@@ -60,10 +65,9 @@ def calls(name: str, num_waiting: int) -> int:
     return sum(policy.calls[WARM_UP:])
 
 
-@pytest.mark.parametrize(
-    "name", sorted(POLICIES.keys() - {"dfs_weight", "spf_uncached"})
-)  # which rank all who wait, as SGLang does
-def test_a_plan_with_four_times_the_queue_makes_as_many_calls(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"dfs_weight"}))  # which ranks all who wait, as SGLang does
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_a_plan_with_four_times_the_queue_makes_as_many_calls(name: str, prefix_cache: bool) -> None:
     """The schedules differ where the shortest of more requests is shorter; a heap's depth shows in few calls."""
-    few, many = calls(name, MOST_RANKED + 20), calls(name, 4 * MOST_RANKED)
+    few, many = calls(name, MOST_RANKED + 20, prefix_cache), calls(name, 4 * MOST_RANKED, prefix_cache)
     assert many < 1.5 * few, "work per waiting request would make it 3.5 times as many"

@@ -1,10 +1,12 @@
 """Orders by what the prefix cache holds, on worked examples of SGLang's rules and of DLPM."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from random import Random
 from typing import Any
 
 import pytest
+from test_prefix_cache import MODES, AnyOrder, serve
 from unit_machine import golden
 
 from cbatch import Engine, Limits, Plan, Request, Server, View
@@ -16,6 +18,7 @@ from policies.dlpm import DLPM
 from policies.evictions import LRU
 from policies.prefix_order import PrefixOrder
 from policies.sarathi_serve import SarathiServe
+from policies.shared.kept_orders import FewestUncached, KeptOrder
 
 
 class Told:
@@ -51,7 +54,10 @@ class Told:
         return made
 
     def order(self, order: str, in_batch: bool | None = None) -> str:
-        ranked = PrefixOrder(Fixed(4), order, in_batch).ranked(self.engine.view)
+        policy = PrefixOrder(Fixed(4), order, in_batch)
+        for request in self.engine.view.waiting:
+            policy.on_arrival(request)
+        ranked = policy.ranked(self.engine.view)
         return " ".join(self.names[request] for request in ranked)
 
 
@@ -180,3 +186,50 @@ def test_a_refill_gives_every_client_in_debt_a_quantum() -> None:
     )
     assert ran.schedule == "A18 A24 | A11 B16 | A11 A31"
     assert policy.deficits == {"a": 10 - 12 - 1 - 1 - 1 + 10 - 1 - 1 - 1, "b": 10 - 6 - 1}
+
+
+class Ranks(AnyOrder):
+    """Makes random plans, some of them by a kept order, and compares this order with that of all waiting requests at each plan."""
+
+    def __init__(self, numbers: Random, kept: KeptOrder, plain: Callable[[View], list[Request]]) -> None:
+        super().__init__(numbers.randint(0, 1_000_000), preempts=numbers.choice((0.0, 0.05, 0.2)), rejects=0.02)
+        self.kept, self.plain = kept, plain
+        self.requests: dict[int, Request] = {}  # by identity, as `deepcopy` has them
+
+    def on_arrival(self, request: Request) -> None:
+        self.requests[id(request)] = request
+        self.kept.expect([request])
+
+    def on_finish(self, request: Request) -> None:
+        self.kept.discard([request])
+
+    def plan(self, view: View) -> Plan:
+        expected = self.plain(view)
+        self.kept.in_order(view)
+        assert [*deepcopy(self.kept, dict(self.requests)).in_order(view)] == expected
+        plan = super().plan(view)
+        if self._random.random() < 0.5 and not view.num_in_flight:
+            made = view.plan()
+            made.add_decodes(preempt_newest=True)
+            for request, other in zip(self.kept.in_order(view), expected, strict=False):
+                assert request is other
+                if not made.add(request, self._random.randint(1, 9)):
+                    break
+            plan = made.build() if made.num_requests else plan
+        self.kept.discard(plan.requests)
+        self.kept.expect(plan.preempt)
+        return plan
+
+
+def by_uncached(view: View) -> list[Request]:
+    return sorted(view.waiting, key=lambda request: request.num_ready)
+
+
+@pytest.mark.parametrize(("kept", "plain"), [(FewestUncached, by_uncached)])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_order_that_is_kept_is_that_of_all_who_wait(
+    kept: Callable[[], KeptOrder], plain: Callable[[View], list[Request]], mode: str, num_cancellations: int, draw: int
+) -> None:
+    """Blocks are registered and evicted, requests arrive, are admitted, preempted, rejected and cancelled."""
+    for seed in range(draw, draw + 2 * num_cancellations):
+        serve(lambda numbers: Ranks(numbers, kept(), plain), seed, mode)

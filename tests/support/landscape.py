@@ -33,7 +33,7 @@ LANDSCAPE: dict[str, Callable[[int], Policy]] = {
     "hrrn": lambda chunk: LengthOrder(Fixed(chunk), Predictor(), "hrrn"),
     "lpm": lambda chunk: PrefixOrder(Fixed(chunk)),
     "dfs_weight": lambda chunk: PrefixOrder(Fixed(chunk), "dfs_weight"),
-    "spf_uncached": lambda chunk: PrefixOrder(Fixed(chunk), "spf", in_batch=True),
+    "spf_uncached": lambda chunk: PrefixOrder(Fixed(chunk), "spf"),
     "hrrn_uncached": lambda chunk: PrefixOrder(Fixed(chunk), "hrrn"),
     "dlpm": lambda chunk: DLPM(Fixed(chunk), quantum=20),
     "trail": lambda chunk: Trail(Fixed(chunk), Bins(4, 16, refresh=2)),
