@@ -1,17 +1,18 @@
-"""Iterations over time: prefill, decode and padding tokens; requests running and waiting; KV cache."""
+"""Iterations over time: prefill, decode and padding tokens; requests running and waiting; KV cache; what prompts consist of."""
 
 from math import ceil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
-from experiments.store.tables import read_steps
+from experiments.store.tables import read_requests, read_steps
 
 _MOST_STEPS = 400
 """Iterations that are drawn one by one; of more, at most a third as many means, of several iterations each."""
@@ -21,18 +22,27 @@ _TOKENS = {
     "padding": ("num_padding_tokens", PADDING),
 }
 """Column and colour by kind of token."""
+_PARTS = {"found": "#009E73", "computed": PREFILL, "recomputed": "#D55E00"}
+_MOST_PARTS = 60
+"""Parts of the time, each with the prompts of the requests that were admitted in it."""
 
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN) -> Figure:
-    """Draws three panels over time. Raises ConfigError: no finished run, or several; it has no iterations."""
+    """Draws three panels over time, and with a prefix cache a fourth: what the prompts consist of that were admitted at the time.
+
+    Raises ConfigError: no finished run, or several; it has no iterations.
+    """
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
     steps = read_steps(run["folder"])
     if steps.empty:
         raise ConfigError(f"{run['folder']}: the run has no iterations to draw; choose another run")
     drawn, how = _thin_out(steps)
-    figure, [[tokens], [requests], [memory]] = new_figure(3, 1, 4.4, ratios=(2, 1, 1), sharex=True)
+    served = read_requests(run["folder"])
+    cached = "cached_tokens" in served
+    figure, rows = new_figure(3 + cached, 1, 4.4 + 0.9 * cached, ratios=(2, *[1] * (2 + cached)), sharex=True)
+    tokens, requests, memory = (row[0] for row in rows[:3])
     shown_tokens = {name: parts for name, parts in _TOKENS.items() if drawn[parts[0]].any()}
     counts = [drawn[column] for column, _ in shown_tokens.values()]
     colours = [colour for _, colour in shown_tokens.values()]
@@ -43,16 +53,38 @@ def draw(folder: Path, look: Look = PLAIN) -> Figure:
     requests.set_ylabel("requests")
     used = drawn["kv_blocks_used"] / run["limits.kv_blocks"]
     memory.plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
-    memory.set(xlabel="time [s]", ylabel="KV cache used")
-    memory.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    for panel in (tokens, requests, memory):
+    memory.set(ylabel="KV cache used")
+    for row in rows[3:]:
+        _draw_prompts(row[0], served, steps["started"].max())
+    for row in rows[2:]:
+        row[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    for [panel] in rows:
         panel.set_ylim(bottom=0)
         panel.xaxis.grid(visible=False)
         panel.margins(x=0.005)
-    for panel in (tokens, requests):
+    for [panel] in (*rows[:2], *rows[3:]):
         panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    rows[-1][0].set_xlabel("time [s]")
     add_title(figure, shown, str(run["label"]), note=how, look=look)
     return figure
+
+
+def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
+    """Draws shares of prompt tokens, of the requests admitted in each part of the time up to `end`."""
+    admitted = requests.dropna(subset="admitted")
+    edges = np.linspace(0, end, min(_MOST_PARTS, max(len(admitted) // 10, 1)) + 1)
+    kinds = {
+        "found": admitted["cached_tokens"],
+        "computed": admitted["prompt_tokens"] - admitted["cached_tokens"],
+        "recomputed": admitted["recomputed_tokens"],
+    }
+    kinds = {name: tokens for name, tokens in kinds.items() if tokens.any()}
+    sums = np.array([np.histogram(admitted["admitted"], edges, weights=tokens)[0] for tokens in kinds.values()])
+    shares = np.pad(sums / np.maximum(sums.sum(axis=0), 1), ((0, 0), (0, 1)), mode="edge")
+    panel.stackplot(
+        edges, *shares, step="post", labels=list(kinds), colors=[_PARTS[name] for name in kinds], linewidth=0
+    )
+    panel.set(ylabel="prompt tokens", ylim=(0, 1))
 
 
 def _thin_out(steps: pd.DataFrame) -> tuple[pd.DataFrame, str]:

@@ -5,7 +5,7 @@ against rate (QoServe), and throughput, and its gain over a baseline policy, aga
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from math import ceil
 from pathlib import Path
 from textwrap import fill
@@ -34,6 +34,7 @@ Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 
 USUAL_BASELINE = "request_level"
 _MOST_ACROSS = 3  # panels of a page's width
+_REFERENCE = "belady"  # an eviction that reads the future
 _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
 
@@ -52,6 +53,7 @@ AXES = {
     "pd": Axis(
         "P:D ratio [prefill / decode tokens]", ("workload.pd_ratio", "workload.lengths.pd_ratio"), "2,5,14,28", log=True
     ),
+    "kv": Axis("size of the KV cache [tokens]", ("kv_tokens",), "20000,40000,80000", log=True),
 }
 """What an x axis is called, by a name for `x`."""
 
@@ -96,11 +98,12 @@ def draw(
     """Draws a panel for each figure, of each workload, with a line for each policy and whatever else varies.
 
     Of several seeds, the line is the mean, and a band its 95% interval. A figure that a pattern names and that is equal in
-    all runs is stated below instead. Raises ConfigError: no finished runs, fewer than two values of x, too many series, no
-    such figure or baseline.
+    all runs is stated below instead. An eviction that reads the future is a grey, dashed line.
+
+    Raises ConfigError: no finished runs, fewer than two values of x, too many series, no such figure or baseline.
 
     Args:
-        x: the setting on the x axis by its key; or rate, requests per second; or pd, the P:D ratio.
+        x: the setting on the x axis by its key; or rate, requests per second; pd, the P:D ratio; kv, the size of the KV cache.
         y: figures of summary.json by key or pattern, as in ttft_seconds.p99,attainment.tiers.*.share.
         baseline: a policy; adds a panel of each figure over that of the policy.
         goal: the share in percent that a thin line marks.
@@ -121,6 +124,7 @@ def draw(
         baseline = ""
     is_base = is_baseline(frame, baseline) if baseline else frame["label"] == ""
     frame = pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame
+    references = set(frame.loc[frame["eviction"] == _REFERENCE, "label"]) if "eviction" in frame else set()
     bases = frame.loc[is_base, "label"].head(1).tolist()
     cells = [
         (of, key, over) for of in frame["of"].unique() for key in keys if key not in equal for over in ("", *bases)
@@ -128,11 +132,11 @@ def draw(
     figure, panels = _panels([of for of, _, _ in cells])
     for panel, (of, key, over) in zip(panels, cells, strict=True):
         points = points_of(frame[frame["of"] == of], x, key)
-        _draw_panel(panel, points, list(frame["label"].unique()), heading_of(key), over)
-        _finish_panel(panel, axis, heading_of(key).kind, goal, over)
+        _draw_panel(panel, points, list(frame["label"].unique()), references, heading_of(key), over)
+        _finish_panel(panel, axis, sorted(points["x"].unique()), heading_of(key).kind, goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
     handles, below = panels[0].get_legend_handles_labels()[0], _notes(frame, x, keys, equal)
-    add_title(figure, frame, handles=handles, note=describe_points(frame, x), below=below, look=look)
+    add_title(figure, frame, frame["heading"].iloc[0], handles, describe_points(frame, x), below, look)
     return figure
 
 
@@ -170,14 +174,21 @@ def _panels(workloads: Sequence[str]) -> tuple[Figure, list[Axes]]:
     return figure, panels[: len(workloads)]
 
 
-def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], heading: Heading, over: str) -> None:
-    """Draws a line for each label, and a band of its intervals; divided by the means of the label `over` at the same x, unless it is empty."""
+def _draw_panel(
+    panel: Axes, points: pd.DataFrame, labels: Sequence[str], references: Set[str], heading: Heading, over: str
+) -> None:
+    """Draws a line for each label, and a band of its intervals; divided by the means of the label `over` at the same x, unless it is empty.
+
+    references: labels of lines that no policy reaches.
+    """
     if over:
         base = points["x"].map(points[points["label"] == over].set_index("x")["mean"])
         points = points.assign(**points[["mean", "low", "high"]].div(base, axis=0)).dropna()
         panel.axhline(1.0, **_GREY)
     for index, label in enumerate(labels):
         line, style = points[points["label"] == label], line_style(index)
+        if label in references:
+            style, label = {"color": "#777777", "linestyle": "--", "linewidth": 1.2}, f"{label} (reads the future)"
         panel.plot(line["x"], line["mean"], label=label, **style)
         if (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
@@ -185,7 +196,7 @@ def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], headin
     panel.set_ylabel(fill(f"{name.partition(' [')[0]} over {over}" if over else name, 30))
 
 
-def _finish_panel(panel: Axes, axis: Axis, kind: str, goal: float, over: str) -> None:
+def _finish_panel(panel: Axes, axis: Axis, places: Sequence[float], kind: str, goal: float, over: str) -> None:
     """Scales the axes: latencies are logarithmic, shares end at 100%, others begin at 0."""
     if kind == "log" and not over:
         panel.set_yscale("log")
@@ -200,7 +211,7 @@ def _finish_panel(panel: Axes, axis: Axis, kind: str, goal: float, over: str) ->
     panel.set_xlabel(axis.text)
     if axis.log:
         panel.set_xscale("log")
-        label_log(panel.xaxis)
+        label_log(panel.xaxis, places)
     elif panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:
         panel.set_xlim(left=0)
 

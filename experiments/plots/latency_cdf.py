@@ -55,7 +55,8 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     sizes = frame.groupby("label").size()
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
     below = coincide_text(frame, [column for column in map(str, frame) if column.startswith(_FIGURES)])
-    add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0], note=note, below=below, look=look)
+    heading, handles = frame["heading"].iloc[0], axes[0][0].get_legend_handles_labels()[0]
+    add_title(figure, frame, heading, handles, note, below, look)
     return figure
 
 

@@ -1,32 +1,40 @@
 """Building blocks of figures: plain logarithmic axes, lanes of activity."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import isinf
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+_MOST_VALUES = 7  # that are labelled on an axis
 
 
-def label_log(axis: Axis) -> None:
+def label_log(axis: Axis, values: Sequence[float] = ()) -> None:
     """Labels a logarithmic axis, after drawing, with a few plain numbers however few decades it spans; ticks all multiples.
 
     Without a positive value, as of gaps between single tokens, no logarithmic axis can be drawn: it becomes linear.
+
+    values: ascending; labels these instead, unless they are many, or too close to each other.
     """
     if isinf(axis.get_minpos()):
         axis.axes.set(**{"xscale" if axis is axis.axes.xaxis else "yscale": "linear"})
         return
     low, high = sorted(axis.get_view_interval())
-    if high < 2 * low:
+    if 2 <= len(values) <= _MOST_VALUES and all(two >= 1.25 * one for one, two in pairwise(values)):
+        axis.set_major_locator(FixedLocator(values))
+    elif high < 2 * low:
         axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3))
     else:
         # by the most that the ends may be apart
         steps = {3.5: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), 8: (1, 1.5, 2, 3, 5, 7), 20: (1, 2, 3, 5), 100: (1, 2, 5)}
         others = (1, 3) if high < 1000 * low else (1,)
         axis.set_major_locator(LogLocator(subs=next((steps[most] for most in steps if high < most * low), others)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=99))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    exact = isinstance(axis.get_major_locator(), FixedLocator)
+    axis.set_minor_locator(NullLocator() if exact else LogLocator(subs=range(2, 10), numticks=99))
     axis.set_minor_formatter(NullFormatter())
 
 

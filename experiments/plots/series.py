@@ -32,11 +32,14 @@ def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
 def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -> pd.DataFrame:
     """Reads the finished runs that `look.runs` chooses; prints which are left out.
 
-    Runs that differ only in a seed, or in the settings `shown`, share a label. Raises ConfigError: there are none, or more
-    than `MOST_SERIES` labels.
+    Runs that differ only in a seed, or in the settings `shown`, share a label. A policy that all labels would begin with is left
+    to the heading, column `heading`. Raises ConfigError: there are none, or more than `MOST_SERIES` labels.
     """
     runs, omitted = select_runs(folder, look.runs)
-    runs = _arrange(runs.assign(label=label_runs(runs, shown)), look)
+    labels, policy = label_runs(runs, shown), str(runs["policy"].iloc[0])
+    shared = labels.str.startswith(f"{policy}, ").all()
+    labels = labels.str.removeprefix(f"{policy}, ") if shared else labels
+    runs = _arrange(runs.assign(label=labels, heading=policy if shared else ""), look)
     if (count := runs["label"].nunique()) > MOST_SERIES:
         most = f"this plot shows at most {MOST_SERIES} series, the folder holds {count}"
         raise ConfigError(f"{most}; choose with runs=TEXT, a part of folder names")

@@ -96,7 +96,7 @@ def heading_of(key: str) -> Heading:
     group, _, rank = key.partition(".")
     if group in LATENCIES:
         name, _, factor, unit = LATENCIES[group]
-        return Heading(f"{name} {rank} [{unit}]", factor, "log", "lower")
+        return Heading(f"mean {name} [{unit}]" if rank == "mean" else f"{name} {rank} [{unit}]", factor, "log", "lower")
     if parts := _ATTAINMENT.fullmatch(key):
         objective = parts["objective"] and parts["objective"].upper().replace("TOTAL", "end to end")
         return Heading(" ".join(filter(None, [parts["tier"], objective, "attained [%]"])), 100.0, "share", "higher")

@@ -17,7 +17,7 @@ from test_schedule_chart import with_decisions
 from cbatch import ConfigError
 from experiments.plot import NAMES, main
 from experiments.plots import composition, curves, latency_cdf, service
-from experiments.plots.style import Look
+from experiments.plots.style import Look, new_figure
 
 T1 = 12.7062
 """Standard errors that the interval of a mean of two values reaches to each side."""
@@ -94,6 +94,20 @@ def test_any_figure_against_any_setting(tmp_path: Path) -> None:
     assert lines(speeds) == {"prefill_first": ([4, 8], [400, 800])}
     assert lines(iterations) == {"prefill_first": ([4, 8], [5, 5])}
     assert "preemptions: 1 in each run" in figure.get_supxlabel()
+
+
+def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_path: Path) -> None:
+    for eviction, tokens in product(("belady", "lru"), (20000, 80000)):
+        found = {"hit_share": tokens / 100000 - 0.1 * (eviction == "lru")}
+        settings = {"kv_tokens": tokens, "eviction": eviction}
+        write_run(tmp_path / f"{eviction}{tokens}", settings=settings, figures={"prefix_cache": found})
+    figure = curves.draw(tmp_path, x="kv_tokens", y=("prefix_cache.hit_share",))
+    [panel] = figure.axes
+    best, lru = panel.get_lines()
+    assert (best.get_label(), best.get_linestyle()) == ("eviction=belady (reads the future)", "--")
+    assert (lru.get_label(), list(lru.get_ydata())) == ("eviction=lru", [pytest.approx(10), pytest.approx(70)])
+    assert panel.get_xlabel() == "size of the KV cache [tokens]" and list(panel.get_xticks()) == [20000, 80000]
+    assert figure.legends[0].get_title().get_text().startswith("prefill_first: ")
 
 
 def write_rates(folder: Path, key: str, values: Iterable[float], workload: str = "open_loop") -> Path:
@@ -209,6 +223,19 @@ def test_composition_of_iterations_over_time(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(composition, "_MOST_STEPS", 4)  # means of four iterations, and of the last one
     means = lines(composition.draw(folder).axes[1])
     assert means["running"] == ([1.25, 11.5], [1.0, 0.0])
+
+
+def test_what_prompts_consist_of_with_a_prefix_cache() -> None:
+    """Ten requests are admitted in each of two seconds."""
+    columns = {"cached_tokens": [20] * 10 + [0] * 10, "recomputed_tokens": [0] * 19 + [100]}
+    requests = pd.DataFrame({"admitted": [0.5] * 10 + [1.5] * 10, "prompt_tokens": [40] * 20, **columns})
+    panel = new_figure(1, 1, 1.0)[1][0][0]
+    composition._draw_prompts(panel, requests, 2.0)
+    tops = [
+        [y for x, y in area.get_paths()[0].vertices if x == place] for area in panel.collections for place in (0.0, 2.0)
+    ]
+    assert [area.get_label() for area in panel.collections] == ["found", "computed", "recomputed"]
+    assert [max(values) for values in tops] == pytest.approx([0.5, 0, 1, 0.8, 1, 1])
 
 
 def test_service_of_clients_over_time(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,7 @@ def write_run(
     if speed is not None:
         summary["throughput"]["total_tokens_per_second"] = speed
     for group, values in figures.items():
-        summary[group] |= values
+        summary.setdefault(group, {}).update(values)
     write_results(folder, record, collect_served(record), summary, timeline=True)
     write_json(folder / SUMMARY, summary)
     return folder
