@@ -31,9 +31,9 @@ def foresee(latest: InFlight | None, state: State, ends: bool) -> list[int]:
 def repeats(latest: InFlight, state: State) -> bool:
     """Whether the latest plan computes one token of each running request, and nothing has changed since.
 
-    With a prefix cache also: nobody waits, who would find other blocks meanwhile, and no time decides what is evicted.
+    With a prefix cache also: no time decides what is evicted, and those who wait find what they found.
     """
-    if state.cache is not None and (state.waiting or not state.cache.is_steady):
+    if (cache := state.cache) is not None and not (cache.is_steady and (cache.is_as_planned or not state.waiting)):
         return False
     rows, step = state.decoding.rows, latest.step
     unchanged = state.pool.num_used, len(state.waiting), len(rows)
@@ -48,11 +48,16 @@ def num_repeats(step: Step, state: State) -> int:
     left: list[int] = (table.limit[rows] - table.total[rows]).tolist()
     if table.has_hidden_lengths:
         left += [tokens for tokens in (table.stop[rows] - table.known[rows]).tolist() if tokens > 0]
-    return min(MOST, min(left) - 1)
+    if state.cache is not None and state.waiting:
+        left.append(state.cache.num_unchanged(rows) + 1)
+    return max(min(MOST, min(left) - 1), 0)
 
 
 def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
-    """Returns the KV blocks in use after each of so many iterations that repeat this one, as long as there are enough."""
+    """Returns the KV blocks in use after each of so many iterations that repeat this one, as long as there are enough.
+
+    With a prefix cache, and while somebody waits: as long as no cached block is taken.
+    """
     pool, rows = state.pool, step.rows
     # requests, by the iteration in which each takes its next block
     first = np.minimum(pool.room[rows] - state.table.computed[rows], num_iterations)
@@ -60,7 +65,8 @@ def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
     for iteration in range(pool.block_size, num_iterations):
         taken[iteration] += taken[iteration - pool.block_size]
     used = list(accumulate(taken, initial=pool.num_used))
-    return used[1 : bisect_right(used, pool.num_blocks)]
+    num_kept = state.cache.pool.num_cached if state.cache is not None and state.waiting else 0
+    return used[1 : bisect_right(used, pool.num_blocks - num_kept)]
 
 
 def entered(

@@ -118,7 +118,6 @@ class State:
             self.cache.admit(plan.requests, newcomers, start, now)
         self._extend(rows, taking, num_blocks)
         if self.cache is not None:
-            self.cache.pool.check_writes(rows, start)
             self.cache.register(plan.requests, rows, np.minimum(end, known))
         sampled = (end == total).nonzero()[0]
         carry = table.sampled_row[rows]

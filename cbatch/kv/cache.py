@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+import numpy as np
+
 from cbatch.errors import WorkloadError
 from cbatch.kv.eviction import Eviction, Name, call
 from cbatch.kv.names import Prefix
@@ -20,12 +22,23 @@ class PrefixCache:
 
     def __init__(self, pool: PrefixPool, table: RequestTable) -> None:
         self.pool, self._table = pool, table
+        self._planned_version = -1
         self._looks_ahead = type(pool.eviction).on_submit is not Eviction.on_submit
 
     @property
     def is_steady(self) -> bool:
         """Whether the eviction decides by what happens to blocks alone, not by the time."""
         return not self.pool.eviction.dynamic
+
+    @property
+    def is_as_planned(self) -> bool:
+        """Whether waiting requests find what they found when the latest step was planned."""
+        return self.pool.version == self._planned_version
+
+    def num_unchanged(self, rows: Ints) -> int:
+        """Returns how many iterations can compute a token of each of these rows before one of them gets another named block."""
+        filled = np.minimum(self._table.computed[rows], self._table.known[rows])
+        return int(((self.pool.num_named[rows] + 1) * self.pool.block_size - filled).min()) - 1
 
     def check(self, request: Request) -> None:
         """Raises WorkloadError for prefix hashes that are not cumulative ids of whole blocks."""
@@ -77,10 +90,9 @@ class PrefixCache:
 
         num_tokens: found when the plan was checked, [requests].
         """
-        self.pool.now, new = now, set(newcomers)
-        for place, request in enumerate(requests):
-            if request in new:
-                self._admit(request, num_tokens.item(place))
+        self.pool.now, self._planned_version = now, self.pool.version
+        for place in map(requests.index, newcomers):
+            self._admit(requests[place], num_tokens.item(place))
 
     def _admit(self, request: Request, num_tokens: int) -> None:
         pool, prefix, number = self.pool, _prefix_of(request), num_tokens // self.pool.block_size
@@ -97,7 +109,7 @@ class PrefixCache:
         """Names the full blocks of a step's requests. num_tokens: known, and computed by this step or before, [rows]."""
         num_full = num_tokens // self.pool.block_size
         for place in (num_full > self.pool.num_named[rows]).nonzero()[0].tolist():
-            self._name(requests[place], num_full.item(place))
+            self._register(requests[place], num_full.item(place))
 
     def register_repeated(self, requests: Sequence[Request], num_tokens: Ints) -> None:
         """Names full blocks as `register` after each of several steps that computed one token of each request."""
@@ -106,16 +118,17 @@ class PrefixCache:
             named = self.pool.num_named.item(request.row)
             full += [(number * size - tokens, place, number) for number in range(named + 1, tokens // size + 1)]
         for _, place, number in sorted(full):
-            self._name(requests[place], number)
+            self._register(requests[place], number)
 
     def release(self, request: Request) -> None:
         """Prepares the release of a request's blocks: all full ones get names, and the eviction hears of it."""
         pool, table, row = self.pool, self._table, request.row
         number = min(table.computed.item(row), table.known.item(row)) // pool.block_size
-        names = self._name(request, number)
-        _prefix_of(request).num_lost = table.computed.item(row)
+        self._register(request, number)
+        prefix = _prefix_of(request)
+        prefix.num_lost = table.computed.item(row)
         pool.note_holder(row, table.total.item(row))
-        call(pool.eviction, "on_release", request, names, pool.now)
+        call(pool.eviction, "on_release", request, prefix.names(number)[:number], pool.now)
 
     def end(self, request: Request) -> None:
         """Prepares the end of a request, wherever it is, and forgets it."""
@@ -124,11 +137,8 @@ class PrefixCache:
         request.prefix = None
         call(self.pool.eviction, "on_finish", request)
 
-    def _name(self, request: Request, num_blocks: int) -> Sequence[Name]:
-        names = _prefix_of(request).names(num_blocks)[:num_blocks]
-        if num_blocks > self.pool.num_named.item(request.row):
-            self.pool.register(request.row, names)
-        return names
+    def _register(self, request: Request, num_blocks: int) -> None:
+        self.pool.register(request.row, _prefix_of(request).names(num_blocks), num_blocks)
 
 
 def _prefix_of(request: Request) -> Prefix:

@@ -3,13 +3,15 @@
 A name is a hash of the name before and of the block's content:
 
     real tokens    128 bits of blake2b over the token ids; the first name before is that of the request's `salt`
-    simulation     64 bits over the hash id that covers the block and the block's place in it (`RequestSpec.prefix_hashes`);
-                   over the conversation, or else the request, and the block's place in it, where no hash id covers the block whole
+    simulation     64 bits over the hash id that covers the block (`RequestSpec.prefix_hashes`), or else over the conversation or the
+                   request, plus the block's place in it: the names of many blocks are made at once
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbatch.kv.eviction import Name
 from cbatch.kv.prefix import PrefixPool
@@ -27,6 +29,7 @@ class Prefix:
         "_hashes",
         "_names",
         "_num_found",
+        "_num_hashed",
         "_num_parts",
         "_pool",
         "_prompt",
@@ -34,6 +37,7 @@ class Prefix:
         "_seen",
         "_table",
         "_text",
+        "_text_name",
         "num_lost",
     )
 
@@ -43,7 +47,9 @@ class Prefix:
         size, spec = pool.block_size, spec_of(request)
         self._num_parts = max(spec.hash_block // size, 1)  # blocks of a hash id
         self._hashes = spec.prefix_hashes if spec.hash_block else ()
+        self._num_hashed = min(len(self._hashes) * self._num_parts, spec.num_prompt_tokens // size)  # blocks
         self._text = ("request", spec.id) if spec.conversation is None else ("conversation", spec.conversation)
+        self._text_name: int | None = None  # of its first block, if all were text
         self._names: list[Name] = []
         self._num_found = self.num_lost = 0
         self._seen = (-1, -1)  # the pool's version and the known tokens when the request was looked up
@@ -58,10 +64,10 @@ class Prefix:
         """Leading blocks that the cache holds. As names are closed, a lookup begins where the latest one ended."""
         pool, now = self._pool, (self._pool.version, self._request.num_known)
         if self._seen != now:
-            number, most = self._num_found, (now[1] - 1) // pool.block_size
-            while number and self._names[number - 1] not in pool:
+            names, number, most = self._names, self._num_found, (now[1] - 1) // pool.block_size
+            while number and names[number - 1] not in pool:
                 number -= 1
-            while number < most and self.names(number + 1)[number] in pool:
+            while number < most and (names[number] if number < len(names) else self.names(number + 1)[number]) in pool:
                 number += 1
             self._num_found, self._seen = number, now
         return self._num_found
@@ -71,23 +77,28 @@ class Prefix:
         names = self._names
         if len(names) < num_blocks:
             assert num_blocks * self._pool.block_size <= self._request.num_known, "only a full block has a name"
-            name = names[-1] if names else spec_of(self._request).salt.encode()
-            for index in range(len(names), num_blocks):
-                name = self._name(index, name)
-                names.append(name)
+        while len(names) < num_blocks:
+            names += self._next_names(num_blocks, names[-1] if names else spec_of(self._request).salt.encode())
         return names
 
-    def _name(self, index: int, before: Name) -> Name:
-        size = self._pool.block_size
-        tokens = None
-        if self._prompt is not None and (index + 1) * size <= len(self._prompt):
-            tokens = self._prompt[index * size : (index + 1) * size]
-        elif self._table.tokens is not None:
-            tokens = self._table.tokens[self._request.row, index * size : (index + 1) * size]
-        if tokens is not None:
+    def _next_names(self, num_blocks: int, before: Name) -> Sequence[Name]:
+        """Returns names for the blocks behind those that have one: as many as are made at once."""
+        index = len(self._names)
+        if (tokens := self._tokens(index)) is not None:
             assert isinstance(before, bytes)
-            return blake2b(before + tokens.tobytes(), digest_size=16).digest()
-        place, part = divmod(index, self._num_parts)
-        if place < len(self._hashes) and (index + 1) * size <= self._request.num_prompt_tokens:
-            return hash((before, self._hashes[place], part))
-        return hash((before, *self._text, index))
+            return (blake2b(before + tokens.tobytes(), digest_size=16).digest(),)
+        if index < self._num_hashed:
+            first = hash((before, self._hashes[index // self._num_parts]))
+            return range(first, first + min(self._num_parts, self._num_hashed - index))
+        if self._text_name is None:
+            self._text_name = hash((before, *self._text)) - index
+        return range(self._text_name + index, self._text_name + num_blocks)
+
+    def _tokens(self, index: int) -> NDArray[np.int32] | None:
+        """Returns the token ids of a block; None in simulation."""
+        size = self._pool.block_size
+        if self._prompt is not None and (index + 1) * size <= len(self._prompt):
+            return self._prompt[index * size : (index + 1) * size]
+        if self._table.tokens is not None:
+            return self._table.tokens[self._request.row, index * size : (index + 1) * size]
+        return None

@@ -107,28 +107,43 @@ class PrefixPool(BlockPool):
         self.room[row] = len(blocks) * self.block_size
         self.num_named[row] = len(blocks)
 
-    def register(self, row: int, names: Sequence[Name]) -> None:
-        """Names the leading blocks of a row, which are full; those that have a name already keep it."""
+    def register(self, row: int, names: Sequence[Name], num_blocks: int) -> None:
+        """Names the first blocks of a row, which are full; those that have a name already keep it."""
         first = self.num_named.item(row)
-        blocks = self.tables[row, first : len(names)]
-        self._depth[blocks] = np.arange(first, len(names))
-        self._num_uses[blocks] = 1
-        self._created[blocks] = np.arange(self._clock, self._clock + len(blocks))
-        self._clock += len(blocks)
-        before, successors = names[first - 1] if first else None, self._num_successors
-        for block, name in zip(blocks.tolist(), islice(names, first, None), strict=True):
+        if not (new := names[first:num_blocks]):
+            return
+        blocks = self.tables[row, first:num_blocks]
+        assert not np.count_nonzero(self.live[blocks] != 1), "a block that is written belongs to one request"
+        if not self._in_order:
+            self._depth[blocks] = np.arange(first, num_blocks)
+            self._num_uses[blocks] = 1
+            self._created[blocks] = np.arange(self._clock, self._clock + len(blocks))
+            self._clock += len(blocks)
+        before = names[first - 1] if first else None
+        all_new = self._blocks.keys().isdisjoint(new)
+        for block, name in zip(blocks.tolist(), new, strict=True):
             self._names[block], self._before[block] = name, before
-            if (oldest := self._blocks.setdefault(name, block)) != block:
-                copies = self._copies.setdefault(name, [])
-                self._unranked |= dict.fromkeys((oldest, *copies))
-                copies.append(block)
-            elif before is not None:
-                successors[before] = successors.get(before, 0) + 1
+            if not all_new:
+                self._enter(name, block, before)
             before = name
-        self.num_named[row] = len(names)
+        if all_new:  # at once
+            self._blocks.update(zip(new, blocks.tolist(), strict=True))
+            self._num_successors |= dict.fromkeys(new[:-1], 1)
+            if first:
+                self._num_successors[names[first - 1]] = self._num_successors.get(names[first - 1], 0) + 1
+        self.num_named[row] = num_blocks
         self.version += 1
         if self.changed is not None:
             self.changed += islice(names, first, None)
+
+    def _enter(self, name: Name, block: int, before: Name | None) -> None:
+        """Enters a block under its name, as the oldest copy or a further one."""
+        if (oldest := self._blocks.setdefault(name, block)) != block:
+            copies = self._copies.setdefault(name, [])
+            self._unranked |= dict.fromkeys((oldest, *copies))
+            copies.append(block)
+        elif before is not None:
+            self._num_successors[before] = self._num_successors.get(before, 0) + 1
 
     def note_holder(self, row: int, num_tokens: int) -> None:
         """Notes the tokens of the request that is about to release a row, for `CachedBlock.holder_tokens`."""
@@ -156,20 +171,19 @@ class PrefixPool(BlockPool):
         self.num_named = np.concatenate([self.num_named, np.zeros(num_rows - len(self.room), np.int64)])
         super().grow(num_rows)
 
-    def check_writes(self, rows: NDArray[np.int64], start: NDArray[np.int64]) -> None:
-        """Asserts that the next block that each row writes, from token `start` on, belongs to this row alone and has no name."""
-        index = start // self.block_size
-        alone = self.live[self.tables[rows, index]] == 1
-        assert (alone & (index >= self.num_named[rows])).all(), "a block that is written belongs to one request"
-
     def _find(self, names: Iterable[Name]) -> NDArray[np.int32]:
         return np.fromiter(map(self._blocks.__getitem__, names), np.int32)
 
     def _take(self, num_blocks: int) -> NDArray[np.int32]:
         assert num_blocks <= self.num_free, "a validated plan takes no more blocks than are free"
         self.num_free -= num_blocks
-        blank = self._blank
-        blocks = np.array([blank.pop() if blank else self._evict() for _ in range(num_blocks)], np.int32)
+        first = max(len(self._blank) - num_blocks, 0)
+        taken = self._blank[first:][::-1]
+        del self._blank[first:]
+        while len(taken) < num_blocks:
+            oldest = self._evict_oldest(num_blocks - len(taken)) if self._in_order else []
+            taken += oldest or [self._evict()]
+        blocks = np.array(taken, np.int32)
         self.live[blocks] = 1
         return blocks
 
@@ -181,6 +195,8 @@ class PrefixPool(BlockPool):
         named = [block for block in free if self._names[block] is not None]
         self._blank += free[: len(free) - len(named)]  # they are the last of a table
         self._cached.update(dict.fromkeys(named))
+        if self._in_order:
+            return
         self._unranked |= dict.fromkeys(named)
         self._released[named] = np.arange(self._clock, self._clock + len(named))
         self._released_at[named] = self.now
@@ -215,14 +231,32 @@ class PrefixPool(BlockPool):
         name = self._names[block]
         return name not in self._num_successors or name in self._copies
 
+    def _evict_oldest(self, at_most: int) -> list[int]:
+        """Takes the names of the blocks released longest ago, as far as each is a leaf in its turn and the only copy; returns the blocks."""
+        names, copies, successors = self._names, self._copies, self._num_successors
+        evicted = []
+        for block in islice(self._cached, at_most):
+            if (name := names[block]) in successors or name in copies:
+                break
+            names[block] = None
+            del self._blocks[name]
+            evicted.append(block)
+            if (before := self._before[block]) is not None:
+                if number := successors[before] - 1:
+                    successors[before] = number
+                else:
+                    del successors[before]
+        for block in evicted:
+            del self._cached[block]
+        self.num_evicted += len(evicted)
+        self.version += len(evicted)
+        return evicted
+
     def _evict(self) -> int:
         """Takes the name of the cached leaf that the eviction puts first; returns the block."""
         heap, cached = self._heap, self._cached
         if self._in_order:
-            oldest = next(iter(cached))
-            block = (
-                oldest if self._is_leaf(oldest) else next(filter(self._is_leaf, cached))
-            )  # there is one: see the class
+            block = next(filter(self._is_leaf, cached))  # there is one: see the class
         else:
             if self.eviction.dynamic or len(heap) > 4 * self.num_blocks:
                 self._unranked |= dict.fromkeys(block for _, _, block in heap)

@@ -41,7 +41,7 @@ def soft_ttl() -> tuple[SoftTTL, PrefixPool]:
         eviction.on_submit(request, ())
         names = [f"{session}2", f"{session}1"]  # the deeper one is released first
         pool.extend(0, 2)
-        pool.register(0, names)
+        pool.register(0, names, 2)
         eviction.on_release(request, names, time)
         pool.release(0, None)
     pool.now = 5.0
