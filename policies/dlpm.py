@@ -9,11 +9,15 @@ quantum is not published.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from heapq import merge
+from itertools import takewhile
+from operator import attrgetter
 
-from cbatch import ConfigError, Request, View
+from cbatch import ConfigError, Plan, Request, View
 from policies.chunking import ChunkSelector
-from policies.prefix_order import PrefixOrder
+from policies.prefix_order import MOST_RANKED, PrefixOrder
+from policies.shared.waiting import WaitingQueue
 
 
 class DLPM(PrefixOrder):
@@ -27,22 +31,42 @@ class DLPM(PrefixOrder):
         super().__init__(chunking)
         self.quantum, self.prompt_weight, self.output_weight = quantum, prompt_weight, output_weight
         self.deficits: defaultdict[str | None, float] = defaultdict(float)
+        self._queues: defaultdict[str | None, WaitingQueue] = defaultdict(lambda: WaitingQueue(key=lambda request: 0))
+
+    def on_arrival(self, request: Request) -> None:
+        super().on_arrival(request)
+        self._queues[request.client].push(request)
+
+    def plan(self, view: View) -> Plan:
+        plan = super().plan(view)
+        for request in plan.preempt:
+            self._queues[request.client].push(request)
+        return plan
 
     def prompts(self, view: View) -> Iterator[Request]:
         yield from view.prefilling
-        ranked = self.ranked(view)
-        self._refill({request.client for request in ranked})
-        for request in ranked:
+        for client in [client for client, queue in self._queues.items() if next(queue.in_order(view), None) is None]:
+            del self._queues[client]
+        self._refill(self._queues.keys())
+        for request in self._by_arrival(view) if len(view.waiting) > MOST_RANKED else self.ranked(view):
             if self.deficits[request.client] > 0:
                 cost = self.prompt_weight * request.num_ready
                 yield request
                 self.deficits[request.client] -= cost  # it was admitted: else nobody asks for the next one
 
+    def _by_arrival(self, view: View) -> Iterator[Request]:
+        """The waiting requests of clients whose deficits are not spent."""
+
+        def rest(queue: WaitingQueue) -> Iterator[Request]:
+            return takewhile(lambda request: self.deficits[request.client] > 0, queue.in_order(view))
+
+        return merge(*map(rest, self._queues.values()), key=attrgetter("arrival_time", "id"))
+
     def on_tokens(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.deficits[request.client] -= self.output_weight
 
-    def _refill(self, waiting: set[str | None]) -> None:
+    def _refill(self, waiting: Collection[str | None]) -> None:
         while waiting and all(self.deficits[client] <= 0 for client in waiting):
             for client, deficit in self.deficits.items():
                 if deficit <= 0:
