@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from cbatch import CbatchError, ConfigError
+from cbatch import ConfigError
 from experiments.job import Command
 from experiments.run import main
 from experiments.server.app import make_app
@@ -69,10 +69,7 @@ async def _serve(
         say(f"serving {settings.model.name} on {address}; SIGTERM or Ctrl-C ends it")
         await web.serve([listener])
         door.put(None)
-    closed = await door.closed
-    if closed.problem:
-        raise CbatchError(closed.problem)
-    return closed.summary
+    return await door.closed
 
 
 class _Web(uvicorn.Server):

@@ -15,9 +15,8 @@ from json.encoder import encode_basestring_ascii as quote
 from secrets import token_hex
 from typing import Any
 
-from cbatch import FinishReason
+from cbatch import FinishReason, Request
 from experiments.server.bodies import ApiError, Body
-from experiments.server.engine import End
 from experiments.server.words import Placeholder
 from experiments.text import OutputText
 
@@ -53,7 +52,7 @@ class Answer:
     ) -> None:
         self._choices, self._num_prompt_tokens, self._cancel = choices, num_prompt_tokens, cancel
         self._body, self._chat = body, chat
-        self._box: list[tuple[Choice, int | None, End | None]] = []
+        self._box: list[tuple[Choice, int | None, Request | None]] = []
         self._news = asyncio.Event()
         self._num_open = len(choices)
         self._problem: ApiError | None = None
@@ -64,7 +63,7 @@ class Answer:
         self._head = f"data: {json.dumps(self._about)[:-1]}, "
         self._field, self._close = ('"delta":{"content":', "}") if chat else ('"text":', "")
 
-    def add(self, choice: Choice, token: int | None, end: End | None) -> None:
+    def add(self, choice: Choice, token: int | None, end: Request | None) -> None:
         """Takes a choice's next token, or its end, or both. A token of -1 stands for any."""
         self._box.append((choice, token, end))
         self._news.set()
@@ -146,7 +145,7 @@ class Answer:
             if choice.reason is None:
                 yield choice, self._text(choice, token, end)
 
-    def _text(self, choice: Choice, token: int | None, end: End | None) -> str:
+    def _text(self, choice: Choice, token: int | None, end: Request | None) -> str:
         text, stopped = "", False
         if token is not None:
             choice.num_tokens += 1
@@ -158,7 +157,7 @@ class Answer:
             text += choice.output.finish()
             choice.reason = _REASONS[end.finish_reason]
         elif end is not None:
-            self._problem = ApiError(503, end.reject_reason or "the request was given up")
+            self._problem = ApiError(503 if end.finish_reason else 400, end.reject_reason or "the request was given up")
         self._num_open -= choice.reason is not None
         return text
 

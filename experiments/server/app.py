@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from experiments.server.bodies import ApiError, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_part
+from experiments.server.bodies import ApiError, Body, ChatBody, CompletionBody, read_text
 from experiments.server.door import Door
 
 _BODIES: dict[str, type[Body]] = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
@@ -38,13 +38,13 @@ def make_app(door: Door) -> "Front":
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         content = await read_content(request.receive, settings.max_body)
-        ids = await door.beside(len(content), lambda: door.text.encode(read_part(TokenizeBody, content).prompt))
+        ids = await door.beside(len(content), lambda: door.text.encode(read_text(content).prompt))
         return {"count": len(ids), "max_model_len": settings.longest, "tokens": ids}
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, Any]:
         content = await read_content(request.receive, settings.max_body)
-        text = await door.beside(len(content), lambda: door.text.decode(read_part(DetokenizeBody, content).tokens))
+        text = await door.beside(len(content), lambda: door.text.decode(read_text(content).tokens))
         return {"prompt": text}
 
     return Front(app, door)

@@ -47,7 +47,6 @@ _Prompts = Annotated[
     list[Annotated[_Prompt, Field(union_mode="left_to_right")]], Field(min_length=1, max_length=MOST_CHOICES)
 ]
 
-T = TypeVar("T")
 B = TypeVar("B", bound="Body")
 
 
@@ -113,13 +112,11 @@ class ChatBody(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeBody:
-    prompt: Annotated[str, Field(min_length=1)]
+class TextBody:
+    """The body of a request to `/tokenize` or `/detokenize`."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class DetokenizeBody:
-    tokens: list[_Id]
+    prompt: str = ""
+    tokens: list[_Id] = field(default_factory=list)
 
 
 @contextmanager
@@ -143,11 +140,11 @@ def read_json(content: bytes) -> dict[str, Any]:
     return _without_nulls(data)
 
 
-def read_part(kind: type[T], content: bytes) -> T:
-    """Returns the fields of a body that are known. Raises ApiError."""
+def read_text(content: bytes) -> TextBody:
+    """Returns a text or token ids. Raises ApiError."""
     data = read_json(content)
     with as_api_error():
-        return read(kind, {known.name: data[known.name] for known in fields(kind) if known.name in data})  # type: ignore[arg-type]
+        return read(TextBody, {name: data[name] for name in ("prompt", "tokens") if name in data})
 
 
 def read_body(kind: type[B], content: bytes, defaults: SamplingKeys) -> B:

@@ -8,13 +8,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-from cbatch import ConfigError, FinishReason, RequestSpec, Sampling
+from cbatch import CbatchError, ConfigError, FinishReason, RequestSpec, Sampling
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.request_spec import NO_SLO
 from cbatch.validation import shorten
 from experiments.server.answers import Answer, Choice
 from experiments.server.bodies import MOST_CHOICES, ApiError, Body, ChatBody, CompletionBody, as_api_error, read_body
-from experiments.server.engine import Closed, Ready, Turn
+from experiments.server.engine import Turn
 from experiments.server.link import Put, start_engine
 from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
@@ -30,7 +30,7 @@ _SLOW_BODY = 4096
 class Door:
     """Admits requests, and hands out what the engine reports of them.
 
-    ready, closed: the engine's first and last message. put: takes messages for the engine, once it is started.
+    ready: tokens that the KV cache holds, once the engine serves. closed: the run's summary, or its error. put: takes messages for the engine, once it is started.
     """
 
     put: Put
@@ -45,8 +45,8 @@ class Door:
             if not settings.backend.simulated:
                 self._output, self._stop_tokens = partial(OutputText, vocabulary), vocabulary.stop_tokens
         loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[Ready] = loop.create_future()
-        self.closed: asyncio.Future[Closed] = loop.create_future()
+        self.ready: asyncio.Future[int] = loop.create_future()
+        self.closed: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._ids = count()
         self._open: dict[int, tuple[Answer, Choice]] = {}
         read_body(CompletionBody, b'{"prompt": "a"}', settings.workload)  # the first time takes long
@@ -61,14 +61,17 @@ class Door:
         if self._open.pop(id_, None) is not None:
             self.put((id_, reason))
 
-    def _receive(self, message: Ready | Turn | Closed) -> None:
+    def _receive(self, message: Any) -> None:
+        """Takes a message of the engine."""
         match message:
             case Turn():
                 self._deliver(message)
-            case Ready():
+            case int():
                 self.ready.set_result(message)
-            case Closed() if not self.closed.done():
+            case dict():
                 self.closed.set_result(message)
+            case problem if not self.closed.done():
+                self.closed.set_exception(CbatchError(problem))
                 for answer, _ in self._open.values():
                     answer.fail(ApiError(500, "the engine has failed"))
                 self._open.clear()
@@ -123,7 +126,7 @@ class Door:
     def _spec(self, body: Body, prompt: list[int], arrival: float, place: int) -> RequestSpec:
         """Returns a request that the engine can serve. Raises ApiError. place: among the choices of one prompt."""
         settings, id_ = self.settings, next(self._ids)
-        most = min(settings.longest, self.ready.result().num_kv_tokens + 1)
+        most = min(settings.longest, self.ready.result() + 1)
         limit = body.max_completion_tokens or body.max_tokens or min(settings.max_new_tokens, most - len(prompt))
         if len(prompt) + max(limit, 1) > most:
             lengths = f"{len(prompt)} tokens of prompt and {max(limit, 1)} new ones"

@@ -3,7 +3,9 @@
     inbox      RequestSpec            a client asks; its `arrival_time` is of `perf_counter`
                (id, FinishReason)     a client has left, or has all it wants
                None                   the door closes: the loop ends with the last request
-    outbox     Ready, then a `Turn` for each turn that changed something, then `Closed`
+    outbox     int                    it serves; the tokens that its KV cache holds
+               Turn                   after each turn of the loop that has changed something
+               dict or str            it has ended: the run's summary, or the error
 
 Knows nothing of HTTP.
 """
@@ -15,9 +17,9 @@ from contextlib import closing, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from queue import Empty
+from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from cbatch import Engine, Executor, FinishReason, Request, RequestSpec, RunRecord
 from cbatch.arrivals import Arrivals
@@ -34,32 +36,6 @@ from experiments.workloads.drawn import totals_of
 Message = RequestSpec | tuple[int, FinishReason] | None
 
 
-class Inbox(Protocol):
-    """A queue of the standard library, of threads or of processes."""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Message: ...
-
-
-class Ready(NamedTuple):
-    """The engine serves from now on. num_kv_tokens: that its KV cache holds."""
-
-    num_kv_tokens: int
-
-
-class End(NamedTuple):
-    """A request has ended: attributes of `Request`."""
-
-    id: int
-    finish_reason: FinishReason
-    reject_reason: str
-    arrival_time: float
-    first_token_at: float | None
-    last_token_at: float | None
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_preemptions: int
-
-
 class Turn(NamedTuple):
     """A turn of the loop. ids: of the requests that received a token or ended. tokens: theirs; -1 in simulation, None without one.
 
@@ -68,38 +44,40 @@ class Turn(NamedTuple):
 
     ids: list[int]
     tokens: list[int | None]
-    ended: list[End]
+    ended: list[Request]
     num_tokens: int
     num_running: int
     num_waiting: int
     kv_use: float
 
 
-class Closed(NamedTuple):
-    """The loop has ended. summary: of the run. problem: the error that ended it; empty if there was none."""
-
-    summary: dict[str, Any]
-    problem: str
-
-
-Send = Callable[[Ready | Turn | Closed], object]
+Send = Callable[[int | Turn | dict[str, Any] | str], object]
 
 
 def serve_clients(
-    settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, say: Callable[[str], None], replace: bool
+    settings: ServerSettings,
+    folder: Path,
+    inbox: SimpleQueue[Message],
+    send: Send,
+    say: Callable[[str], None],
+    replace: bool,
 ) -> None:
     """Serves what the inbox brings until the door closes, and writes the folder of the run. say, replace: as for `serve`."""
     try:
         loop = partial(_run, settings, inbox, send, say)
-        served = serve(settings, folder, replace=replace, say=say, bar=False, largest=settings.largest, loop=loop)
-        closed = Closed(served.summary, "")
+        options: Any = {"bar": False, "largest": settings.largest, "loop": loop}
+        send(serve(settings, folder, replace=replace, say=say, **options).summary)
     except BaseException as error:
-        closed = Closed({}, one_line(error) or f"{type(error).__name__}: {error}")
-    send(closed)
+        send(one_line(error) or f"{type(error).__name__}: {error}")
 
 
 def _run(
-    settings: ServerSettings, inbox: Inbox, send: Send, say: Callable[[str], None], run: Run, folder: Path | None
+    settings: ServerSettings,
+    inbox: SimpleQueue[Message],
+    send: Send,
+    say: Callable[[str], None],
+    run: Run,
+    folder: Path | None,
 ) -> RunRecord:
     [engine] = run.engine.engines
     paced = Paced(engine.executor, settings.time_scale)
@@ -113,9 +91,9 @@ def _run(
             if writer is not None:
                 writer.request(spec_of(request))
 
-        engine.arrivals = clients = Clients(inbox, engine, settings, note)
-        send(Ready(run.kv.num_tokens))
-        record = engine.run(Reporter(clients, send))
+        engine.arrivals = clients = Clients(inbox, send, engine, settings, note)
+        send(run.kv.num_tokens)
+        record = engine.run(clients.report)
     if requests:
         run.totals = totals_of(requests)
     if settings.backend.simulated:
@@ -148,20 +126,26 @@ class Paced:
 
 
 class Clients(Arrivals):
-    """Those who ask through an inbox. The open door counts as an unfinished request.
+    """Those who ask through an inbox. The open door counts as an unfinished request."""
 
-    live: the requests that have not ended, by id. refused: those that cannot be served, since the last turn.
-    """
-
-    def __init__(self, inbox: Inbox, engine: Engine, settings: ServerSettings, note: Callable[[Request], None]) -> None:
+    def __init__(
+        self,
+        inbox: SimpleQueue[Message],
+        send: Send,
+        engine: Engine,
+        settings: ServerSettings,
+        note: Callable[[Request], None],
+    ) -> None:
         """note: called with each request that is served."""
-        self.num_unfinished, self.is_open = 1, True
-        self.live: dict[int, Request] = {}
-        self.refused: list[End] = []
-        self._inbox, self._engine, self._note = inbox, engine, note
+        self.num_unfinished, self._is_open = 1, True
+        self._inbox, self._send, self._engine, self._note = inbox, send, engine, note
         self._scale, self._patience = settings.time_scale, settings.patience.seconds
         self._origin = perf_counter() - engine.executor.now() / self._scale
         self._pending: deque[Request] = deque()
+        self._live: dict[int, Request] = {}  # that have not ended
+        self._refused: list[Request] = []  # that cannot be served, since the last turn
+        self._num_steps = self._num_ended = 0  # that were reported
+        self._counts = (0, 0, 0.0)
 
     def due(self, now: float, iteration: int | None) -> list[Request]:
         pending, arrived = self._pending, list[Request]()
@@ -172,7 +156,7 @@ class Clients(Arrivals):
     def next(self) -> float:
         if self._pending:
             return self._pending[0].arrival_time
-        return LATEST_ARRIVAL if self.is_open else inf
+        return LATEST_ARRIVAL if self._is_open else inf
 
     def wait(self, executor: Executor, time: float) -> None:
         """Waits in the inbox. Raises StallError after the patience's seconds, if requests wait for nothing but the policy."""
@@ -180,39 +164,33 @@ class Clients(Arrivals):
         try:
             self._take(self._inbox.get(timeout=max(seconds, 0.0)))
         except Empty:
-            if self.live and seconds == self._patience:
+            if self._live and seconds == self._patience:
                 stalled = f"policy {self._engine.policy_name} plans nothing for {seconds:g} s"
-                raise StallError(f"{stalled} with {len(self.live)} requests; raise patience.seconds") from None
+                raise StallError(f"{stalled} with {len(self._live)} requests; raise patience.seconds") from None
         executor.sleep_until(min(time, (perf_counter() - self._origin) * self._scale))
-
-    def receive(self) -> None:
-        """Takes what is in the inbox, without waiting."""
-        with suppress(Empty):
-            while True:
-                self._take(self._inbox.get(block=False))
 
     def _take(self, message: Message) -> None:
         match message:
             case None:
-                self.num_unfinished -= self.is_open
-                self.is_open = False
+                self.num_unfinished -= self._is_open
+                self._is_open = False
             case RequestSpec():
                 arrival = (message.arrival_time - self._origin) * self._scale
                 self._submit(Request.from_spec(dataclasses.replace(message, arrival_time=max(arrival, 0.0))))
             case id_, reason:
-                if request := self.live.get(id_):
+                if request := self._live.get(id_):
                     self._engine.cancel(request, reason)
 
     def _submit(self, request: Request) -> None:
         try:
             self._engine.check_fits(request)
         except WorkloadError as error:
-            request.finish_reason, request.reject_reason = FinishReason.REJECTED, str(error)
-            self.refused.append(_end(request))
+            request.reject_reason = str(error)
+            self._refused.append(request)
             return
         self._note(request)
         self._pending.append(request)
-        self.live[request.id] = request
+        self._live[request.id] = request
         self.num_unfinished += 1
 
     def withdraw(self, request: Request) -> None:
@@ -220,43 +198,32 @@ class Clients(Arrivals):
 
     def ended(self, request: Request) -> None:
         super().ended(request)
-        del self.live[request.id]
+        del self._live[request.id]
 
-
-class Reporter:
-    """Called after each turn: takes what is in the inbox, and sends what the turn has brought."""
-
-    def __init__(self, clients: Clients, send: Send) -> None:
-        self._clients, self._send = clients, send
-        self._num_steps = self._num_ended = 0
-        self._counts = (0, 0, 0.0)
-
-    def __call__(self, engine: Engine) -> None:
-        clients, record, state = self._clients, engine.record, engine.state
-        clients.receive()
-        ended = record.requests[self._num_ended :]
-        receivers = record.receivers[self._num_steps :]  # of one iteration at most
+    def report(self, engine: Engine) -> None:
+        """Takes what is in the inbox after a turn, and sends what the turn has brought."""
+        with suppress(Empty):
+            while True:
+                self._take(self._inbox.get(block=False))
+        record, state = engine.record, engine.state
+        ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)
         counts = len(state.running), len(state.waiting), state.pool.num_used / state.pool.num_blocks
-        if not (ended or receivers or clients.refused or counts != self._counts):
+        if not (ended or receivers or self._refused or counts != self._counts):
             return
-        ids: list[int] = receivers[0].tolist() if receivers else []
-        tokens: list[int | None] = [*self._tokens(engine, ids, ended)]
-        ends = [*map(_end, ended), *clients.refused]
-        others = [end.id for end in ends if end.id not in ids]
-        self._send(Turn(ids + others, tokens + [None] * len(others), ends, len(ids), *counts))
-        self._counts, clients.refused = counts, []
+        ids: list[int] = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
+        tokens: list[int | None] = [*self._tokens(ids, ended)]
+        ended = ended + self._refused
+        others = [request.id for request in ended if request.id not in ids]
+        self._send(Turn(ids + others, tokens + [None] * len(others), ended, len(ids), *counts))
+        self._counts, self._refused = counts, []
 
-    def _tokens(self, engine: Engine, ids: list[int], ended: list[Request]) -> list[int]:
+    def _tokens(self, ids: list[int], ended: list[Request]) -> list[int]:
         """Returns the newest token of each request."""
-        table, live = engine.state.table, self._clients.live
+        table, live = self._engine.state.table, self._live
         if table.tokens is None:
             return [-1] * len(ids)
         rows = [live[id_].row if id_ in live else 0 for id_ in ids]
         newest: list[int] = table.tokens[rows, table.known[rows] - 1].tolist() if rows else []
         last = {request.id: request.output[-1] for request in ended if request.output}
         return [last.get(id_, token) for id_, token in zip(ids, newest, strict=True)] if last else newest
-
-
-def _end(request: Request) -> End:
-    return End._make(getattr(request, name) for name in End._fields)

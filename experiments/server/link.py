@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from experiments.server.engine import Closed, Message, Ready, Send, Turn, serve_clients
+from experiments.server.engine import Message, Send, serve_clients
 from experiments.server.settings import ServerSettings
 
 Put = Callable[[Message], object]
@@ -32,7 +32,7 @@ def start_engine(settings: ServerSettings, folder: Path, receive: Send, **option
     sys.setswitchinterval(_SWITCH_SECONDS)
     inbox = SimpleQueue[Message]()
 
-    def send(message: Ready | Turn | Closed) -> None:
+    def send(message: Any) -> None:
         with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(receive, message)
 
@@ -55,7 +55,7 @@ def _start_process(
             message = ours.recv()
         except (EOFError, OSError):
             loop.remove_reader(ours.fileno())
-            message = Closed({}, "the engine's process has ended")
+            message = "the engine's process has ended"
         receive(message)
 
     loop.add_reader(ours.fileno(), read)

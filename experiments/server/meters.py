@@ -32,6 +32,8 @@ class Meters:
         self._kv.set(turn.kv_use)
         self._generated.inc(turn.num_tokens)
         for end in turn.ended:
+            if end.finish_reason is None:  # it was refused
+                continue
             self._ended.labels(end.finish_reason.value).inc()
             self._preempted.inc(end.num_preemptions)
             if end.finish_reason in SERVED and end.first_token_at is not None and end.last_token_at is not None:
