@@ -96,11 +96,19 @@ class Engine:
             self.state.cache.expect(new)
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """Ends a request whose client has left, between two turns of the loop; one that has ended stays as it is.
+        """Ends a request between two turns: its client has left, or has all it wants (STOP); one that has ended stays as it is.
 
-        reason: STOP for a client that has all it wants. Raises WorkloadError: the request was not submitted to this engine.
+        Raises WorkloadError: the request was not submitted to this engine.
         """
-        self._cancel(request, self.executor.now(), reason)
+        if request.status is Status.FINISHED:
+            return
+        if pending := request.status is Status.PENDING:
+            self.arrivals.withdraw(request)
+        elif not self.state.holds(request):
+            raise not_submitted(request)
+        self._latest = None  # it is not repeated
+        self.state.end(request, reason, self.executor.now())
+        self._ended(request, known=not pending)
 
     @property
     def num_unfinished(self) -> int:
@@ -235,7 +243,7 @@ class Engine:
                 self._arrive(request, now)
         if self._departures.next_at <= now:
             for request in self._departures.due(now):
-                self._cancel(request, now)
+                self.cancel(request)
         return now
 
     def _next_change(self) -> float:
@@ -250,17 +258,6 @@ class Engine:
         self._departures.arrived(request)
         self._call(self._on_arrival, request)
 
-    def _cancel(self, request: Request, now: float, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        if request.status is Status.FINISHED:
-            return
-        if pending := request.status is Status.PENDING:
-            self.arrivals.withdraw(request)
-        elif not self.state.holds(request):
-            raise not_submitted(request)
-        self._latest = None  # it is not repeated
-        self.state.end(request, reason, now)
-        self._ended(request, known=not pending)
-
     def _idle(self, plan: Plan) -> None:
         """Sleeps until the next arrival, cancellation or the plan's `wake_at`: nothing is in flight and the policy plans nothing."""
         state, now = self.state, self.view.now
@@ -271,8 +268,8 @@ class Engine:
             wake_at = plan.wake_at
         if (time := min(change, wake_at)) < inf:
             self.arrivals.wait(self.executor, time)
-            if self._next_change() <= (now := self.executor.now()):
-                self._stall_watch.note_progress(now)
+            if not (state.waiting or state.running) or self._next_change() <= self.executor.now():
+                self._stall_watch.note_progress(now := self.executor.now())
                 for request in self.arrivals.due(now, None):
                     self._arrive(request, now)
         elif self.num_unfinished:

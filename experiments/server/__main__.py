@@ -20,6 +20,9 @@ from experiments.server.app import make_app
 from experiments.server.door import Door
 from experiments.server.settings import ServerSettings, read_server_settings
 
+_KEEP_ALIVE = 60
+"""Seconds that an idle connection stays open: a client that sends again after its end would meet a closed one."""
+
 
 def serve_http(
     settings: ServerSettings,
@@ -58,6 +61,7 @@ async def _serve(
             log_level="critical",
             access_log=False,
             ws="none",
+            timeout_keep_alive=_KEEP_ALIVE,
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=settings.drain_seconds,  # type: ignore[arg-type]

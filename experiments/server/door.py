@@ -30,7 +30,8 @@ _SLOW_BODY = 4096
 class Door:
     """Admits requests, and hands out what the engine reports of them.
 
-    ready: tokens that the KV cache holds, once the engine serves. closed: the run's summary, or its error. put: takes messages for the engine, once it is started.
+    ready: tokens that the KV cache holds, once the engine serves. closed: the run's summary, or its error.
+    put: takes messages for the engine, once it is started.
     """
 
     put: Put

@@ -6,11 +6,15 @@ import pytest
 from schedules import UnitCost, make_engine
 
 from cbatch import CbatchError, ConfigError, Engine, Limits, Plan, PolicyError, Request, RunRecord, Server, View
+from cbatch.arrivals import Recorded
 from cbatch.errors import StallError
+from cbatch.executor import Executor
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from cbatch.stall import ENDLESS, Patience
+from policies.chunking import Fixed
 from policies.orca import Orca
+from policies.sarathi_serve import SarathiServe
 
 LIMITS = Limits(max_batch=2, max_tokens=10, max_request_tokens=100)
 
@@ -137,3 +141,27 @@ def test_patience_is_above_zero(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"patience.{field}={value} must be above 0") as caught:
         replace(ENDLESS, **{field: value})
     assert isinstance(caught.value, CbatchError)
+
+
+class Door(Recorded):
+    """Nobody is expected; a client comes in the moment after the engine has waited for 100 s."""
+
+    def next(self) -> float:
+        return min(super().next(), 1e6)
+
+    def wait(self, executor: Executor, time: float) -> None:
+        executor.sleep_until(100.0)
+
+
+def test_waiting_for_a_client_whom_nobody_expected_is_no_stall() -> None:
+    server = Server(SimExecutor(UnitCost()), LIMITS, UnitCost(), KVSize(100, 4), False, Patience(20, 50))
+    engine = server.engine(SarathiServe(Fixed(4)))
+    engine.arrivals = door = Door()
+    door.num_unfinished = 1
+
+    def come(engine: Engine) -> None:
+        if engine.executor.now() == 100:
+            door.num_unfinished = 0
+            door.add([Request(0, 9, 2, arrival_time=100)])
+
+    assert [request.num_output_tokens for request in engine.run(come).requests] == [2]
