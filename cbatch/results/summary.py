@@ -1,7 +1,7 @@
 """Summary of one run: every metric of `metrics`, over the measured window of the run."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from cbatch.record import RunRecord
@@ -73,16 +73,30 @@ def summarize(
     }
 
 
-def _prefix_cache(ended: Collection[Asked], num_evicted_blocks: int) -> Figures:
-    """The whole run with warm-up and drain. A request is looked up at its first admission; what it finds again later is apart."""
-    admitted = [request for request in ended if request.admitted_at is not None]
+def _prefix_cache(ended: Collection[Asked], num_evicted_blocks: int) -> dict[str, Any]:
+    """The whole run with warm-up and drain; also of each tier and of each client, if a request names one."""
+    named = {"tiers": _hits_by("tier", ended), "clients": _hits_by("client", ended)}
+    groups = {name: hits for name, hits in named.items() if hits}
+    return {**hits_of(ended), "evicted_blocks": num_evicted_blocks, **groups}
+
+
+def _hits_by(attribute: str, requests: Iterable[Asked]) -> dict[str, dict[str, float]]:
+    groups: dict[str, list[Asked]] = {}
+    for request in requests:
+        if (name := getattr(request, attribute)) is not None:
+            groups.setdefault(name, []).append(request)
+    return {name: hits_of(groups[name]) for name in sorted(groups)}
+
+
+def hits_of(requests: Iterable[Asked]) -> dict[str, float]:
+    """What requests found in the prefix cache. Each is looked up at its first admission; what it finds again later is apart."""
+    admitted = [request for request in requests if request.admitted_at is not None]
     cached = sum(request.num_cached_tokens for request in admitted)
     looked_up = sum(request.num_prompt_tokens for request in admitted)
     return {
         "hit_share": cached / looked_up if looked_up else float("nan"),
         "cached_tokens": cached,
         "cached_again_tokens": sum(request.num_cached_again for request in admitted),
-        "evicted_blocks": num_evicted_blocks,
     }
 
 

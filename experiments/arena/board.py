@@ -17,7 +17,7 @@ from experiments.store.run_folder import ERRORS, run_folders
 from experiments.store.runs import read_runs
 
 CELL = ["trace", "slo", "load"]
-ATTAINED, LATENCY = "attained [%]", "latency / bound"
+ATTAINED, LATENCY, FOUND = "attained [%]", "latency / bound", "found in cache [%]"
 FIGURES = {
     ATTAINED: ("attainment.share", 100.0),
     LATENCY: ("regret.latency", 1.0),
@@ -25,6 +25,7 @@ FIGURES = {
     "TTFT p50 [s]": ("ttft_seconds.p50", 1.0),
     "TTFT p99 [s]": ("ttft_seconds.p99", 1.0),
     "TBT p99 [ms]": ("tbt_seconds.p99", 1e3),
+    FOUND: ("prefix_cache.hit_share", 100.0),
     "preemptions": ("run.preemptions", 1.0),
 }
 """Columns: the key of a figure in summary.json, and the factor of its unit."""
@@ -122,4 +123,7 @@ def _cells(replications: pd.DataFrame) -> pd.DataFrame:
                 cell[name], cell[f"{name} ±"], _ = mean_of(rows[name].tolist())
             cells.append(cell)
     order, ascending = [*CELL, ATTAINED], [True, True, True, False]
-    return pd.DataFrame(cells).sort_values(order, ascending=ascending, kind="stable", ignore_index=True)
+    frame = pd.DataFrame(cells)
+    if frame[FOUND].isna().all():  # without a prefix cache
+        frame = frame.drop(columns=[FOUND, f"{FOUND} ±"])
+    return frame.sort_values(order, ascending=ascending, kind="stable", ignore_index=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from experiments.capacity.control import draw_queue
 from experiments.capacity.estimate import Shares, by_replication, estimate_alone
 from experiments.capacity.folder import RESULT, open_simulations
 from experiments.capacity.search import LEAST, Capacity, Goal, Search, shares_of
-from experiments.capacity.simulation import Rule, replicate, simulate
+from experiments.capacity.simulation import Outcome, Rule, replicate, simulate
 from experiments.serve import about_run, origin_of_run
 from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.settings import Keys, Settings
@@ -107,6 +108,8 @@ def measure(
             "simulations": len(simulations.outcomes),
             "cpu_seconds": sum(outcome.seconds for outcome in simulations.outcomes.values()),
         }
+        if settings.prefix_cache:
+            figures["hit_share"] = _hit_share(capacity.rate, search.outcomes)
         pairs = zip(rule.criteria, capacity.shares, strict=True)
         curves = {criterion.name: _curve(shares) for criterion, shares in pairs}
         owed = by_replication(capacity.shares)
@@ -156,6 +159,12 @@ def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
         "attainment": settings.attainment,
         "slo": asdict(settings.slo),
     }
+
+
+def _hit_share(rate: float, outcomes: Sequence[Outcome]) -> float:
+    """Returns the mean over the replications at the rate that is nearest to a rate."""
+    nearest = min((outcome.rate for outcome in outcomes), key=lambda other: abs(other - rate))
+    return fmean(outcome.hit_share for outcome in outcomes if outcome.rate == nearest)
 
 
 def _regret(capacity: Capacity, settings: SearchSettings) -> dict[str, float]:

@@ -23,6 +23,10 @@ def capacity_text(summary: Summary) -> str:
         rows += [("counted", f"all but the first and last {figures['warmup_requests']:,} requests of a replication")]
     if regret := summary.get("regret"):
         rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
+    if "hit_share" in figures:
+        rows += [
+            ("prefixes", f"{format_share(figures['hit_share'])} of prompt tokens found in the cache near the capacity")
+        ]
     took = f"{about['wall_seconds']:.0f} s, {figures['cpu_seconds']:.0f} s of CPU for {figures['simulations']} simulations, including any kept from before"
     rows += [("one alone", f"{describe_alone(figures)}: what searches with one replication return")]
     rows += [("took", took)]
@@ -90,9 +94,19 @@ def capacity_table(root: Path) -> str:
 
     runs = read_searches(root)
     runs = runs.assign(label=label_runs(runs, apart=True)).sort_values("capacity.requests_per_second", ascending=False)
-    rows = [
-        (label, interval(found["capacity"]), _of_bound(found.get("regret")), _replications(found["capacity"]))
-        for label, found in zip(runs["label"], runs["summary"], strict=True)
-    ]
-    table = tabulate(rows, ["search", "capacity, 95% interval", "of the bound", "from"], disable_numparse=True)
+    rows = [_row(label, summary) for label, summary in zip(runs["label"], runs["summary"], strict=True)]
+    table = tabulate(rows, "keys", disable_numparse=True)
     return "\n".join([table, *notes_of(summary["about"] for summary in runs["summary"])])
+
+
+def _row(label: str, summary: Summary) -> dict[str, str]:
+    figures = summary["capacity"]
+    found = {"found in cache": format_share(figures["hit_share"])} if "hit_share" in figures else {}
+    bound = {"of the bound": _of_bound(summary.get("regret"))}
+    return {
+        "search": label,
+        "capacity, 95% interval": interval(figures),
+        **bound,
+        **found,
+        "from": _replications(figures),
+    }

@@ -4,6 +4,7 @@ Every rule is a conjunction of shares. "P99 of the time between tokens is at mos
 0.1 s": a share has a mean over replications, and so an interval. The capacity is the least over the shares.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,6 +18,7 @@ from cbatch import SLO, ConfigError, Request
 from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served, collect_served
+from cbatch.results.summary import hits_of
 from experiments.settings.assemble import assemble, with_workload
 from experiments.settings.settings import Settings
 from experiments.trials.replications import Replication
@@ -138,7 +140,7 @@ class Outcome(NamedTuple):
     """The figures of one simulation.
 
     counts: of each criterion. in_system: mean number of requests. seconds: of CPU time. outside: iterations outside the
-    measured range.
+    measured range. hit_share: of prompt tokens found in the prefix cache; NaN without one.
     """
 
     rate: float
@@ -149,6 +151,7 @@ class Outcome(NamedTuple):
     in_system: float
     seconds: float
     outside: int = 0
+    hit_share: float = math.nan
 
 
 def replicate(settings: Settings, number: int, rate: float, num_requests: int) -> Settings:
@@ -168,10 +171,12 @@ def simulate(settings: Settings, rule: Rule, number: int, rate: float, num_reque
     """
     began = time.process_time()
     run = assemble(replicate(settings, number, rate, num_requests))
-    served = collect_served(run.engine.run())
+    record = run.engine.run()
+    served, hits = collect_served(record), hits_of(record.requests) if settings.prefix_cache else {}
     first, end = warmup, num_requests - warmup
     part = select(served, first, end)
     counts = tuple(criterion.good(run.requests[first:end], part) for criterion in rule.criteria)
     in_system = rate * float(served.end_to_end.mean()) if len(served.id) else float("inf")
     seconds = time.process_time() - began
-    return Outcome(rate, number, num_requests, warmup, counts, in_system, seconds, run.cost.num_outside)
+    found = hits.get("hit_share", math.nan)
+    return Outcome(rate, number, num_requests, warmup, counts, in_system, seconds, run.cost.num_outside, found)

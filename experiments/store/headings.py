@@ -72,6 +72,7 @@ COLUMNS = (
 """Figures in the table of a sweep and in comparisons, by key or pattern."""
 
 MORE_COLUMNS = (
+    "prefix_cache.tiers.*.hit_share",
     "prefix_cache.evicted_blocks",
     "run.recomputed_tokens",
     "longest_gap_seconds.p50",
@@ -86,6 +87,7 @@ MORE_COLUMNS = (
 )
 """Figures that `experiments.plot table` adds."""
 
+_FOUND = re.compile(r"prefix_cache\.(?:tiers|clients)\.(.+)\.hit_share")
 _ATTAINMENT = re.compile(r"attainment\.(?:tiers\.(?P<tier>.+)\.)?(?:(?P<objective>ttft|tbt|total)_)?share")
 
 
@@ -97,6 +99,8 @@ def heading_of(key: str) -> Heading:
     if group in LATENCIES:
         name, _, factor, unit = LATENCIES[group]
         return Heading(f"mean {name} [{unit}]" if rank == "mean" else f"{name} {rank} [{unit}]", factor, "log", "lower")
+    if found := _FOUND.fullmatch(key):
+        return Heading(f"{found[1]} found in cache [%]", 100.0, "share", "higher")
     if parts := _ATTAINMENT.fullmatch(key):
         objective = parts["objective"] and parts["objective"].upper().replace("TOTAL", "end to end")
         return Heading(" ".join(filter(None, [parts["tier"], objective, "attained [%]"])), 100.0, "share", "higher")

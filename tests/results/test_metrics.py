@@ -47,13 +47,18 @@ def test_a_request_whose_client_has_left_is_missed_and_in_no_latency() -> None:
 def test_what_the_prefix_cache_held_counts_once_per_admitted_request() -> None:
     """Of prompts of 8, 4 and 4 tokens the cache held 6 of the first one, and again 5 after a preemption; the last was never admitted."""
     record = RunRecord()
-    record.requests += [Request(0, 8, 1), Request(1, 4, 1), Request(2, 4, 1)]
+    record.requests += [Request(0, 8, 1, client="a"), Request(1, 4, 1, client="b", tier="gold"), Request(2, 4, 1)]
     for request in record.requests:
         request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     first, second, _ = record.requests
     first.admitted_at = second.admitted_at = 0.0
     first.num_cached_tokens, first.num_cached_again = 6, 5
     found = summarize(record, num_blocks=1, max_batch=1, num_evicted_blocks=7)["prefix_cache"]
+    all_, none = (
+        {"hit_share": 0.75, "cached_tokens": 6, "cached_again_tokens": 5},
+        dict.fromkeys(found["clients"]["b"], 0),
+    )
+    assert (found.pop("clients"), found.pop("tiers")) == ({"a": all_, "b": none}, {"gold": none})
     assert found == {"hit_share": 0.5, "cached_tokens": 6, "cached_again_tokens": 5, "evicted_blocks": 7}
 
 
