@@ -21,13 +21,14 @@ HANGS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(HANGS) --ignore=tests/gpu
 
-# Compiled layers by Inductor, 1,000 random workloads of each steady policy with and without leaps, 1,000
+# Compiled layers by Inductor, 1,000 random workloads of each steady policy with and without leaps, 500 beside Belady's optimum, 1,000
 # cancellations of each policy and loop, 10,000 random schedules and 20,000
 # spoiled inputs; DRAW=N draws other schedules and inputs. Intervals of 2,000 repetitions against known truths, lower bounds against 2,000 exact optima. Faults planted in figures
 # and options, each of which a test must notice. Sweeps by Ray and submitit, notebooks and documents, all of SARATHI's peaks. vLLM's scheduler, from its wheels: 1,000 random runs in each mode.
 test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/runtime/test_runtime_model.py --compiler=inductor
 	$(BIN)/python -m pytest tests/core/test_leaps.py --workloads=1000 -n $(WORKERS)
+	$(BIN)/python -m pytest tests/core/test_belady.py --workloads=500
 	$(BIN)/python -m pytest tests/core/test_cancellations.py --cancellations=1000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/store/test_run_machine.py --workloads=96

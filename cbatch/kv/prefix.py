@@ -113,7 +113,7 @@ class PrefixPool(BlockPool):
         if not (new := names[first:num_blocks]):
             return
         blocks = self.tables[row, first:num_blocks]
-        assert not np.count_nonzero(self.live[blocks] != 1), "a block that is written belongs to one request"
+        assert self.live[blocks].tolist().count(1) == len(blocks), "a block that is written belongs to one request"
         if not self._in_order:
             self._depth[blocks] = np.arange(first, num_blocks)
             self._num_uses[blocks] = 1

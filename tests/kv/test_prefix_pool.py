@@ -166,17 +166,6 @@ def test_more_blocks_find_no_less_one_at_a_time() -> None:
         assert found == sorted(found)
 
 
-def test_belady_is_a_bound_one_at_a_time() -> None:
-    random = Random(1)
-    for _ in range(100):
-        prompts = " ".join(
-            "".join(random.choices("ab", k=random.randint(1, 3))) + chr(200 + number) for number in range(30)
-        )
-        size = random.randint(4, 8)
-        best = sum(Asked(Belady(), size, prompts).found)
-        assert best >= max(sum(Asked(kind(), size, prompts).found) for kind in (LRU, LFU, FIFO, SLRU))
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
