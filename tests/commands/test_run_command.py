@@ -75,23 +75,13 @@ def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
-def save_model_of_words(folder: Path) -> None:
-    """Saves a checkpoint with a word for each token, w0 to w95."""
-    from tiny_models import CPU, LLAMA, load_model
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    load_model(LLAMA, CPU).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({f"w{id_}": id_ for id_ in range(LLAMA.vocab_size)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
-
-
 def outputs_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "outputs.jsonl").read_text().splitlines()]
 
 
 def test_text_in_and_text_out_of_a_checkpoint(tmp_path: Path) -> None:
+    from tiny_models import save_model_of_words  # loads torch
+
     save_model_of_words(tmp_path / "model")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "w3 w14 w15"}\n{"token_ids": [3, 14, 15]}\n')
     prompts = ("workload=prompts", "workload.path=prompts.jsonl", "workload.max_new_tokens=5")
@@ -111,6 +101,8 @@ def test_text_in_and_text_out_of_a_checkpoint(tmp_path: Path) -> None:
 
 def test_stop_strings_and_the_models_own_end_end_outputs(tmp_path: Path) -> None:
     """The output ends with the token that completes a stop string, the text before the string; the same in every loop."""
+    from tiny_models import save_model_of_words
+
     save_model_of_words(tmp_path / "model")
     numbers = count()
     lines: list[dict[str, Any]] = [{"token_ids": [*range(20 + place, 50)], "max_new_tokens": 20} for place in range(6)]

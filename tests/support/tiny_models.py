@@ -184,3 +184,14 @@ def draw(logits: np.ndarray, sampling: Sampling, number: float) -> int | None:
     near_gaps = gaps[max(place - 1, 0) : place + 1]
     tie = min(near_gaps) < TIE or bool((abs(shares[:-1] - number) < TIE).any())
     return None if tie else order[place]
+
+
+def save_model_of_words(folder: Path) -> None:
+    """Saves a checkpoint with a word for each token, w0 to w95."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    load_model(LLAMA, CPU).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({f"w{id_}": id_ for id_ in range(LLAMA.vocab_size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
