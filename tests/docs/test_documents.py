@@ -30,6 +30,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 ELSEWHERE = {
     r"make |pip ": "installs packages",
+    r".*/\.cache/cbatch/": "of `make model`; see tests/text",
     r"python -m (vidur|pytest)": "another program",
     r"python -m experiments\.bench": "minutes on a GPU",
     r"python -m reproduction\.": "minutes, or a GPU; see reproduction/tests",
