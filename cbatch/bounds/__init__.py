@@ -2,5 +2,6 @@
 
 from cbatch.bounds.lower import Bounds
 from cbatch.bounds.minorants import Minorant, minorants_of
+from cbatch.bounds.shared import Findable, findable_tokens
 
-__all__ = ["Bounds", "Minorant", "minorants_of"]
+__all__ = ["Bounds", "Findable", "Minorant", "findable_tokens", "minorants_of"]

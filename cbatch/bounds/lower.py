@@ -1,7 +1,7 @@
 """Lower bounds of a set of requests: what no policy can beat, preemptive or not, even if it knows the future."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import product
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cbatch.bounds.machine import Floats, fewest_late, makespan, srpt
 from cbatch.bounds.minorants import Minorant
+from cbatch.bounds.shared import Findable
 from cbatch.errors import ConfigError
 from cbatch.limits import Limits
 from cbatch.request import Request, spec_of
@@ -36,11 +37,16 @@ class Bounds:
     Relaxation. Divide each iteration among its members by their charges: every schedule becomes one of a single machine that
     does w seconds of each request, after its arrival, and ends no request later. R replicas are one machine R times as fast.
 
-    Recomputation, padding, host time and idle time only add to a schedule. Not valid with KV cache shared among requests.
+    Recomputation, padding, host time and idle time only add to a schedule.
+
+    With a prefix cache, a token of a prompt that others share is charged to the first of them to arrive, as somebody computes it
+    after that arrival and before this request ends; to all others it may be free. The request itself is charged iterations for what
+    no other request holds, a further token that follows a preemption two tokens, and nothing for held KV cache, which is shared.
 
     Args:
         minorants: of the cost model, as from `minorants_of`; for one of your own, `Minorant.check` compares them.
         kv_tokens: of one replica.
+        found: by id, from `findable_tokens` over all requests of the run; None without a prefix cache.
 
     Raises:
         ConfigError: a request arrives by iteration, so that its arrival depends on the schedule; or there is no request.
@@ -53,6 +59,7 @@ class Bounds:
         limits: Limits,
         kv_tokens: int,
         replicas: int = 1,
+        found: Mapping[int, Findable] | None = None,
     ) -> None:
         specs = [spec_of(request) for request in requests]
         if not specs or any(spec.arrival_iteration for spec in specs):
@@ -63,6 +70,10 @@ class Bounds:
         self._slo = np.array([(spec.slo.ttft or np.inf, spec.slo.total or np.inf) for spec in specs])
         self._asks_all = np.array([spec.slo.tbt is not None or spec.slo.total is not None for spec in specs])
         self.prompt, self.output = np.array([spec.num_prompt_tokens for spec in specs]), np.array(outputs)
+        nothing = Findable(0, 0)
+        pairs = [nothing if found is None else found[spec.id] for spec in specs]
+        self._earlier, self._ever = np.array(pairs).T
+        self._shares = found is not None
         self._minorants, self._limits, self._kv_tokens, self._replicas = minorants, limits, kv_tokens, replicas
 
     @cached_property
@@ -87,7 +98,7 @@ class Bounds:
     def _alone(self) -> tuple[Floats, Floats]:
         """The seconds of the prompt and of the decodes of each request alone."""
         alone = [
-            self._work(line.fixed + line.per_request, line.per_token, line.per_score, line.per_context)
+            self._work(self._ever, line.fixed + line.per_request, line.per_token, line.per_score, line.per_context)
             for line in self._minorants
         ]
         prompts, decodes = zip(*alone, strict=True)
@@ -102,28 +113,39 @@ class Bounds:
             fixed = minorant.fixed
             member = members * fixed / min(limits.max_batch, limits.max_tokens) + minorant.per_request
             token = minorant.per_token + tokens * fixed / limits.max_tokens
-            if member >= 0:
+            if member >= 0 and not (held and self._shares):
                 slopes = minorant.per_score, minorant.per_context, held * fixed / kv_tokens
-                seconds.append(self._work(member, token, *slopes, machines=self._replicas))
+                seconds.append(self._work(self._earlier, member, token, *slopes, machines=self._replicas))
         return seconds
 
     def _work(
-        self, member: float, token: float, score: float, context: float, held: float = 0.0, machines: int = 1
+        self,
+        found: Floats,
+        member: float,
+        token: float,
+        score: float,
+        context: float,
+        held: float = 0.0,
+        machines: int = 1,
     ) -> tuple[Floats, Floats]:
         """The seconds charged to each request: for its prompt, and for its further tokens.
 
         The charges are such that their sum over the members of an iteration is at most the seconds of the iteration.
 
         Args:
-            member: for each iteration. token, score, context: as in `Minorant`. held: for each token in the KV cache, in each iteration.
+            found: leading tokens that others compute, [requests]. member: for each iteration. token, score, context: as in `Minorant`. held: for each token in the KV cache, in each iteration.
         """
         prompt, last = self.prompt, self.prompt + self.output - 1
         size = np.arange(1, int(last.max()) + 1, dtype=float)  # tokens in the KV cache when a token is sampled
         passes = np.ceil(size / self._limits.max_tokens)
-        whole = member * passes + token * size + score * size * (size + 1) / 2
+        again = member * passes + token * size + score * size * (size + 1) / 2
+        first = again[prompt - 1] + held * prompt
+        if self._shares:
+            spared = passes[prompt - 1] - passes[prompt - self._ever - 1]
+            first -= member * spared + token * found + score * found * (found + 1) / 2
+            again = member + token * np.minimum(size, 2) + score * (2 * size - 1)  # its two newest tokens, at least
         decode = member + token + context * size
-        until = np.concatenate(([0.0], np.cumsum(np.minimum(whole, decode) + held * size)))
-        first = whole[prompt - 1] + held * prompt
+        until = np.concatenate(([0.0], np.cumsum(np.minimum(again, decode) + held * size)))
         return first / machines, (until[last] - until[prompt]) / machines
 
     @property

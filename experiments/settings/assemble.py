@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Request, Server
-from cbatch.bounds import Bounds, Minorant, minorants_of
+from cbatch.bounds import Bounds, Minorant, findable_tokens, minorants_of
 from cbatch.cluster import Cluster, ReplicatedServer
 from cbatch.policy import check_policy
 from cbatch.results.service import NO_CLIENT
@@ -77,11 +77,9 @@ def assemble(
     if settings.bounds and not backend.simulated:
         problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
         raise ConfigError(f"{problem}; give backend=sim")
-    if settings.prefix_cache and (settings.bounds or settings.decisions):
-        key = "bounds" if settings.bounds else "decisions"
-        raise ConfigError(
-            f"{key}=true: takes every prompt to be computed whole; give {key}=false, or prefix_cache=false"
-        )
+    if settings.prefix_cache and settings.decisions:
+        problem = "decisions=true: a replay takes every prompt to be computed whole"
+        raise ConfigError(f"{problem}; give decisions=false, or prefix_cache=false")
     backend.check_here()
     options = Options(compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline)
     cost = backend.cost(settings.hardware, spec, settings.batch)
@@ -213,9 +211,10 @@ def bounds_of(run: Run) -> BoundsOf:
     cost, replicas = run.cost, run.cost.topology.replicas
     machine = pickle.dumps((cost.profile, cost.spec, cost.topology, cost.max_batch))
     lines = _minorants(machine, run.limits)
+    found = findable_tokens(run.requests, run.kv.block_size) if run.settings.prefix_cache else None
 
     def bounds(requests: Sequence[Request]) -> Bounds:
-        return Bounds(requests, lines, run.limits, run.kv.num_tokens, replicas)
+        return Bounds(requests, lines, run.limits, run.kv.num_tokens, replicas, found)
 
     bounds(run.requests)  # raises before anything is served
     return bounds

@@ -9,7 +9,6 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 from cbatch import ConfigError, Request, RequestSpec
@@ -45,7 +44,7 @@ class Replication:
 
 @dataclass(frozen=True)
 class Together:
-    """A workload, for `assemble`: the requests of several replications, at the workload's own rate."""
+    """A workload, for `assemble`: the requests of several replications, which share no prefix, at the workload's own rate."""
 
     workload: Workload
     replications: int
@@ -53,8 +52,11 @@ class Together:
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         pickled = pickle.dumps(self.workload)
-        numbers = range(self.replications)
-        specs = chain.from_iterable(_replication(pickled, number, self.num_requests) for number in numbers)
+        specs = [
+            replace(spec, salt=f"{number} {spec.salt}")
+            for number in range(self.replications)
+            for spec in _replication(pickled, number, self.num_requests)
+        ]
         return [Request.from_spec(replace(spec, id=id_)) for id_, spec in enumerate(specs)]
 
 

@@ -1,0 +1,53 @@
+"""How much of each prompt a prefix cache can hold at best: from the names of all blocks, as if nothing were ever evicted."""
+
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from cbatch.kv import Name
+from cbatch.kv.names import Prefix
+from cbatch.request import Request, spec_of
+
+
+class Findable(NamedTuple):
+    """Leading tokens of a request's prompt that others hold, in whole blocks, and at least one token less than all.
+
+    earlier: in prompts and outputs of requests that arrive earlier, or at the same time with a lower id; somebody computes the
+        other tokens after this request has arrived. ever: of any other requests.
+    """
+
+    earlier: int
+    ever: int
+
+
+def findable_tokens(requests: Iterable[Request], block_size: int) -> dict[int, Findable]:
+    """Returns what each request can find at best, by id. requests: all of a run, in simulation."""
+    by_arrival = sorted(requests, key=lambda request: (request.arrival_time, request.id))
+    names = [_names_of(request, block_size) for request in by_arrival]
+    seen: set[Name] = set()
+    repeated: set[Name] = set()
+    earlier = []
+    for own in names:
+        earlier.append(next((place for place, name in enumerate(own) if name not in seen), len(own)))
+        repeated.update(own[: earlier[-1]])
+        seen.update(own)
+    found = {}
+    for request, own, before in zip(by_arrival, names, earlier, strict=True):
+        most = (request.num_prompt_tokens - 1) // block_size
+        ever = next((place for place, name in enumerate(own) if name not in repeated), len(own))
+        found[request.id] = Findable(min(before, most) * block_size, min(ever, most) * block_size)
+    return found
+
+
+def _names_of(request: Request, block_size: int) -> Sequence[Name]:
+    """Returns the names of the blocks of prompt and output that another request can have as well."""
+    spec = spec_of(request)
+    held = spec.num_prompt_tokens if spec.prompt is not None else len(spec.prefix_hashes) * spec.hash_block
+    held = min(held, spec.num_prompt_tokens)
+    whole: Any = Request.from_spec(spec)
+    if spec.conversation is not None:
+        whole.num_output_tokens = min(spec.max_new_tokens, spec.true_new_tokens or spec.max_new_tokens)
+        held = whole.num_known
+    pool: Any = SimpleNamespace(block_size=block_size)
+    table: Any = SimpleNamespace(tokens=None)
+    return Prefix(whole, pool, table).names(held // block_size)[: held // block_size]
