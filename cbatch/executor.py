@@ -82,7 +82,10 @@ class Step:
             before = start[place]
             chunks.append((self.num_tokens.item(place), before))
             context -= before + 1
-        return BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, min(num_shared, context))
+        num_decodes = num_requests - len(chunks)
+        if num_shared:  # as if all requests shared the same
+            num_shared = min(num_shared * max(num_decodes - 1, 0) // max(num_requests - 1, 1), context)
+        return BatchShape(tuple(chunks), num_decodes, context, num_padding, num_shared)
 
 
 class CopyTimes(NamedTuple):

@@ -117,7 +117,7 @@ class TableAttention:
         if num_decodes:
             read: float = context_of_decodes
             if num_shared and self.shared_reads is not None:
-                read -= num_shared * self.shared_reads.at(num_decodes)
+                read -= num_shared * max(self.shared_reads.at(num_decodes), 0.0)
             table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
             found = table.at(num_decodes, read / num_decodes)
             if context_of_decodes > (self._reach.get(num_decodes) or self._reach_of(num_decodes)):

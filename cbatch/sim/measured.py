@@ -121,7 +121,7 @@ class Measured:
     chunks: AttentionGrid | None = None
     decodes: AttentionGrid | None = None
     mixed_decodes: AttentionGrid | None = None
-    shared_reads: ByRequests | None = None
+    shared_reads: Annotated[PiecewiseLinear, Columns("requests", "share")] | None = None
     power: PowerLimit | None = None
     captured_rows: Annotated[BilinearGrid, Grid("requests", "tokens")] | None = None
     captured_graphs: CapturedGraphs | None = None

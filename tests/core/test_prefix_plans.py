@@ -53,6 +53,22 @@ def test_what_is_found_is_context_to_a_cost_model() -> None:
     assert [shape[:3] for shape in shapes] == [(((6, 0),), 0, 0), (((2, 4),), 0, 0), ((), 1, 5)]
 
 
+def test_a_cost_model_sees_what_several_decodes_read() -> None:
+    """P, Q and R hold `abcd`, which is shared by two and then three decodes; S shares nothing."""
+    shapes = list[BatchShape]()
+
+    def seconds(shape: BatchShape) -> float:
+        shapes.append(shape)
+        return 1.0
+
+    texts = prompts(P="abcdef", Q="abcdeg", R="abcdh", S="xyz")
+    asked = "P 6/5 @0, Q 6/3 @1, S 3/2 @1, R 5/2 @2"
+    golden(InOrder(), asked, block=2, seconds=seconds, prefix_cache=LRU(), prompt=texts)
+    assert [(len(shape.chunks), shape.num_decodes, shape.num_shared) for shape in shapes] == [
+        *((1, 0, 0), (2, 1, 0), (0, 4, 8), (0, 3, 8), (0, 1, 0))
+    ]
+
+
 def test_a_preempted_request_finds_its_own_blocks() -> None:
     ran = golden(InOrder(), "A 2/2 @0, B 2/2 @0", tokens=9, memory=4, prefix_cache=LRU())
     assert (ran.schedule, ran.found, ran.recomputed) == (
