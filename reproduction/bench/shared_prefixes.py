@@ -4,16 +4,20 @@
     chat      64 conversations in lockstep: a system prompt of 1,024 tokens that all share, then 8 turns of 256 tokens, 128 new each;
               a turn's prompt holds the answers before
 
-`peers` serves the same requests on another engine.
+With `engine=vllm`, vLLM serves the same requests, in its own environment.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from cbatch import Limits, Request, Server
 from cbatch.runtime.options import LastLayer, ProductsName
@@ -26,13 +30,20 @@ from experiments.store.provenance import spread, write_benchmark
 from policies.evictions import LRU
 from policies.orca import Orca
 from reproduction import BENCH, RESULTS
+from reproduction.bench.peers.cases import Case
+from reproduction.bench.peers.measure import graphics_card, write_checkpoint
+from reproduction.bench.peers.vllm_engine import VllmEngine
 
 LONGEST = 8192
 NEW = 128
 
 
+Turns = Iterator[Sequence[Request]]
+
+
 def main(
-    policies: str = "policy=sarathi_serve chunk=2048;policy=sarathi_serve chunk=256;policy=prefix_order policy.order=dfs_weight chunk=256",
+    engine: Literal["cbatch", "vllm"] = "cbatch",
+    policies: str = "policy=sarathi_serve chunk=2048;policy=prefix_order policy.order=dfs_weight chunk=256",
     works: tuple[str, ...] = ("groups", "chat"),
     model: str = "llama-3.1-8b",
     batch: Count = 64,
@@ -44,42 +55,60 @@ def main(
     repeats: Count = 2,
     folder: str = RESULTS,
 ) -> None:
-    """Measures, prints and writes shared-prefixes.json. policies: as for `trace`. kv_tokens: those of vLLM 0.22 on an H100."""
-    spec = load_spec(model)
-    limits = Limits(batch, max_tokens, LONGEST)
-    built = real_server(
-        Cuda(products=products, last_layer=last_layer), spec, limits, kv_tokens=kv_tokens, block_size=block_size
-    )
-    server = replace(built, prefix_cache=LRU())
-    figures: dict[str, Any] = {}
-    with closing(server):
-        server.serve(Orca(), equal_requests(8, 300, 16, spec.vocab_size))
-        for policy in policies.split(";"):
-            make = compose_run(*policy.split(), f"max_tokens={max_tokens}", "prefix_cache=true").policy
-            for work in works:
-                runs = [serve(server, make, WORKS[work](again)) for again in range(repeats)]
-                found = {name: spread([run[name] for run in runs]) for name in runs[0]}
-                figures[f"{work}, {policy}"] = found
-                shown = (f"{name} {values['median']:.4g}" for name, values in found.items())
-                print(f"  {work}, {policy}: {', '.join(shown)}", flush=True)
-    sizes = {"batch": batch, "max_tokens": max_tokens, "block_size": block_size}
-    stamped = {"model": spec.name, **sizes, "products": products, "last_layer": last_layer, "figures": figures}
-    print(f"written: {write_benchmark('shared-prefixes', torch.cuda.get_device_name(), stamped, folder, BENCH)}")
+    """Measures, prints and writes shared-prefixes.json; for vLLM peers/vllm-shared-prefixes.json.
+
+    policies: as for `trace`. kv_tokens: those of vLLM 0.22 on an H100; vLLM itself takes what the GPU has.
+    """
+    spec, figures = load_spec(model), dict[str, Any]()
+    about = {"model": spec.name, "batch": batch, "max_tokens": max_tokens, "figures": figures}
+    hardware, _ = graphics_card()
+    with ExitStack() as in_use:
+        if engine == "vllm":
+            write_checkpoint(spec, folder_of := Path(in_use.enter_context(TemporaryDirectory())))
+            case = Case("groups", model, batch, max_tokens)
+            peer = in_use.enter_context(closing(VllmEngine(folder_of, case, LONGEST, enable_prefix_caching=True)))
+            sides: dict[str, Callable[[Turns], dict[str, float]]] = {"vllm": partial(serve_vllm, peer)}
+        else:
+            about |= {"block_size": block_size, "products": products, "last_layer": last_layer}
+            backend, limits = Cuda(products=products, last_layer=last_layer), Limits(batch, max_tokens, LONGEST)
+            built = real_server(backend, spec, limits, kv_tokens=kv_tokens, block_size=block_size)
+            server = replace(in_use.enter_context(closing(built)), prefix_cache=LRU())
+            server.serve(Orca(), equal_requests(8, 300, 16, spec.vocab_size))
+            keys = f"max_tokens={max_tokens}", "prefix_cache=true"
+            sides = {
+                policy: partial(serve, server, compose_run(*policy.split(), *keys).policy)
+                for policy in policies.split(";")
+            }
+        for (side, serve_turns), work in product(sides.items(), works):
+            runs = [serve_turns(WORKS[work](again)) for again in range(repeats)]
+            found = figures[f"{work}, {side}"] = {name: spread([run[name] for run in runs]) for name in runs[0]}
+            shown = (f"{name} {values['median']:.4g}" for name, values in found.items())
+            print(f"  {work}, {side}: {', '.join(shown)}", flush=True)
+    name = "peers/vllm-shared-prefixes" if engine == "vllm" else "shared-prefixes"
+    print(f"written: {write_benchmark(name, hardware, about, folder, BENCH)}")
 
 
-def serve(server: Server[Any], policy: Callable[[], Any], turns: Iterator[Sequence[Request]]) -> dict[str, float]:
+def serve(server: Server[Any], policy: Callable[[], Any], turns: Turns) -> dict[str, float]:
     """Serves the turns one after the other; returns seconds, from the first plan to the last token, and the share of hits."""
     engine = server.engine(policy())
     for requests in turns:
         engine.submit(requests)
         engine.run()
-    steps, requests = engine.record.steps, engine.record.requests
+    steps = engine.record.steps
+    return {"seconds": steps[-1].received_at - steps[0].planned_at, "hit_share": _hit_share(engine.record.requests)}
+
+
+def serve_vllm(engine: VllmEngine, turns: Turns) -> dict[str, float]:
+    served, began = list[Request](), time.perf_counter()
+    for requests in turns:
+        engine.serve(requests)
+        served += requests
+    return {"seconds": time.perf_counter() - began, "hit_share": _hit_share(served)}
+
+
+def _hit_share(requests: Sequence[Request]) -> float:
     prompts = sum(request.num_prompt_tokens for request in requests)
-    return {
-        "seconds": steps[-1].received_at - steps[0].planned_at,
-        "hit_share": sum(request.num_cached_tokens for request in requests) / prompts,
-        "iterations": len(steps),
-    }
+    return sum(request.num_cached_tokens for request in requests) / prompts
 
 
 def groups(again: int) -> Iterator[list[Request]]:

@@ -64,6 +64,8 @@ class VllmEngine:
         began = time.perf_counter()
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
+        for request, output in zip(requests, outputs, strict=True):
+            request.output, request.num_cached_tokens = [*output.outputs[0].token_ids], output.num_cached_tokens or 0
         return seconds, [len(output.outputs[0].token_ids) for output in outputs]
 
     def close(self) -> None:
