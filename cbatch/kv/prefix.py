@@ -113,37 +113,31 @@ class PrefixPool(BlockPool):
         if not (new := names[first:num_blocks]):
             return
         blocks = self.tables[row, first:num_blocks]
-        assert self.live[blocks].tolist().count(1) == len(blocks), "a block that is written belongs to one request"
+        taken = blocks.tolist()
+        assert self.live[blocks].tolist().count(1) == len(taken), "a block that is written belongs to one request"
         if not self._in_order:
             self._depth[blocks] = np.arange(first, num_blocks)
             self._num_uses[blocks] = 1
-            self._created[blocks] = np.arange(self._clock, self._clock + len(blocks))
-            self._clock += len(blocks)
+            self._created[blocks] = np.arange(self._clock, self._clock + len(taken))
+            self._clock += len(taken)
         before = names[first - 1] if first else None
-        all_new = self._blocks.keys().isdisjoint(new)
-        for block, name in zip(blocks.tolist(), new, strict=True):
+        for block, name in zip(taken, new, strict=True):
             self._names[block], self._before[block] = name, before
-            if not all_new:
-                self._enter(name, block, before)
             before = name
-        if all_new:  # at once
-            self._blocks.update(zip(new, blocks.tolist(), strict=True))
-            self._num_successors |= dict.fromkeys(new[:-1], 1)
-            if first:
-                self._num_successors[names[first - 1]] = self._num_successors.get(names[first - 1], 0) + 1
+        num_held = next((place for place, name in enumerate(new) if name not in self._blocks), len(new))
+        for block, name in zip(taken, new[:num_held], strict=False):  # further copies
+            copies = self._copies.setdefault(name, [])
+            self._unranked |= dict.fromkeys((self._blocks[name], *copies))
+            copies.append(block)
+        if num_held < len(new):  # none of the others is held: names are closed
+            self._blocks.update(zip(new[num_held:], taken[num_held:], strict=True))
+            self._num_successors |= dict.fromkeys(new[num_held:-1], 1)
+            if (before := self._before[taken[num_held]]) is not None:
+                self._num_successors[before] = self._num_successors.get(before, 0) + 1
         self.num_named[row] = num_blocks
         self.version += 1
         if self.changed is not None:
-            self.changed += islice(names, first, None)
-
-    def _enter(self, name: Name, block: int, before: Name | None) -> None:
-        """Enters a block under its name, as the oldest copy or a further one."""
-        if (oldest := self._blocks.setdefault(name, block)) != block:
-            copies = self._copies.setdefault(name, [])
-            self._unranked |= dict.fromkeys((oldest, *copies))
-            copies.append(block)
-        elif before is not None:
-            self._num_successors[before] = self._num_successors.get(before, 0) + 1
+            self.changed += new
 
     def note_holder(self, row: int, num_tokens: int) -> None:
         """Notes the tokens of the request that is about to release a row, for `CachedBlock.holder_tokens`."""
@@ -238,7 +232,6 @@ class PrefixPool(BlockPool):
         for block in islice(self._cached, at_most):
             if (name := names[block]) in successors or name in copies:
                 break
-            names[block] = None
             del self._blocks[name]
             evicted.append(block)
             if (before := self._before[block]) is not None:
@@ -246,8 +239,11 @@ class PrefixPool(BlockPool):
                     successors[before] = number
                 else:
                     del successors[before]
+        if self.changed is not None:
+            self.changed += map(names.__getitem__, evicted)
         for block in evicted:
             del self._cached[block]
+            names[block] = None
         self.num_evicted += len(evicted)
         self.version += len(evicted)
         return evicted
