@@ -10,7 +10,7 @@
 
 Ties: arrival. With more than 128 requests waiting, `lpm` and `hrrn` are first come, first served. `in_batch`: of several requests
 that share an uncached prefix only the first keeps its place, the others wait until it is cached; default: `lpm` alone does so.
-A plan with `dfs_weight`, or with `spf` and `in_batch`, ranks all who wait.
+A plan with `spf` and `in_batch` ranks all who wait.
 
 Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py. Differs from it: whole blocks match; prompts are chunked
 within Sarathi-Serve's budget, whose admission is by free blocks, not by a ratio of declared outputs; a look at the queue refreshes
@@ -24,7 +24,8 @@ from cbatch import ConfigError, Plan, Request, StepRecord, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.kept_orders import FewestUncached, KeptOrder
-from policies.shared.prefixes import paths_of, repeated
+from policies.shared.prefix_tree import DepthFirst
+from policies.shared.prefixes import repeated
 
 ORDERS = ("lpm", "dfs_weight", "spf", "hrrn")
 MOST_RANKED = 128
@@ -41,7 +42,11 @@ class PrefixOrder(SarathiServe):
         self.order, self.in_batch = order, in_batch
         self._computed = 0  # tokens of all iterations that have ended
         self._computed_before: dict[Request, int] = {}  # the request arrived
-        self._kept: KeptOrder | None = FewestUncached() if order == "spf" and not in_batch else None
+        self._kept: KeptOrder | None = None
+        if order == "dfs_weight":
+            self._kept = DepthFirst()
+        elif order == "spf" and not in_batch:
+            self._kept = FewestUncached()
 
     def on_arrival(self, request: Request) -> None:
         self._computed_before[request] = self._computed
@@ -76,8 +81,6 @@ class PrefixOrder(SarathiServe):
         waiting = view.waiting
         if not waiting or (len(waiting) > MOST_RANKED and self.order in ("lpm", "hrrn")):
             return waiting
-        if self.order == "dfs_weight":
-            return sorted(waiting, key=dict(zip(waiting, paths_of(waiting, view), strict=True)).__getitem__)
         in_batch = self.order == "lpm" if self.in_batch is None else self.in_batch
         postponed = repeated(waiting, view) if in_batch else set()
         return sorted(waiting, key=lambda request: (request in postponed, self._key(request)))

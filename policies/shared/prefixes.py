@@ -1,9 +1,6 @@
-"""What waiting requests have in common: with each other, and with the prefix cache."""
+"""What waiting requests have in common that the prefix cache does not hold yet."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import chain
-from math import inf
+from collections.abc import Iterable
 
 from cbatch import Name, Request, View
 
@@ -21,12 +18,3 @@ def repeated(waiting: Iterable[Request], view: View) -> set[Request]:
                 later.add(request)
             seen.add(names[-1])
     return later
-
-
-def paths_of(waiting: Sequence[Request], view: View) -> list[list[tuple[float, int]]]:
-    """Returns each request's path through the tree of cached prefixes: of each step, how few wait beyond it, and the step's place."""
-    size = view.kv.block_size
-    names = [view.kv.prefix_names(request, request.num_computed // size) for request in waiting]
-    weight = Counter(chain.from_iterable(names))
-    place = {name: number for number, name in enumerate(weight)}
-    return [[*((-weight[name], place[name]) for name in path), (inf, 0)] for path in names]

@@ -65,7 +65,7 @@ def calls(name: str, num_waiting: int, prefix_cache: bool) -> int:
     return sum(policy.calls[WARM_UP:])
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"dfs_weight"}))  # which ranks all who wait, as SGLang does
+@pytest.mark.parametrize("name", sorted(POLICIES))
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_a_plan_with_four_times_the_queue_makes_as_many_calls(name: str, prefix_cache: bool) -> None:
     """The schedules differ where the shortest of more requests is shorter; a heap's depth shows in few calls."""

@@ -1,7 +1,10 @@
 """Orders by what the prefix cache holds, on worked examples of SGLang's rules and of DLPM."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from itertools import chain
+from math import inf
 from random import Random
 from typing import Any
 
@@ -19,6 +22,7 @@ from policies.evictions import LRU
 from policies.prefix_order import PrefixOrder
 from policies.sarathi_serve import SarathiServe
 from policies.shared.kept_orders import FewestUncached, KeptOrder
+from policies.shared.prefix_tree import DepthFirst
 
 
 class Told:
@@ -260,7 +264,16 @@ def by_uncached(view: View) -> list[Request]:
     return sorted(view.waiting, key=lambda request: request.num_ready)
 
 
-@pytest.mark.parametrize(("kept", "plain"), [(FewestUncached, by_uncached)])
+def depth_first(view: View) -> list[Request]:
+    """By the path through the tree of cached prefixes: of each step, how few wait beyond it, and its place among the first seen."""
+    size, waiting = view.kv.block_size, list(view.waiting)
+    names = {request: view.kv.prefix_names(request)[: request.num_computed // size] for request in waiting}
+    weight = Counter(chain.from_iterable(names.values()))
+    place = {name: number for number, name in enumerate(weight)}
+    return sorted(waiting, key=lambda request: [*((-weight[name], place[name]) for name in names[request]), (inf, 0)])
+
+
+@pytest.mark.parametrize(("kept", "plain"), [(FewestUncached, by_uncached), (DepthFirst, depth_first)])
 @pytest.mark.parametrize("mode", MODES)
 def test_an_order_that_is_kept_is_that_of_all_who_wait(
     kept: Callable[[], KeptOrder], plain: Callable[[View], list[Request]], mode: str, num_cancellations: int, draw: int

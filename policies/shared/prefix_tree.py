@@ -1,0 +1,106 @@
+"""Waiting requests in the order of a walk through the tree of their prefixes, which is kept from plan to plan."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter, eq
+
+from sortedcontainers import SortedKeyList
+
+from cbatch import Name, Request, View
+from policies.shared.kept_orders import KeptOrder
+
+
+class Branch:
+    """Requests that begin alike: `names` of blocks from block `start` on, which all of them have, beyond those of `parent`.
+
+    requests: by arrival. is_cached: whether the prefix cache holds the first block.
+    cached: those of the branches that go on from here, the one with most requests first; ties: with the oldest.
+    """
+
+    def __init__(self, parent: "Branch | None", names: Sequence[Name], start: int, requests: Iterable[Request]) -> None:
+        self.parent, self.names, self.start, self.is_cached = parent, names, start, False
+        self.requests = SortedKeyList(requests, key=attrgetter("arrival_time", "id"))
+        self.cached: SortedKeyList[Branch, tuple[int, float, int]] = SortedKeyList(key=attrgetter("rank"))
+        self.rank = (0, 0.0, 0)
+
+    def look(self, block_size: int) -> None:
+        """Takes in whether the first block is cached."""
+        self.move(self.requests[0].num_computed > self.start * block_size)
+
+    def move(self, is_cached: bool) -> None:
+        """Moves among, in or out of the cached branches of the parent, as requests have come or gone."""
+        assert self.parent is not None
+        if self.is_cached:
+            self.parent.cached.remove(self)
+        self.is_cached = is_cached
+        if is_cached:
+            oldest = self.requests[0]
+            self.rank = -len(self.requests), oldest.arrival_time, oldest.id
+            self.parent.cached.add(self)
+
+
+class DepthFirst(KeptOrder):
+    """Depth first through the tree of cached prefixes, the branch for which most requests wait first; ties: arrival.
+
+    A request comes after those that match beyond it. How many wait for a branch does not depend on the cache, which decides only
+    what branches the walk enters: the tree is that of whole prompts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._root = Branch(None, (), 0, ())
+        self._branches: dict[Name, Branch] = {}  # by first name
+        self._ends: dict[Request, Branch] = {}  # the last branch of each request
+
+    def discard(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            branch = self._ends.pop(request, None)
+            while branch is not None:
+                branch.requests.remove(request)
+                if branch.parent is not None:
+                    branch.move(branch.is_cached and bool(branch.requests))
+                    if not branch.requests:
+                        del self._branches[branch.names[0]]
+                branch = branch.parent
+
+    def _place(self, request: Request, view: View) -> None:
+        self.discard([request])
+        size, branch = view.kv.block_size, self._root
+        rest = view.kv.prefix_names(request, (request.num_known - 1) // size)
+        branch.requests.add(request)
+        while rest:
+            lower = self._branches.get(rest[0])
+            if lower is None:
+                lower = self._branches[rest[0]] = Branch(branch, rest, branch.start + len(branch.names), ())
+            elif (number := sum(map(eq, lower.names, rest))) < len(lower.names):
+                lower = self._split(lower, number, size)
+            lower.requests.add(request)
+            lower.look(size)
+            branch, rest = lower, rest[len(lower.names) :]
+        self._ends[request] = branch
+
+    def _split(self, lower: Branch, number: int, block_size: int) -> Branch:
+        """Makes a branch of the first names of another one, which goes on from it."""
+        upper = Branch(lower.parent, lower.names[:number], lower.start, lower.requests)
+        lower.move(False)
+        lower.parent, lower.names, lower.start = upper, lower.names[number:], lower.start + number
+        lower.look(block_size)
+        self._branches |= {branch.names[0]: branch for branch in (upper, lower)}
+        return upper
+
+    def _affected(self, names: Iterable[Name], view: View) -> Iterable[Request]:
+        for branch in filter(None, map(self._branches.get, names)):
+            branch.look(view.kv.block_size)
+        return ()
+
+    def _ordered(self, view: View) -> Iterator[Request]:
+        seen, stack = set[Request](), [(self._root, iter(self._root.cached))]
+        while stack:
+            branch, cached = stack[-1]
+            if (lower := next(cached, None)) is not None:
+                stack.append((lower, iter(lower.cached)))
+                continue
+            for request in branch.requests:
+                if request not in seen and view.is_waiting(request):
+                    seen.add(request)
+                    yield request
+            stack.pop()
