@@ -43,8 +43,8 @@ def serve_http(
         except OSError as error:
             place = f"bind={settings.bind} port={settings.port}"
             raise ConfigError(f"{place}: {error.strerror or error}; give another one") from None
-        config = uvicorn.Config("", log_level="critical", lifespan="off", server_header=False)
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        fastest = uvicorn.Config("", log_level="critical").get_loop_factory()
+        with asyncio.Runner(loop_factory=fastest) as runner:
             return runner.run(_serve(settings, folder, listener, say, replace=replace))
 
 

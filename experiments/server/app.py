@@ -1,5 +1,6 @@
 """The routes of a server, its limits and its key. An error is an object as in OpenAI's API, and names the field."""
 
+import traceback
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
@@ -54,7 +55,8 @@ async def _answer_with_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = ApiError(error.status_code, str(error.detail))
     elif not isinstance(error, ApiError):
-        error = ApiError(500, "the server has failed")
+        traceback.print_tb(error.__traceback__)  # without its message, which may have a client's text
+        error = ApiError(500, f"the server has failed ({type(error).__name__})")
     headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
     return Response(error.body(), error.status, headers, media_type="application/json")
 
@@ -96,5 +98,5 @@ class Front:
             content = await read_content(receive, self._door.settings.max_body)
             answer = await self._door.open(_BODIES[path], content)
             await answer.send_to(receive, send)
-        except ApiError as error:
+        except Exception as error:
             await (await _answer_with_error(Request(scope), error))(scope, receive, send)

@@ -77,18 +77,13 @@ class ServerSettings(ServerKeys, Settings):
 def read_server_settings(composed: Composed) -> ServerSettings:
     """Returns the settings of a server. Raises as `read_as`; ConfigError for what a server has not."""
     settings = read_as(ServerSettings, ServerKeys, composed)
-    simulated = settings.backend.simulated
-    unusable = {
-        f"time_scale={settings.time_scale:g}: real tokens take real time; give 1": not simulated
-        and settings.time_scale != 1,
-        f"backend.replicas={settings.backend.replicas}: a server has a single engine; give 1": settings.backend.replicas
-        > 1,
-        "stream=true: a server keeps its results to its end; give false": settings.stream,
-        "bounds=true: are of a workload, which a server has not; give false": settings.bounds,
-    }
-    for problem, met in unusable.items():
-        if met:
-            raise ConfigError(problem)
+    backend, scale = settings.backend, settings.time_scale
+    if scale != 1 and not backend.simulated:
+        raise ConfigError(f"time_scale={scale:g}: real tokens take real time; give 1, or backend=sim")
+    if backend.replicas > 1:
+        raise ConfigError(f"backend.replicas={backend.replicas}: a server has a single engine; give 1")
+    if settings.stream or settings.bounds:
+        raise ConfigError("stream, bounds: are of a workload that is known, which a server has not; give false")
     return replace(settings, composed=_of_a_run(composed))
 
 
