@@ -16,11 +16,12 @@ from secrets import token_hex
 from typing import Any
 
 from cbatch import FinishReason, Request
-from experiments.server.bodies import ApiError, Body
+from experiments.server.bodies import ApiError, Body, ChatBody
 from experiments.server.words import Placeholder
 from experiments.text import OutputText
 
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.STOP: "stop"}
+Cancel = Callable[[int, FinishReason], object]
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -42,26 +43,20 @@ class Answer:
     """
 
     def __init__(
-        self,
-        body: Body,
-        chat: bool,
-        model: str,
-        choices: Sequence[Choice],
-        num_prompt_tokens: int,
-        cancel: Callable[[int, FinishReason], object],
+        self, body: Body, model: str, choices: Sequence[Choice], num_prompt_tokens: int, cancel: Cancel
     ) -> None:
         self._choices, self._num_prompt_tokens, self._cancel = choices, num_prompt_tokens, cancel
-        self._body, self._chat = body, chat
+        self._body, self._chat = body, isinstance(body, ChatBody)
         self._box: list[tuple[Choice, int | None, Request | None]] = []
         self._news = asyncio.Event()
         self._num_open = len(choices)
         self._problem: ApiError | None = None
         self._has_left = False
-        kind = ("chat.completion.chunk" if body.stream else "chat.completion") if chat else "text_completion"
-        id_ = f"{'chatcmpl' if chat else 'cmpl'}-{token_hex(12)}"
+        kind = f"chat.completion{'.chunk' if body.stream else ''}" if self._chat else "text_completion"
+        id_ = f"{'chatcmpl' if self._chat else 'cmpl'}-{token_hex(12)}"
         self._about = {"id": id_, "object": kind, "created": int(time.time()), "model": model}
         self._head = f"data: {json.dumps(self._about)[:-1]}, "
-        self._field, self._close = ('"delta":{"content":', "}") if chat else ('"text":', "")
+        self._field, self._close = ('"delta":{"content":', "}") if self._chat else ('"text":', "")
 
     def add(self, choice: Choice, token: int | None, end: Request | None) -> None:
         """Takes a choice's next token, or its end, or both. A token of -1 stands for any."""

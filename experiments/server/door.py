@@ -103,7 +103,7 @@ class Door:
         specs = [self._spec(body, prompt, arrival, place) for prompt in prompts for place in range(body.n)]
         choices = [Choice(spec.id, index, self._output(body.stop)) for index, spec in enumerate(specs)]
         num_prompt_tokens = sum(map(len, prompts))
-        answer = Answer(body, kind is ChatBody, settings.model.name, choices, num_prompt_tokens, self.cancel)
+        answer = Answer(body, settings.model.name, choices, num_prompt_tokens, self.cancel)
         for spec, choice in zip(specs, choices, strict=True):
             self._open[spec.id] = answer, choice
             self.put(spec)

@@ -18,6 +18,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from threading import TIMEOUT_MAX
 from time import perf_counter, sleep
 from typing import Any, NamedTuple, cast
 
@@ -51,17 +52,13 @@ class Turn(NamedTuple):
     kv_use: float
 
 
+Inbox = SimpleQueue[Message]
+Note = Callable[[Request], None]
+Say = Callable[[str], None]
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
 
 
-def serve_clients(
-    settings: ServerSettings,
-    folder: Path,
-    inbox: SimpleQueue[Message],
-    send: Send,
-    say: Callable[[str], None],
-    replace: bool,
-) -> None:
+def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, say: Say, replace: bool) -> None:
     """Serves what the inbox brings until the door closes, and writes the folder of the run. say, replace: as for `serve`."""
     try:
         loop = partial(_run, settings, inbox, send, say)
@@ -71,14 +68,7 @@ def serve_clients(
         send(one_line(error) or f"{type(error).__name__}: {error}")
 
 
-def _run(
-    settings: ServerSettings,
-    inbox: SimpleQueue[Message],
-    send: Send,
-    say: Callable[[str], None],
-    run: Run,
-    folder: Path | None,
-) -> RunRecord:
+def _run(settings: ServerSettings, inbox: Inbox, send: Send, say: Say, run: Run, folder: Path | None) -> RunRecord:
     [engine] = run.engine.engines
     paced = Paced(engine.executor, settings.time_scale)
     if settings.backend.simulated:
@@ -128,18 +118,11 @@ class Paced:
 class Clients(Arrivals):
     """Those who ask through an inbox. The open door counts as an unfinished request."""
 
-    def __init__(
-        self,
-        inbox: SimpleQueue[Message],
-        send: Send,
-        engine: Engine,
-        settings: ServerSettings,
-        note: Callable[[Request], None],
-    ) -> None:
+    def __init__(self, inbox: Inbox, send: Send, engine: Engine, settings: ServerSettings, note: Note) -> None:
         """note: called with each request that is served."""
         self.num_unfinished, self._is_open = 1, True
         self._inbox, self._send, self._engine, self._note = inbox, send, engine, note
-        self._scale, self._patience = settings.time_scale, settings.patience.seconds
+        self._scale, self._patience = settings.time_scale, min(settings.patience.seconds, TIMEOUT_MAX)
         self._origin = perf_counter() - engine.executor.now() / self._scale
         self._pending: deque[Request] = deque()
         self._live: dict[int, Request] = {}  # that have not ended
