@@ -207,6 +207,7 @@ class Planner:
     def received(self, received_at: float, receivers: Collection[str]) -> None:
         """The oldest iteration in flight has ended. receivers: vLLM's ids of the requests that received a token."""
         view, launched = self.view, self.view.in_flight.popleft()
+        view.look_again()
         requests = launched.requests
         if len(receivers) < len(requests):
             requests = [request for request in requests if request.vllm_id in receivers]

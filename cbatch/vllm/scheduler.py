@@ -180,11 +180,8 @@ class _Policed:
 
     def _num_cached(self: Any, request: ServedRequest) -> int:
         """Returns the tokens of a waiting request that are in vLLM's prefix cache, or were fetched from elsewhere."""
-        source, manager = request.source, self.kv_cache_manager
-        if source.num_computed_tokens or not manager.enable_caching or source.skip_reading_prefix_cache:
-            return int(source.num_computed_tokens)
-        hit = manager.coordinator.find_longest_cache_hit(source.block_hashes, source.num_tokens - 1)
-        return int(hit[1])
+        kv = self._planner.view.kv
+        return int(request.source.num_computed_tokens) or len(kv.found(request)) * kv.block_size
 
 
 class SyncPolicyScheduler(_Policed, Scheduler):

@@ -1,14 +1,14 @@
 """The view of vLLM's scheduler that policies plan from."""
 
-from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from cbatch.cost import BatchShape, CostModel
-from cbatch.kv import Freed, KVView
+from cbatch.kv import Freed, KVView, Name
 from cbatch.limits import Limits
-from cbatch.request import Request
+from cbatch.request import Request, Status
 from cbatch.view import View
 from cbatch.vllm.population import Population
 from cbatch.vllm.request import ServedRequest, served
@@ -58,8 +58,10 @@ class VllmKVView(KVView):
 
     def __init__(self, scheduler: Any, view: "VllmView") -> None:
         self._view = view
-        self._pool = scheduler.kv_cache_manager.block_pool
-        self._manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+        self._cache = scheduler.kv_cache_manager
+        self._pool = self._cache.block_pool
+        self._manager = self._cache.coordinator.single_type_managers[0]
+        self._found: dict[Request, Sequence[Any]] = {}  # while a plan is made
         self.block_size = int(scheduler.block_size)
         self.num_blocks = int(self._pool.num_gpu_blocks) - 1  # one is vLLM's null block
 
@@ -72,6 +74,42 @@ class VllmKVView(KVView):
     def num_held(self, request: Request) -> int:
         assert isinstance(request, ServedRequest)
         return len(self._manager.req_to_blocks.get(request.vllm_id, ()))
+
+    @property
+    def num_cached(self) -> int:  # type: ignore[override]
+        return sum(block.block_hash is not None for block in self._pool.free_block_queue.get_all_free_blocks())
+
+    def found(self, request: ServedRequest) -> Sequence[Any]:
+        """Returns vLLM's blocks that a waiting request finds in the prefix cache."""
+        if request not in self._found:
+            source, cache = request.source, self._cache
+            looks = cache.enable_caching and not (source.num_computed_tokens or source.skip_reading_prefix_cache)
+            find = cache.coordinator.find_longest_cache_hit
+            self._found[request] = find(source.block_hashes, source.num_tokens - 1)[0][0] if looks else ()
+        return self._found[request]
+
+    def num_shared(self, request: Request) -> int:
+        waits = request.status is Status.WAITING
+        return sum(block.ref_cnt > 0 for block in self.found(*served([request]))) if waits else 0
+
+    def prefix_names(self, request: Request, at_most: int | None = None) -> Sequence[Name]:
+        if request.status is not Status.WAITING:
+            return ()
+        [waiting] = served([request])
+        return waiting.source.block_hashes[:at_most]  # type: ignore[no-any-return]
+
+    def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
+        at_once = [request for request in served(preempted) if not self._view.is_in_flight(request)]
+        held = self._manager.req_to_blocks
+        given = Counter(block.block_id for request in at_once for block in held.get(request.vllm_id, ()))
+        freed = {number for number, count in given.items() if self._pool.blocks[number].ref_cnt == count}
+        found = [block for request in served(newcomers) for block in self.found(request)]
+        taken = {block.block_id for block in found if block.block_id in freed or not block.ref_cnt}
+        return len(freed) - len(taken) + sum(not block.ref_cnt for block in found)
+
+    def look_again(self) -> None:
+        """vLLM's state has changed, or is about to."""
+        self._found.clear()
 
     def freed_by_preempting(self, request: Request) -> Freed:
         """Blocks of a cached prefix that other requests hold too stay taken."""
@@ -142,3 +180,4 @@ class VllmView(View):
     def look_again(self) -> None:
         """vLLM's state has changed, or is about to."""
         self._lacking = None
+        self.kv.look_again()
