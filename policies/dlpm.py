@@ -16,7 +16,8 @@ from operator import attrgetter
 
 from cbatch import ConfigError, Plan, Request, View
 from policies.chunking import ChunkSelector
-from policies.prefix_order import MOST_RANKED, PrefixOrder
+from policies.prefix_order import PrefixOrder
+from policies.shared.prefixes import MOST_RANKED
 from policies.shared.waiting import WaitingQueue
 
 
@@ -48,7 +49,7 @@ class DLPM(PrefixOrder):
         for client in [client for client, queue in self._queues.items() if next(queue.in_order(view), None) is None]:
             del self._queues[client]
         self._refill(self._queues.keys())
-        for request in self._by_arrival(view) if len(view.waiting) > MOST_RANKED else self.ranked(view):
+        for request in self._by_arrival(view) if len(view.waiting) > MOST_RANKED else self._kept.in_order(view):
             if self.deficits[request.client] > 0:
                 cost = self.prompt_weight * request.num_ready
                 yield request

@@ -17,18 +17,18 @@ within Sarathi-Serve's budget, whose admission is by free blocks, not by a ratio
 no cached block. Without a prefix cache nothing is cached, and `lpm` and `dfs_weight` are first come, first served.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
+from math import inf
 
 from cbatch import ConfigError, Plan, Request, StepRecord, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.kept_orders import FewestUncached, KeptOrder
 from policies.shared.prefix_tree import DepthFirst
-from policies.shared.prefixes import repeated
+from policies.shared.prefixes import MOST_RANKED, RankedAnew
 
 ORDERS = ("lpm", "dfs_weight", "spf", "hrrn")
-MOST_RANKED = 128
 
 
 class PrefixOrder(SarathiServe):
@@ -42,7 +42,9 @@ class PrefixOrder(SarathiServe):
         self.order, self.in_batch = order, in_batch
         self._computed = 0  # tokens of all iterations that have ended
         self._computed_before: dict[Request, int] = {}  # the request arrived
-        self._kept: KeptOrder | None = None
+        in_batch = order == "lpm" if in_batch is None else in_batch
+        most = inf if order == "spf" else MOST_RANKED
+        self._kept: KeptOrder | RankedAnew = RankedAnew(self._key, in_batch, most)
         if order == "dfs_weight":
             self._kept = DepthFirst()
         elif order == "spf" and not in_batch:
@@ -50,8 +52,7 @@ class PrefixOrder(SarathiServe):
 
     def on_arrival(self, request: Request) -> None:
         self._computed_before[request] = self._computed
-        if self._kept is not None:
-            self._kept.expect([request])
+        self._kept.expect([request])
 
     def on_step(self, record: StepRecord) -> None:
         self._computed += record.num_prefill_tokens + record.num_decode_tokens
@@ -59,31 +60,17 @@ class PrefixOrder(SarathiServe):
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
         del self._computed_before[request]
-        if self._kept is not None:
-            self._kept.discard([request])
+        self._kept.discard([request])
 
     def plan(self, view: View) -> Plan:
         self.steady = is_steady(self.chunking) and not view.waiting
         plan = super().plan(view)
-        if self._kept is not None:
-            self._kept.discard(plan.requests)
-            self._kept.expect(plan.preempt)
+        self._kept.discard(plan.requests)
+        self._kept.expect(plan.preempt)
         return plan
 
     def prompts(self, view: View) -> Iterable[Request]:
-        return chain(view.prefilling, self.ranked(view))
-
-    def ranked(self, view: View) -> Iterable[Request]:
-        """The waiting requests in the order in which they are admitted."""
-        return self._by_match(view) if self._kept is None else self._kept.in_order(view)
-
-    def _by_match(self, view: View) -> Sequence[Request]:
-        waiting = view.waiting
-        if not waiting or (len(waiting) > MOST_RANKED and self.order in ("lpm", "hrrn")):
-            return waiting
-        in_batch = self.order == "lpm" if self.in_batch is None else self.in_batch
-        postponed = repeated(waiting, view) if in_batch else set()
-        return sorted(waiting, key=lambda request: (request in postponed, self._key(request)))
+        return chain(view.prefilling, self._kept.in_order(view))
 
     def _key(self, request: Request) -> float:
         if self.order == "lpm":

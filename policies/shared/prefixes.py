@@ -1,8 +1,11 @@
 """What waiting requests have in common that the prefix cache does not hold yet."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cbatch import Name, Request, View
+
+MOST_RANKED = 128
+"""Waiting requests beyond which SGLang's `lpm` and `hrrn` are first come, first served."""
 
 MOST_CACHED, LEAST_SHARED = 32, 32
 """Tokens: the thresholds of SGLang's in-batch prefix caching (IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD and _DEPRIORITIZE_)."""
@@ -18,3 +21,24 @@ def repeated(waiting: Iterable[Request], view: View) -> set[Request]:
                 later.add(request)
             seen.add(names[-1])
     return later
+
+
+class RankedAnew:
+    """A `KeptOrder` that keeps nothing: by a key that is asked of all who wait; ties: arrival.
+
+    in_batch: those that `repeated` returns come last. most: waiting requests beyond which they are first come, first served.
+    """
+
+    def __init__(self, key: Callable[[Request], float], in_batch: bool, most: float) -> None:
+        self._key, self._in_batch, self._most = key, in_batch, most
+
+    def expect(self, requests: Iterable[Request]) -> None: ...
+
+    discard = expect
+
+    def in_order(self, view: View) -> Iterable[Request]:
+        """Returns the waiting requests in order."""
+        if len(view.waiting) > self._most:
+            return view.waiting
+        later = repeated(view.waiting, view) if self._in_batch else set()
+        return sorted(view.waiting, key=lambda request: (request in later, self._key(request)))

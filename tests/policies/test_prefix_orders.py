@@ -61,7 +61,7 @@ class Told:
         policy = PrefixOrder(Fixed(4), order, in_batch)
         for request in self.engine.view.waiting:
             policy.on_arrival(request)
-        ranked = policy.ranked(self.engine.view)
+        ranked = policy._kept.in_order(self.engine.view)
         return " ".join(self.names[request] for request in ranked)
 
 
@@ -117,7 +117,7 @@ def test_the_response_ratio_is_of_uncached_tokens() -> None:
         policy._computed = before
         policy.on_arrival(request)
     policy._computed = 1000
-    assert [told.names[request] for request in policy.ranked(told.engine.view)] == ["Y", "Z", "X"]
+    assert [told.names[request] for request in policy._kept.in_order(told.engine.view)] == ["Y", "Z", "X"]
 
 
 def test_in_the_order_of_lpm_each_edge_of_the_trie_is_computed_once() -> None:
@@ -195,7 +195,7 @@ def test_a_refill_gives_every_client_in_debt_a_quantum() -> None:
 class LooksAtAll(DLPM):
     def prompts(self, view: View) -> Iterator[Request]:
         yield from view.prefilling
-        ranked = list(self.ranked(view))
+        ranked = list(self._kept.in_order(view))
         self._refill({request.client for request in ranked})
         for request in ranked:
             if self.deficits[request.client] > 0:
