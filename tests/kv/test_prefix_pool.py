@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pool_check import check_pool
 
 from cbatch import Eviction, PolicyError, Request
-from cbatch.kv import PrefixPool
+from cbatch.kv import Name, PrefixPool
 from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi
 
 RANDOM = st.randoms(use_true_random=True)
@@ -206,6 +206,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.size, self.rows = random.randint(1, 3), random.randint(2, 5)
         kinds = [LRU, LFU, FIFO, SLRU, lambda: TLRU(3, 1), Marconi, Belady, Wild, Wild]
         self.pool = PrefixPool(random.randint(3, 10), self.size, self.rows, 12, random.choice(kinds)())
+        self.pool.changed, self.held = [], set[Name]()
         self.memory: dict[int, str] = {}
         self.texts: dict[int, str] = {}  # by row
         self.computed: dict[int, int] = {}
@@ -295,6 +296,9 @@ class PoolMachine(RuleBasedStateMachine):
     def blocks_and_names_agree(self) -> None:
         if hasattr(self, "pool"):
             check_pool(self.pool)
+            assert self.pool.changed is not None
+            assert self.held ^ set(self.pool._blocks) <= set(self.pool.changed), "a reader of changed names misses none"
+            self.pool.changed, self.held = [], set(self.pool._blocks)
             for block, name in enumerate(self.pool._names):
                 if isinstance(name, str):
                     assert self.memory[(block + 1) * self.size - 1] == name, "a block holds what its name says"
