@@ -8,6 +8,7 @@ priority, SLO or prediction. Workloads whose limits the policy's `check` refuses
 
   --config-dir=FOLDER the policy's settings are there, as for experiments.run
   thorough=on         all tiny workloads, which takes seven times as long; the counterexamples are then the smallest
+  prefix_cache=true   with a prefix cache, eviction=NAME: requests 0, 1, 4, 5, ... begin alike, and so do 2, 3, 6, 7, ...
   random=200          random workloads for each property that no tiny one violates
   require=a,b         properties that the policy must have, besides legal, kv and ends
   patience.empty_plans=50, patience.seconds=3600
@@ -21,10 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from textwrap import indent
+from typing import Any
 
 from tqdm import tqdm
 
-from cbatch import ConfigError, Policy, is_steady
+from cbatch import ConfigError, Eviction, Policy, is_steady
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from cbatch.validation import Switch, nearest
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 def _check(*arguments: str) -> int:
     own = [argument for argument in arguments if argument.startswith(("random=", "require=", "thorough="))]
     num_random, require, thorough = _options(**keyword_arguments(_options, own, "check"))
-    build, chunk, patience = _policy([argument for argument in arguments if argument not in own])
+    build, chunk, patience, eviction = _policy([argument for argument in arguments if argument not in own])
     policy = build()
     source: Policy | Callable[[], Policy] = build
     with suppress(ConfigError):
@@ -76,7 +78,8 @@ def _check(*arguments: str) -> int:
 
         every = enumerate(tiny_scenarios(chunk))
         tiny = (made for number, made in every if thorough or number % SHARE == 0 or len(made.arrivals) > 3)
-        verdicts = search(source, PROPERTIES, chunk, num_random=num_random, tiny=tiny, patience=patience, tick=count)
+        how: Any = {"num_random": num_random, "tiny": tiny, "patience": patience, "eviction": eviction, "tick": count}
+        verdicts = search(source, PROPERTIES, chunk, **how)
     _report(repr(build), chunk, verdicts, endings, refusals)
     required = {*require, *(["steady"] if is_steady(policy) else [])}
     return int(any(verdicts[prop.name] for prop in PROPERTIES if prop.needed or prop.name in required))
@@ -104,13 +107,13 @@ def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending],
         print("-: not tested, as no run reached its end")
 
 
-def _policy(overrides: Sequence[str]) -> tuple[Recipe, int, Patience]:
-    """Returns what builds the policy that the overrides describe, its chunk, and how long it may make no progress."""
-    check_effects(overrides, (*PLANS_BY, "patience"), "check")
+def _policy(overrides: Sequence[str]) -> tuple[Recipe, int, Patience, Eviction | None]:
+    """Returns what builds the policy that the overrides describe, its chunk, how long it may make no progress, and the eviction."""
+    check_effects(overrides, (*PLANS_BY, "patience", "prefix_cache", "eviction"), "check")
     defaults = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}"]
     settings = compose_run(*defaults, *overrides)  # the last value of a key counts
     say_unread(override for override in settings.composed.unread if override in overrides)
-    return settings.policy, settings.chunk or CHUNK, settings.patience
+    return settings.policy, settings.chunk or CHUNK, settings.patience, settings.eviction
 
 
 if __name__ == "__main__":

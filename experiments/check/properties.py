@@ -173,11 +173,13 @@ def _next_fits(history: History, decision: Decision, computed: int) -> bool:
 
 
 def _free_after(history: History, decision: Decision) -> int:
-    """Returns the KV blocks that are free after the plan has taken its own."""
+    """Returns the KV blocks that are free after the plan has taken its own, at least: with a prefix cache newcomers may hold more."""
     blocks_for, reserved = history.scenario.blocks_for, dict(decision.decided.reserve)
     before = {progress.id: progress.computed for progress in decision.seen.running}
     free = decision.seen.num_free
     for id_, count in decision.decided.entries:
         computed = before.get(id_, 0)
-        free -= blocks_for(max(computed + count, reserved.get(id_, 0))) - blocks_for(computed)
+        finds = history.scenario.eviction is not None and id_ not in before
+        until = history.scenario.arrivals[id_].tokens if finds else computed + count
+        free -= blocks_for(max(until, reserved.get(id_, 0))) - blocks_for(computed)
     return free

@@ -4,8 +4,22 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
+from typing import Any
 
-from cbatch import CbatchError, ConfigError, CostFunction, CostModel, KVSize, Limits, PlanError, Policy, Request, Server
+from cbatch import (
+    CbatchError,
+    ConfigError,
+    CostFunction,
+    CostModel,
+    Eviction,
+    KVSize,
+    Limits,
+    PlanError,
+    Policy,
+    Request,
+    Server,
+)
+from cbatch.described import name_of_class
 from cbatch.errors import StallError
 from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
@@ -41,7 +55,10 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A workload, and the limits of `cbatch.Limits` and `cbatch.Engine`."""
+    """A workload, and the limits of `cbatch.Limits` and `cbatch.Engine`.
+
+    eviction: of a prefix cache; with one, requests 0, 1, 4, 5, ... begin alike, as far as their prompts go, and so do the others.
+    """
 
     arrivals: tuple[Arrival, ...]
     batch: int
@@ -49,6 +66,7 @@ class Scenario:
     num_blocks: int
     block_size: int
     asynchronous: bool
+    eviction: Eviction | None = None
 
     @property
     def limits(self) -> Limits:
@@ -57,9 +75,15 @@ class Scenario:
     def requests(self) -> list[Request]:
         """Returns the requests, with ids in the order of `arrivals`."""
         return [
-            Request(id_, arrival.prompt, arrival.output, arrival_iteration=arrival.iteration)
+            Request(id_, arrival.prompt, arrival.output, arrival_iteration=arrival.iteration, **self._beginning(id_))
             for id_, arrival in enumerate(self.arrivals)
         ]
+
+    def _beginning(self, id_: int) -> dict[str, Any]:
+        if self.eviction is None:
+            return {}
+        first, number = (id_ // 2 % 2) * 10**6, self.arrivals[id_].prompt // self.block_size
+        return {"prefix_hashes": tuple(range(first, first + number)), "hash_block": self.block_size}
 
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
@@ -67,7 +91,8 @@ class Scenario:
     def __str__(self) -> str:
         kv = f"kv_tokens={self.num_blocks * self.block_size} block_size={self.block_size}"
         runtime = "async" if self.asynchronous else "sync"
-        return f"batch={self.batch} max_tokens={self.max_tokens} {kv} runtime={runtime}"
+        cache = "" if self.eviction is None else f" prefix_cache=true eviction={name_of_class(type(self.eviction))}"
+        return f"batch={self.batch} max_tokens={self.max_tokens} {kv} runtime={runtime}{cache}"
 
 
 class Ending(Enum):
@@ -156,7 +181,8 @@ def _serve(
     ending, why = Ending.COMPLETE, ""
     try:
         kv = KVSize(scenario.num_blocks, scenario.block_size)
-        server = Server(SimExecutor(EVEN_COST), scenario.limits, cost, kv, scenario.asynchronous, patience)
+        how = scenario.asynchronous, patience, scenario.eviction
+        server = Server(SimExecutor(EVEN_COST), scenario.limits, cost, kv, *how)
         try:
             engine = server.engine(build(), scenario.requests())
         except ConfigError as error:

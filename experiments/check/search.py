@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from cbatch import Policy
+from cbatch import Eviction, Policy
 from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
@@ -50,6 +50,7 @@ def search(
     num_random: int,
     tiny: Iterable[Scenario] | None = None,
     patience: Patience = SHORT,
+    eviction: Eviction | None = None,
     tick: Callable[[History], object] = lambda history: None,
 ) -> Verdicts:
     """Searches for the smallest history that violates each property.
@@ -59,7 +60,7 @@ def search(
         chunk: the policy's, in tokens.
         num_random: random scenarios to try for each property that no tiny one violates.
         tiny: scenarios to try first; default `tiny_scenarios`.
-        patience: how long a policy may make no progress.
+        patience: how long a policy may make no progress. eviction: of a prefix cache; None: without one.
         tick: called with the history of each scenario tried.
 
     Raises:
@@ -72,7 +73,7 @@ def search(
     for scenario in tiny_scenarios(chunk) if tiny is None else tiny:
         if not held:
             return verdicts
-        history = play(policy, scenario, patience)
+        history = play(policy, replace(scenario, eviction=eviction), patience)
         tick(history)
         if history.ending is Ending.ENDLESS:  # the property `ends` is decided: later runs are given up sooner
             patience = replace(patience, empty_plans=min(patience.empty_plans, 5))
@@ -80,7 +81,11 @@ def search(
             if violation := prop.violation(history, chunk):
                 verdicts[prop.name] = Counterexample(history, violation)
                 held.remove(prop)
-    serve = lru_cache(256)(lambda scenario: play(policy, scenario, patience))  # all properties draw the same scenarios
+
+    @lru_cache(256)  # all properties draw the same scenarios
+    def serve(scenario: Scenario) -> History:
+        return play(policy, replace(scenario, eviction=eviction), patience)
+
     for prop in held if num_random else ():
         verdicts[prop.name] = _search_random(serve, prop, chunk, num_random, tick)
     return verdicts

@@ -16,6 +16,7 @@ from experiments.check.scenario import Arrival, Ending, Scenario, play
 from experiments.check.search import Verdicts, search, tight_scenarios, tiny_scenarios
 from experiments.settings.compose import policy_names
 from policies.chunking import Fixed, PDAware, TileAligned
+from policies.evictions import LRU
 from policies.longest_first import LongestFirst
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -300,3 +301,30 @@ def test_the_page_of_properties_has_a_row_for_each_policy_and_a_column_for_each_
     page = (ROOT / "docs" / "policies" / "properties.md").read_text()
     head, _, *rows = [line.split("`")[1::2] for line in page.splitlines() if line.startswith("|")]
     assert head == list(NAMES) and [name for [name] in rows] == policy_names()
+
+
+class Forgetful(Orca):
+    """Computes a waiting request's prompt whole, whatever of it is cached."""
+
+    steady = False
+
+    def plan(self, view: View) -> Plan:
+        for request in [*view.running, *view.waiting]:
+            if view.kv.num_lacking(request, request.max_tokens) <= view.kv.num_free:
+                count = request.num_ready if request in view.running else request.num_prompt_tokens
+                return Plan([(request, count)])
+        return Plan()
+
+
+def test_a_policy_may_fail_with_a_prefix_cache_alone() -> None:
+    """The second of two requests that begin alike has nothing but its last block to compute."""
+    tiny = [Scenario((Arrival(9, 1, 0), Arrival(9, 1, 5)), 1, 20, 9, 2, asynchronous=False)]
+    kinds = {"num_random": 0, "tiny": tiny}
+    assert search(Forgetful(), NEEDED, CHUNK, **kinds) == dict.fromkeys(["legal", "kv", "ends"])  # type: ignore[arg-type]
+    counterexample = search(Forgetful(), NEEDED, CHUNK, **kinds, eviction=LRU())["legal"]  # type: ignore[arg-type]
+    assert counterexample is not None and "prefix_cache=true eviction=lru" in str(counterexample)
+    assert "request 1" in counterexample.violation.why
+    held = search(
+        SarathiServe(Fixed(CHUNK)), PROPERTIES, CHUNK, num_random=0, tiny=few_scenarios(CHUNK), eviction=LRU()
+    )
+    assert held == dict.fromkeys(NAMES)
