@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.kv.eviction import Name
+from cbatch.kv.pool import blocks_for
 from cbatch.kv.prefix import PrefixPool
 from cbatch.request import Request, spec_of
 from cbatch.request_table import RequestTable
@@ -88,8 +89,11 @@ class Prefix:
             assert isinstance(before, bytes)
             return (blake2b(before + tokens.tobytes(), digest_size=16).digest(),)
         if index < self._num_hashed:
-            first = hash((before, self._hashes[index // self._num_parts]))
-            return range(first, first + min(self._num_parts, self._num_hashed - index))
+            names, parts = list[Name](), self._num_parts
+            for hash_id in self._hashes[index // parts : blocks_for(num_blocks, parts)]:
+                first = hash((names[-1] if names else before, hash_id))
+                names += range(first, first + parts)
+            return names[: self._num_hashed - index]
         if self._text_name is None:
             self._text_name = hash((before, *self._text)) - index
         return range(self._text_name + index, self._text_name + num_blocks)
