@@ -33,8 +33,8 @@ class Live:
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Returns the status and the object of an answer."""
-        answer = self.send(path, body, **headers)
-        text = answer.read()
+        with self.send(path, body, Connection="close", **headers) as answer:
+            text = answer.read()
         return answer.status, json.loads(text) if text[:1] == b"{" else text.decode()
 
     def stop(self) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from commands import command
+from commands import command, wait_for
 from live import serving
 
 MANNERS = ("stays", "stays", "reads slowly", "leaves", "leaves at once", "sends half", "closes half")
@@ -76,13 +76,15 @@ def test_the_others_get_the_tokens_of_a_run_without_those_who_leave(tmp_path: Pa
     with serving(
         tmp_path, "policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16", "port=0"
     ) as live:
-        num_files = len(list(Path(f"/proc/{live.process.pid}/fd").iterdir()))
+        files = Path(f"/proc/{live.process.pid}/fd")
+        live.ask("/health")
+        num_files = len([*files.iterdir()])
         check_answers(bodies, manners, asyncio.run(crowd(live.port, bodies, manners, 30)))
-        shown = ""
-        while "running 0.0" not in shown or "waiting 0.0" not in shown:
-            shown = live.ask("/metrics")[1]
-        assert "cbatch:kv_cache_usage_perc 0.0" in shown
-        assert len(list(Path(f"/proc/{live.process.pid}/fd").iterdir())) <= num_files + 1  # of this connection
+        idle = {
+            f"cbatch:{name} 0.0" for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        }
+        wait_for(lambda: idle <= {*live.ask("/metrics")[1].splitlines()}, live.process)
+        wait_for(lambda: len([*files.iterdir()]) <= num_files, live.process)
         status, printed = live.stop()
         assert status == 0, printed
     requests = pd.read_csv(live.folder / "requests.csv", dtype={"client": str}).set_index("id")
