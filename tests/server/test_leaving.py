@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 from commands import command, wait_for
-from live import serving
+from live import Live, serving
 
 MANNERS = ("stays", "stays", "reads slowly", "leaves", "leaves at once", "sends half", "closes half")
 
@@ -71,20 +72,31 @@ def check_answers(bodies: list[dict[str, Any]], manners: list[str], answers: lis
             assert b"[DONE]" in answer or not body["stream"]
 
 
+def check_crowd(live: Live, bodies: list[dict[str, Any]], manners: list[str], at_once: int) -> None:
+    """Checks the answers of a crowd, and that the server holds nothing of it when all have gone."""
+    files = Path(f"/proc/{live.process.pid}/fd")
+    live.ask("/health")
+    num_files = len([*files.iterdir()])
+    check_answers(bodies, manners, asyncio.run(crowd(live.port, bodies, manners, at_once)))
+    idle = {f"cbatch:{name} 0.0" for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")}
+    wait_for(lambda: idle <= {*live.ask("/metrics")[1].splitlines()}, live.process)
+    wait_for(lambda: len([*files.iterdir()]) <= num_files, live.process)
+
+
+def test_ten_thousand_requests_of_a_thousand_clients_leave_nothing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    if not pytestconfig.getoption("--slow"):
+        pytest.skip("--slow: takes half a minute of two cores")
+    with serving(tmp_path, "policy=vllm_v1", "backend=sim", "batch=512", "chunk=2048", "port=0") as live:
+        check_crowd(live, *bodies_and_manners(10_000, 500), 1000)
+        assert live.stop()[0] == 0
+
+
 def test_the_others_get_the_tokens_of_a_run_without_those_who_leave(tmp_path: Path) -> None:
     bodies, manners = bodies_and_manners(60, 512)
     with serving(
         tmp_path, "policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16", "port=0"
     ) as live:
-        files = Path(f"/proc/{live.process.pid}/fd")
-        live.ask("/health")
-        num_files = len([*files.iterdir()])
-        check_answers(bodies, manners, asyncio.run(crowd(live.port, bodies, manners, 30)))
-        idle = {
-            f"cbatch:{name} 0.0" for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        }
-        wait_for(lambda: idle <= {*live.ask("/metrics")[1].splitlines()}, live.process)
-        wait_for(lambda: len([*files.iterdir()]) <= num_files, live.process)
+        check_crowd(live, bodies, manners, 30)
         status, printed = live.stop()
         assert status == 0, printed
     requests = pd.read_csv(live.folder / "requests.csv", dtype={"client": str}).set_index("id")
