@@ -33,7 +33,7 @@ def repeats(latest: InFlight, state: State) -> bool:
 
     With a prefix cache also: no time decides what is evicted, and those who wait find what they found.
     """
-    if (cache := state.cache) is not None and not (cache.is_steady and (cache.is_as_planned or not state.waiting)):
+    if state.cache is not None and not state.cache.is_steady(bool(state.waiting)):
         return False
     rows, step = state.decoding.rows, latest.step
     unchanged = state.pool.num_used, len(state.waiting), len(rows)

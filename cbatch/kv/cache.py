@@ -25,15 +25,9 @@ class PrefixCache:
         self._planned_version = -1
         self._looks_ahead = type(pool.eviction).on_submit is not Eviction.on_submit
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether the eviction decides by what happens to blocks alone, not by the time."""
-        return not self.pool.eviction.dynamic
-
-    @property
-    def is_as_planned(self) -> bool:
-        """Whether waiting requests find what they found when the latest step was planned."""
-        return self.pool.version == self._planned_version
+    def is_steady(self, waiting: bool) -> bool:
+        """Whether no time decides what is evicted, and waiting requests, if any, find what they found when the latest step was planned."""
+        return not self.pool.eviction.dynamic and not (waiting and self.pool.version != self._planned_version)
 
     def num_unchanged(self, rows: Ints) -> int:
         """Returns how many iterations can compute a token of each of these rows before one of them gets another named block."""

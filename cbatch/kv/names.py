@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cbatch.kv.eviction import Name
 from cbatch.kv.pool import blocks_for
@@ -84,8 +83,12 @@ class Prefix:
 
     def _next_names(self, num_blocks: int, before: Name) -> Sequence[Name]:
         """Returns names for the blocks behind those that have one: as many as are made at once."""
-        index = len(self._names)
-        if (tokens := self._tokens(index)) is not None:
+        index, size, tokens = len(self._names), self._pool.block_size, None
+        if self._prompt is not None and (index + 1) * size <= len(self._prompt):
+            tokens = self._prompt[index * size : (index + 1) * size]
+        elif self._table.tokens is not None:
+            tokens = self._table.tokens[self._request.row, index * size : (index + 1) * size]
+        if tokens is not None:
             assert isinstance(before, bytes)
             return (blake2b(before + tokens.tobytes(), digest_size=16).digest(),)
         if index < self._num_hashed:
@@ -97,12 +100,3 @@ class Prefix:
         if self._text_name is None:
             self._text_name = hash((before, *self._text)) - index
         return range(self._text_name + index, self._text_name + num_blocks)
-
-    def _tokens(self, index: int) -> NDArray[np.int32] | None:
-        """Returns the token ids of a block; None in simulation."""
-        size = self._pool.block_size
-        if self._prompt is not None and (index + 1) * size <= len(self._prompt):
-            return self._prompt[index * size : (index + 1) * size]
-        if self._table.tokens is not None:
-            return self._table.tokens[self._request.row, index * size : (index + 1) * size]
-        return None
