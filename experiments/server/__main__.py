@@ -86,7 +86,13 @@ class _Web(uvicorn.Server):
         self.should_exit = True
 
 
-COMMAND = Command("server", read_server_settings, serve_http, stem="_server", lacks=("slo:", "workload:"))
+COMMAND = Command(
+    "server",
+    read_server_settings,
+    serve_http,
+    stem="_server",
+    lacks=("slo:", "workload: ", "workload/", "experiment: "),
+)
 
 if __name__ == "__main__":
     sys.exit(main(COMMAND))

@@ -76,6 +76,8 @@ class ServerSettings(ServerKeys, Settings):
 
 def read_server_settings(composed: Composed) -> ServerSettings:
     """Returns the settings of a server. Raises as `read_as`; ConfigError for what a server has not."""
+    if (workload := composed.choices["workload"]) != "None":
+        raise ConfigError(f"workload={workload}: clients send the requests of a server; leave it out")
     settings = read_as(ServerSettings, ServerKeys, composed)
     backend, scale = settings.backend, settings.time_scale
     if scale != 1 and not backend.simulated:

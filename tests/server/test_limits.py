@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import new_process, summary
+from commands import command, new_process, summary
 from live import QUICK, events, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -95,6 +95,21 @@ def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         ended = new_process("server", *SLOW[:-1], f"port={other.getsockname()[1]}", cwd=tmp_path)
     assert ended.returncode == 2 and ended.stderr.startswith("error: bind=127.0.0.1 port=")
+
+
+@pytest.mark.parametrize(
+    ("argument", "error"),
+    [
+        ("workload=closed", "workload=closed: clients send"),
+        ("time_scale=2", "time_scale=2: real tokens"),
+        ("backend.replicas=2", "backend.replicas=2: a server"),
+        ("stream=true", "stream, bounds:"),
+        ("port=70000", "port=70000: give a whole number"),
+    ],
+)
+def test_settings_that_a_server_has_not_are_refused(tmp_path: Path, argument: str, error: str) -> None:
+    ended = command("server", "backend=cpu", "model=tiny", argument, cwd=tmp_path)
+    assert ended.returncode == 2 and ended.stderr.startswith(f"error: {error}")
 
 
 def spoil(body: dict[str, Any], rng: random.Random) -> bytes:
