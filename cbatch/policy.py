@@ -79,23 +79,23 @@ def is_steady(policy: object) -> bool:
     return steady
 
 
-def copy_policy(policy: P) -> P:
-    """Returns a deep copy, for a replica or a fresh run.
+def copy_policy(policy: P, what: str = "policy") -> P:
+    """Returns a deep copy of a policy, eviction or router, which `what` says, for a replica or a fresh run.
 
     Raises:
-        ConfigError: the policy cannot be copied, or keeps a function that in a copy would read the original's attributes.
+        ConfigError: the object cannot be copied, or keeps a function that in a copy would read the original's attributes.
     """
     name = type(policy).__name__
     for attribute, value in getattr(policy, "__dict__", {}).items():
         if isfunction(value) and any(cell.cell_contents is policy for cell in value.__closure__ or ()):
             problem = f"self.{attribute} is a function over self, which in a copy still reads the original's attributes"
-            raise ConfigError(f"policy {name}: {problem}; make it a method")
+            raise ConfigError(f"{what} {name}: {problem}; make it a method")
     try:
         return deepcopy(policy)
     except (Interruption, KeyboardInterrupt):
         raise
     except BaseException as error:
-        refused = f"policy {name} cannot be copied ({type(error).__name__}: {error})"
+        refused = f"{what} {name} cannot be copied ({type(error).__name__}: {error})"
         raise ConfigError(f"{refused}; open files, locks and generators where they are used") from error
 
 

@@ -4,7 +4,6 @@ The policy is chosen per call, so that several can be compared on one executor.
 """
 
 from collections.abc import Callable, Iterable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -13,7 +12,7 @@ from cbatch.engine import Engine
 from cbatch.executor import Executor
 from cbatch.kv import Eviction, KVSize
 from cbatch.limits import Limits
-from cbatch.policy import Policy
+from cbatch.policy import Policy, copy_policy
 from cbatch.record import RunRecord
 from cbatch.request import Request
 from cbatch.stall import PATIENCE, Patience
@@ -58,7 +57,7 @@ class Server(Generic[E_co]):
             block_size=self.kv.block_size,
             asynchronous=self.asynchronous if asynchronous is None else asynchronous,
             patience=self.patience,
-            prefix_cache=deepcopy(self.prefix_cache),
+            prefix_cache=copy_policy(self.prefix_cache, "eviction"),
         )
         engine.submit(requests)
         return engine

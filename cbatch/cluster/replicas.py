@@ -5,7 +5,6 @@ replicas serve at the same time: `live`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import index
@@ -111,7 +110,7 @@ class ReplicatedServer:
         engines = [
             server.engine(copy, asynchronous=asynchronous) for server, copy in zip(self.servers, policies, strict=True)
         ]
-        cluster = self.cluster(engines, deepcopy(self.router))
+        cluster = self.cluster(engines, copy_policy(self.router, "router"))
         cluster.submit(requests)
         return cluster
 

@@ -39,6 +39,13 @@ class Tiring:
         self.energy = max(1, self.energy - 1)
 
 
+class Reading(LFU):
+    """Reads its keys from a generator, which cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lines = (line for line in "abc")
+
+
 def figures(summary: dict[str, Any]) -> dict[str, Any]:
     """The figures of a summary, as JSON has them."""
     return json.loads(
@@ -122,6 +129,7 @@ def test_real_tokens_are_in_the_record() -> None:
         ("orca", {"eviction": LFU, "prefix_cache": True}, ["eviction=<class", "keys()"]),
         ("orca", {"eviction": {}, "prefix_cache": True}, ["eviction=dict", "cbatch.Eviction"]),
         ("orca", {"router": Tiring()}, ["router=<", "choose()"]),
+        ("orca", {"eviction": Reading(), "prefix_cache": True, "requests": 3}, ["eviction Reading cannot be copied"]),
         (Tiring(), {"bacth": 3}, ["bacth: no such keyword", "did you mean batch?"]),
         (
             Tiring(),
