@@ -87,10 +87,10 @@ def test_a_run_that_ended_meanwhile_is_not_written_over(tmp_path: Path, monkeypa
     arguments = ("run", "output=out", "progress=off", *QUICK)
     assemble = serve.assemble
 
-    def run_the_first(settings: Any, say: Any) -> Any:
+    def run_the_first(*given: Any, **options: Any) -> Any:
         monkeypatch.undo()
         assert command(*arguments, cwd=tmp_path).returncode == 0
-        return assemble(settings, say)
+        return assemble(*given, **options)
 
     monkeypatch.setattr("experiments.serve.assemble", run_the_first)
     done = command(*arguments, cwd=tmp_path)

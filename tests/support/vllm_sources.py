@@ -73,7 +73,15 @@ def _images_between(features: list[Any], start: int, end: int) -> tuple[int, int
     return sum(each.offset + each.length <= start for each in places), sum(each.offset < end for each in places)
 
 
+class RefusedError(ValueError):
+    """What vLLM's front raises for a field of a client."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args)
+
+
 _GIVEN: dict[str, Any] = {
+    "vllm.exceptions.VLLMValidationError": RefusedError,
     "vllm.v1.attention.backends.registry.MambaAttentionBackendEnum": type("Backends", (), {"MAMBA2": 0}),
     "vllm.v1.serial_utils.PydanticMsgspecMixin": type("PydanticMsgspecMixin", (), {}),
     "vllm.envs.VLLM_MAX_N_SEQUENCES": 16384,

@@ -8,6 +8,7 @@ draws that many runs.
 import random
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fuzz_policy import FuzzPolicy
 from test_leaps import ALL_POLICIES, STEADY
 from vllm.v1.request import RequestStatus
 from vllm_rig import Rig
+from vllm_sources import RefusedError
 
 from cbatch import Limits, Plan, Policy, Request, View
 from cbatch.plan_check import check_rules
@@ -65,8 +67,9 @@ class Clients:
                 0, 8
             )
             request = Request(self.num_sent, len(prompt), numbers.randint(1, 60 - len(prompt)), prompt=prompt)
-            self.asked[str(request.id)] = request
-            scheduler.add_request(rig.request(request, STOP, **self.extra()))
+            with suppress(RefusedError):  # by vLLM itself
+                scheduler.add_request(rig.request(request, STOP, **self.extra()))
+                self.asked[str(request.id)] = request
             self.num_left, self.num_sent = self.num_left - 1, self.num_sent + 1
         if scheduler.requests and numbers.random() < self.leave:
             self.abort(numbers.choice(sorted(scheduler.requests)), rig)
