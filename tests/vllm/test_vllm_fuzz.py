@@ -200,7 +200,7 @@ def check_nothing_is_lost(rig: Any, clients: Clients) -> None:
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting
     population = scheduler._planner.population
     assert not (population.by_id or population.waiting or population.running)
-    assert set(clients.finished) | clients.aborted == {str(id_) for id_ in range(clients.num_sent)}
+    assert set(clients.finished) | clients.aborted == set(clients.asked)
     pool = scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == rig.num_blocks
     assert all(block.ref_cnt == 0 for block in pool.blocks if not block.is_null)
