@@ -97,6 +97,7 @@ class Door:
         if len(prompts) * body.n > MOST_CHOICES:
             raise ApiError(400, f"n={body.n}: asks for {len(prompts) * body.n} answers; {MOST_CHOICES} at most", "n")
         if len(self._open) + len(prompts) * body.n > settings.max_open:
+            self.meters.refused.inc(len(prompts) * body.n)
             raise ApiError(settings.full_status, f"{len(self._open)} requests are open; try again later")
         if self.closed.done():
             raise ApiError(503, "the engine has ended")

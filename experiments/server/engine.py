@@ -22,7 +22,7 @@ from threading import TIMEOUT_MAX
 from time import perf_counter, sleep
 from typing import Any, NamedTuple, cast
 
-from cbatch import Engine, Executor, FinishReason, Request, RequestSpec, RunRecord
+from cbatch import CbatchError, Engine, Executor, FinishReason, Request, RequestSpec, RunRecord
 from cbatch.arrivals import Arrivals
 from cbatch.errors import StallError, WorkloadError
 from cbatch.executor import StepResult
@@ -52,6 +52,9 @@ class Turn(NamedTuple):
     kv_use: float
 
 
+FAILED = "ended by"
+"""Of what was chosen: the message of the error that ended the run."""
+
 Inbox = SimpleQueue[Message]
 Note = Callable[[Request], None]
 Say = Callable[[str], None]
@@ -59,11 +62,15 @@ Send = Callable[[int | Turn | dict[str, Any] | str], object]
 
 
 def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, say: Say, replace: bool) -> None:
-    """Serves what the inbox brings until the door closes, and writes the folder of the run. say, replace: as for `serve`."""
+    """Serves what the inbox brings until the door closes or the policy fails, and writes the folder of the run.
+
+    say, replace: as for `serve`.
+    """
     try:
         loop = partial(_run, settings, inbox, send, say)
         options: Any = {"bar": False, "largest": settings.largest, "loop": loop}
-        send(serve(settings, folder, replace=replace, say=say, **options).summary)
+        result = serve(settings, folder, replace=replace, say=say, **options)
+        send(result.summary["about"]["chosen"].get(FAILED, result.summary))
     except BaseException as error:
         send(one_line(error) or f"{type(error).__name__}: {error}")
 
@@ -83,7 +90,12 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, say: Say, run: Run,
 
         engine.arrivals = clients = Clients(inbox, send, engine, settings, note)
         send(run.kv.num_tokens)
-        record = engine.run(clients.report)
+        try:
+            engine.run(clients.report)
+        except CbatchError as error:
+            run.chosen[FAILED] = one_line(error) or type(error).__name__
+            clients.give_up()
+    record = engine.record
     if requests:
         run.totals = totals_of(requests)
     if settings.backend.simulated:
@@ -182,6 +194,12 @@ class Clients(Arrivals):
     def ended(self, request: Request) -> None:
         super().ended(request)
         del self._live[request.id]
+
+    def give_up(self) -> None:
+        """Cancels all requests, of which the policy, which has failed, may not want to hear."""
+        for request in list(self._live.values()):
+            with suppress(CbatchError):
+                self._engine.cancel(request)
 
     def report(self, engine: Engine) -> None:
         """Takes what is in the inbox after a turn, and sends what the turn has brought."""

@@ -19,6 +19,7 @@ class Meters:
         self._prompt = Counter("cbatch:prompt_tokens", "Prompt tokens", registry=into)
         self._generated = Counter("cbatch:generation_tokens", "Tokens generated and received", registry=into)
         self._preempted = Counter("cbatch:num_preemptions", "Preemptions of requests that have ended", registry=into)
+        self.refused = Counter("cbatch:admission_rejections", "Requests beyond max_open", registry=into)
         self._ended = Counter("cbatch:request_success", "Requests that have ended", ["finished_reason"], registry=into)
         names = ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency")
         self._ttft, self._tpot, self._end_to_end = (

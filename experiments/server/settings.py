@@ -1,6 +1,7 @@
 """The settings of a server: those of a run, and what conf/server.yaml adds to them."""
 
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 from cbatch import SLO, ConfigError, Request
@@ -90,8 +91,16 @@ def read_server_settings(composed: Composed) -> ServerSettings:
 
 
 def _of_a_run(composed: Composed) -> Composed:
-    """Returns the keys that a run has too: a server's folder is read as a run's, and holds no key of clients."""
+    """Returns the keys that a run has too: a server's folder is read as a run's, and holds no key of clients.
+
+    The workload's name has the time: clients of two runs ask for different things, so that the runs are no replications of each other.
+    """
     own = {field.name for field in fields(ServerKeys)} - {field.name for field in fields(Keys)}
     keys = {key: value for key, value in composed.keys.items() if key not in own}
     overrides = [text for text in composed.overrides if key_of(text) not in own]
-    return replace(composed, keys=keys, overrides=overrides, choices={**composed.choices, "workload": "live"})
+    return replace(
+        composed,
+        keys=keys,
+        overrides=overrides,
+        choices={**composed.choices, "workload": f"live {datetime.now():%Y-%m-%d %H:%M:%S}"},
+    )

@@ -259,6 +259,9 @@ def check_eviction(eviction: object, prefix_cache: bool) -> Eviction:
         raise ConfigError(f"{name}: is no eviction; derive it from cbatch.Eviction")
     if type(eviction).keys is Eviction.keys and type(eviction) is not LRU:
         raise ConfigError(f"{name}: defines no keys(blocks, now), so that it would be lru")
+    hooks = [hook for hook in dir(Eviction) if hook.startswith("on_")]
+    if unknown := [hook for hook in dir(eviction) if hook.startswith("on_") and hook not in hooks]:
+        raise ConfigError(f"{name}: {unknown[0]} would never be called; the hooks are {', '.join(hooks)}")
     _check_evicts(name, prefix_cache)
     return eviction
 

@@ -52,6 +52,7 @@ def test_a_full_server_refuses_at_once(tmp_path: Path) -> None:
         streams = [live.send(COMPLETIONS, LONG) for _ in range(2)]
         answer = live.send(COMPLETIONS, {"prompt": "a"})
         assert answer.status == 429 and answer.headers["Retry-After"]
+        assert b"cbatch:admission_rejections_total 1.0" in live.send("/metrics").read()
         streams[0].close()
         assert len(events(streams[1])) == 500
         assert live.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1})[0] == 200
@@ -81,6 +82,8 @@ def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_pa
         assert json.loads(cut.value.partial.decode().split("data: ")[-1])["error"]["code"] == 500
         printed, _ = live.process.communicate()
         assert live.process.returncode == 2 and "the policy's fault" in printed
+    assert summary(live.folder)["run"]["cancelled_requests"] == 1
+    assert "the policy's fault" in summary(live.folder)["about"]["chosen"]["ended by"]
 
 
 def test_a_request_that_the_policy_rejects_is_answered_with_503(tmp_path: Path) -> None:
