@@ -17,7 +17,8 @@ from experiments.settings.choices import with_arguments
 from experiments.settings.compose import compose
 from experiments.settings.construct import PASSED_ON, parameters_of
 from experiments.settings.error_lines import default_keys
-from experiments.settings.settings import GROUPS, Recipe, Settings, check_eviction, read_settings
+from experiments.settings.evictions import check_eviction
+from experiments.settings.settings import GROUPS, Recipe, Settings, read_settings
 from experiments.workloads import Workload
 
 _SECTIONS = ("workload", "policy", "backend", "eviction", "runtime", "model")

@@ -22,8 +22,8 @@ from experiments.progress import Setting
 from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Runtime
 from experiments.settings.construct import build_arguments, call, check_section, construct, locate
+from experiments.settings.evictions import check_eviction, check_evicts
 from experiments.workloads import Workload
-from policies.evictions import LRU
 
 GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "eviction", "backend", "experiment")
 """Keys whose value is the name of a file in a folder of conf/."""
@@ -252,27 +252,6 @@ def _workload(section: object, positions: int) -> Workload:
     return workload.within(positions) if isinstance(workload, Workload) else workload
 
 
-def check_eviction(eviction: object, prefix_cache: bool) -> Eviction:
-    """Returns the eviction. Raises ConfigError if it is none, orders nothing, or has no cache to order."""
-    name = f"eviction={type(eviction).__name__}"
-    if not isinstance(eviction, Eviction):
-        raise ConfigError(f"{name}: is no eviction; derive it from cbatch.Eviction")
-    if type(eviction).keys is Eviction.keys and type(eviction) is not LRU:
-        raise ConfigError(f"{name}: defines no keys(blocks, now), so that it would be lru")
-    hooks = [hook for hook in dir(Eviction) if hook.startswith("on_")]
-    if unknown := [hook for hook in dir(eviction) if hook.startswith("on_") and hook not in hooks]:
-        raise ConfigError(f"{name}: {unknown[0]} would never be called; the hooks are {', '.join(hooks)}")
-    _check_evicts(name, prefix_cache)
-    return eviction
-
-
-def _check_evicts(text: str, prefix_cache: bool) -> None:
-    if not prefix_cache:
-        raise ConfigError(
-            f"{text}: has no effect with prefix_cache=false, which keeps no block; give prefix_cache=true"
-        )
-
-
 def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workload, prefix_cache: bool) -> None:
     """Raises ConfigError for a key of the command line that another key leaves without effect."""
     without: dict[str, str] = {}
@@ -283,7 +262,7 @@ def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workloa
     if (load := getattr(workload, "load", None)) is not None:
         without |= dict.fromkeys(_RATES, f"workload.load={load:g}, which sets the rate")
     if evictions := [text for key, text in given.items() if key.partition(".")[0] == "eviction"]:
-        _check_evicts(evictions[0], prefix_cache)
+        check_evicts(evictions[0], prefix_cache)
     for key, other in without.items():
         if key in given:
             raise ConfigError(f"{key}: {given[key]} has no effect beside {other}; leave it out")

@@ -7,8 +7,6 @@ PPoPP 2023). Each program stores its part of a shared context with the logarithm
 finish combines the parts. The number of programs depends on the GPU alone: rows of padding or of chunks cost nothing.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -16,32 +14,15 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.runtime.batch import Fields
-from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, Sizes, attend_to_blocks, pages_of
-
-
-class Tuning(NamedTuple):
-    """How the work is divided.
-
-    programs: per multiprocessor.
-    block: tokens of a step.
-    stages: steps in flight, if the shared memory holds them.
-    registers: per thread, at most; None: the compiler chooses.
-    """
-
-    programs: int
-    block: int
-    stages: int
-    registers: int | None
-
-
-FEW_HEADS = Tuning(programs=2, block=64, stages=4, registers=None)
-MANY_HEADS = Tuning(programs=4, block=32, stages=3, registers=128)
-"""For models with many kv heads: a program reads one head's keys, whose rows are all heads apart, and each head's line
-is divided into few shares. Measured on an H200: 5% faster than FEW_HEADS with the 40 kv heads of LLaMA-13B, 3 to 9%
-slower with the 8 of Llama 3.1 8B."""
-
-LEAST_FOR_MANY = 16
-"""Fewest kv heads for which MANY_HEADS is used; between the two that were measured."""
+from cbatch.runtime.fast.attention.triton_blocks import (
+    FEW_HEADS,
+    LEAST_FOR_MANY,
+    LOG2_E,
+    MANY_HEADS,
+    Sizes,
+    attend_to_blocks,
+    pages_of,
+)
 
 LEAST_BLOCKS = 4
 """Fewest blocks of a share, unless a multiprocessor would have no share at all; some programs get none."""
