@@ -37,7 +37,6 @@ from reproduction.bench.peers.vllm_engine import VllmEngine
 LONGEST = 8192
 NEW = 128
 
-
 Turns = Iterator[Sequence[Request]]
 
 

@@ -68,7 +68,6 @@ class Sessions(Recorded):
     def begin(self, engine: Engine) -> None:
         """Submits the first turns."""
         engine.arrivals = self
-        self._engine = engine
         self.add([self._turn(chat, 0, self._system, SYSTEM, time) for chat, time in enumerate(self._starts.tolist())])
 
     def ended(self, request: Request) -> None:
