@@ -38,7 +38,7 @@ def test_defaults_and_presets_are_options(name: str) -> None:
     defaults = {key: parameter.default for key, parameter in inspect.signature(function).parameters.items()}
     options = {key: value for key, value in defaults.items() if value not in ((), None, inspect.Parameter.empty)}
     required = [key for key, value in defaults.items() if value is inspect.Parameter.empty]
-    given = [f"{key}={'vllm' if key == 'engine' else 'x'}" for key in required]
+    given = [f"{key}=x" for key in required]
     given += [f"{key}={text_of(value)}" for key, value in options.items()]
     assert keyword_arguments(function, given, "it").items() >= options.items()
     assert COMMANDS[name].presets.keys() <= defaults.keys()

@@ -32,7 +32,6 @@ class VllmEngine:
     timed from the first plan.
     """
 
-    label, environment = "vLLM", ENVIRONMENT
     sampling: Mapping[str, Any] = MappingProxyType({})  # further settings of every request
 
     def __init__(self, checkpoint: Path, case: Case, longest: int, **arguments: Any) -> None:
@@ -54,10 +53,16 @@ class VllmEngine:
 
     @property
     def settings(self) -> dict[str, Any]:
+        """What vLLM was built with, for the results file."""
         scheduler = self._llm.llm_engine.vllm_config.scheduler_config
         return {"arguments": self._arguments, "async_scheduling": bool(scheduler.async_scheduling)}
 
     def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
+        """Submits all requests at once, greedy and without an end-of-sequence token.
+
+        Returns:
+            Seconds from the first submission to the last token, and the output tokens of each request.
+        """
         prompts = [{"prompt_token_ids": request.prompt} for request in requests]
         settings: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, **self.sampling}
         sampling = [self._vllm.SamplingParams(max_tokens=request.max_new_tokens, **settings) for request in requests]
