@@ -33,17 +33,12 @@ def take_turns(
     for number in range(PASSES):
         running = RUNNING[number % len(RUNNING)]
         serve(policy, equal_requests(running, PROMPT, NEW[running], vocabulary), STRETCH)
-        add_turn(turns, number, times)
+        for count, sides in json.loads(times.read_text())["host"].items():
+            for side, figures in sides.items() if int(count) in RUNNING else ():
+                turns[count][side][number] = figures
         for side, by_pass in turns[str(running)].items():
             print(f"{running:4} {side:30} {by_pass.get(number)}", flush=True)
         yield turns
-
-
-def add_turn(turns: Turns, number: int, times: Path) -> None:
-    """number: of the pass."""
-    for running, sides in json.loads(times.read_text())["host"].items():
-        for side, figures in sides.items() if int(running) in RUNNING else ():
-            turns[running][side][number] = figures
 
 
 def pair(turns: Turns) -> dict[str, Any]:

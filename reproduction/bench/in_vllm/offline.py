@@ -1,6 +1,5 @@
-"""vLLM by its own rule and under policies, alternating on one engine: throughput, time per iteration, host time of the scheduler."""
+"""vLLM by its own rule and under policies, alternating on one engine: throughput and time per iteration."""
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests
 from experiments.store.provenance import spread, write_benchmark
 from reproduction import BENCH, RESULTS
-from reproduction.bench.in_vllm.host import Turns, add_turn, pair, report
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from reproduction.bench.peers.cases import Case
 from reproduction.bench.peers.measure import graphics_card
@@ -44,31 +42,25 @@ def main(
     spec, sides = load_spec(model), [VLLM, *policies.split(";")]
     hardware, driver = graphics_card()
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    turns: Turns = defaultdict(lambda: defaultdict(dict))
     stamped = {"model": spec.name, "batch": BATCH, "budget": BUDGET, "requests": requests, "driver": driver}
     stamped["engine"] = {"name": "vLLM", "version": metadata.version("vllm"), "environment": ENVIRONMENT}
     with TemporaryDirectory() as temporary, ExitStack() as stack:
-        times = Path(temporary) / "times.json"
-        os.environ["CBATCH_TIMES"] = str(times)
         engine = stack.enter_context(closing(TurnsEngine(spec, Path(temporary))))
         works = _works(spec, requests)
         for side in sides:
             engine.serve_by(side, works["32 decodes"])  # warms up
         for number, (side, asked) in enumerate(_coverage(spec) if record else ()):
             engine.serve_by(f"{side} vllm.record={Path(record).resolve() / str(number)}", asked)
-        for number in range(repeats):
+        for _ in range(repeats):
             for side in sides:
                 engine.serve_by(side, equal_requests(1, 16, 2, spec.vocab_size))  # the scheduler takes up the policy
                 for work, asked in works.items():
                     figures[side][work].append(_figure(work, asked, engine.serve_by(side, asked)))
                     print(f"{side:40} {work:14} {figures[side][work][-1]:10.3f}", flush=True)
-                add_turn(turns, number, times)
             found = {side: {work: spread(values) for work, values in by.items()} for side, by in figures.items()}
-            measured = {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
-            results = {**stamped, "settings": engine.settings, "figures": found, **measured}
+            results = {**stamped, "settings": engine.settings, "figures": found}
             written = write_benchmark(name, hardware, results, folder, BENCH)
         _report(found)
-        report(turns)
     print(f"written: {written}")
 
 
