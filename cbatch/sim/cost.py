@@ -4,6 +4,7 @@ Times that depend only on the number of tokens (matrix products, small operation
 Iterations without prompts have separate tables if a runtime computes them differently.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,8 +12,9 @@ from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.interpolation import BilinearGrid
+from cbatch.sim.measured import DecodeOnly
 from cbatch.sim.power import STEADY, Decodes, Pace, PowerLimit
-from cbatch.sim.profile import Profile
+from cbatch.sim.profile import Operations, Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, Compared, not_measured
 from cbatch.sim.roofline import Seconds
 
@@ -61,11 +63,16 @@ class _TokenTimes(NamedTuple):
 
 
 class _Tables(NamedTuple):
-    """The tables of one kind of iteration, and the values read from them so far, by tokens and by requests."""
+    """The tables of one kind of iteration, and the values read from them so far, by tokens and by requests.
+
+    factor: of all its times, on the card that they are predicted for. layers: this factor times the layers of a stage.
+    """
 
     linear: Seconds
     other: Seconds
     head: Seconds
+    factor: float
+    layers: float
     by_tokens: dict[int, _TokenTimes]
     heads: dict[int, float]
 
@@ -106,10 +113,10 @@ class ProfileCost:
         ]
         self.power, self._graphs = self.operations.measured.power, self.operations.measured.captured_graphs
         self._attention = self.operations.attention
-        self._mixed = _Tables(self.operations.linear, self.operations.other, self.operations.head, {}, {})
+        self._mixed = self._tables_of(self.operations, profile.card.prompts)
         alone = self.operations.measured.decode_only
-        self._decode_only = _Tables(alone.linear, alone.other, alone.head, {}, {}) if alone else self._mixed
-        self._most_decodes = alone.linear.sizes[-1] if alone else 0.0
+        self._decode_only = self._tables_of(alone or self.operations, profile.card.decodes)
+        self._most_decodes = alone.linear.sizes[-1] if alone else math.inf
         self.max_batch = max_batch
         self._decodes: dict[int, Decodes] = {}  # by their number
         self._alone: dict[int, StageTimes] = {}  # of one decode, by its context
@@ -129,7 +136,7 @@ class ProfileCost:
         times = self._times(shape, tables, token_times)
         return Parts(
             stages * token_times.linear,
-            stages * self._layers * self._attention.seconds(shape),
+            stages * tables.layers * self._attention.seconds(shape),
             times.head,
             stages * token_times.other + token_times.embedding,
             stages * token_times.communication + sum(token_times.transfers),
@@ -191,6 +198,7 @@ class ProfileCost:
             origins["host"], known = "assumed: given for the run", Compared((), known.gpus, error=NOT_COMPARED)
         return {
             "profile": profile.name,
+            "card": profile.card.text,
             "hardware": profile.hardware,
             "source": profile.source,
             "error": known.error,
@@ -206,7 +214,7 @@ class ProfileCost:
     ) -> StageTimes:
         """power: of decodes alone; None: their pace is not needed."""
         linear, other, pace, communication, embedding, transfers, _ = token_times
-        compute = linear + other + self._layers * self._attention.seconds(shape)
+        compute = linear + other + tables.layers * self._attention.seconds(shape)
         if power is not None and not shape.chunks:
             decodes = self._decodes.get(shape.num_decodes)
             if decodes is None:
@@ -215,7 +223,7 @@ class ProfileCost:
         num_requests = len(shape.chunks) + shape.num_decodes
         head = tables.heads.get(num_requests)
         if head is None:
-            head = tables.heads[num_requests] = tables.head.at(num_requests)
+            head = tables.heads[num_requests] = tables.factor * tables.head.at(num_requests)
         return StageTimes(compute, communication, embedding, head, transfers, pace)
 
     def _graph_tokens(self, shape: BatchShape) -> int | None:
@@ -226,6 +234,9 @@ class ProfileCost:
         if key not in self._computed:
             self._computed[key] = graphs.padded(key[0], self.max_batch or graphs.requests[-1], prompts=key[1])
         return self._computed[key]
+
+    def _tables_of(self, parts: Operations | DecodeOnly, factor: float) -> _Tables:
+        return _Tables(parts.linear, parts.other, parts.head, factor, factor * self._layers, {}, {})
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """More decodes than were measured alone are closer to as many prompt tokens: their products bound them."""
@@ -248,10 +259,10 @@ class ProfileCost:
             exchanges = 2 * layers * self._all_reduce.at(message)
             messages.append(self._all_reduce)
         mixed = tables is self._mixed
-        linear = layers * tables.linear.at(num_tokens)
-        other = layers * tables.other.at(num_tokens)
+        linear = tables.layers * tables.linear.at(num_tokens)
+        other = tables.layers * tables.other.at(num_tokens)
         if mixed and self.max_batch and (rows := self.operations.measured.captured_rows):
-            more = _over_measured(rows, self.max_batch, num_tokens) / self.topology.pipeline_stages
+            more = tables.factor * _over_measured(rows, self.max_batch, num_tokens) / self.topology.pipeline_stages
             share = max(more / (linear + other), -1.0)  # measured as part of both, and split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)
         pace = self.power.of_prompts(num_tokens, linear + other) if mixed and self.power else STEADY

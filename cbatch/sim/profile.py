@@ -15,10 +15,29 @@ from cbatch.sim.links import Links
 from cbatch.sim.measured import HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
 from cbatch.sim.roofline import Affine, Ceilings, Seconds, head_product, layer_products, small_operations
-from cbatch.sim.schema import Positive
+from cbatch.sim.schema import NotNegative, Positive
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights and KV cache; the rest is for activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The speed of one card against the tables of a profile: factors of the times of iterations with prompts, and of decodes alone.
+
+    name: of the card, or of the records that the factors were fitted to; empty: the profile's own card.
+    first_token_seconds: delay of every first token by the server in front of the engine; runs do not contain it.
+    """
+
+    name: str = ""
+    prompts: Positive = 1.0
+    decodes: Positive = 1.0
+    first_token_seconds: NotNegative = 0.0
+
+    @property
+    def text(self) -> str:
+        """Names the card and its factors in a few words; empty for the profile's own card."""
+        return f"{self.name}: prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}" if self.name else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +68,7 @@ class Profile:
     memory_bytes: of the device.
     ceilings: for parts that were not measured. attention, small_operations: for models that were not measured.
     host: host time of an iteration of models that have none of their own; None: not measured.
+    card: whose speed is predicted, if it is not the one that the tables were measured on.
     origins: every "from" by the place of its object. See `cbatch.sim.provenance`.
     """
 
@@ -63,6 +83,7 @@ class Profile:
     small_operations: SmallOperations | None = None
     host: HostTimes | None = None
     links: Links = field(default_factory=Links)
+    card: Card = Card()
     models: Mapping[str, MeasuredModel] = field(default_factory=dict)
     origins: Annotated[Mapping[Place, str], Field(exclude=True)] = field(default_factory=dict)
 

@@ -12,6 +12,12 @@
 
     hardware     profile of the card, for its memory and ceilings     output  the file; by default HARDWARE-vllm, in cbatch/sim/profiles
 
+`python -m experiments.profile card` measures how fast the card at hand is against the profile of its kind, in about 20 seconds: two
+factors, of iterations with prompts and of decodes alone. Runs with hardware=FILE are then predicted for this card.
+
+    hardware     the profile; by default that of the card's kind      model  one that it has tables of; llama-3.1-8b
+    output       the file; by default PROFILE-CARD, in cbatch/sim/profiles
+
 `python -m experiments.profile show hardware=NAME` prints where each entry of a profile comes from.
 
 The file keeps the other models' tables. Interpolated times are compared with batches measured in between, and printed.
@@ -42,6 +48,12 @@ def main(arguments: Sequence[str]) -> int:
 def _profile(*options: str) -> None:
     if options[0] == "show":
         show(**keyword_arguments(show, options[1:], "profile show"))
+        return
+    if options[0] == "card":
+        from experiments.profile.card import measure_card  # loads torch
+
+        measured = partial(measure_card, _reporter())
+        measured(**keyword_arguments(measured, options[1:], "profile card"))
         return
     from experiments.profile.command import profile  # loads torch
     from experiments.profile.recorded import profile_recordings

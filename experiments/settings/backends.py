@@ -18,7 +18,7 @@ from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor
 from cbatch.validation import Give, Switch, check, not_negative
 from experiments.settings.backend import Backend
 from experiments.settings.hardware import CPU, cost_model
-from experiments.settings.this_machine import count_gpus, cpu_name
+from experiments.settings.this_machine import card_name, count_gpus, cpu_name
 from experiments.workloads import Vocabulary
 
 Graphs = Literal["off", "decode", "all"]
@@ -172,10 +172,14 @@ class Cuda(Real):
             raise ConfigError("backend=cuda: no GPU found; choose backend=sim or backend=cpu")
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
-        """Predicts as if all stages had as many layers as the largest."""
+        """Predicts as if all stages had as many layers as the largest. Raises ConfigError for the speed of another card."""
         most = max(part.size for part in split_layers(spec, self.pipeline_stages, self.sizes))
         even = replace(spec, num_layers=most * self.pipeline_stages)
-        return cost_model(hardware, even, self._topology, max_batch=max_batch)
+        cost = cost_model(hardware, even, self._topology, max_batch=max_batch)
+        if (card := cost.profile.card.name) and card != (here := card_name()):
+            remedy = f"give hardware={cost.profile.name}, or measure this card: python -m experiments.profile card"
+            raise ConfigError(f"hardware={hardware}: has the speed of {card}, this is {here}; {remedy}")
+        return cost
 
     @property
     def _topology(self) -> Topology:

@@ -1,10 +1,11 @@
-"""The processors of this machine. Importing it loads neither torch nor CUDA."""
+"""The processors of this machine. Importing this module loads neither torch nor CUDA."""
 
 import ctypes
 import os
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 
 def cpu_name() -> str:
@@ -18,6 +19,14 @@ def cpu_name() -> str:
 def memory_bytes() -> float:
     """Returns the size of this machine's memory."""
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def card_name() -> str:
+    """Returns the current GPU's name and the first digits of its number, which tell cards of a kind apart. Loads torch."""
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"{properties.name} {str(properties.uuid)[:8]}"
 
 
 def count_gpus() -> int:

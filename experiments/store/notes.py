@@ -73,7 +73,8 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
     limits = [profile.get("error_in_brief") or error]
     if others := profile.get("not_measured"):
         limits.append(f"{len(others)} {'part' if len(others) == 1 else 'parts'} unmeasured")
-    return f"SIMULATED with profile {profile['profile']} ({'; '.join(limits)})"
+    card = f" at the speed of {text}" if (text := profile.get("card")) else ""
+    return f"SIMULATED with profile {profile['profile']}{card} ({'; '.join(limits)})"
 
 
 def beyond_text(abouts: Iterable[About]) -> str:

@@ -1,0 +1,107 @@
+"""The speed of the card at hand against a profile of its kind: identical cards differ by several percent.
+
+Two factors of iteration times, with prompts and of decodes alone: medians over iterations that were measured for the
+profile, too, so that interpolation adds nothing to them. A file keeps them beside a copy of the profile's tables.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tabulate import tabulate
+
+from cbatch import ConfigError, ModelSpec
+from cbatch.sim import PROFILES, Profile, ProfileCost, load_profile
+from cbatch.sim.profile import Card
+from cbatch.sim.profile_file import profile_names, profile_text
+from experiments.profile.batches import prompts, spread
+from experiments.profile.laboratory import Batch, Laboratory
+from experiments.profile.machine import build, hardware_name
+from experiments.profile.measure import Report
+from experiments.settings.presets import load_spec
+from experiments.settings.this_machine import card_name
+from experiments.store.provenance import commit, today, write_text
+
+LIMITS = {"batch": 64, "max_tokens": 2048, "longest": 4224}
+
+TOTALS, DECODES, CONTEXTS = (256, 512, 1024, 2048), (4, 16, 32, 64), (1056, 4128)
+"""Tokens of iterations with prompts; numbers and mean contexts of decodes alone."""
+
+BESIDE = 32
+"""Decodes beside the chunks."""
+
+ROUNDS = 3
+"""Times that each iteration is measured, in turn: a card's clock wanders over seconds."""
+
+
+def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b", output: str = "") -> Path:
+    """Measures the card at hand, and writes the profile with its factors; `experiments.profile.__main__` explains the options.
+
+    Raises:
+        ConfigError: no GPU, no profile of this kind of GPU, or one without this model. CapacityError: no room for the model.
+    """
+    name, spec = hardware_name("cuda"), load_spec(model)
+    profile = load_profile(hardware or _profile_of(name))
+    if profile.of_model(spec) is None:
+        known = ", ".join(profile.models)
+        raise ConfigError(f"profile card: hardware={profile.name} has no tables of model={model}; give model={known}")
+    report(f"{profile.name} is of {profile.hardware}; this is {card_name()}; {model} is loaded")
+    machine = build("cuda", spec, **LIMITS)
+    with closing(machine.server):
+        seconds = times(machine.laboratory(spec), report)
+    card, rows = speed(card_name(), seconds, profile, spec)
+    print(tabulate(rows, ["iteration", "measured ms", "profile ms", "factor"], floatfmt=("", ".3f", ".3f", ".3f")))
+    return write_card(profile, card, f"measured by python -m experiments.profile card model={model}", output)
+
+
+def times(laboratory: Laboratory, report: Report) -> dict[Batch, float]:
+    """Returns the median seconds of each iteration."""
+    longest, found = laboratory.limits.max_request_tokens, list[dict[Batch, float]]()
+    beside = spread(BESIDE, CONTEXTS[0], longest)
+    batches = [Batch((), spread(number, context, longest)) for number in DECODES for context in CONTEXTS]
+    batches += [batch for size in TOTALS for batch in (Batch(prompts(size)), Batch(((size - BESIDE, 0),), beside))]
+    held = list(filter(laboratory.holds, batches))
+    for number in range(ROUNDS):
+        report(f"{len(held)} iterations, round {number + 1} of {ROUNDS}")
+        laboratory.measured.clear()
+        found.append({batch: laboratory.time(batch) for batch in held})
+    return {batch: median(taken[batch] for taken in found) for batch in held}
+
+
+def speed(
+    name: str, seconds: dict[Batch, float], profile: Profile, spec: ModelSpec
+) -> tuple[Card, Sequence[Sequence[Any]]]:
+    """Returns the card's factors, and a row for each iteration: what it is, measured and predicted milliseconds, their ratio."""
+    cost = ProfileCost(replace(profile, card=Card()), spec, max_batch=LIMITS["batch"])
+    ratios, rows = dict[bool, list[float]]({True: [], False: []}), []
+    for batch, taken in seconds.items():
+        shape = batch.shape()
+        predicted = cost.predict(shape)
+        ratios[bool(shape.chunks)].append(taken / predicted)
+        chunks = "+".join(str(tokens) for tokens, _ in shape.chunks)
+        parts = [f"prompts of {chunks}"] * bool(chunks)
+        if shape.num_decodes:
+            parts.append(f"{shape.num_decodes} decodes at {shape.decode_context // shape.num_decodes}")
+        rows.append((", ".join(parts), taken * 1e3, predicted * 1e3, taken / predicted))
+    return Card(name, round(median(ratios[True]), 4), round(median(ratios[False]), 4)), rows
+
+
+def write_card(profile: Profile, card: Card, how: str, output: str) -> Path:
+    """Writes the profile with these factors in place of any others, and says how runs use them."""
+    place = PROFILES / f"{profile.name}-{card.name.split()[-1]}.json"
+    path, origin = Path(output) if output else place, f"{how} hardware={profile.name}; {today()}; commit {commit()}"
+    write_text(path, profile_text(replace(profile, card=card, origins={**profile.origins, ("card",): origin})))
+    print(f"{card.text}\nwritten: {path}; runs use it with hardware={path if output else path.stem}")
+    return path
+
+
+def _profile_of(kind: str) -> str:
+    """Returns the name of the profile that was measured on this kind of GPU, by this project's engine."""
+    for name in profile_names():
+        profile = load_profile(name)
+        if not profile.card.name and profile.hardware.partition(",")[0] == kind:
+            return name
+    raise ConfigError(f"profile card: there is no profile of {kind}; give hardware=NAME, or measure one: model=NAME")
