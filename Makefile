@@ -37,9 +37,9 @@ test-nightly: $(INSTALLED) model
 	$(BIN)/python -m pytest tests/core/test_leaps.py --workloads=1000 -n $(WORKERS)
 	$(BIN)/python -m pytest tests/core/test_belady.py --workloads=500
 	$(BIN)/python -m pytest tests/core/test_cancellations.py --cancellations=1000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
-	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/store/test_run_machine.py --workloads=96
-	$(BIN)/python -m pytest tests/commands/test_fuzz.py --fuzz=20000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/commands/test_fuzz.py --fuzz=20000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/text/test_small_model.py tests/server/test_leaving.py --slow
 	$(BIN)/python -m pytest tests/commands/test_sweep.py tests/docs reproduction/tests/test_papers.py --slow -n $(WORKERS)
 	$(BIN)/python -m pytest reproduction/tests/test_coverage.py --repetitions=1000

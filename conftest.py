@@ -31,10 +31,8 @@ settings.load_profile("cbatch")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Processes of `pytest -n` share a folder, and the results that they write name the whole command."""
-    if given := getattr(config, "workerinput", None):
-        sys.argv[:] = given["mainargv"]
-    elif config.getoption("numprocesses", 0):
+    """Processes of `pytest -n` share a folder."""
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", 0):
         shared = TemporaryDirectory(prefix="tests-")
         config.add_cleanup(shared.cleanup)
         os.environ["TESTS_KEEP"] = shared.name
@@ -86,7 +84,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draw", type=int, default=0, help="another number draws others, of schedules and inputs")
     parser.addoption("--replay", metavar="BLOB", help="a failing schedule again, as its failure printed it")
     parser.addoption("--golden", default="check", choices=("check", "write"), help="check or write hashes (golden/)")
-    parser.addoption("--record", metavar="FOLDER", help="write what was found under this folder")
 
 
 @pytest.fixture(autouse=True)

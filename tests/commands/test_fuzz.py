@@ -1,8 +1,8 @@
 """Whatever a user gives - settings, files, policies - a command serves it or refuses it in one line, and never shows a traceback.
 
-    python -m pytest tests/commands/test_fuzz.py --fuzz=30000 --record=reproduction/results
+    python -m pytest tests/commands/test_fuzz.py --fuzz=30000
 
-draws that many inputs, and writes results/cpu/fuzz.json; --draw=N draws others. What fails is shrunk.
+draws that many inputs; --draw=N draws others. What fails is shrunk.
 """
 
 import gzip
@@ -20,15 +20,13 @@ from zlib import crc32
 import pytest
 from commands import ROOT, write_azure_trace
 from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
-from in_process import Outcome, in_time, outcome
+from in_process import in_time, outcome
 from schedules import make_engine
 from spoiled_inputs import jsons, spoiled_bytes, spoiled_gzip, spoiled_json, spoiled_lines
 from spoiled_policies import Once, modules, once
 from spoiled_settings import SMALL, command_lines, configurations
 from spoiled_traces import LENGTHS, OTHERS, spoiled_traces
-from tally import Tally
 
 from cbatch import CbatchError, Limits, Request
 from cbatch.model.checkpoint import spec_from_checkpoint
@@ -66,57 +64,38 @@ def recorded(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "recorded").iterdir()}
 
 
-@pytest.fixture(scope="module")
-def tally(pytestconfig: pytest.Config) -> Tally:
-    return Tally("inputs", "fuzz", pytestconfig.getoption("--record"), hypothesis=hypothesis_version)
-
-
-Fuzz = Callable[[float, st.SearchStrategy[Any], Callable[[Any], str]], None]
+Fuzz = Callable[[float, st.SearchStrategy[Any], Callable[[Any], None]], None]
 
 
 @pytest.fixture
-def fuzz(request: pytest.FixtureRequest, tally: Tally, pytestconfig: pytest.Config) -> Fuzz:
-    """Give inputs of a strategy - a share of all that are asked for - to a test, which says how each ended."""
+def fuzz(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Fuzz:
+    """Gives inputs of a strategy - a share of all that are asked for - to a test."""
     name, draw = request.node.name, pytestconfig.getoption("--draw")
 
-    def fuzz(share: float, inputs: st.SearchStrategy[Any], test: Callable[[Any], str]) -> None:
-        def check(given_input: Any) -> None:
-            with tally.failing(f"{name}: {given_input!r}"):
-                ended = test(given_input)
-            tally.count({ended: 1}, {"test": f"{name}, {ended}"})
-
+    def fuzz(share: float, inputs: st.SearchStrategy[Any], test: Callable[[Any], None]) -> None:
         number = max(int(pytestconfig.getoption("--fuzz") * share), 2)  # the first is the simplest
         check_all = settings(max_examples=number, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)(
-            given(inputs)(check)
+            given(inputs)(test)
         )
-        with tally.found(name):
-            seed(crc32(f"{name} {draw}".encode()))(check_all)()
+        seed(crc32(f"{name} {draw}".encode()))(check_all)()
 
     return fuzz
 
 
-def refused(action: Callable[[], object]) -> str:
-    """ "refused" if the action raises one of the framework's errors, in one line; else "served"."""
+def succeed_or_refuse(action: Callable[[], object]) -> None:
+    """Of all errors, the action may raise the framework's, in one line."""
     try:
         with in_time():
             action()
     except CbatchError as error:
         text = one_line(error) or ""
         assert len(text) > 20, text
-        return "refused"
-    return "served"
-
-
-def ended(result: Outcome) -> str:
-    return "refused" if result.status == 2 else "served"
 
 
 def test_command_lines(fuzz: Fuzz, folder: Path) -> None:
-    def test(lines: list[str]) -> str:
-        try:
-            return ended(outcome(run, lines))
-        finally:
-            clean(folder)
+    def test(lines: list[str]) -> None:
+        clean(folder)
+        outcome(run, lines)
 
     fuzz(0.06, command_lines(), test)
 
@@ -124,14 +103,12 @@ def test_command_lines(fuzz: Fuzz, folder: Path) -> None:
 def test_option_files(fuzz: Fuzz, folder: Path) -> None:
     """A file of settings that a user has written, in a folder of their own."""
 
-    def test(content: bytes) -> str:
+    def test(content: bytes) -> None:
+        clean(folder)
         path = folder / "conf" / "policy" / "own.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        try:
-            return ended(outcome(run, ["--config-dir=conf", "policy=own", *SMALL]))
-        finally:
-            clean(folder)
+        outcome(run, ["--config-dir=conf", "policy=own", *SMALL])
 
     contents = spoiled_bytes((ROOT / "experiments" / "conf" / "policy" / "longest_first.yaml").read_bytes())
     fuzz(0.02, contents, test)
@@ -145,13 +122,13 @@ def test_settings(fuzz: Fuzz, folder: Path) -> None:
         finally:
             made.engine.executor.close()
 
-    fuzz(0.2, configurations, lambda config: refused(partial(serve, config)))
+    fuzz(0.2, configurations, lambda config: succeed_or_refuse(partial(serve, config)))
 
 
 def test_traces(fuzz: Fuzz, folder: Path) -> None:
     for name, content in OTHERS.items():
         (folder / name).write_bytes(content)
-    fuzz(0.3, spoiled_traces, lambda trace: refused(partial(trace.read, folder)))
+    fuzz(0.3, spoiled_traces, lambda trace: succeed_or_refuse(partial(trace.read, folder)))
 
 
 def test_plans(fuzz: Fuzz) -> None:
@@ -162,15 +139,13 @@ def test_plans(fuzz: Fuzz) -> None:
         engine.submit(Request(id_, 5 + 7 * id_, 4 + id_, arrival_iteration=id_) for id_ in range(5))
         engine.run()
 
-    fuzz(0.25, once, lambda policy: refused(partial(serve, policy)))
+    fuzz(0.25, once, lambda policy: succeed_or_refuse(partial(serve, policy)))
 
 
 def test_policies_that_raise_or_change_what_is_not_theirs(fuzz: Fuzz, folder: Path) -> None:
-    def test(text: str) -> str:
-        try:
-            return ended(outcome(run, [mine(folder, text.encode()), *SMALL], (0, 2, 130)))
-        finally:
-            clean(folder)
+    def test(text: str) -> None:
+        clean(folder)
+        outcome(run, [mine(folder, text.encode()), *SMALL], (0, 2, 130))
 
     fuzz(0.04, modules, test)
 
@@ -181,9 +156,9 @@ def test_policy_files_to_check(fuzz: Fuzz, folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("experiments.check.__main__.tiny_scenarios", few)
     texts = spoiled_bytes((ROOT / "policies" / "orca.py").read_bytes().replace(b"class Orca", "class Höchst".encode()))
 
-    def test(text: bytes) -> str:
+    def test(text: bytes) -> None:
         arguments = [mine(folder, text), "random=0"]
-        return ended(outcome(lambda: check(sys.argv[1:]), arguments, (0, 1, 2, 130)))
+        outcome(lambda: check(sys.argv[1:]), arguments, (0, 1, 2, 130))
 
     fuzz(0.03, texts | modules.map(str.encode), test)
 
@@ -197,10 +172,10 @@ def mine(folder: Path, text: bytes) -> str:
 
 
 def test_recorded_decisions(fuzz: Fuzz, folder: Path, recorded: dict[str, bytes]) -> None:
-    def test(given_input: tuple[str, bytes, list[str]]) -> str:
+    def test(given_input: tuple[str, bytes, list[str]]) -> None:
         name, content, overrides = given_input
         put(folder / "recorded", recorded, name, content)
-        return ended(outcome(lambda: replay(sys.argv[1:]), ["recorded", *overrides], (0, 1, 2)))
+        outcome(lambda: replay(sys.argv[1:]), ["recorded", *overrides], (0, 1, 2))
 
     lines = gzip.decompress(recorded[DECISIONS]).decode().splitlines()
     files = st.tuples(st.just(DECISIONS), spoiled_gzip(spoiled_lines(lines) | spoiled_bytes("\n".join(lines).encode())))
@@ -217,10 +192,10 @@ def test_results_to_plot(fuzz: Fuzz, folder: Path, recorded: dict[str, bytes]) -
         *(st.tuples(st.just(name), spoiled_bytes(recorded[name])) for name in (CONFIG, REQUESTS, STEPS, TOKENS)),
     )
 
-    def test(given_input: tuple[str, tuple[str, bytes]]) -> str:
+    def test(given_input: tuple[str, tuple[str, bytes]]) -> None:
         name, file = given_input
         put(folder / "recorded", recorded, *file)
-        return ended(outcome(lambda: plot(sys.argv[1:]), [name, "recorded"]))
+        outcome(lambda: plot(sys.argv[1:]), [name, "recorded"])
 
     names = st.sampled_from(("table", "table", "latency_cdf", "composition", "throughput_vs_pd", "nothing"))
     fuzz(0.02, st.tuples(names, files), test)
@@ -240,12 +215,11 @@ def test_profiles_and_checkpoints(fuzz: Fuzz, folder: Path) -> None:
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     }
 
-    def test(given_input: tuple[str, Any]) -> str:
+    def test(given_input: tuple[str, Any]) -> None:
         kind, content = given_input
         (folder / "config.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-        return refused(
-            partial(load_profile, "config.json") if kind == "profile" else partial(spec_from_checkpoint, ".")
-        )
+        reads = {"profile": partial(load_profile, "config.json"), "checkpoint": partial(spec_from_checkpoint, ".")}
+        succeed_or_refuse(reads[kind])
 
     wholes = {"profile": profile, "checkpoint": checkpoint}
     inputs = [
@@ -264,7 +238,7 @@ def put(folder: Path, files: dict[str, bytes], name: str, content: bytes) -> Non
 
 
 def clean(folder: Path) -> None:
-    """Remove what runs have left."""
+    """Removes what the runs before have left."""
     for path in folder.iterdir():
         if path.name not in ("trace.csv", "table.csv", "recorded"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

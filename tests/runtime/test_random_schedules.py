@@ -2,12 +2,10 @@
 
 The tokens are those of `transformers`' own `generate`, or drawn one request at a time.
 
-    python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 --record=reproduction/results
+    python -m pytest tests/runtime/test_random_schedules.py --schedules=10000
 
-draws that many, and writes results/cpu/random_schedules.json. The policies take turns of
-about 30 schedules, so that a run that is cut has drawn of all alike (with -n, give --maxschedchunk=1 too). Depth is the number of
-iterations in flight while the next is planned: the number of pipeline stages, in the synchronous loop one fewer. Drawn numbers
-repeat; --draw=N draws others. A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that
+draws that many. The policies take turns of about 30 schedules, so that a run that is cut has drawn of all alike (with -n, give
+--maxschedchunk=1 too). Drawn numbers repeat; --draw=N draws others. A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that
 stands below it.
 """
 
@@ -26,7 +24,6 @@ from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
 from landscape import LANDSCAPE
 from rig import Ask, Rig, build
-from tally import Tally
 from tiny_models import (
     DEEP,
     LLAMA,
@@ -177,11 +174,6 @@ schedules = st.builds(
 )
 
 
-@pytest.fixture(scope="module")
-def tally(pytestconfig: pytest.Config) -> Tally:
-    return Tally("schedules", "random_schedules", pytestconfig.getoption("--record"), hypothesis=hypothesis_version)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """All policies in each turn, and as many schedules as are asked for in all; of few, two for each of some policies: the first is trivial."""
     number = metafunc.config.getoption("--schedules")
@@ -193,41 +185,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_any_schedule_makes_the_tokens_of_generate(
-    name: str, turn: int, num_drawn: int, tally: Tally, pytestconfig: pytest.Config
+    name: str, turn: int, num_drawn: int, pytestconfig: pytest.Config
 ) -> None:
     """Each policy draws schedules of its own, others in each turn."""
 
     def check(schedule: Schedule) -> None:
-        with tally.failing(f"{name} {schedule}"):
-            rig = schedule.build(name)
-            rig.run()
-        steps, workload = rig.engine.record.steps, schedule.workload
-        tally.count(
-            sums={
-                "iterations": len(steps),
-                "tokens": sum(step.num_sampled for step in steps),
-                "preemptions": sum(step.num_preempted for step in steps),
-            },
-            kinds={
-                "policy": name,
-                "model": schedule.spec.name,
-                "chunk": workload.chunk,
-                "stages": len(schedule.sizes),
-                "ranks": schedule.num_ranks,
-                "depth": rig.engine._depth,
-                "tokens": "drawn" if schedule.sampled else "likeliest",
-                "kv": "small" if schedule.small else "ample",
-                "every": schedule.every,
-                "requests": len(workload.asks),
-            },
-        )
+        schedule.build(name).run()
 
-    run = given(schedule=schedules)(check)
     run = settings(
         max_examples=num_drawn, suppress_health_check=list(HealthCheck), print_blob=True, report_multiple_bugs=False
-    )(run)
+    )(given(schedule=schedules)(check))
     run = seed(crc32(f"{name} {pytestconfig.getoption('--draw')} {turn}".encode()))(run)
     if blob := pytestconfig.getoption("--replay"):
         run = reproduce_failure(hypothesis_version, blob.encode())(run)
-    with tally.found(f"{name}-0"):
-        run()
+    run()
