@@ -7,69 +7,24 @@ with one or several iterations in flight; by their timeouts and by `Engine.cance
 """
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 from contended import LinearCost
 from inventory import take_inventory
 from rig import check_accounts
 from small_cluster import make_cost
 from test_leaps import ALL_POLICIES
+from test_prefix_cache import MODES, STOPS, Hashing, text_of
 
-from cbatch import Engine, FinishReason, Limits, Plan, Policy, Request, Server, Status, Step, StepResult, View
+from cbatch import Engine, FinishReason, Limits, Plan, Policy, Request, Server, Status, View
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model.topology import Topology
 from cbatch.request import leaves_at
-from cbatch.sim.executor import SimExecutor
 from cbatch.stall import Patience
 
-LONGEST, STOPS = 42, (5, 6, 7, 8)
-MODES = {"sync": (1, False), "async": (1, True), "pipeline": (4, True), "pipeline_sync": (2, False)}
-
-
-def token_after(tokens: Any) -> int:
-    """The token that follows others; it depends on each of them and its place."""
-    return int(tokens @ np.arange(1, len(tokens) + 1)) % 89 + 3
-
-
-def output_of(request: Request) -> list[int]:
-    """The tokens that a request gets alone."""
-    assert request.prompt is not None
-    tokens, end = list(request.prompt), request.max_tokens
-    while len(tokens) < end:
-        tokens.append(token_after(np.array(tokens)))
-        end = len(tokens) if tokens[-1] in request.stop_tokens else end
-    return tokens[request.num_prompt_tokens :]
-
-
-class Reading(SimExecutor):
-    """Simulated time, and tokens made from what the blocks of a request hold."""
-
-    needs_tokens = True
-
-    def launch(self, step: Step) -> Any:
-        table, size = step.table, step.pool.block_size
-        assert table.tokens is not None
-        if not step.index:
-            self.cache = np.full(step.pool.num_tokens, -1, np.int64)
-            self.sampled: deque[Any] = deque(maxlen=self.num_stages)
-        output = np.zeros(len(step.rows), np.int32)
-        for place, (row, start, count) in enumerate(zip(step.rows, step.start, step.num_tokens, strict=True)):
-            inputs = table.tokens[row, start : start + count].copy()
-            if step.carry[place] >= 0:
-                inputs[-1] = self.sampled[0][step.carry[place]]
-            at = np.arange(start + count)
-            slots = step.pool.tables[row, at // size] * size + at % size
-            self.cache[slots[start:]] = inputs
-            output[place] = token_after(self.cache[slots])
-        self.sampled.append(output)
-        return super().launch(step), output
-
-    def wait(self, in_flight: Any) -> StepResult:
-        span, output = in_flight
-        return super().wait(span)._replace(tokens=output)
+LONGEST = 42
 
 
 class Heard:
@@ -114,7 +69,7 @@ def serve(policy: Heard, numbers: random.Random, num_stages: int, asynchronous: 
     requests, batch, size = draw(numbers), numbers.randint(1, 4), numbers.choice((1, 3, 4))
     limits = Limits(batch, LONGEST + batch, LONGEST, tile=8, num_stages=num_stages, max_running=batch * num_stages)
     kv = KVSize(max(blocks_for(request.max_tokens, size) for request in requests) + numbers.choice((0, 2, 20)), size)
-    executor = Reading(make_cost(Topology(1, num_stages)) if num_stages > 1 else LinearCost(), 1e-4)
+    executor = Hashing(make_cost(Topology(1, num_stages)) if num_stages > 1 else LinearCost(), 1e-4)
     server = Server(executor, limits, LinearCost(), kv, asynchronous, Patience(50.0, 2000))
     engine, often = server.engine(policy, requests), numbers.choice((0.0, 0.05, 0.2))
 
@@ -141,7 +96,8 @@ def test_nothing_leaks_or_stalls_and_the_others_get_their_tokens(
         numbers, seed = random.Random(seed), seed + 1
         policy = Heard(ALL_POLICIES[name](8 * numbers.randint(1, 3)))
         for request in serve(policy, numbers, *MODES[mode]):
-            output, cancelled = output_of(request), request.finish_reason is FinishReason.CANCELLED
+            output = text_of(request)[request.num_prompt_tokens :]
+            cancelled = request.finish_reason is FinishReason.CANCELLED
             assert request.output == (output[: request.num_output_tokens] if cancelled else output), f"seed {seed - 1}"
             num_cancelled += cancelled
         assert Counter(policy.arrived) == Counter(policy.ended) and max(Counter(policy.ended).values(), default=1) == 1

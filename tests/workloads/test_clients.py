@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,15 +79,8 @@ def test_another_client_and_a_longer_run_change_no_request() -> None:
 
 
 BAD: list[tuple[Callable[[], object], str]] = [
-    *(
-        (partial(make, ann=entry), f"workload.clients.ann{problem}")
-        for entry, problem in (
-            ({"rate": -1.0}, ".rate=-1.0: "),
-            ({"prompt_tokens": [9, 3]}, ".prompt_tokens=[9, 3]: "),
-            ({"rat": 1.0}, ".rat: no such key; did you mean rate?"),
-            ({"begin": 5.0, "end": 2.0}, ": end=2 lies before begin=5"),
-        )
-    ),
+    (lambda: make(ann={"prompt_tokens": [9, 3]}), "workload.clients.ann.prompt_tokens=[9, 3]: "),
+    (lambda: make(ann={"begin": 5.0, "end": 2.0}), "workload.clients.ann: end=2 lies before begin=5"),
     (lambda: make(ann={"rate": 0.0}).requests(None), "no client sends a request"),
     (lambda: replace(make(ann={}), num_requests=30).requests(None), "the clients send 20"),
     (lambda: make(1e8, ann={}), "more than 10000000"),
