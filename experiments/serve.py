@@ -16,13 +16,14 @@ from cbatch.arrivals import Stream
 from cbatch.results.metrics import collect_served
 from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
+from cbatch.results.streamed import StreamedRun
 from experiments.progress import progress
 from experiments.result import Result
 from experiments.settings.assemble import BoundsOf, Run, assemble, bounds_of, with_workload
 from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.settings.identity import identity
 from experiments.settings.settings import Settings
-from experiments.store.csv_tables import StreamedTables
+from experiments.store.csv_tables import RunTables
 from experiments.store.provenance import commit, now, versions, write_json
 from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_folder, write_results
 from experiments.store.sources import sources_of
@@ -79,7 +80,8 @@ def serve(
                 say(f"view.cost: measuring this CPU with model={error.spec.name}, once, into {cpu_profile(error.spec)}")
                 measure_cpu(error.spec)
                 began, run = time.perf_counter(), make(run.settings)
-        result = _result_of(run, record, bounds, origin | {"wall_seconds": time.perf_counter() - began})
+        origin["wall_seconds"] = time.perf_counter() - began
+        result = _result_of(run, record, bounds, origin, folder if run.streamed else None)
         if folder:
             if settings.tables and not run.streamed:
                 write_results(
@@ -89,9 +91,11 @@ def serve(
     return result
 
 
-def _result_of(run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dict[str, Any]) -> Result:
-    """Returns the result of a run that has ended; it holds no executor, whose weights may fill a GPU."""
-    about, streamed = about_run(run), run.streamed and run.streamed.run
+def _result_of(
+    run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dict[str, Any], tables: Path | None
+) -> Result:
+    """Returns the result of a run that has ended; it holds no executor, whose weights may fill a GPU. tables: folder of a streamed run."""
+    about, streamed = about_run(run), run.streamed
     served = streamed.served() if streamed else collect_served(record)
     ended = streamed.ended if streamed else record.requests
     measures = {
@@ -111,8 +115,7 @@ def _result_of(run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dic
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended),
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
-    folder = run.streamed.folder if run.streamed else None
-    return Result(record, served, {**about, **origin, **measured}, measures, lower, folder)
+    return Result(record, served, {**about, **origin, **measured}, measures, lower, tables)
 
 
 def _num_evicted(run: Run) -> int | None:
@@ -136,18 +139,22 @@ def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:
 def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> RunRecord:
     """Makes and submits requests as they arrive, and writes their results as they end."""
     [engine] = run.engine.engines
-    with StreamedTables(folder, list(run.totals.extra), run.settings.prefix_cache) as tables:
-        run.streamed = tables
+    streamed = run.streamed = StreamedRun()
+    with RunTables(folder, list(run.totals.extra), run.settings.prefix_cache) as tables:
+
+        def take(piece: RunRecord) -> None:
+            tables.write(piece, streamed.take(piece))
 
         def show_and_drain(engine: Engine) -> None:
-            on_step(engine, len(run.requests) - tables.num_made)
-            engine.record.drain(tables.take)
+            num_ended = len(streamed.ended) + len(engine.record.requests)
+            on_step(engine, len(run.requests) - num_ended - engine.num_unfinished)
+            engine.record.drain(take)
 
         drawn, by_arrival = run.requests, attrgetter("arrival_time", "id")
         requests = drawn.stream() if isinstance(drawn, Drawn) else sorted(drawn, key=by_arrival)
-        engine.arrivals = Stream(tables.watch(requests), engine.check_fits)
+        engine.arrivals = Stream(requests, engine.check_fits)
         engine.run(show_and_drain)
-        tables.take(engine.record.take())
+        take(engine.record.take())
     return RunRecord()
 
 

@@ -12,13 +12,13 @@ from cbatch.bounds import Bounds, Minorant, findable_tokens, minorants_of
 from cbatch.cluster import Cluster, ReplicatedServer
 from cbatch.policy import check_policy
 from cbatch.results.service import NO_CLIENT
+from cbatch.results.streamed import StreamedRun
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest
 from experiments.settings.backend import Backend
 from experiments.settings.error_lines import one_line
 from experiments.settings.settings import Composed, Recipe, Settings
-from experiments.store.csv_tables import StreamedTables
 from experiments.store.run_folder import Decode
 from experiments.text import ends_text
 from experiments.trials.replications import Replication, Together, num_recorded
@@ -44,7 +44,7 @@ class Run:
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
     rate: requests per second of a workload with a load. totals: of the requests.
     decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
-    streamed: the tables that are written meanwhile, once that has begun.
+    streamed: what a summary needs, gathered meanwhile, once a run that streams has begun.
     """
 
     settings: Settings
@@ -58,7 +58,7 @@ class Run:
     totals: Totals
     decode: Decode | None
     chosen: dict[str, str] = field(default_factory=dict)
-    streamed: StreamedTables | None = None
+    streamed: StreamedRun | None = None
 
 
 def assemble(

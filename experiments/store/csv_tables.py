@@ -13,7 +13,6 @@ from typing import Self, TextIO
 from cbatch import SLO, Request, RequestSpec, RunRecord, StepRecord
 from cbatch.request import SERVED, spec_of
 from cbatch.results.metrics import Served
-from cbatch.results.streamed import StreamedRun
 
 _NOT_STORED = {
     "prompt",
@@ -55,7 +54,7 @@ REQUESTS, STEPS = "requests.csv", "steps.csv"
 
 
 class RunTables:
-    """requests.csv and steps.csv in a folder; closed at the end of a `with`. extra, cached: see `request_columns`."""
+    """requests.csv and steps.csv in a folder, written at once or in pieces; closed at the end of a `with`. extra, cached: see `request_columns`."""
 
     def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,29 +75,6 @@ class RunTables:
     def __exit__(self, *_: object) -> None:
         for file in self._files:
             file.close()
-
-
-class StreamedTables(RunTables):
-    """The tables of a run, written while it goes on (`stream=on`).
-
-    run: what a summary needs. num_made: requests that `watch` has passed on.
-    Requests that arrive by iteration are not supported.
-    """
-
-    def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False) -> None:
-        super().__init__(folder, extra, cached)
-        self.folder, self.run = folder, StreamedRun()
-        self.num_made = 0
-
-    def watch(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Passes requests on, and counts them."""
-        for request in requests:
-            self.num_made += 1
-            yield request
-
-    def take(self, record: RunRecord) -> None:
-        """Appends results that `RunRecord.take` has returned."""
-        self.write(record, self.run.take(record))
 
 
 _STEP_LINE = ",".join(["%s"] * len(StepRecord._fields)) + "\r\n"

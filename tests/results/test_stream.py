@@ -19,12 +19,12 @@ from cbatch import ConfigError, Limits, Policy, Request, RequestSpec, RunRecord,
 from cbatch.arrivals import Stream
 from cbatch.kv import KVSize
 from cbatch.model.topology import Topology
-from cbatch.results.metrics import Objectives, collect_served, statistics
-from cbatch.results.streamed import counted_statistics
+from cbatch.results.metrics import Objectives, Served, collect_served, statistics
+from cbatch.results.streamed import StreamedRun, counted_statistics
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from experiments import run
-from experiments.store.csv_tables import RunTables, StreamedTables
+from experiments.store.csv_tables import RunTables
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests, time_between_tokens
 from policies.chunking import Fixed
@@ -37,6 +37,19 @@ def make_server(asynchronous: bool = True) -> Server[SimExecutor]:
     """The KV cache is short, so that requests are preempted."""
     cost = make_cost(Topology())
     return Server(SimExecutor(cost, 1e-5), Limits(4, 130, 120, tile=1), cost, KVSize(40, 4), asynchronous)
+
+
+def serve_in_pieces(server: Server[Any], policy: Policy, requests: list[Request], folder: Path) -> StreamedRun:
+    engine, streamed = server.engine(policy), StreamedRun()
+    with RunTables(folder) as tables:
+
+        def take(piece: RunRecord) -> None:
+            tables.write(piece, streamed.take(piece))
+
+        engine.arrivals = Stream(iter(requests), engine.check_fits)
+        engine.run(lambda engine: engine.record.drain(take, at_once=3))
+        take(engine.record.take())
+    return streamed
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -55,17 +68,13 @@ def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchro
         record = make_server(asynchronous).serve(policy, requests)
         with RunTables(tmp_path) as whole:
             whole.write(record, collect_served(record))
-        with StreamedTables(tmp_path / "streamed") as tables:
-            engine = make_server(asynchronous).engine(policy)
-            engine.arrivals = Stream(iter(again), engine.check_fits)
-            engine.run(lambda engine: engine.record.drain(tables.take, at_once=3))
-            tables.take(engine.record.take())
+        run_of_pieces = serve_in_pieces(make_server(asynchronous), policy, again, tmp_path / "streamed")
         for name in ("steps.csv", "requests.csv"):
             assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / name).read_bytes(), f"workload {seed}"
         streamed: dict[str, Any] = {
-            "requests": tables.run.served(),
-            "steps": tables.run.steps(),
-            "ended": tables.run.ended,
+            "requests": run_of_pieces.served(),
+            "steps": run_of_pieces.steps(),
+            "ended": run_of_pieces.ended,
         }
         for some in ({}, {"warmup_requests": 1, "drain_requests": 1}):
             options: dict[str, Any] = {"num_blocks": 40, "max_batch": 4, "objectives": Objectives(ttft=0.05), **some}
@@ -113,18 +122,18 @@ def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is about to arrive, a few run, and those that end within 40 iterations are not written yet."""
-    made, held, begin, take = WeakSet[Request](), list[int](), Request._begin, StreamedTables.take
+    made, held, begin, take = WeakSet[Request](), list[int](), Request._begin, StreamedRun.take
 
     def note_made(request: Request, spec: RequestSpec) -> None:
         begin(request, spec)
         made.add(request)
 
-    def note_held(tables: StreamedTables, record: RunRecord) -> None:
-        take(tables, record)
+    def note_held(streamed: StreamedRun, piece: RunRecord) -> Served:
         held.append(len(made))
+        return take(streamed, piece)
 
     monkeypatch.setattr(Request, "_begin", note_made)
-    monkeypatch.setattr(StreamedTables, "take", note_held)
+    monkeypatch.setattr(StreamedRun, "take", note_held)
     monkeypatch.setattr(RunRecord, "drain", partialmethod(RunRecord.drain, at_once=40))
     short = ("workload.lengths.min_length=30", "workload.lengths.max_length=60", "workload.arrivals.rate=20")
     done = a_run(tmp_path / "run", *short, "stream=on", "workload.num_requests=800")
