@@ -3,7 +3,7 @@
     model        presets of conf/model, separated by commas
     batch        largest batches for which graphs are captured; iterations of the last one are measured in full, those of
                  the others to see what captured rows cost
-    max_tokens   most tokens of an iteration           longest  most tokens of a request
+    max_tokens   most tokens of an iteration           longest  most tokens of a request; by default the model's positions
     tensor_parallel   GPUs that share every layer; tables of other degrees are kept
     backend      cuda, or cpu for the plain runtime    output   the file; by default that of the hardware, in cbatch/sim/profiles
 

@@ -11,7 +11,7 @@ CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 16384, 65536)
 """Tokens of a chunk whose attention is measured. Long ones are few: between them time is linear in the scores."""
 
 BEFORE = (1024, 2048, 4096, 7168, 32768, 131072)
-"""Contexts before it."""
+"""Contexts before it, at least as long as the chunk: its attention hardly notices others."""
 
 CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192, 32768, 131072)
 """Contexts of decodes. The kernel reads them in blocks of 64 tokens, the last one half full here, as on average;
@@ -19,6 +19,9 @@ for models with many KV heads in blocks of 32, of which the last one is full her
 
 SHARING = 4096
 """Context of decodes that share the first half of it."""
+
+USUAL = 8192
+"""Most tokens of a request in batches between the measured ones, of which the KV cache holds a whole batch."""
 
 WHOLE = 1024
 """Tokens of each prompt in an iteration with several."""
@@ -107,9 +110,14 @@ def fit_in(sizes: Iterable[int], most: int) -> list[int]:
     return kept if len(kept) == len(sizes) else sorted({*kept, most})
 
 
+def contexts_before(tokens: int, most: int) -> list[int]:
+    """Returns the contexts before a chunk that are measured. most: tokens of a request."""
+    return [context for context in fit_in(BEFORE, most - tokens) if context >= tokens]
+
+
 def held_out(captured: Sequence[int], limits: Limits) -> list[Batch]:
     """Returns batches between the measured ones, to compare interpolated times with measured ones."""
-    max_batch, longest = limits.max_batch, limits.max_request_tokens
+    max_batch, longest = limits.max_batch, min(limits.max_request_tokens, USUAL)
     between = [round(math.sqrt(low * high)) for low, high in pairwise(captured)]
     half, context = max(max_batch // 2 - 3, 1), longest // 6
     batches = [Batch((), (context,) * number) for number in between]

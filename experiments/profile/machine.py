@@ -9,6 +9,7 @@ from cbatch import ConfigError, Limits, ModelSpec, Server
 from cbatch.runtime.fast.graph_shapes import decode_sizes
 from experiments.profile.fitted import FittedLaboratory
 from experiments.profile.laboratory import Laboratory
+from experiments.settings.assemble import LARGEST_ITERATION
 from experiments.settings.backends import Cpu, Cuda
 from experiments.settings.servers import real_server, release_memory
 from experiments.settings.this_machine import count_gpus, cpu_name, memory_bytes
@@ -51,15 +52,18 @@ def hardware_name(backend: str) -> str:
 def build(
     backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest: int, tensor_parallel: int = 1
 ) -> Machine:
-    """Builds a machine on "cuda" or "cpu". batch, max_tokens: limits of an iteration. longest: tokens of a request.
+    """Builds a machine on "cuda" or "cpu".
 
+    batch, max_tokens: limits of an iteration. longest: tokens of a request. Both tokens are limited by the model's positions, those of
+    an iteration not below `LARGEST_ITERATION`.
     tensor_parallel: GPUs that share every layer.
 
     Raises:
         ConfigError: see `hardware_name`. CapacityError: the model does not fit.
     """
     name = hardware_name(backend)
-    limits = Limits(batch, max_tokens, min(longest, spec.max_positions), tile=TILES[backend])
+    most = min(max_tokens, max(LARGEST_ITERATION, spec.max_positions))
+    limits = Limits(batch, most, min(longest, spec.max_positions), tile=TILES[backend])
     if backend == "cpu":
         sizes = [2**power for power in range(batch.bit_length()) if 2**power < batch]
         return Machine(name, real_server(Cpu(), spec, limits), [*sizes, batch], (), "reference")

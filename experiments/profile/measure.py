@@ -143,7 +143,7 @@ def _chunks(laboratory: Laboratory, sizes: Iterable[int], base: PiecewiseLinear 
     limits = laboratory.limits
     points: list[Point] = []
     for tokens in sizes:
-        contexts = batches.fit_in(batches.BEFORE, limits.max_request_tokens - tokens)
+        contexts = batches.contexts_before(tokens, limits.max_request_tokens)
         chunks = {context: Batch(((tokens, context),)) for context in (0, *contexts)}
         seconds = {context: laboratory.seconds(batch) for context, batch in chunks.items() if laboratory.holds(batch)}
         slope = _slope([(context, value) for context, value in seconds.items() if context or len(seconds) < 3])

@@ -26,6 +26,7 @@ from experiments.profile import host, laboratory
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (
     attention_counts,
+    contexts_before,
     decode_counts,
     fit_in,
     held_out,
@@ -350,6 +351,26 @@ def test_a_pause_of_the_host_leaves_the_median_of_a_long_iteration() -> None:
     lab = lab_of(Pausing())
     assert lab.time(Batch(((300, 0),))) == pytest.approx(0.06)
     assert lab.executor.now() > 0.9  # it paused
+
+
+def test_long_iterations_are_computed_twice_and_again_only_where_the_first_one_compiled() -> None:
+    class Compiling(Clockwork):
+        num_launched, compiles = 0, False
+
+        def launch(self, step: Step) -> StepResult:
+            self.num_launched += 1
+            return super().launch(step)
+
+        def seconds(self, shape: BatchShape) -> float:
+            return shape.num_tokens / 1000 + 2.0 * self.compiles * (self.num_launched == 1)
+
+    for tokens, compiles, launches in ((1500, False, 2), (1500, True, 2), (30, True, 10)):
+        executor = Compiling()
+        executor.compiles = compiles
+        assert lab_of(executor).time(Batch(((tokens, 0),))) == pytest.approx(tokens / 1000)
+        assert executor.num_launched <= launches
+    assert contexts_before(1024, 131072) == [1024, 2048, 4096, 7168, 32768, 130048]
+    assert contexts_before(65536, 131072) == [65536] and contexts_before(4096, 8192) == [4096]
 
 
 def test_what_launching_without_a_graph_adds_is_measured() -> None:
