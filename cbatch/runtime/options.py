@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 AttentionName = Literal["auto", "flash4", "triton"]
-ProductsName = Literal["cublas", "quack"]
-LastLayer = Literal["all", "sampled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +14,6 @@ class Options:
     fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
     graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
     attention: of prompt chunks: flash-attn-4, our Triton kernel, or "auto": the faster one that fits. GPU only.
-    products: library of the matrix products of more than 128 tokens (`fast.quack_gemm`); our own kernel computes smaller ones. GPU only.
-    last_layer: rows that pass through the last layer's products behind its attention: all, or only each request's last
-        token: no other one is sampled from, and its keys and values are stored before. GPU only.
     layers: number of layers of each pipeline stage; None: equally many.
     tensor_parallel: ranks that share every layer of a stage.
     times_copies: report when the inputs and tokens of each iteration were copied; two more events per iteration.
@@ -28,8 +23,6 @@ class Options:
     fused: bool = True
     graphs: Literal["off", "decode", "all"] = "all"
     attention: AttentionName = "auto"
-    products: ProductsName = "cublas"
-    last_layer: LastLayer = "all"
     layers: tuple[int, ...] | None = None
     tensor_parallel: int = 1
     times_copies: bool = False

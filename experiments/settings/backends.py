@@ -13,7 +13,7 @@ from cbatch.cluster import Executors, LiveCluster, ReplicatedServer
 from cbatch.kv import blocks_for
 from cbatch.model import split_layers
 from cbatch.model.topology import Degree, Topology, split_ranks
-from cbatch.runtime.options import AttentionName, LastLayer, Options, ProductsName
+from cbatch.runtime.options import AttentionName, Options
 from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor
 from cbatch.validation import Give, Switch, check, not_negative
 from experiments.settings.backend import Backend
@@ -156,13 +156,9 @@ class Cuda(Real):
     """Real tokens on this machine's GPU, or a GPU for each rank of each pipeline stage of each replica.
 
     attention: of prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
-    products: matrix products of more than 128 tokens: "cublas", by which the profiles were measured, or "quack".
-    last_layer: rows that pass through the last layer behind its attention: "all", as the profiles were measured, or "sampled".
     """
 
     attention: AttentionName = "auto"
-    products: ProductsName = "cublas"
-    last_layer: LastLayer = "all"
 
     name = "cuda"
     block_size = 128  # the page size at which paged attention is fastest
@@ -216,8 +212,7 @@ class Cuda(Real):
         return gpu.build(spec, limits, kv, self._with_own(options))
 
     def _with_own(self, options: Options) -> Options:
-        shared = super()._with_own(options)
-        return replace(shared, attention=self.attention, products=self.products, last_layer=self.last_layer)
+        return replace(super()._with_own(options), attention=self.attention)
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         each = executor.executors if isinstance(executor, Executors) else [executor]
@@ -225,8 +220,7 @@ class Cuda(Real):
         counts = {key: sum(getattr(one.iteration, name) for one in each) for key, name in names.items()}
         return {
             "attention": each[0].attention,
-            "products": self.products,
-            "last_layer": self.last_layer,
+            "products": each[0].products,
             **counts,
             **super().facts(executor, cost, asynchronous),
         }

@@ -20,7 +20,6 @@ from typing import Any, Literal
 import numpy as np
 
 from cbatch import Limits, Request, Server
-from cbatch.runtime.options import LastLayer, ProductsName
 from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count
 from experiments.settings.compose import compose_run
@@ -49,8 +48,6 @@ def main(
     max_tokens: Count = 2048,
     block_size: Count = 16,
     kv_tokens: Count = 449_504,
-    products: ProductsName = "cublas",
-    last_layer: LastLayer = "all",
     repeats: Count = 2,
     folder: str = RESULTS,
 ) -> None:
@@ -68,8 +65,8 @@ def main(
             peer = in_use.enter_context(closing(VllmEngine(folder_of, case, LONGEST, enable_prefix_caching=True)))
             sides: dict[str, Callable[[Turns], dict[str, float]]] = {"vllm": partial(serve_vllm, peer)}
         else:
-            about |= {"block_size": block_size, "products": products, "last_layer": last_layer}
-            backend, limits = Cuda(products=products, last_layer=last_layer), Limits(batch, max_tokens, LONGEST)
+            about |= {"block_size": block_size}
+            backend, limits = Cuda(), Limits(batch, max_tokens, LONGEST)
             built = real_server(backend, spec, limits, kv_tokens=kv_tokens, block_size=block_size)
             server = replace(in_use.enter_context(closing(built)), prefix_cache=LRU())
             server.serve(Orca(), equal_requests(8, 300, 16, spec.vocab_size))

@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from gpu_models import BLOCK_SIZE, CUDA, LARGE, TINY_LLAMA
 
 from cbatch import Limits
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.runtime.fast.attention.choice import choose_attention
+from cbatch.runtime.fast.quack_gemm import why_not_quack
 from cbatch.runtime.gpu import build as gpu
-from cbatch.runtime.options import Options
 from experiments.settings.servers import release_memory
 
 
@@ -48,22 +49,15 @@ def test_sizes_that_no_kernel_takes_are_refused() -> None:
         choose_attention(replace(TINY_LLAMA, dtype="float64"), BLOCK_SIZE, CUDA)
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (
-            Options(products="quack"),
-            r"backend\.products=quack cannot compute gpu-llama: they are of the fused models, in 16-bit floats; give",
-        ),
-        (
-            Options(last_layer="sampled", fused=False),
-            r"backend\.last_layer=sampled is of the fused models \(llama, .*\); choose one of them",
-        ),
-    ],
-)
-def test_options_that_would_not_be_used_are_refused(options: Options, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        gpu.build(TINY_LLAMA, Limits(4, 256, 64), KVSize(9, 16), options)
+@pytest.mark.skipif(torch.cuda.get_device_capability(CUDA)[0] != 9, reason="other GPUs have other reasons")
+def test_an_optional_kernel_that_cannot_be_loaded_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError(f"{name}\nnot here")
+
+    monkeypatch.setattr("cbatch.runtime.fast.quack_gemm.import_module", fail)
+    monkeypatch.setattr("cbatch.runtime.fast.attention.choice.import_module", fail)
+    assert why_not_quack(LARGE, CUDA) == "RuntimeError: quack.gemm"
+    assert choose_attention(LARGE, 128, CUDA).reason == "flash-attn-4 cannot be loaded: RuntimeError: flash_attn.cute"
 
 
 FAILING_CAPTURE = """

@@ -19,7 +19,7 @@ from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.request_spec import Sampling
 from cbatch.runtime.gpu import build as gpu
-from cbatch.runtime.options import LastLayer, Options
+from cbatch.runtime.options import Options
 from policies.chunking import Fixed, TileAligned
 from policies.evictions import LRU
 from policies.orca import Orca
@@ -119,21 +119,18 @@ def test_every_policy_gives_the_tokens_of_generate(
 
 
 @pytest.mark.parametrize(("num_stages", "num_ranks"), LAYOUTS)
-@pytest.mark.parametrize("last_layer", ["all", "sampled"])
 @pytest.mark.parametrize("graphs", ["off", "all"])
 @pytest.mark.parametrize("make_references", [sampled_references, greedy_references])
-def test_tokens_do_not_depend_on_the_last_layer(
+def test_no_access_is_a_race(
     make_references: Callable[[ModelSpec], list[Reference]],
     graphs: Any,
-    last_layer: LastLayer,
     num_stages: int,
     num_ranks: int,
     checkpoints: Path,
 ) -> None:
-    """Of all rows or of the sampled ones. Every access is checked for races."""
     spec = TINY_LLAMA if make_references is sampled_references else TINY_QWEN3
     limits = replace(LIMITS, num_stages=num_stages)
-    options = Options(graphs=graphs, last_layer=last_layer, tensor_parallel=num_ranks)
+    options = Options(graphs=graphs, tensor_parallel=num_ranks)
     executor = check_races(gpu.build(with_same_weights(spec, checkpoints), limits, KV, options))
     references = make_references(spec)
     for name in ("orca", "sarathi", "fuzz"):

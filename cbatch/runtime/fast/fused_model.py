@@ -25,7 +25,6 @@ from cbatch.runtime.gpu.exchange import Exchange, Meeting, connect
 from cbatch.runtime.gpu.memory import box_rows
 from cbatch.runtime.gpu.peers import send
 from cbatch.runtime.gpu.ranks import Steps, finish
-from cbatch.runtime.options import LastLayer
 from cbatch.runtime.weights import can_fuse
 
 
@@ -64,7 +63,6 @@ class FusedModel:
         max_positions: int,
         exchange: Exchange | None = None,
         quack: bool = False,
-        last_layer: LastLayer = "all",
     ) -> None:
         """
         Args:
@@ -73,7 +71,6 @@ class FusedModel:
             max_positions: tokens of the longest request.
             exchange: with the other ranks of the group; None if there are none.
             quack: see `Product`.
-            last_layer: see `Options`.
         """
         assert can_fuse(spec), "the caller chooses PagedModel for other models"
         body: Any = model.model
@@ -90,7 +87,6 @@ class FusedModel:
         self._dtype = cache.keys.dtype
         self._exchange = exchange
         self._quack = quack
-        self._narrows = last_layer == "sampled"
         self._layers = [self._fuse(layer) for layer in body.layers[self.layers.first : self.layers.end]]
         self._rotations = rotations(body.rotary_emb, max_positions).to(device)
         if self.layers.is_first:
@@ -151,8 +147,8 @@ class FusedModel:
                 dependent=self.dependent,
             )
             attended = self._attention(query, keys, values, batch, bounds, scaling=self._scaling).flatten(1)
-            if sampled is not None and self._narrows and index == self.layers.end - 1:
-                attended, residual, sampled = attended[sampled], residual[sampled], None
+            if sampled is not None and index == self.layers.end - 1:  # nothing reads the other tokens from here on
+                attended, residual = attended[sampled], residual[sampled]
             meeting = self._meeting(2 * (index - self.layers.first))
             parts = layer.output(attended, meeting)
             yield
@@ -167,8 +163,6 @@ class FusedModel:
             send(residual, leaving, parts=parts, dependent=self.dependent, meeting=meeting)
             return leaving
         x = add_norm(parts, residual, self._norm, self._epsilon, dependent=self.dependent, meeting=meeting)
-        if sampled is not None:
-            x = x[sampled]  # [rows, hidden]
         logits = self._logits[: len(x)]
         self._head.into(logits, x)
         return logits

@@ -23,7 +23,7 @@ class Product:
         Args:
             num_processors: multiprocessors of the GPU.
             dependent: small operations start while the preceding kernel still runs; needs compute capability 9.0.
-            quack: many rows are multiplied by quack's kernels where these are faster (`check_quack`), else by cuBLAS.
+            quack: many rows are multiplied by quack's kernels where these are faster, else by cuBLAS.
         """
         self.weight = weight
         self.num_processors = num_processors

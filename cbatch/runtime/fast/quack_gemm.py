@@ -1,4 +1,4 @@
-"""Products with more rows than our own kernel takes, by quack's kernels for Hopper (`backend.products=quack`).
+"""Products with more rows than our own kernel takes, by quack's kernels for Hopper.
 
 cuBLAS chooses tiles by heuristics of its own. Here a tile is chosen whose number fills the multiprocessors in whole waves, and a
 gated product applies SiLU(gate) * up before it leaves the chip: the gates and ups of 1,024 tokens of Llama-3.1-8B, 57 MB, would be
@@ -10,7 +10,6 @@ from typing import NamedTuple, cast
 
 import torch
 
-from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
 
 
@@ -79,20 +78,21 @@ def choose_tile(rows: int, outputs: int, num_processors: int, *, gated: bool) ->
     return tile if share >= _WORTH else None
 
 
-def check_quack(spec: ModelSpec, device: torch.device, *, fused: bool) -> None:
-    """Raises ConfigError where quack's products cannot compute the model."""
-    problem = ""
-    if not fused or spec.dtype not in ("bfloat16", "float16"):
-        problem = "they are of the fused models, in 16-bit floats"
-    elif torch.cuda.get_device_capability(device)[0] != 9:
-        problem = f"they need compute capability 9.0, which {torch.cuda.get_device_name(device)} has not"
-    else:
-        try:
-            import_module("quack.gemm_interface")
-        except ImportError:
-            problem = "quack-kernels, which flash-attn-4 brings, is not installed"
-    if problem:
-        raise ConfigError(f"backend.products=quack cannot compute {spec.name}: {problem}; give backend.products=cublas")
+def why_not_quack(spec: ModelSpec, device: torch.device) -> str:
+    """Returns why quack cannot compute the model's products on a GPU, found by computing one of each kind; empty if it can."""
+    if spec.dtype not in ("bfloat16", "float16"):
+        return "it multiplies 16-bit floats"
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return "it needs compute capability 9.0"
+    zeros = torch.zeros((27648, 64), dtype=getattr(torch, spec.dtype), device=device)
+    try:
+        quack_product(zeros[:1024], zeros[:6144], 132, gated=False)
+        quack_product(zeros[:256], zeros, 132, gated=True)
+    except ImportError:
+        return "quack-kernels, which flash-attn-4 brings, is not installed"
+    except Exception as error:  # whatever its compiler meets there
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return ""
 
 
 def _in_pairs(rows: int, tile: Tile) -> bool:

@@ -20,7 +20,7 @@ from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel, exchanges_of
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes
-from cbatch.runtime.fast.quack_gemm import check_quack
+from cbatch.runtime.fast.quack_gemm import why_not_quack
 from cbatch.runtime.gpu.devices import CudaStream, choose_devices, free_memory, make_streams, synchronize
 from cbatch.runtime.gpu.memory import TOO_LARGE, check_memory, kv_tokens_that_fit
 from cbatch.runtime.gpu.peers import send
@@ -39,7 +39,7 @@ BLOCK_SIZE = 128
 class GpuExecutor(StreamExecutor):
     """A `StreamExecutor` on CUDA streams.
 
-    attention: the attention kernels in use, and why no faster ones.
+    attention, products: the kernels in use for attention and large matrix products, and why no faster ones.
     iteration: of the first stage; has the number of replayed iterations and the cost of the captures.
     """
 
@@ -50,9 +50,10 @@ class GpuExecutor(StreamExecutor):
         iterations: list[MeasuredGraphs],
         vocabulary: Vocabulary,
         attention: str,
+        products: str,
     ) -> None:
         super().__init__(streams, slots, iterations, vocabulary)
-        self.attention = attention
+        self.attention, self.products = attention, products
         self.iteration = iterations[0]
 
 
@@ -60,8 +61,8 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     """Returns an executor that computes `spec` on the current GPU, and on the GPUs after it for more stages or ranks.
 
     Raises:
-        ConfigError: GPUs are missing or not connected, the attention or the products do not fit, more stages than layers, heads that
-            the ranks do not divide, or requests may be longer than the model's positions.
+        ConfigError: GPUs are missing or not connected, the attention does not fit, more stages than layers, heads that the ranks do
+            not divide, or requests may be longer than the model's positions.
         ModelError: the model cannot be built, loaded or captured.
         CapacityError: weights, KV cache and iterations exceed a GPU's memory.
     """
@@ -69,7 +70,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     devices = choose_devices(limits.num_stages, options.tensor_parallel)
     vocabulary = Vocabulary(spec)
     try:
-        stages, attention = _load(spec, limits, kv, devices, options)
+        stages, *kernels = _load(spec, limits, kv, devices, options)
         streams = make_streams(devices)
         slots = make_slots(limits, kv.block_size, devices, streams, spec.hidden_size)
     except torch.cuda.OutOfMemoryError as error:
@@ -92,7 +93,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
         if isinstance(model, FusedModel):
             model.start()
     synchronize(devices)
-    executor = GpuExecutor(streams, slots, iterations, vocabulary, attention)
+    executor = GpuExecutor(streams, slots, iterations, vocabulary, *kernels)
     executor.times_copies = options.times_copies
     return executor
 
@@ -117,11 +118,6 @@ def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Laye
         problem = f"backend.tensor_parallel={num_ranks}: on GPUs only the fused models are shared out ({fused})"
         raise ConfigError(f"{problem}; choose one of them, or backend.pipeline_stages={num_ranks}")
     devices = choose_devices(limits.num_stages, num_ranks)
-    if options.products == "quack":
-        check_quack(spec, devices[0][0], fused=_is_fused(spec, options))
-    if options.last_layer != "all" and not _is_fused(spec, options):
-        problem = f"backend.last_layer={options.last_layer} is of the fused models ({fused})"
-        raise ConfigError(f"{problem}; choose one of them, or backend.last_layer=all")
     return layers, [min(map(free_memory, group)) for group in devices], num_ranks
 
 
@@ -135,8 +131,8 @@ def _sender(devices: Devices) -> Send:
 
 def _load(
     spec: ModelSpec, limits: Limits, kv: KVSize, devices: Devices, options: Options
-) -> tuple[list[list[FusedModel | PagedModel]], str]:
-    """The model of each stage's ranks, the fused one if the options and the family allow; and the attention's name."""
+) -> tuple[list[list[FusedModel | PagedModel]], str, str]:
+    """The model of each stage's ranks, the fused one if the options and the family allow; names of its attention and products."""
     layers, ranks = split_layers(spec, limits.num_stages, options.layers), split_ranks(spec, options.tensor_parallel)
     shares = [share_of(spec, rank) for rank in ranks]
     chosen = [
@@ -148,7 +144,7 @@ def _load(
     ]
     shards = _weights(spec, layers, ranks, devices)
     fused, sizes = _is_fused(spec, options), {"max_rows": limits.max_batch, "max_positions": limits.max_request_tokens}
-    quack, last_layer = options.products == "quack", options.last_layer
+    no_quack = why_not_quack(spec, devices[0][0]) if fused else "it multiplies in the fused models"
     stages: list[list[FusedModel | PagedModel]] = []
     for part, group, choices in zip(layers, devices, chosen, strict=True):
         exchanges = exchanges_of(spec, limits, part, group) if len(ranks) > 1 else [None]
@@ -156,15 +152,13 @@ def _load(
         for weights, share, device, choice, exchange in zip(shards, shares, group, choices, exchanges, strict=True):
             cache, attention = PagedCache(share, kv, device, part), choice.attention
             stages[-1].append(
-                FusedModel(
-                    weights, share, cache, attention, **sizes, exchange=exchange, quack=quack, last_layer=last_layer
-                )
+                FusedModel(weights, share, cache, attention, **sizes, exchange=exchange, quack=not no_quack)
                 if fused
                 else PagedModel(
                     weights, cache, attention, compiled=options.compiled, send=_sender(devices), greedy=argmax
                 )
             )
-    return stages, str(chosen[0][0])
+    return stages, str(chosen[0][0]), f"cuBLAS (no quack: {no_quack})" if no_quack else "quack"
 
 
 def _weights(

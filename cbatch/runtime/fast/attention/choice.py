@@ -70,4 +70,6 @@ def _why_not_flash4(spec: ModelSpec, is_hopper: bool) -> str:
         import_module("flash_attn.cute")
     except ImportError:
         return "flash-attn-4 is not installed"
+    except Exception as error:  # whatever its libraries meet there
+        return f"flash-attn-4 cannot be loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return ""
