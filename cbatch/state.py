@@ -142,6 +142,8 @@ class State:
             pool=self.pool,
             note=plan.note,
         )
+        if self.cache is not None:
+            step.known_shape = step.shape()  # what the batch shares changes later
         table.computed[rows] = end
         table.scheduled_at[rows] = table.iteration
         self._expect_samples(step)

@@ -44,7 +44,10 @@ def _replay(run_folder: str, *overrides: str) -> int:
     hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings.hardware)
     cost = settings.backend.cost(hardware, settings.model, settings.batch)
     comparisons: list[Comparison] = []
-    replay(file.recorded, file.requests, policy, cost, comparisons.append)
+    try:
+        replay(file.recorded, file.requests, policy, cost, comparisons.append, settings.eviction)
+    except ReplayError as error:
+        raise ReplayError(f"{folder}, {error}") from error
     different = [comparison for comparison in comparisons if not comparison.same]
     name = type(policy).__name__
     if different:

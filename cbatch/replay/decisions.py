@@ -3,6 +3,7 @@
 Together with its requests that is all that `cbatch.replay.replay` needs. Knows nothing of files.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.policy import Policy
 from cbatch.record import StepRecord
-from cbatch.request import FinishReason, Request
+from cbatch.request import FinishReason, Request, Status
 from cbatch.view import View
 
 Ids = tuple[int, ...]
@@ -70,28 +71,46 @@ class Decided(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A view and the plan made from it."""
+    """A view and the plan made from it. found: (id, tokens) of what the plan's newcomers find in the prefix cache, if there is one."""
 
     iteration: int
     seen: Seen
     decided: Decided
+    found: tuple[tuple[int, int], ...] = ()
 
 
 class StepEnd(NamedTuple):
-    """The end of a step. received: ids of the requests that received a token. stopped: those that ended before their limit."""
+    """The end of a step.
+
+    received: ids of the requests that received a token. stopped: those that ended before their limit.
+    tokens: what they received; empty where no prefix cache names blocks by them.
+    """
 
     record: StepRecord
     received: Ids
     stopped: Ids
+    tokens: Ids = ()
 
 
 class Recorded(NamedTuple):
-    """What a run's decisions depend on, except its requests. num_blocks, block_size: of the KV cache. events: in order."""
+    """What a run's decisions depend on, except its requests.
+
+    num_blocks, block_size: of the KV cache. prefix_cache: whether blocks outlive requests; token_values: and have names by their tokens.
+    events: in order.
+    """
 
     limits: Limits
     num_blocks: int
     block_size: int
     events: Sequence[Decision | StepEnd] = ()
+    prefix_cache: bool = False
+    token_values: bool = False
+
+    @classmethod
+    def of(cls, engine: Engine, events: Sequence[Decision | StepEnd] = ()) -> "Recorded":
+        pool, cached = engine.state.pool, engine.state.cache is not None
+        values = cached and engine.state.table.tokens is not None
+        return cls(engine.limits, pool.num_blocks, pool.block_size, events, cached, values)
 
 
 Sink = Callable[[Decision | StepEnd], None]
@@ -130,6 +149,12 @@ def read(plan: Plan) -> Decided:
     )
 
 
+def found_by(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Returns the ids of the waiting requests in a plan, and the tokens that the prefix cache holds of each."""
+    waiting = [request for request in plan.requests if request.status is Status.WAITING]
+    return tuple((request.id, request.num_computed) for request in waiting)
+
+
 @contextmanager
 def record_decisions(engine: Engine, sink: Sink) -> Iterator[None]:
     """Sends each plan and the end of each step of an engine that has not begun to `sink`. Copies every view."""
@@ -147,9 +172,11 @@ class RecordedPolicy:
 
     def __init__(self, inner: Policy, engine: Engine, sink: Sink) -> None:
         self.inner = inner
-        self._record, self._sink = engine.record, sink
+        self._record, self._sink, self._table = engine.record, sink, engine.state.table
+        self._what = Recorded.of(engine)
         self._planned: dict[int, list[Request]] = {}  # the requests of each iteration that has not ended
         self._num_ended = 0
+        self._num_received = Counter[int]()
 
     def plan(self, view: View) -> Plan:
         self.send_ends()
@@ -157,7 +184,7 @@ class RecordedPolicy:
         plan = self.inner.plan(view)
         if isinstance(plan, Plan):
             self._planned[iteration] = [*plan.requests]
-            self._sink(Decision(iteration, seen, read(plan)))
+            self._sink(Decision(iteration, seen, read(plan), found_by(plan) if self._what.prefix_cache else ()))
         return plan
 
     def send_ends(self) -> None:
@@ -166,12 +193,24 @@ class RecordedPolicy:
         begin = len(steps) - (steps[-1].iteration + 1 - self._num_ended if steps else 0)
         for step, receivers in zip(steps[begin:], self._record.receivers[begin:], strict=True):
             self._num_ended = step.iteration + 1
+            planned = {request.id: request for request in self._planned.pop(step.iteration)}
             stopped = (
                 request.id
-                for request in self._planned.pop(step.iteration)
+                for request in planned.values()
                 if request.finish_reason is FinishReason.STOP and request.finished_at == step.received_at
             )
-            self._sink(StepEnd(step, tuple(receivers.tolist()), tuple(stopped)))
+            received = tuple(receivers.tolist())
+            tokens = (self._next_token(planned[id_]) for id_ in received) if self._what.token_values else ()
+            self._sink(StepEnd(step, received, tuple(stopped), tuple(tokens)))
+
+    def _next_token(self, request: Request) -> int:
+        """Returns the first token of a request that was not returned yet."""
+        place = self._num_received[request.id]
+        self._num_received[request.id] += 1
+        if request.table is None:
+            return request.output[place]
+        assert self._table.tokens is not None
+        return self._table.tokens.item(request.row, request.num_prompt_tokens + place)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from cbatch.calls import call
 from cbatch.cost import BatchShape, CostModel
 from cbatch.errors import CbatchError
-from cbatch.kv import Freed, KVView
+from cbatch.kv import Eviction, Freed, KVView
 from cbatch.plan_check import check_rules
 from cbatch.policy import HOOKS, Policy, check_policy, optional_method
 from cbatch.record import StepRecord
+from cbatch.replay.cached import CachedReplay
 from cbatch.replay.decisions import Decided, Decision, Ids, Recorded, Seen, StepEnd, read
 from cbatch.request import FinishReason, Request, Status, spec_of
 from cbatch.request_spec import RequestSpec
@@ -52,17 +53,30 @@ class Comparison(NamedTuple):
 Report = Callable[[Comparison], None]
 
 
-def replay(recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel, report: Report) -> None:
+def replay(
+    recorded: Recorded,
+    requests: Sequence[Request],
+    policy: Policy,
+    cost: CostModel,
+    report: Report,
+    eviction: Eviction | None = None,
+) -> None:
     """Calls `report` with what `policy` plans at each recorded view.
 
     Args:
         requests: those of the run; they are left as they are. cost: the cost model of the run, for `View.cost`.
+        eviction: a fresh one, as the run's; None: the run had no prefix cache.
 
     Raises:
         ConfigError: the policy refuses the limits of the run. PolicyError: a hook of the policy failed.
+        ReplayError: the prefix cache holds other tokens of a request than in the run.
     """
     check_policy(policy, recorded.limits)
-    _Replay(recorded, requests, policy, cost).run(report)
+    if eviction is None:
+        _Replay(recorded, requests, policy, cost).run(report)
+    else:
+        cached = CachedReplay(recorded, requests, policy, cost, eviction)
+        cached.run(lambda decision, view: report(Comparison(decision, ask(policy, view))))
 
 
 def ask(policy: Policy, view: View) -> Answer:

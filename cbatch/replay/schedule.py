@@ -62,7 +62,7 @@ class Schedule:
         return " | ".join(entries)
 
     def _add(self, decision: Decision) -> None:
-        iteration, seen, decided = decision
+        iteration, seen, decided, _ = decision
         for id_ in seen.waiting:
             self.cells[id_].setdefault(iteration, Cell(Doing.WAITING))
         for progress in seen.running:

@@ -77,9 +77,6 @@ def assemble(
     if settings.bounds and not backend.simulated:
         problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
         raise ConfigError(f"{problem}; give backend=sim")
-    if settings.prefix_cache and settings.decisions:
-        problem = "decisions=true: a replay takes every prompt to be computed whole"
-        raise ConfigError(f"{problem}; give decisions=false, or prefix_cache=false")
     backend.check_here()
     options = Options(compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline)
     cost = backend.cost(settings.hardware, spec, settings.batch)

@@ -25,8 +25,8 @@ from cbatch.replay.decisions import Decision, Recorded, StepEnd, record_decision
 from cbatch.request import spec_of
 from cbatch.validation import read
 
-_OMITTED = {"prompt", "sampling", "stop_tokens", "stop_strings"}
-"""Fields of a `RequestSpec` that are not written: a replay needs no token values."""
+_OMITTED = {"sampling", "stop_tokens", "stop_strings"}
+"""Fields of a `RequestSpec` that are not written. `prompt` is, where a prefix cache names blocks by its tokens: no other replay needs it."""
 
 
 class DecisionsFile(NamedTuple):
@@ -45,7 +45,7 @@ class DecisionsWriter:
     """
 
     def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:
-        self._path, self._overrides = path, overrides
+        self._path, self._overrides, self._has_prompts = path, overrides, False
         with _writing(path):
             self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=4)  # noqa: SIM115 - closed by `close`
 
@@ -53,11 +53,13 @@ class DecisionsWriter:
         """Writes the facts about the run. recorded: everything but the events."""
         run = {**recorded._asdict(), "limits": asdict(recorded.limits), "overrides": list(self._overrides)}
         del run["events"]
+        self._has_prompts = recorded.token_values
         self._write(run=run)
 
     def request(self, spec: RequestSpec) -> None:
         try:
-            fields = asdict(replace(spec, prompt=None))
+            prompt = list(map(int, spec.prompt)) if spec.prompt is not None and self._has_prompts else {}
+            fields = asdict(replace(spec, prompt=None)) | {"prompt": prompt}
             kept = {name: value for name, value in fields.items() if name not in _OMITTED and value != {}}
             self._write(request={**kept, "can_stop": spec.can_stop})
         except (TypeError, ValueError) as error:  # asdict copies `extra`, which may hold anything
@@ -92,7 +94,7 @@ def write_decisions(
     requests: that are known by now; what it yields takes the others.
     """
     with closing(DecisionsWriter(path, overrides)) as writer:
-        writer.begin(Recorded(engine.limits, engine.state.pool.num_blocks, engine.state.pool.block_size))
+        writer.begin(Recorded.of(engine))
         for request in requests:
             writer.request(spec_of(request))
         with record_decisions(engine, writer.event):

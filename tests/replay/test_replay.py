@@ -14,7 +14,20 @@ from commands import QUICK, Ended, command
 from contended import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests, simulated
 from tiny_models import LLAMA, greedy_references, make_executor
 
-from cbatch import SLO, Engine, Executor, FinishReason, Limits, Plan, Policy, PolicyError, Request, RequestSpec, View
+from cbatch import (
+    SLO,
+    Engine,
+    Eviction,
+    Executor,
+    FinishReason,
+    Limits,
+    Plan,
+    Policy,
+    PolicyError,
+    Request,
+    RequestSpec,
+    View,
+)
 from cbatch.errors import ReplayError, ResultsError
 from cbatch.model.topology import Topology
 from cbatch.policy import HOOKS
@@ -28,15 +41,16 @@ from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import DecisionsWriter, read_decisions, write_decisions
 from experiments.store.run_folder import DECISIONS
 from experiments.workloads import TraceReplay
+from policies.evictions import LRU, Belady
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
 H200 = load_profile("h200")
 
 
-def make(policy: Policy, executor: Executor, limits: Limits = LIMITS, asynchronous: bool = True) -> Engine:
+def make(policy: Policy, executor: Executor, limits: Limits = LIMITS, **more: Any) -> Engine:
     size = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK}
-    return Engine(policy, executor, limits, LinearCost(), **size, asynchronous=asynchronous)
+    return Engine(policy, executor, limits, LinearCost(), **size, **more)
 
 
 def record(engine: Engine, chosen: list[Request]) -> Recorded:
@@ -46,12 +60,14 @@ def record(engine: Engine, chosen: list[Request]) -> Recorded:
     with record_decisions(engine, events.append):
         engine.run()
     assert engine.policy is policy
-    return Recorded(engine.limits, NUM_BLOCKS, BLOCK, events)
+    return Recorded.of(engine, events)
 
 
-def ask(policy: Policy, recorded: Recorded, chosen: list[Request]) -> list[Comparison]:
+def ask(
+    policy: Policy, recorded: Recorded, chosen: list[Request], eviction: Eviction | None = None
+) -> list[Comparison]:
     heard: list[Comparison] = []
-    replay(recorded, chosen, policy, LinearCost(), heard.append)
+    replay(recorded, chosen, policy, LinearCost(), heard.append, eviction)
     return heard
 
 
@@ -59,12 +75,24 @@ def num_plans(recorded: Recorded) -> int:
     return sum(isinstance(event, Decision) for event in recorded.events)
 
 
+def alike(timeout: float | None = None) -> list[Request]:
+    """Prompts of three kinds that begin alike; some requests end before their limit. timeout: of every fifth request."""
+    changed = []
+    for spec in map(spec_of, requests()):
+        length, prompt = max(spec.max_new_tokens - spec.id % 3, 1), [spec.id % 3] * spec.num_prompt_tokens
+        leaves = timeout if spec.id % 5 == 4 else None
+        changed.append(replace(spec, true_new_tokens=length, prompt=prompt, timeout=leaves))
+    return [Request.from_spec(spec) for spec in changed]
+
+
 OF_REQUEST = attrgetter(
     *("id", "status", "num_known", "num_tokens", "num_computed", "first_token_at", "last_token_at", "admitted_at"),
     *("finished_at", "finish_reason", "num_output_tokens", "num_preemptions", "num_recomputed_tokens", "arrival_time"),
+    *("num_cached_tokens", "num_cached_again"),
 )
 OF_VIEW = attrgetter(
-    "now", "iteration", "num_in_flight", "num_places", "predicted_end", "kv.num_free", "kv.num_retiring"
+    *("now", "iteration", "num_in_flight", "num_places", "predicted_end", "kv.num_free", "kv.num_retiring"),
+    "kv.num_cached",
 )
 
 
@@ -85,12 +113,13 @@ class Attentive:
         self.heard: list[Any] = []
 
     def plan(self, view: View) -> Plan:
-        self.heard.append(OF_VIEW(view))
+        self.heard.append((*OF_VIEW(view), [*(view.kv.changed_names() or ())]))
         for part in (view.waiting, view.running, view.decoding, view.prefilling):
             self.heard.append([(*OF_REQUEST(request), request.num_ready) for request in part])
         for request in (*view.waiting, *view.running):
             blocks = view.kv.num_held(request), view.kv.freed_by_preempting(request)
-            self.heard.append((*blocks, view.is_in_flight(request), view.is_waiting(request)))
+            cached = view.kv.num_shared(request), [*view.kv.prefix_names(request)]
+            self.heard.append((*blocks, *cached, view.is_in_flight(request), view.is_waiting(request)))
         plan: Plan = self.policy.plan(view)
         return plan
 
@@ -107,42 +136,66 @@ class Attentive:
         return hook
 
 
-@pytest.mark.parametrize(("num_stages", "asynchronous"), [(1, False), (3, True)])
+@pytest.mark.parametrize(
+    ("num_stages", "asynchronous", "eviction"), [(1, False, None), (3, True, None), (1, False, Belady), (3, True, LRU)]
+)
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_sees_and_plans_the_same_again(name: str, num_stages: int, asynchronous: bool) -> None:
-    """Also where requests end unexpectedly."""
+def test_a_policy_sees_and_plans_the_same_again(
+    name: str, num_stages: int, asynchronous: bool, eviction: type[Eviction] | None
+) -> None:
+    """Also where requests end unexpectedly, or are cancelled with nothing in flight, and where prompts begin alike."""
 
     def asked() -> list[Request]:
-        specs = map(spec_of, requests())
-        shorter = (replace(spec, true_new_tokens=max(spec.max_new_tokens - spec.id % 3, 1)) for spec in specs)
-        return [Request.from_spec(spec) for spec in shorter]
+        return alike(timeout=0.4 if num_stages == 1 else None)
 
     cost = ProfileCost(H200, load_spec("yi-34b"), Topology(pipeline_stages=num_stages))
     first, again = Attentive(POLICIES[name]()), Attentive(POLICIES[name]())
-    recorded = record(
-        make(first, SimExecutor(cost, 1e-4), replace(LIMITS, num_stages=num_stages), asynchronous), asked()
-    )
-    heard = ask(again, recorded, asked())
+    limits, options = replace(LIMITS, num_stages=num_stages), {"asynchronous": asynchronous}
+    cache = eviction and eviction()
+    recorded = record(make(first, SimExecutor(cost, 1e-4), limits, **options, prefix_cache=cache), asked())
+    heard = ask(again, recorded, asked(), eviction and eviction())
     assert len(heard) == num_plans(recorded) > 30
     assert all(comparison.same for comparison in heard)
     assert again.heard == first.heard
+    found = sum(tokens for comparison in heard for _, tokens in comparison.recorded.found)
+    assert (found > 0) == (eviction is not None)
 
 
-def test_a_run_of_real_tokens_is_replayed_without_them() -> None:
-    """End-of-sequence tokens shorten requests by surprise; where they came is all that is kept of the tokens."""
+@pytest.mark.parametrize("eviction", [None, LRU])
+def test_a_run_of_real_tokens_is_replayed_without_a_model(eviction: type[Eviction] | None, tmp_path: Path) -> None:
+    """End-of-sequence tokens shorten requests by surprise. Without a prefix cache, where they came is all that is kept of tokens."""
 
     def asked() -> list[Request]:
-        references = enumerate(greedy_references(LLAMA)[:12])
+        references = [*enumerate(greedy_references(LLAMA)[:12])]
+        twice = [(id_ + 12, reference) for id_, reference in references]
         return [
-            reference.request(id_, 16, (reference.output[id_],), arrival_iteration=id_) for id_, reference in references
+            reference.request(id_, 16, (reference.output[id_ % 12],), arrival_iteration=id_ % 12 + id_ // 12)
+            for id_, reference in [*references, *twice]
         ]
 
     first, again, served = Attentive(PrefillFirst()), Attentive(PrefillFirst()), asked()
     with closing(make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)) as executor:
-        recorded = record(make(first, executor), served)
-    assert all(comparison.same for comparison in ask(again, recorded, asked()))
+        engine = make(first, executor, prefix_cache=eviction and eviction())
+        engine.submit(served)
+        with write_decisions(path := tmp_path / "file", engine, served, []):
+            engine.run()
+    file = read_decisions(path)
+    assert all(comparison.same for comparison in ask(again, file.recorded, file.requests, eviction and eviction()))
     assert again.heard == first.heard
     assert sum(request.finish_reason is FinishReason.STOP for request in served) > 6
+    assert (sum(request.num_cached_tokens for request in served) > 0) == (eviction is not None)
+
+
+def test_a_replay_that_finds_other_tokens_than_the_run_says_so() -> None:
+    recorded = record(make(Orca(), simulated(), prefix_cache=LRU()), alike())
+    place, event = next((place, event) for place, event in enumerate(recorded.events) if getattr(event, "found", ()))
+    assert isinstance(event, Decision)
+    changed = event._replace(found=tuple((id_, tokens + 4) for id_, tokens in event.found))
+    events = [*recorded.events[:place], changed, *recorded.events[place + 1 :]]
+    (id_, tokens), *_ = event.found
+    finds = f"request {id_} finds {tokens} cached tokens, and {tokens + 4} when recorded"
+    with pytest.raises(ReplayError, match=rf"^iteration {event.iteration}: {finds}; the eviction has changed since"):
+        ask(Orca(), recorded._replace(events=events), alike(), LRU())
 
 
 def test_a_policy_that_fails_or_breaks_a_rule_is_heard_and_the_run_goes_on() -> None:
@@ -241,6 +294,7 @@ def test_recorded_requests_are_served_again_with_their_true_lengths(tmp_path: Pa
     assert [spec_of(request) for request in file.requests] == specs, "all that was asked for"
     first, last = TraceReplay(path=str(tmp_path / DECISIONS)).requests(None)
     assert (first.client, first.slo, first.max_new_tokens, first.arrival_time) == ("a", specs[0].slo, 30, 0.0)
+    assert first.prefix_hashes == (11, 12)
     assert (last.num_prompt_tokens, last.arrival_time) == (9, 2.0)
     assert [spec_of(request).true_new_tokens for request in (first, last)] == [11, 30]
 

@@ -74,6 +74,10 @@ _SEEN = (
     "slo",
     "true_new_tokens",
     "timeout",
+    "prefix_hashes",
+    "hash_block",
+    "conversation",
+    "salt",
 )
 """Fields of a `RequestSpec` that a decisions file may have, besides those of `_DECISIONS`."""
 
@@ -147,6 +151,7 @@ def _recorded(path: str, text: str) -> Table:
                 request = json.loads(line)["request"]
                 length = request["true_new_tokens"] or request["max_new_tokens"]
                 spec = {**request, "slo": SLO(**request["slo"]), "true_new_tokens": length, "line": number}
+                spec["prefix_hashes"] = tuple(request["prefix_hashes"])
                 requests[request["id"]] = spec
             elif line.startswith('{"finish"'):
                 finish = json.loads(line)["finish"]

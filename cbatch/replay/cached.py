@@ -1,0 +1,128 @@
+"""Carries recorded plans out in the state of an engine with a prefix cache: what the cache held at each view is not recorded."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from cbatch.calls import call
+from cbatch.cost import CostModel
+from cbatch.errors import ReplayError
+from cbatch.kv import Eviction, PrefixPool
+from cbatch.plan import Plan
+from cbatch.plan_check import check_plan
+from cbatch.policy import HOOKS, Policy, optional_method
+from cbatch.record import InFlight, RunRecord
+from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, found_by
+from cbatch.request import FinishReason, Request, Status, spec_of
+from cbatch.request_table import RequestTable
+from cbatch.state import State
+from cbatch.view import EngineView
+
+
+class CachedReplay:
+    """Shows a policy the views of a run, and tells it of what happened between them.
+
+    Raises ReplayError for a newcomer that finds other tokens than in the run: `eviction` decides otherwise than the run's.
+    """
+
+    def __init__(
+        self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel, eviction: Eviction
+    ) -> None:
+        limits, self._events, self._policy = recorded.limits, recorded.events, policy
+        self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
+        self._requests = {request.id: Request.from_spec(spec_of(request)) for request in requests}
+        lengths = Counter(chain.from_iterable(end.received for end in self._ends.values()))
+        for id_ in chain.from_iterable(end.stopped for end in self._ends.values()):
+            spec = replace(spec_of(self._requests[id_]), true_new_tokens=lengths[id_])
+            self._requests[id_] = Request.from_spec(spec)
+        rows, width = limits.max_running + limits.max_batch, limits.max_request_tokens
+        pool = PrefixPool(recorded.num_blocks, recorded.block_size, rows, width, eviction)
+        table = RequestTable(rows, limits.num_stages, width if recorded.token_values else None)
+        self._state, self._record, self._in_flight = State(table, pool), RunRecord(), deque[InFlight]()
+        self._view = EngineView(self._state, limits, cost, self._in_flight, self._record)
+        hooks = (optional_method(policy, name) for name in HOOKS)
+        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
+        assert self._state.cache is not None
+        self._state.cache.expect(self._requests.values())
+
+    def run(self, report: Callable[[Decision, EngineView], None]) -> None:
+        """Calls `report` at each recorded view."""
+        for event in self._events:
+            if isinstance(event, StepEnd):
+                self._end(event)
+                continue
+            self._look(event.seen)
+            report(event, self._view)
+            if event is not self._events[-1]:  # else it may be illegal
+                self._carry_out(event)
+
+    def _look(self, seen: Seen) -> None:
+        """Lets requests arrive, and cancels those whose clients have left."""
+        state = self._state
+        self._view.update(now=seen.now)
+        present = {*seen.waiting, *(progress.id for progress in seen.running)}
+        for request in [*state.waiting, *state.running]:
+            if request.id not in present:
+                self._cancel(request, seen.now)
+        for request in map(self._requests.__getitem__, seen.waiting):
+            if request.status is Status.PENDING:
+                request.arrive(seen.now)
+                state.waiting.add(request)
+                self._tell(self._on_arrival, request)
+
+    def _carry_out(self, event: Decision) -> None:
+        state, now, plan = self._state, event.seen.now, self._plan(event.decided)
+        for (id_, tokens), (_, recorded) in zip(found_by(plan), event.found, strict=True):
+            if tokens != recorded:
+                finds = f"request {id_} finds {tokens} cached tokens, and {recorded} when recorded"
+                remedy = "the eviction has changed since: record the run again"
+                raise ReplayError(f"iteration {event.iteration}: {finds}; {remedy}")
+        checked = check_plan(plan, state, self._view, "that was recorded")
+        for request in plan.preempt:
+            state.preempt(request)
+        for request, why in plan.reject:
+            state.end(request, FinishReason.REJECTED, now, why)
+            self._tell(self._on_finish, request)
+        if plan.requests:
+            end = self._ends.get(event.iteration)
+            times = (now, end.record.launched_at if end else now)
+            self._in_flight.append(InFlight(state.apply(checked, now), None, times, (0, 0, 0, 0)))
+
+    def _plan(self, decided: Decided) -> Plan:
+        of = self._requests.__getitem__
+        plan = Plan(((of(id_), count) for id_, count in decided.entries), note=decided.note)
+        plan.preempt = [*map(of, decided.preempt)]
+        plan.reject = [(of(id_), why) for id_, why in decided.reject]
+        plan.reserve = {of(id_): num_tokens for id_, num_tokens in decided.reserve}
+        plan.pad_to = decided.pad_to
+        return plan
+
+    def _end(self, event: StepEnd) -> None:
+        """Takes in the tokens of an iteration, and tells the policy, as the engine does."""
+        step, record, table = self._in_flight.popleft().step, event.record, self._state.table
+        for request in [step.requests[place] for place in step.sampled.tolist()]:
+            if request.status is not Status.FINISHED and request.id not in event.received:
+                self._cancel(request, record.received_at)
+        for id_, token in zip(event.received, event.tokens, strict=False):
+            row = self._requests[id_].row
+            if table.tokens is not None:
+                table.tokens[row, table.known[row]] = token
+        absorbed = self._state.absorb(step, None, record.received_at)
+        self._record.steps.append(record)
+        for request in absorbed.finished:
+            if request.id in event.stopped:  # perhaps with the last token that it may have
+                request.finish_reason = FinishReason.STOP
+        if len(absorbed.places):
+            self._tell(self._on_tokens, [step.requests[place] for place in absorbed.places.tolist()])
+        self._tell(self._on_step, record)
+        for request in absorbed.finished:
+            self._tell(self._on_finish, request)
+
+    def _cancel(self, request: Request, now: float) -> None:
+        self._state.end(request, FinishReason.CANCELLED, now)
+        self._tell(self._on_finish, request)
+
+    def _tell(self, method: Callable[[Any], Any], argument: object) -> None:
+        call(f"policy {type(self._policy).__name__}", method, argument)
