@@ -2,6 +2,7 @@
 
     python -m reproduction.validation sessions hardware=h100                                                    # on a GPU
     python -m reproduction.validation sessions measured=reproduction/results/h100/sessions.json                 # simulates its runs again
+    python -m reproduction.validation sessions measured=reproduction/results/h100/sessions.json slower=1.02 folder=/tmp   # were iterations 2% longer
 
 Conversations arrive at random. A turn comes some seconds after the answer before, and its prompt holds that answer. No run had a part in the
 profile. The load is a share of the requests per second that simulation sustains when all conversations come at once, with the same cache; the
@@ -54,12 +55,12 @@ class Sessions(Recorded):
     With token ids (`vocabulary`) prompts hold the answers that the model gave; without, names stand for them.
     """
 
-    def __init__(self, rate: float, number: int, seed: int, vocabulary: int = 0) -> None:
-        """rate: conversations per second; infinite: all come at once."""
+    def __init__(self, rate: float, number: int, seed: int, pause: float, vocabulary: int = 0) -> None:
+        """rate: conversations per second; infinite: all come at once. pause: as `PAUSE`."""
         super().__init__()
         numbers = np.random.default_rng(seed)
         self._starts = np.cumsum(numbers.exponential(1 / rate, number))
-        self._pauses = numbers.exponential(PAUSE, (number, TURNS)) if rate < inf else np.zeros((number, TURNS))
+        self._pauses = numbers.exponential(pause, (number, TURNS)) if rate < inf else np.zeros((number, TURNS))
         self._new = numbers.integers(64, 449, (number, TURNS))
         self._answers = numbers.integers(32, 225, (number, TURNS))
         self._numbers, self._vocabulary = numbers, vocabulary
@@ -98,6 +99,7 @@ class Setting(NamedTuple):
     policy: str
     eviction: str
     num_blocks: int
+    pause: float = PAUSE
 
 
 def serve(server: Server[Any], setting: Setting, vocabulary: int = 0) -> RunRecord:
@@ -107,18 +109,18 @@ def serve(server: Server[Any], setting: Setting, vocabulary: int = 0) -> RunReco
     )
     kv = KVSize(setting.num_blocks, server.kv.block_size)
     engine = replace(server, kv=kv, prefix_cache=chosen.eviction).engine(chosen.policy())
-    Sessions(setting.rate, setting.number, setting.seed, vocabulary).begin(engine)
+    Sessions(setting.rate, setting.number, setting.seed, setting.pause, vocabulary).begin(engine)
     return engine.run()
 
 
-def figures(record: RunRecord) -> dict[str, float]:
-    """Returns the share of hits, seconds, and latencies: means and percentiles."""
+def figures(record: RunRecord, slower: float = 1.0) -> dict[str, float]:
+    """Returns the share of hits, seconds, and latencies: means and percentiles; times `slower`."""
     requests = collect_served(record)
     prompts = sum(request.num_prompt_tokens for request in record.requests)
     hits = sum(request.num_cached_tokens for request in record.requests)
-    found = {"hit share": hits / prompts, "seconds": record.steps[-1].received_at}
+    found = {"hit share": hits / prompts, "seconds": slower * record.steps[-1].received_at}
     for name, values in (("TTFT", requests.ttft), ("TPOT", requests.tpot)):
-        found |= {f"{name} {rank}": value for rank, value in statistics(values).items() if rank != "max"}
+        found |= {f"{name} {rank}": slower * value for rank, value in statistics(values).items() if rank != "max"}
     return found
 
 
@@ -166,9 +168,13 @@ def main(
     number: Count = 75,
     seed: int = 11,
     measured: str = "",
+    slower: float = 1.0,
     folder: str = RESULTS,
 ) -> None:
-    """Serves and simulates, prints and writes sessions.json. measured: such a file, whose runs are simulated again; needs no GPU."""
+    """Serves and simulates, prints and writes sessions.json.
+
+    measured: such a file, whose runs are simulated again; needs no GPU. slower: simulated iterations take so many times as long.
+    """
     spec, profile = load_spec(model), load_profile(hardware)
     cost = ProfileCost(profile, spec, max_batch=LIMITS.max_batch)
     kv = KVSize(UNLIMITED // Cuda.block_size, Cuda.block_size)
@@ -187,7 +193,10 @@ def main(
     for row in rows:
         rate, num_blocks = row["conversations per second"], row["kv_tokens"] // kv.block_size
         setting = Setting(rate, number, seed, row["policy"], row["eviction"], num_blocks)
-        row["simulated"] = figures(serve(simulated, setting))
+        in_its_time = setting._replace(
+            rate=rate * slower, pause=PAUSE / slower
+        )  # seconds of which each is `slower` ones
+        row["simulated"] = figures(serve(simulated, in_its_time), slower)
         if not measured:
             row["measured"] = figures(serve(real, setting, spec.vocab_size))
         print(show(row), flush=True)
