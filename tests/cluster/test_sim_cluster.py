@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from commands import QUICK, command, summary
-from schedules import UnitCost
+from schedules import make_engine
 
 from cbatch import Engine, Limits, Plan, Policy, Request, RunRecord, View
 from cbatch.cluster import Cluster, LeastLoaded, Replica, RoundRobin, Router, make_router
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
-from cbatch.sim.executor import SimExecutor
 from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
 from policies.orca import Orca
@@ -24,9 +23,7 @@ def replicas(number: int, batch: int = 1) -> list[Engine]:
 
 
 def replica(policy: Policy, batch: int) -> Engine:
-    """An engine whose iterations take a second."""
-    executor, limits = SimExecutor(UnitCost()), Limits(batch, 100, 100)
-    return Engine(policy, executor, limits, UnitCost(), num_blocks=100, block_size=4, asynchronous=False)
+    return make_engine(policy, Limits(batch, 100, 100), num_blocks=100)
 
 
 def serve(engines: list[Engine], requests: list[Request], router: Router) -> list[RunRecord]:

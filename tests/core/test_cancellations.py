@@ -8,14 +8,14 @@ with one or several iterations in flight; by their timeouts and by `Engine.cance
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from contended import LinearCost
+from every_policy import EVERY_POLICY
 from inventory import take_inventory
 from rig import check_accounts
+from schedules import Wrapped
 from small_cluster import make_cost
-from test_leaps import ALL_POLICIES
 from test_prefix_cache import MODES, STOPS, Hashing, text_of
 
 from cbatch import Engine, FinishReason, Limits, Plan, Policy, Request, Server, Status, View
@@ -27,15 +27,12 @@ from cbatch.stall import Patience
 LONGEST = 42
 
 
-class Heard:
+class Heard(Wrapped):
     """A policy, and what it hears. It sees no request that has ended."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self.arrived, self.ended = list[Request](), list[Request]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policy, name)
 
     def on_arrival(self, request: Request) -> None:
         self.arrived.append(request)
@@ -87,14 +84,14 @@ def serve(policy: Heard, numbers: random.Random, num_stages: int, asynchronous: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ALL_POLICIES)
+@pytest.mark.parametrize("name", EVERY_POLICY)
 def test_nothing_leaks_or_stalls_and_the_others_get_their_tokens(
     name: str, mode: str, num_cancellations: int, draw: int
 ) -> None:
     num_cancelled, seed = 0, draw
     while num_cancelled < num_cancellations:
         numbers, seed = random.Random(seed), seed + 1
-        policy = Heard(ALL_POLICIES[name](8 * numbers.randint(1, 3)))
+        policy = Heard(EVERY_POLICY[name](8 * numbers.randint(1, 3)))
         for request in serve(policy, numbers, *MODES[mode]):
             output = text_of(request)[request.num_prompt_tokens :]
             cancelled = request.finish_reason is FinishReason.CANCELLED

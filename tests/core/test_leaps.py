@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from every_policy import EVERY_POLICY
 from inventory import take_inventory
-from landscape import LANDSCAPE
 from schedules import Logged, UnitCost, make_engine
 from small_cluster import SPEC, profile
 from test_sim_power import LIMIT
@@ -42,27 +42,15 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.measured import HostTime, Measured
 from experiments.check.properties import PROPERTIES
 from experiments.check.search import search
-from policies.chunking import Filling, Fixed, PDAware, Slack, TileAligned
+from policies.chunking import Fixed, Slack
 from policies.evictions import FIFO, LFU, LRU, SLRU, Belady, Marconi
 from policies.mlfq import MLFQ
 from policies.orca import Orca
-from policies.prefill_first import PrefillFirst
-from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
 
 WIDEST, LONGEST = 8, 120
-ALL_POLICIES: dict[str, Callable[[int], Policy]] = {
-    "request_level": lambda chunk: RequestLevel(),
-    "orca": lambda chunk: Orca(),
-    "prefill_first": lambda chunk: PrefillFirst(),
-    "sarathi": lambda chunk: Sarathi(Fixed(chunk)),
-    "sarathi_pd_aware": lambda chunk: Sarathi(PDAware()),
-    "sarathi_serve": lambda chunk: SarathiServe(TileAligned(8 + chunk)),
-    "sarathi_serve_filling": lambda chunk: SarathiServe(Filling(16 + chunk, 16, share=0.7)),
-    **LANDSCAPE,
-}
-STEADY = {name: make for name, make in ALL_POLICIES.items() if is_steady(make(8))}
+STEADY = {name: make for name, make in EVERY_POLICY.items() if is_steady(make(8))}
 
 
 class Choosy(Orca):
@@ -83,7 +71,7 @@ class Choosy(Orca):
 
 
 STEADY["choosy"] = lambda chunk: Choosy()
-AT_TIMES = {name: make for name, make in ALL_POLICIES.items() if vars(type(make(8))).get("steady") is False}
+AT_TIMES = {name: make for name, make in EVERY_POLICY.items() if vars(type(make(8))).get("steady") is False}
 """Steady while nobody waits."""
 AT_TIMES["mlfq_short"] = lambda chunk: MLFQ(quantum=1e-3, promote_after=0.05)
 
@@ -212,7 +200,7 @@ def test_leaps_change_nothing(name: str, num_workloads: int) -> None:
 def test_which_policies_are_steady() -> None:
     told = "hrrn trail srpt lars ltr mlfq mc_sf mc_benchmark past_future past_future_aggressive qoserve qoserve_slack slai "
     told += "vtc vtc_mdrr vtc_predict lpm dfs_weight spf_uncached hrrn_uncached dlpm"
-    assert STEADY.keys() - {"choosy"} == ALL_POLICIES.keys() - set(told.split())
+    assert STEADY.keys() - {"choosy"} == EVERY_POLICY.keys() - set(told.split())
     assert not is_steady(Sarathi(Slack()))
 
 

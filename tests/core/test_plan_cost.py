@@ -5,36 +5,24 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from landscape import LANDSCAPE
-from schedules import UnitCost
+from every_policy import EVERY_POLICY
+from schedules import UnitCost, Wrapped
 
 from cbatch import SLO, Limits, Plan, Policy, Request, Server, View
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
-from policies.chunking import Fixed
 from policies.evictions import LRU
 from policies.length_order import MOST_RANKED
-from policies.orca import Orca
-from policies.prefill_first import PrefillFirst
-from policies.sarathi_serve import SarathiServe
 
-POLICIES = {
-    **LANDSCAPE,
-    "orca": lambda chunk: Orca(),
-    "prefill_first": lambda chunk: PrefillFirst(),
-    "sarathi_serve": lambda chunk: SarathiServe(Fixed(chunk)),
-}
 BATCH, WARM_UP, PLANS = 4, 8, 12
 
 
-class Counting:
+class Counting(Wrapped):
     """Any policy, with the number of calls that each of its plans makes."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.calls = policy, list[int]()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.policy, name)
+        super().__init__(policy)
+        self.calls = list[int]()
 
     def plan(self, view: View) -> Plan:
         self.calls.append(0)
@@ -51,7 +39,7 @@ class Counting:
 
 def calls(name: str, num_waiting: int, prefix_cache: bool) -> int:
     """Calls of some plans; before them all arrivals are taken in, and all who wait are promoted, once each."""
-    policy, cost = Counting(POLICIES[name](8)), UnitCost()
+    policy, cost = Counting(EVERY_POLICY[name](8)), UnitCost()
     size, eviction = (KVSize(BATCH * 12, 2), LRU()) if prefix_cache else (KVSize(BATCH * 3, 16), None)
     server = Server(SimExecutor(cost), Limits(BATCH, 200, 64, tile=1), cost, size, False, prefix_cache=eviction)
     rest: dict[str, Any] = {"slo": SLO(ttft=1e6), "hash_block": 4}
@@ -65,7 +53,7 @@ def calls(name: str, num_waiting: int, prefix_cache: bool) -> int:
     return sum(policy.calls[WARM_UP:])
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", EVERY_POLICY)
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_a_plan_with_four_times_the_queue_makes_as_many_calls(name: str, prefix_cache: bool) -> None:
     """The schedules differ where the shortest of more requests is shorter; a heap's depth shows in few calls."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from contended import LinearCost
+from every_policy import EVERY_POLICY
 from fuzz_policy import FuzzPolicy
 from pool_check import check_pool
 from small_cluster import make_cost
-from test_leaps import ALL_POLICIES
 
 from cbatch import (
     Engine,
@@ -234,8 +234,8 @@ def test_any_plan_gives_the_tokens_of_each_request_alone(mode: str, num_cancella
     assert all(map(sum, zip(*counts, strict=True))), "some tokens are found, at first and later"
 
 
-@pytest.mark.parametrize("name", ALL_POLICIES)
+@pytest.mark.parametrize("name", EVERY_POLICY)
 def test_the_policies_serve_with_a_cache(name: str, num_cancellations: int, draw: int) -> None:
     for seed in range(draw, draw + max(num_cancellations // 4, 4)):
         for mode in MODES:
-            serve(lambda numbers: ALL_POLICIES[name](8 * numbers.randint(1, 3)), seed, mode)
+            serve(lambda numbers: EVERY_POLICY[name](8 * numbers.randint(1, 3)), seed, mode)

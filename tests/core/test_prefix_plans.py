@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from contended import LinearCost
-from test_leaps import ALL_POLICIES, draw_requests, tell
+from every_policy import EVERY_POLICY
+from test_leaps import draw_requests, tell
 from test_prefix_cache import Hashing, text_of
 from unit_machine import golden
 
@@ -114,14 +115,14 @@ def test_a_turn_finds_the_turn_before_and_its_answer_but_for_the_last_token(bloc
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, found)
 
 
-@pytest.mark.parametrize("name", ALL_POLICIES)
+@pytest.mark.parametrize("name", EVERY_POLICY)
 def test_a_cache_in_which_nobody_finds_anything_changes_nothing(name: str) -> None:
     told = []
     for cache in (None, LRU()):
         limits, size = Limits(4, 200, 130, tile=8, max_running=6), KVSize(2000, 3)
         server = Server(SimExecutor(LinearCost(), 1e-4), limits, LinearCost(), size, prefix_cache=cache)
         requests = draw_requests(random.Random(7))
-        told.append(tell(server.serve(ALL_POLICIES[name](8), requests)))
+        told.append(tell(server.serve(EVERY_POLICY[name](8), requests)))
         assert not any(request.num_preemptions for request in requests) or name in ("mlfq", "ltr")
     assert told[0] == told[1]
 

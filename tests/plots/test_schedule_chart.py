@@ -4,25 +4,19 @@ from pathlib import Path
 
 import pytest
 from hand_made import write_run
-from unit_machine import AMPLE, CostOf, asked
+from schedules import make_engine
+from unit_machine import AMPLE, asked
 
-from cbatch import ConfigError, Engine, Limits, Policy, Request, Server
+from cbatch import ConfigError, Engine, Limits, Request
 from cbatch.errors import ReplayError
-from cbatch.kv import KVSize
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.replay.schedule import Cell, Doing, Schedule
-from cbatch.sim.executor import SimExecutor
 from experiments.plots import schedule
 from experiments.store.decisions_file import write_decisions
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
 from policies.sarathi_serve import SarathiServe
 from policies.vllm_v1 import VllmV1
-
-
-def make_engine(policy: Policy, limits: Limits, memory: int = AMPLE, *, asynchronous: bool = False) -> Engine:
-    cost = CostOf(lambda shape: 1.0)
-    return Server(SimExecutor(cost), limits, cost, KVSize(memory, 1), asynchronous).engine(policy)
 
 
 def run(engine: Engine, requests: list[Request]) -> Schedule:
@@ -37,7 +31,9 @@ PREEMPTED = "A 2/4 @0, B 6/2 @0, C 2/3 @0"  # with 4 tokens in an iteration and 
 
 
 def preempting() -> tuple[Engine, list[Request]]:
-    return make_engine(VllmV1(4), Limits(8, 4, AMPLE, tile=1), 10), list(asked(PREEMPTED).values())
+    return make_engine(VllmV1(4), Limits(8, 4, AMPLE, tile=1), num_blocks=10, block_size=1), list(
+        asked(PREEMPTED).values()
+    )
 
 
 def doing(found: Schedule) -> list[str]:
@@ -59,7 +55,7 @@ def test_what_each_request_does_in_each_iteration() -> None:
 
 def test_a_request_that_is_left_out_pauses() -> None:
     requests = list(asked("A 1/4 @0, B 1/2 @1").values())
-    found = run(make_engine(MLFQ(quantum=1), Limits(1, 8, AMPLE, tile=1, max_running=4)), requests)
+    found = run(make_engine(MLFQ(quantum=1), Limits(1, 8, AMPLE, tile=1, max_running=4), block_size=1), requests)
     assert found.text("AB") == "A1 | A1 | B1 | B1 | A1 | A1"
     assert doing(found) == ["pd..dd", " wpd"]
 

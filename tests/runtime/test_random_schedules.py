@@ -10,7 +10,6 @@ stands below it.
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -18,11 +17,11 @@ from zlib import crc32
 
 import pytest
 from any_order import any_order
+from every_policy import EVERY_POLICY
 from fuzz_policy import FuzzPolicy
 from hypothesis import HealthCheck, given, reproduce_failure, seed, settings
 from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
-from landscape import LANDSCAPE
 from rig import Ask, Rig, build
 from tiny_models import (
     DEEP,
@@ -35,27 +34,13 @@ from tiny_models import (
     sampled_references,
 )
 
-from cbatch import Policy
 from cbatch.model import ModelSpec
-from policies.chunking import Fixed, PDAware, TileAligned
-from policies.orca import Orca
-from policies.prefill_first import PrefillFirst
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
-from policies.sarathi_serve import SarathiServe
 
 MOST_IN_A_TURN = 32
-POLICIES: dict[str, Callable[[int], Policy]] = {
-    "request_level": lambda chunk: RequestLevel(),
-    "orca": lambda chunk: Orca(),
-    "prefill_first": lambda chunk: PrefillFirst(),
-    "sarathi": lambda chunk: Sarathi(Fixed(chunk)),
-    "sarathi_tile_aligned": lambda chunk: Sarathi(TileAligned(8 + chunk)),
-    "sarathi_pd_aware": lambda chunk: Sarathi(PDAware()),
-    "sarathi_serve": lambda chunk: SarathiServe(Fixed(chunk)),
+POLICIES = {
+    **EVERY_POLICY,
     "fuzz": lambda chunk: FuzzPolicy(seed=chunk),
     "fuzz_rejects": lambda chunk: FuzzPolicy(seed=chunk, preempts=0.1, rejects=0.03),
-    **LANDSCAPE,
 }
 """By the number of tokens of a chunk."""
 

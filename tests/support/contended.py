@@ -1,35 +1,18 @@
 """Sixteen requests that arrive faster than a small KV cache can serve them, and the decisions of policies on them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
-from landscape import LANDSCAPE
+from every_policy import EVERY_POLICY
 
 from cbatch import BatchShape, Engine, Limits, Policy, Request
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.sim.executor import SimExecutor
-from policies.chunking import Filling, Fixed, PDAware, TileAligned
-from policies.longest_first import LongestFirst
-from policies.orca import Orca
-from policies.prefill_first import PrefillFirst
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
-from policies.sarathi_serve import SarathiServe
 
 BATCH, NUM_BLOCKS, BLOCK = 4, 18, 4
 LIMITS = Limits(BATCH, 200, 60, tile=8)
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "request_level": RequestLevel,
-    "orca": Orca,
-    "prefill_first": PrefillFirst,
-    "sarathi": lambda: Sarathi(TileAligned(8)),
-    "sarathi_pd_aware": lambda: Sarathi(PDAware()),
-    "sarathi_serve": lambda: SarathiServe(Fixed(8)),
-    "sarathi_serve_filling": lambda: SarathiServe(Filling(24, 8, share=0.7)),
-    "longest_first": lambda: LongestFirst(Fixed(8)),
-    **{name: partial(make, 8) for name, make in LANDSCAPE.items()},
-}
+POLICIES = {name: partial(make, 8) for name, make in EVERY_POLICY.items()}
 
 
 class LinearCost:

@@ -1,5 +1,7 @@
 """Engines in simulation with unit costs, and policies that write their plans as text, one line per iteration."""
 
+from typing import Any
+
 from cbatch import BatchShape, Engine, Limits, Plan, Policy, Server, View
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
@@ -12,15 +14,22 @@ class UnitCost:
         return 1.0
 
 
-class Logged:
-    """Any policy, with a line written for each plan that computes something: `request:tokens`, then preemptions."""
+class Wrapped:
+    """Any policy, to which a test adds something. It does not say that it is steady."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.lines: list[str] = []
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.policy, name)
+
+
+class Logged(Wrapped):
+    """Any policy, with a line written for each plan that computes something: `request:tokens`, then preemptions."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.lines: list[str] = []
 
     def plan(self, view: View) -> Plan:
         plan = self.policy.plan(view)

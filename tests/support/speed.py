@@ -16,10 +16,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 from places import RESULTS
+from schedules import Wrapped
 
 from cbatch import SLO, Executor, KVSize, Limits, Plan, Policy, Request, RequestSpec, Server, Step, StepResult, View
 from cbatch.cost import NO_COST
@@ -120,18 +120,7 @@ def _milliseconds(running: int, waiting: int) -> float:
     return (time.perf_counter() - begin) / ITERATIONS * 1e3
 
 
-class Asked:
-    """Any policy, which does not say that it is steady: it is asked for each plan."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.plan = policy.plan
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policy, name)
-
-
-class Timed(Asked):
+class Timed(Wrapped):
     """Any policy, with the CPU time of each plan, in milliseconds."""
 
     def __init__(self, policy: Policy) -> None:
@@ -182,7 +171,7 @@ def time_simulation() -> None:
     figures = {}
     print(f"simulation on one core of {cpu_name()}: batch {BATCH}")
     for (name, make), (kind, outputs) in product(POLICIES.items(), OUTPUTS.items()):
-        runs = [(_rate(Asked(make()), *outputs), _rate(make(), *outputs)) for _ in range(RUNS)]
+        runs = [(_rate(Wrapped(make()), *outputs), _rate(make(), *outputs)) for _ in range(RUNS)]
         asked, rates = (spread(values) for values in zip(*runs, strict=True))
         gain = spread([after / before for before, after in runs])
         figures[f"{name}{kind}"] = {"iterations_per_second": rates, "without_leaps": asked, "gain": gain}

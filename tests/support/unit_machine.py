@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from plain_view import PlainRequest
+from schedules import Wrapped
 
 from cbatch import BatchShape, Eviction, Limits, Plan, Policy, Request, RequestSpec, Server, View
 from cbatch.kv import KVSize
@@ -53,15 +54,13 @@ def asked(text: str, **fields: dict[str, Any]) -> dict[str, Request]:
     return requests
 
 
-class _Written:
+class _Written(Wrapped):
     """Any policy, with its plans written down. A plan that only preempts is made again at once, and adds to the next entry."""
 
     def __init__(self, policy: Policy, names: dict[Request, str]) -> None:
-        self.policy, self.names, self.entries = policy, names, list[str]()
+        super().__init__(policy)
+        self.names, self.entries = names, list[str]()
         self._preempted: list[str] = []
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.policy, name)
 
     def plan(self, view: View) -> Plan:
         plan = self.policy.plan(view)

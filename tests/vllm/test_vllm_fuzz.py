@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from contended import LinearCost
+from every_policy import EVERY_POLICY
 from fuzz_policy import FuzzPolicy
-from test_leaps import ALL_POLICIES, STEADY
+from schedules import Wrapped
+from test_leaps import STEADY
 from vllm.v1.request import RequestStatus
 from vllm_rig import Rig
 from vllm_sources import RefusedError
@@ -124,13 +126,13 @@ def test_no_request_and_no_block_is_lost(mode: Any, num_runs: int, draw: int) ->
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("name", ALL_POLICIES)
+@pytest.mark.parametrize("name", EVERY_POLICY)
 def test_no_client_ends_or_stops_a_policy(name: str, asynchronous: bool, num_cancellations: int, draw: int) -> None:
     """Clients leave at every moment, ask for more than an iteration holds, and send odd values; the others get their tokens."""
     num_left, seed = 0, draw
     while num_left < num_cancellations:
         numbers, seed = random.Random(seed), seed + 1
-        policy, leave = ALL_POLICIES[name](8), numbers.choice((0.05, 0.3))
+        policy, leave = EVERY_POLICY[name](8), numbers.choice((0.05, 0.3))
         limits = Limits(numbers.randint(2, 6), numbers.choice((32, 64)), 60)
         adapter = Adapter(policy, cost=LinearCost(), tile=8, patience=Patience(1.0))
         flags = {"asynchronous": asynchronous, "prefix_cache": numbers.random() < 0.5}
@@ -145,14 +147,12 @@ def test_no_client_ends_or_stops_a_policy(name: str, asynchronous: bool, num_can
         num_left += len(clients.aborted)
 
 
-class Counted:
+class Counted(Wrapped):
     """A steady policy whose plans are counted. It is asked for every one if its class does not say that it is steady."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.num_asked = policy, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policy, name)
+        super().__init__(policy)
+        self.num_asked = 0
 
     def plan(self, view: View) -> Plan:
         self.num_asked += 1

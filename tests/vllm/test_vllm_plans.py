@@ -13,6 +13,7 @@ import contended
 import pytest
 from contended import BLOCK, LIMITS, LinearCost, decisions_of
 from fuzz_policy import FuzzPolicy
+from schedules import Wrapped
 from test_vllm_fuzz import STOP, Clients
 from vllm_rig import Rig
 
@@ -49,15 +50,12 @@ def requests() -> list[Request]:
     ]
 
 
-class Looking:
+class Looking(Wrapped):
     """A policy of which each view and plan is kept."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self.seen: list[tuple[Seen, Decided]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policy, name)
 
     def plan(self, view: View) -> Plan:
         seen = look(view)

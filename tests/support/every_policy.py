@@ -1,9 +1,9 @@
-"""The published policies beyond the first papers', each made for a number of tokens of an iteration or chunk."""
+"""Every policy, in all of its variants, each made for a number of tokens of an iteration or chunk."""
 
 from collections.abc import Callable
 
 from cbatch import Policy
-from policies.chunking import Fixed, Slack
+from policies.chunking import Filling, Fixed, PDAware, Slack, TileAligned
 from policies.dlpm import DLPM
 from policies.lars import LARS
 from policies.length_order import LengthOrder
@@ -11,17 +11,30 @@ from policies.longest_first import LongestFirst
 from policies.ltr import LTR
 from policies.mc_sf import McSf
 from policies.mlfq import MLFQ
+from policies.orca import Orca
 from policies.past_future import PastFuture
 from policies.predictors import Bins, Noisy, Oracle, Predictor
+from policies.prefill_first import PrefillFirst
 from policies.prefix_order import PrefixOrder
 from policies.priority import Priority
 from policies.qoserve import QoServe
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
 from policies.slai import Slai
 from policies.trail import Trail
 from policies.vllm_v1 import VllmV1
 from policies.vtc import VTC
 
-LANDSCAPE: dict[str, Callable[[int], Policy]] = {
+EVERY_POLICY: dict[str, Callable[[int], Policy]] = {
+    "request_level": lambda chunk: RequestLevel(),
+    "orca": lambda chunk: Orca(),
+    "prefill_first": lambda chunk: PrefillFirst(),
+    "sarathi": lambda chunk: Sarathi(Fixed(chunk)),
+    "sarathi_tile_aligned": lambda chunk: Sarathi(TileAligned(8 + chunk)),
+    "sarathi_pd_aware": lambda chunk: Sarathi(PDAware()),
+    "sarathi_serve": lambda chunk: SarathiServe(Fixed(chunk)),
+    "sarathi_serve_filling": lambda chunk: SarathiServe(Filling(16 + chunk, 16, share=0.7)),
     "vllm_v1": lambda chunk: VllmV1(8 + chunk),
     "vllm_v1_lcf": lambda chunk: VllmV1(8 + chunk, victim="lcf"),
     "vllm_v1_cost": lambda chunk: VllmV1(8 + chunk, long_prefill=5, victim="cost"),
