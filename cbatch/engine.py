@@ -155,7 +155,7 @@ class Engine:
     def _launch_next(self) -> InFlight | None:
         """Plans the next iteration and hands it to the device. Returns None if the policy plans nothing."""
         planned_at = self._take_arrivals()
-        plan = self._call(self.policy.plan, self.view)
+        plan = call_at(self._where, self.policy.plan, self.view)
         self._latest = None
         checked = check_plan(plan, self.state, self.view, self.policy_name)
         for request in plan.preempt:
@@ -181,8 +181,10 @@ class Engine:
 
     def _leap_or_step(self) -> None:
         """Takes the turns of the loop that repeat the latest turn; if there are none, takes one turn."""
-        latest, change, executor = self._latest, self._next_change(), cast(Any, self.executor)
-        if latest is None or executor.now() >= change or not self._call(is_steady, self.policy):
+        if (latest := self._latest) is None:
+            return self.step()
+        change, executor = self._next_change(), cast(Any, self.executor)
+        if executor.now() >= change or not self._call(is_steady, self.policy):
             return self.step()
         if not (foreseen := self.foresee()):
             return self.step()
@@ -192,7 +194,8 @@ class Engine:
             turns.extend(executor.repeat(latest.step, len(foreseen), change, in_flight))
         finally:  # it may fail
             if turns:
-                self._repeated(latest, foreseen, turns, executor.computed_tokens(latest.step.shape()))
+                num_computed = executor.graph_tokens(latest.step.shape()) or latest.step.pad_to
+                self._repeated(latest, foreseen, turns, num_computed)
 
     def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int) -> None:
         """Enters turns that have repeated the latest turn in the state and the record."""

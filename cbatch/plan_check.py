@@ -243,9 +243,9 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
 
 def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints, int]:
     """Returns the requests that wait, the rows of all, and how many decode."""
-    decoding = state.decoding
-    num_known = len(decoding.members)
-    if requests[:num_known] != decoding.members:  # most plans begin with all decodes in their order
+    decoding, members = state.decoding, state.decoding.members
+    num_known = len(members)
+    if requests[:num_known] != members:  # most plans begin with all decodes in their order
         num_known = 0
     others = requests[num_known:]
     if num_known and not others:
@@ -259,7 +259,8 @@ def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints
         if request.status is not Status.WAITING or request not in state.waiting:
             raise IllegalError
     rows = np.empty(len(requests), np.int64)
-    rows[:num_known] = decoding.rows[:num_known]
+    if num_known:
+        rows[:num_known] = decoding.rows
     rows[num_known:] = [request.row for request in others]
     return newcomers, rows, num_known or len(unique) - len(decoding.without(unique))
 

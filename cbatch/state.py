@@ -116,7 +116,8 @@ class State:
         table = self.table
         if self.cache is not None:
             self.cache.admit(plan.requests, newcomers, start, now)
-        self._extend(rows, taking, num_blocks)
+        if num_blocks:
+            self.pool.extend_each(rows[taking], num_blocks)
         if self.cache is not None:
             self.cache.register(plan.requests, rows, np.minimum(end, known))
         sampled = (end == total).nonzero()[0]
@@ -161,17 +162,6 @@ class State:
         request.status = Status.RUNNING
         self.running.add(request)
         self.prefilling.add(request)
-
-    def _extend(self, rows: Ints, taking: Ints, num_blocks: list[int]) -> None:
-        """Takes the KV blocks of a step: usually one block for a few of the requests, and several for a chunk."""
-        if not num_blocks:
-            return
-        takers = rows[taking]
-        self.pool.extend_each(takers)
-        if len(num_blocks) > num_blocks.count(1):
-            for row, number in zip(takers.tolist(), num_blocks, strict=True):
-                if number > 1:
-                    self.pool.extend(row, number - 1)
 
     def _expect_samples(self, step: Step) -> None:
         """Counts the tokens that the step will sample, and moves requests from prefilling to decoding, or out of both."""
@@ -248,7 +238,9 @@ class State:
         table.iteration += num_times
         self.num_ended += num_times
         table.scheduled_at[rows] = table.iteration - 1
-        self._extend(rows, *self.pool.lacking(self.pool.room[rows], computed))
+        taking, num_blocks = self.pool.lacking(self.pool.room[rows], computed)
+        if num_blocks:
+            self.pool.extend_each(rows[taking], num_blocks)
         if self.cache is not None:
             self.cache.register_repeated(step.requests, np.minimum(computed, table.known[rows] - ONE))
 

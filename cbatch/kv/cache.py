@@ -90,7 +90,7 @@ class PrefixCache:
 
     def _admit(self, request: Request, num_tokens: int) -> None:
         pool, prefix, number = self.pool, _prefix_of(request), num_tokens // self.pool.block_size
-        names = prefix.names(number)[:number]
+        names = prefix.names(request.num_known // pool.block_size)[:number]  # makes all names that the prompt will need
         pool.share(request.row, names)
         if request.num_preemptions:
             request.num_cached_again += num_tokens

@@ -107,11 +107,14 @@ class BlockPool:
         self.tables[row, held : held + num_blocks] = self._take(num_blocks)
         self.room[row] += num_blocks * self.block_size
 
-    def extend_each(self, rows: Ints) -> None:
-        """Append one block to each row's table."""
-        room = self.room[rows]
-        self.tables[rows, room // self.block_size] = self._take(len(rows))
-        self.room[rows] = room + self.block_size
+    def extend_each(self, rows: Ints, num_blocks: list[int]) -> None:
+        """Append blocks to the tables of several rows: usually one block, and several for a chunk."""
+        blocks, held, first = self._take(sum(num_blocks)), self.room[rows] // self.block_size, len(rows)
+        self.tables[rows, held] = blocks[:first]
+        for row, begin, number in zip(rows.tolist(), (held + 1).tolist(), num_blocks, strict=True):
+            if number > 1:
+                self.tables[row, begin : begin + number - 1] = blocks[first : (first := first + number - 1)]
+        self.room[rows] += np.array(num_blocks) * self.block_size
 
     def release(self, row: int, after: int | None) -> None:
         """Give up a row's blocks: at once, or after the end of an iteration in flight that still uses them."""
@@ -158,9 +161,9 @@ class CountingPool(BlockPool):
         self.num_free -= num_blocks
         self.room[row] += num_blocks * self.block_size
 
-    def extend_each(self, rows: Ints) -> None:
-        self.num_free -= len(rows)
-        self.room[rows] += self._tokens_of_a_block
+    def extend_each(self, rows: Ints, num_blocks: list[int]) -> None:
+        self.num_free -= sum(num_blocks)
+        self.room[rows] += np.array(num_blocks) * self._tokens_of_a_block
 
     def release(self, row: int, after: int | None) -> None:
         held = self.held_by(row)

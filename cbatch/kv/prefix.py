@@ -87,10 +87,10 @@ class PrefixPool(BlockPool):
     def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[Name]] = ()) -> int:
         """Returns the free blocks gained if these rows are released at once, and newcomers then share the blocks of these names."""
         given = Counter(chain.from_iterable(self.tables[row, : self.held_by(row)].tolist() for row in rows))
-        in_use = self.live + self.leaving
-        freed = {block for block, number in given.items() if in_use[block] == number}
-        found = {self._blocks[name] for names in newcomers for name in names}
-        return len(freed) - sum(block in freed or not in_use[block] for block in found)
+        freed = {block for block, number in given.items() if self.live[block] + self.leaving[block] == number}
+        found = self._find({*chain.from_iterable(newcomers)})
+        num_free = len(found) - int(np.count_nonzero(self.live[found] + self.leaving[found]))
+        return len(freed) - num_free - len(freed.intersection(found.tolist()))
 
     def share(self, row: int, names: Sequence[Name]) -> None:
         """Begins the table of an empty row with the blocks of these names."""
@@ -124,14 +124,17 @@ class PrefixPool(BlockPool):
         for block, name in zip(taken, new, strict=True):
             self._names[block], self._before[block] = name, before
             before = name
-        num_held = next((place for place, name in enumerate(new) if name not in self._blocks), len(new))
+        num_held = 0
+        while num_held < len(new) and new[num_held] in self._blocks:
+            num_held += 1
         for block, name in zip(taken, new[:num_held], strict=False):  # further copies
             copies = self._copies.setdefault(name, [])
             self._unranked |= dict.fromkeys((self._blocks[name], *copies))
             copies.append(block)
         if num_held < len(new):  # none of the others is held: names are closed
-            self._blocks.update(zip(new[num_held:], taken[num_held:], strict=True))
-            self._num_successors |= dict.fromkeys(new[num_held:-1], 1)
+            added = new[num_held:]
+            self._blocks.update(zip(added, taken[num_held:], strict=True))
+            self._num_successors.update(dict.fromkeys(added[:-1], 1))
             if (before := self._before[taken[num_held]]) is not None:
                 self._num_successors[before] = self._num_successors.get(before, 0) + 1
         self.num_named[row] = num_blocks

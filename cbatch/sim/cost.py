@@ -166,13 +166,18 @@ class ProfileCost:
             self.num_outside += 1
         return self._times(shape, tables, token_times, self.power)
 
-    def computed_tokens(self, shape: BatchShape) -> int:
-        """Tokens that the GPU computes for an iteration: its own, planned padding, and up to a captured graph's."""
-        return self._graph_tokens(shape) or shape.num_tokens
-
     def is_eager(self, shape: BatchShape) -> bool:
         """Whether no captured graph computes the iteration, although there are graphs."""
-        return self._graphs is not None and self._graph_tokens(shape) is None
+        return self._graphs is not None and self.graph_tokens(shape) is None
+
+    def graph_tokens(self, shape: BatchShape) -> int | None:
+        """Tokens of the captured graph that computes an iteration; None: of none."""
+        if (graphs := self._graphs) is None:
+            return None
+        key = (shape.num_tokens, bool(shape.chunks or shape.num_padding))
+        if key not in self._computed:
+            self._computed[key] = graphs.padded(key[0], self.max_batch or graphs.requests[-1], prompts=key[1])
+        return self._computed[key]
 
     def origins(self) -> dict[str, str]:
         """Where each entry that predictions use comes from; see `cbatch.sim.provenance`."""
@@ -225,15 +230,6 @@ class ProfileCost:
         if head is None:
             head = tables.heads[num_requests] = tables.factor * tables.head.at(num_requests)
         return StageTimes(compute, communication, embedding, head, transfers, pace)
-
-    def _graph_tokens(self, shape: BatchShape) -> int | None:
-        """Tokens of the captured graph that computes an iteration; None: of none."""
-        if (graphs := self._graphs) is None:
-            return None
-        key = (shape.num_tokens, bool(shape.chunks or shape.num_padding))
-        if key not in self._computed:
-            self._computed[key] = graphs.padded(key[0], self.max_batch or graphs.requests[-1], prompts=key[1])
-        return self._computed[key]
 
     def _tables_of(self, parts: Operations | DecodeOnly, factor: float) -> _Tables:
         return _Tables(parts.linear, parts.other, parts.head, factor, factor * self._layers, {}, {})

@@ -36,7 +36,7 @@ class SimExecutor(Executor):
         self.host = host if isinstance(host, HostTime) else HostTime(host)
         self._profile = cost if isinstance(cost, ProfileCost) else _OneGpu(cost)
         self.num_stages = self._profile.topology.pipeline_stages
-        self.computed_tokens = self._profile.computed_tokens
+        self.graph_tokens = self._profile.graph_tokens
         self.restart()
 
     def restart(self) -> None:
@@ -71,7 +71,7 @@ class SimExecutor(Executor):
         full = self._num_in_flight >= self.num_stages
         self._advance(in_flight.ended, Cause.COMPUTE if full else Cause.NO_WORK, in_flight.shape)
         self._num_in_flight -= 1
-        return StepResult(None, in_flight.started, in_flight.ended, None, self.computed_tokens(in_flight.shape))
+        return StepResult(None, in_flight.started, in_flight.ended, None, self.graph_tokens(in_flight.shape))
 
     @property
     def repeats(self) -> bool:
@@ -140,8 +140,8 @@ class _OneGpu:
     def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
         return ((following, self.execute(following)) for following in following_decodes(shape))
 
-    def computed_tokens(self, shape: BatchShape) -> int:
-        return shape.num_tokens
+    def graph_tokens(self, shape: BatchShape) -> None:
+        return None
 
     def is_eager(self, shape: BatchShape) -> bool:
         return False
