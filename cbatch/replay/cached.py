@@ -14,7 +14,7 @@ from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import HOOKS, Policy, optional_method
 from cbatch.record import InFlight, RunRecord
-from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, found_by
+from cbatch.replay.decisions import Decided, Decision, Recorded, StepEnd, found_by
 from cbatch.request import FinishReason, Request, Status, spec_of
 from cbatch.request_table import RequestTable
 from cbatch.state import State
@@ -30,7 +30,7 @@ class CachedReplay:
     def __init__(
         self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel, eviction: Eviction
     ) -> None:
-        limits, self._events, self._policy = recorded.limits, recorded.events, policy
+        limits, self._policy = recorded.limits, policy
         self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
         self._requests = {request.id: Request.from_spec(spec_of(request)) for request in requests}
         lengths = Counter(chain.from_iterable(end.received for end in self._ends.values()))
@@ -41,27 +41,16 @@ class CachedReplay:
         pool = PrefixPool(recorded.num_blocks, recorded.block_size, rows, width, eviction)
         table = RequestTable(rows, limits.num_stages, width if recorded.token_values else None)
         self._state, self._record, self._in_flight = State(table, pool), RunRecord(), deque[InFlight]()
-        self._view = EngineView(self._state, limits, cost, self._in_flight, self._record)
+        self.view = EngineView(self._state, limits, cost, self._in_flight, self._record)
         hooks = (optional_method(policy, name) for name in HOOKS)
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
         assert self._state.cache is not None
         self._state.cache.expect(self._requests.values())
 
-    def run(self, report: Callable[[Decision, EngineView], None]) -> None:
-        """Calls `report` at each recorded view."""
-        for event in self._events:
-            if isinstance(event, StepEnd):
-                self._end(event)
-                continue
-            self._look(event.seen)
-            report(event, self._view)
-            if event is not self._events[-1]:  # else it may be illegal
-                self._carry_out(event)
-
-    def _look(self, seen: Seen) -> None:
+    def look(self, decision: Decision) -> None:
         """Lets requests arrive, and cancels those whose clients have left."""
-        state = self._state
-        self._view.update(now=seen.now)
+        state, seen = self._state, decision.seen
+        self.view.update(now=seen.now)
         present = {*seen.waiting, *(progress.id for progress in seen.running)}
         for request in [*state.waiting, *state.running]:
             if request.id not in present:
@@ -72,14 +61,14 @@ class CachedReplay:
                 state.waiting.add(request)
                 self._tell(self._on_arrival, request)
 
-    def _carry_out(self, event: Decision) -> None:
+    def carry_out(self, event: Decision) -> None:
         state, now, plan = self._state, event.seen.now, self._plan(event.decided)
         for (id_, tokens), (_, recorded) in zip(found_by(plan), event.found, strict=True):
             if tokens != recorded:
                 finds = f"request {id_} finds {tokens} cached tokens, and {recorded} when recorded"
                 remedy = "the eviction has changed since: record the run again"
                 raise ReplayError(f"iteration {event.iteration}: {finds}; {remedy}")
-        checked = check_plan(plan, state, self._view, "that was recorded")
+        checked = check_plan(plan, state, self.view, "that was recorded")
         for request in plan.preempt:
             state.preempt(request)
         for request, why in plan.reject:
@@ -99,7 +88,7 @@ class CachedReplay:
         plan.pad_to = decided.pad_to
         return plan
 
-    def _end(self, event: StepEnd) -> None:
+    def end(self, event: StepEnd) -> None:
         """Takes in the tokens of an iteration, and tells the policy, as the engine does."""
         step, record, table = self._in_flight.popleft().step, event.record, self._state.table
         for request in [step.requests[place] for place in step.sampled.tolist()]:

@@ -16,7 +16,7 @@ from cbatch.plan_check import check_rules
 from cbatch.policy import HOOKS, Policy, check_policy, optional_method
 from cbatch.record import StepRecord
 from cbatch.replay.cached import CachedReplay
-from cbatch.replay.decisions import Decided, Decision, Ids, Recorded, Seen, StepEnd, read
+from cbatch.replay.decisions import Decided, Decision, Ids, Recorded, StepEnd, read
 from cbatch.request import FinishReason, Request, Status, spec_of
 from cbatch.request_spec import RequestSpec
 from cbatch.view import View, predict_end
@@ -50,15 +50,12 @@ class Comparison(NamedTuple):
         return not self.answer.problem and answer._replace(**but) == recorded._replace(**but)
 
 
-Report = Callable[[Comparison], None]
-
-
 def replay(
     recorded: Recorded,
     requests: Sequence[Request],
     policy: Policy,
     cost: CostModel,
-    report: Report,
+    report: Callable[[Comparison], None],
     eviction: Eviction | None = None,
 ) -> None:
     """Calls `report` with what `policy` plans at each recorded view.
@@ -72,11 +69,17 @@ def replay(
         ReplayError: the prefix cache holds other tokens of a request than in the run.
     """
     check_policy(policy, recorded.limits)
-    if eviction is None:
-        _Replay(recorded, requests, policy, cost).run(report)
-    else:
-        cached = CachedReplay(recorded, requests, policy, cost, eviction)
-        cached.run(lambda decision, view: report(Comparison(decision, ask(policy, view))))
+    shown: _Replay | CachedReplay = _Replay(recorded, requests, policy, cost)
+    if eviction is not None:
+        shown = CachedReplay(recorded, requests, policy, cost, eviction)
+    for event in recorded.events:
+        if isinstance(event, StepEnd):
+            shown.end(event)
+            continue
+        shown.look(event)
+        report(Comparison(event, ask(policy, shown.view)))
+        if event is not recorded.events[-1]:  # else it may be illegal
+            shown.carry_out(event)
 
 
 def ask(policy: Policy, view: View) -> Answer:
@@ -152,28 +155,18 @@ class _View(View):
 
 class _Replay:
     def __init__(self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel) -> None:
-        self._events, self._policy, self._view = recorded.events, policy, _View(recorded, cost)
+        self.view, self._policy = _View(recorded, cost), policy
         self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
         self._requests = {request.id: ReplayedRequest.from_spec(spec_of(request)) for request in requests}
         self._present: dict[ReplayedRequest, None] = {}  # in the latest view
         hooks = (optional_method(policy, name) for name in HOOKS)
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
 
-    def run(self, report: Report) -> None:
-        for event in self._events:
-            if isinstance(event, StepEnd):
-                self._end(event)
-                continue
-            self._look(event.seen)
-            self._view.update(iteration=event.iteration)
-            report(Comparison(event, ask(self._policy, self._view)))
-            if event is not self._events[-1]:  # else it may be illegal
-                self._carry_out(event)
-
-    def _look(self, seen: Seen) -> None:
+    def look(self, decision: Decision) -> None:
         """Takes over a recorded view."""
-        view, known = self._view, self._requests
-        view.update(now=seen.now, num_in_flight=seen.num_in_flight, num_places=seen.num_places)
+        view, known, seen = self.view, self._requests, decision.seen
+        view.update(iteration=decision.iteration, num_in_flight=seen.num_in_flight)
+        view.update(now=seen.now, num_places=seen.num_places)
         view.kv.num_free, view.kv.num_retiring = seen.num_free, seen.num_retiring
         for id_, computed, ready, total, held in (*seen.running, *seen.preempted):
             request = known[id_]
@@ -196,7 +189,7 @@ class _Replay:
         for request in arrived:
             self._tell(self._on_arrival, request)
 
-    def _carry_out(self, event: Decision) -> None:
+    def carry_out(self, event: Decision) -> None:
         """Does to the requests what was decided."""
         known, decided = self._requests, event.decided
         for request in (known[id_] for id_ in decided.preempt):
@@ -217,7 +210,7 @@ class _Replay:
         num_tokens = sum(count for _, count in entries)
         shape = BatchShape(chunks, len(contexts), sum(contexts), (event.decided.pad_to or num_tokens) - num_tokens)
         launched_at = end.record.launched_at if end else event.seen.now
-        self._view.in_flight.append(_Launched(tuple(id_ for id_, _ in entries), shape, launched_at))
+        self.view.in_flight.append(_Launched(tuple(id_ for id_, _ in entries), shape, launched_at))
         for id_, count in entries:
             request = known[id_]
             request.computed += count
@@ -227,11 +220,11 @@ class _Replay:
             if request.admitted_at is None:
                 request.admitted_at = event.seen.now
 
-    def _end(self, event: StepEnd) -> None:
+    def end(self, event: StepEnd) -> None:
         """Tells the policy of the end of an iteration, as the engine does."""
         record = event.record
-        ids = self._view.in_flight.popleft().ids
-        self._view.update(last=record)
+        ids = self.view.in_flight.popleft().ids
+        self.view.update(last=record)
         receivers = [self._requests[id_] for id_ in event.received]
         receivers = [request for request in receivers if request.status is not Status.FINISHED]
         for request in receivers:
@@ -244,7 +237,7 @@ class _Replay:
                 ended.setdefault(request, FinishReason.LENGTH)
         for request in map(self._requests.__getitem__, ids):
             gone = request.status is not Status.FINISHED and request.total >= request.max_tokens
-            if gone and request not in ended and not self._view.is_in_flight(request):
+            if gone and request not in ended and not self.view.is_in_flight(request):
                 ended[request] = FinishReason.CANCELLED  # with its last token in flight
         for request, reason in ended.items():
             _mark(request, reason, record.received_at)
@@ -255,7 +248,7 @@ class _Replay:
             self._tell(self._on_finish, request)
 
     def _finish(self, request: ReplayedRequest, reason: FinishReason) -> None:
-        _mark(request, reason, self._view.now)
+        _mark(request, reason, self.view.now)
         self._tell(self._on_finish, request)
 
     def _tell(self, method: Callable[[Any], Any], argument: object) -> None:
