@@ -95,8 +95,8 @@ class Engine:
         if self.state.cache is not None:
             self.state.cache.expect(new)
 
-    def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """Ends a request between two turns: its client has left, or has all it wants (STOP); one that has ended stays as it is.
+    def cancel(self, request: Request) -> None:
+        """Ends a request between two turns: its client has left; one that has ended stays as it is.
 
         Raises WorkloadError: the request was not submitted to this engine.
         """
@@ -107,7 +107,7 @@ class Engine:
         elif not self.state.holds(request):
             raise not_submitted(request)
         self._latest = None  # it is not repeated
-        self.state.end(request, reason, self.executor.now())
+        self.state.end(request, FinishReason.CANCELLED, self.executor.now())
         self._ended(request, known=not pending)
 
     @property

@@ -1,9 +1,9 @@
 """An OpenAI-compatible server over every backend: what real clients ask for meets a policy, and is recorded as a run.
 
-    HTTP, one event loop                                the engine, in a thread or a process (`link`)
+    HTTP, one event loop                            the engine, in a process of its own (`link`)
       bodies    fields of a request, checked
-      app       routes, limits, keys        -- new, cancelled requests -->  engine   iterations; writes the run's folder
-      answers   text, chunks, disconnects   <-- a message per iteration --
+      app       routes, limits, key     -- requests, those who left -->  engine   iterations; writes the run's folder
+      answers   text, chunks            <-- a message per iteration ---
 
 docs/server.md says how to use it. Only this package knows of HTTP.
 """

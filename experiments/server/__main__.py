@@ -1,12 +1,13 @@
 """`python -m experiments.server key=value ...`: an OpenAI-compatible server. `--help` lists all keys.
 
-SIGTERM or Ctrl-C ends it: open requests go on for `drain_seconds`, then the folder of the run is written.
+SIGTERM or Ctrl-C ends it: open requests go on for `drain_seconds`, or until a second signal, then the folder of the run is written.
 """
 
 import asyncio
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,10 +19,14 @@ from experiments.job import Command
 from experiments.run import main
 from experiments.server.app import make_app
 from experiments.server.door import Door
+from experiments.server.link import engine_of
 from experiments.server.settings import ServerSettings, read_server_settings
 
 _KEEP_ALIVE = 60
 """Seconds that an idle connection stays open: a client that sends again after its end would meet a closed one."""
+
+_LAST_SECONDS = 1
+"""After the end of the drain: for clients to be told, those that read nothing excepted."""
 
 
 def serve_http(
@@ -52,38 +57,43 @@ async def _serve(
     settings: ServerSettings, folder: Path, listener: socket.socket, say: Callable[[str], None], **options: Any
 ) -> dict[str, Any]:
     door = Door(settings)
-    door.start(folder, say=say, **options)
-    first: list[asyncio.Future[Any]] = [door.ready, door.closed]
-    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-    if door.ready.done():
-        config = uvicorn.Config(
-            make_app(door),
-            log_level="critical",
-            access_log=False,
-            ws="none",
-            timeout_keep_alive=_KEEP_ALIVE,
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=settings.drain_seconds,  # type: ignore[arg-type]
-        )
-        web = _Web(config)
-        door.closed.add_done_callback(web.end)
-        listener.listen(config.backlog)
-        address = f"http://{settings.bind}:{listener.getsockname()[1]}"
-        say(f"serving {settings.model.name} on {address}; SIGTERM or Ctrl-C ends it")
-        await web.serve([listener])
-        door.put(None)
-    return await door.closed
+    with engine_of(settings, folder, door.receive, say=say, **options) as door.put:
+        first: list[asyncio.Future[Any]] = [door.ready, door.closed]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if door.ready.done():
+            address = f"http://{settings.bind}:{listener.getsockname()[1]}"
+            line = f"serving {settings.model.name} on {address}; SIGTERM or Ctrl-C ends it"
+            web = _Web(door, partial(say, line))
+            door.closed.add_done_callback(web.end)
+            listener.listen(web.config.backlog)
+            await web.serve([listener])
+            door.put(None)
+        return await door.closed
 
 
 class _Web(uvicorn.Server):
     """Ends at a signal without raising it again: what follows it is the end of the run."""
 
+    def __init__(self, door: Door, say: Callable[[], None]) -> None:
+        """say: called when it serves."""
+        self._door, self._say, self._seconds = door, say, door.settings.drain_seconds
+        options: Any = {"timeout_graceful_shutdown": self._seconds + _LAST_SECONDS, "lifespan": "off", "ws": "none"}
+        quiet: Any = {"log_level": "critical", "access_log": False, "server_header": False}
+        super().__init__(uvicorn.Config(make_app(door), timeout_keep_alive=_KEEP_ALIVE, **options, **quiet))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._say()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.end()
+        self._door.ready.get_loop().call_soon_threadsafe(self.end)
 
     def end(self, *_: object) -> None:
+        """Takes no further requests, and cuts those that are open after `drain_seconds`, or when called a second time."""
+        if self.should_exit:
+            self._door.cut()
         self.should_exit = True
+        self._door.ready.get_loop().call_later(self._seconds, self._door.cut)
 
 
 COMMAND = Command(

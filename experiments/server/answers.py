@@ -1,7 +1,7 @@
 """The answer to a request: it collects tokens, and writes them to its client as they come, or all at the end.
 
     engine   | iteration        | iteration          | last iteration
-    answer   add, add, ... set    add, ... set         add, set
+    answer   take, take, ...    take, ...            take
     client             chunk             chunk, chunk      chunk, usage, [DONE]
 
 A chunk per token, even one without text, as clients count chunks. A client that leaves ends its requests.
@@ -10,55 +10,64 @@ A chunk per token, even one without text, as clients count chunks. A client that
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quote
 from secrets import token_hex
 from typing import Any
 
+from starlette.responses import Response
+
 from cbatch import FinishReason, Request
 from experiments.server.bodies import ApiError, Body, ChatBody
-from experiments.server.words import Placeholder
+from experiments.server.words import Words
 from experiments.text import OutputText
 
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.STOP: "stop"}
-Cancel = Callable[[int, FinishReason], object]
+_START, _BODY = "http.response.start", "http.response.body"
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
+@dataclass(slots=True, eq=False)
 class Choice:
     """An output of an answer, computed as one request. reason: why it ended, as clients read it; None before."""
 
-    __slots__ = ("id", "index", "num_tokens", "output", "reason", "text")
+    answer: "Answer"
+    id: int
+    index: int
+    output: OutputText | Words
+    num_tokens: int = 0
+    num_cached: int = 0
+    reason: str | None = None
 
-    def __init__(self, id_: int, index: int, output: OutputText | Placeholder) -> None:
-        self.id, self.index, self.output, self.num_tokens = id_, index, output, 0
-        self.text: list[str] = []  # of an answer that is not streamed
-        self.reason: str | None = None
 
-
-class Answer:
+class Answer(Response):
     """The choices of one request, in order.
 
-    num_prompt_tokens: of all its prompts. cancel: ends a request of the engine.
+    num_prompt_tokens: of all its prompts. leave: called with the id of a request whose client has left.
     """
 
-    def __init__(
-        self, body: Body, model: str, choices: Sequence[Choice], num_prompt_tokens: int, cancel: Cancel
-    ) -> None:
-        self._choices, self._num_prompt_tokens, self._cancel = choices, num_prompt_tokens, cancel
-        self._body, self._chat = body, isinstance(body, ChatBody)
+    def __init__(self, body: Body, model: str, num_prompt_tokens: int, leave: Callable[[int], object]) -> None:
+        super().__init__()
+        self._asked, self._num_prompt_tokens, self._leave = body, num_prompt_tokens, leave
+        self._choices: list[Choice] = []
+        self._num_open = 0
         self._box: list[tuple[Choice, int | None, Request | None]] = []
         self._news = asyncio.Event()
-        self._num_open = len(choices)
         self._problem: ApiError | None = None
-        self._has_left = False
-        kind = f"chat.completion{'.chunk' if body.stream else ''}" if self._chat else "text_completion"
-        id_ = f"{'chatcmpl' if self._chat else 'cmpl'}-{token_hex(12)}"
+        self._is_chat = isinstance(body, ChatBody)
+        kind = f"chat.completion{'.chunk' if body.stream else ''}" if self._is_chat else "text_completion"
+        id_ = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{token_hex(12)}"
         self._about = {"id": id_, "object": kind, "created": int(time.time()), "model": model}
         self._head = f"data: {json.dumps(self._about)[:-1]}, "
-        self._field, self._close = ('"delta":{"content":', "}") if self._chat else ('"text":', "")
 
-    def add(self, choice: Choice, token: int | None, end: Request | None) -> None:
+    def add(self, id_: int, output: OutputText | Words) -> Choice:
+        """Returns a further choice. id_: of its request."""
+        self._choices.append(choice := Choice(self, id_, len(self._choices), output))
+        self._num_open += 1
+        return choice
+
+    def take(self, choice: Choice, token: int | None, end: Request | None) -> None:
         """Takes a choice's next token, or its end, or both. A token of -1 stands for any."""
         self._box.append((choice, token, end))
         self._news.set()
@@ -68,94 +77,98 @@ class Answer:
         self._problem = problem
         self._news.set()
 
-    async def send_to(self, receive: Any, send: Any) -> None:
-        """Answers the client, unless it leaves. Raises ApiError before anything is sent."""
-        watch = asyncio.ensure_future(self._watch(receive))
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers the client until it leaves. Raises ApiError before anything is sent."""
+        work = asyncio.ensure_future(self._stream(send) if self._asked.stream else self._send_whole(send))
+        watch = asyncio.ensure_future(_disconnected(receive))
         try:
-            await (self._stream(send) if self._body.stream else self._send_whole(send))
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
         finally:
+            work.cancel()
             watch.cancel()
             for choice in self._choices:
-                self._cancel(choice.id, FinishReason.CANCELLED)
+                self._leave(choice.id)
 
-    async def _watch(self, receive: Any) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._has_left = True
-        self._news.set()
+    async def _next(self) -> list[tuple[Choice, int | None, Request | None]]:
+        """Waits until something is taken, and returns it. Raises ApiError."""
+        await self._news.wait()
+        self._news.clear()
+        if self._problem:
+            raise self._problem
+        box, self._box = self._box, []
+        return box
+
+    def _read(self, choice: Choice, token: int | None, end: Request | None) -> str:
+        """Returns the text of what was taken. Raises ApiError: the request was not served."""
+        text, is_stopped = "", False
+        if token is not None:
+            choice.num_tokens += 1
+            text, is_stopped = choice.output.push(token)
+        if end is not None:
+            if end.finish_reason not in _REASONS:
+                raise ApiError(503 if end.finish_reason else 400, end.reject_reason or "the request was given up")
+            choice.reason, choice.num_cached = _REASONS[end.finish_reason], end.num_cached_tokens
+            self._num_open -= 1
+            text += "" if is_stopped else choice.output.finish()
+        return text
 
     async def _stream(self, send: Any) -> None:
         """Streams chunks. After an error the connection is cut: clients take an answer that ends well for a success."""
-        opening = '"delta":{"role":"assistant","content":""}'
-        chunks = [self._chunk(choice, opening) for choice in self._choices] if self._chat else []
+        role = '"delta":{"role":"assistant","content":""}'
+        chunks = [self._chunk(choice, role) for choice in self._choices] if self._is_chat else []
+        opening, closing = ('"delta":{"content":', "}") if self._is_chat else ('"text":', "")
         begun = False
-        while self._num_open and not (self._has_left or self._problem):
-            await self._news.wait()
-            chunks += [self._chunk(choice, f"{self._field}{quote(text)}{self._close}") for choice, text in self._take()]
+        while self._num_open:
+            try:
+                for choice, token, end in await self._next():
+                    text = quote(self._read(choice, token, end))
+                    chunks.append(self._chunk(choice, f"{opening}{text}{closing}"))
+            except ApiError as problem:
+                if not begun:
+                    raise
+                await send({"type": _BODY, "body": f"data: {problem.body()}\n\n".encode(), "more_body": True})
+                return
             if not begun:
-                if self._problem:
-                    raise self._problem
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                await send({"type": _START, "status": 200, "headers": _HEADERS})
                 begun = True
-            if self._problem:
-                chunks.append(f"data: {self._problem.body()}\n\n")
-            elif not self._num_open:
+            if not self._num_open:
                 chunks += self._last_chunks()
-            more = self._num_open > 0
-            await send({"type": "http.response.body", "body": "".join(chunks).encode(), "more_body": more})
-            chunks = []
+            await send({"type": _BODY, "body": "".join(chunks).encode(), "more_body": self._num_open > 0})
+            chunks.clear()
 
     def _chunk(self, choice: Choice, content: str) -> str:
         reason = "null" if choice.reason is None else f'"{choice.reason}"'
-        usage = f',"usage":{json.dumps(self._usage())}' if self._body.stream_options.continuous_usage_stats else ""
+        usage = self._usage() if self._asked.stream_options.continuous_usage_stats else ""
         fields = f'"index":{choice.index},{content},"logprobs":null,"finish_reason":{reason}'
         return f'{self._head}"choices":[{{{fields}}}]{usage}}}\n\n'
 
     def _last_chunks(self) -> list[str]:
-        usage = f'{self._head}"choices":[],"usage":{json.dumps(self._usage())}}}\n\n'
-        return [*([usage] if self._body.stream_options.include_usage else ()), "data: [DONE]\n\n"]
+        usage = [f'{self._head}"choices":[]{self._usage()}}}\n\n'] if self._asked.stream_options.include_usage else []
+        return [*usage, "data: [DONE]\n\n"]
 
     async def _send_whole(self, send: Any) -> None:
-        while self._num_open and not (self._has_left or self._problem):
-            await self._news.wait()
-            for choice, text in self._take():
-                choice.text.append(text)
-        if self._problem:
-            raise self._problem
-        content = {**self._about, "choices": [*map(self._whole, self._choices)], "usage": self._usage()}
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+        texts: dict[Choice, list[str]] = {choice: [] for choice in self._choices}
+        while self._num_open:
+            for choice, token, end in await self._next():
+                texts[choice].append(self._read(choice, token, end))
+        choices = json.dumps([self._whole(choice, "".join(parts)) for choice, parts in texts.items()])
+        content = f'{json.dumps(self._about)[:-1]}, "choices":{choices}{self._usage()}}}'
+        await send({"type": _START, "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": _BODY, "body": content.encode()})
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        text = "".join(choice.text)
-        content = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+    def _whole(self, choice: Choice, text: str) -> dict[str, Any]:
+        content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
         return {"index": choice.index, **content, "logprobs": None, "finish_reason": choice.reason}
 
-    def _take(self) -> Iterator[tuple[Choice, str]]:
-        """Yields the text of each token that has come."""
-        self._news.clear()
-        box, self._box = self._box, []
-        for choice, token, end in box:
-            if choice.reason is None:
-                yield choice, self._text(choice, token, end)
-
-    def _text(self, choice: Choice, token: int | None, end: Request | None) -> str:
-        text, stopped = "", False
-        if token is not None:
-            choice.num_tokens += 1
-            text, stopped = choice.output.push(token)
-        if stopped:
-            choice.reason = "stop"
-            self._cancel(choice.id, FinishReason.STOP)
-        elif end is not None and end.finish_reason in _REASONS:
-            text += choice.output.finish()
-            choice.reason = _REASONS[end.finish_reason]
-        elif end is not None:
-            self._problem = ApiError(503 if end.finish_reason else 400, end.reject_reason or "the request was given up")
-        self._num_open -= choice.reason is not None
-        return text
-
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> str:
         prompt, new = self._num_prompt_tokens, sum(choice.num_tokens for choice in self._choices)
-        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        cached = sum(choice.num_cached for choice in self._choices[:: self._asked.n])  # the first of each prompt
+        return f',"usage":{json.dumps({**counts, "prompt_tokens_details": {"cached_tokens": cached}})}'
+
+
+async def _disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

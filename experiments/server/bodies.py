@@ -8,12 +8,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Never, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import from_json
 
 from cbatch import SLO, CbatchError, ConfigError
+from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import Give, read, shorten, whole
+from experiments.server.words import Words
+from experiments.text import read_messages
 from experiments.workloads.base import SamplingKeys
 
 _CHANGES_NOTHING: Mapping[str, Sequence[Any]] = {
@@ -32,7 +36,7 @@ _CHANGES_NOTHING: Mapping[str, Sequence[Any]] = {
 MOST_CHOICES = 128
 
 _Label = Annotated[str, Field(max_length=64, pattern=r"^[^\p{C}]*$"), Give("at most 64 printable characters")]
-_Tokens = Annotated[int, whole(1, 2**31 - 1)]
+_Number = Annotated[int, whole(1, 2**31 - 1)]
 _Bool = Annotated[bool, Field(strict=True), Give("true or false")]
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Stops = Annotated[
@@ -74,8 +78,8 @@ class Body(SamplingKeys):
     """The fields of both routes. Those of `RequestSpec` mean what they mean there: a higher `priority` is more urgent."""
 
     model: str | None = None
-    max_tokens: _Tokens | None = None
-    max_completion_tokens: _Tokens | None = None
+    max_tokens: _Number | None = None
+    max_completion_tokens: _Number | None = None
     top_k: Annotated[int, whole(-1, 2**31 - 1)] = 0
     seed: Annotated[int, whole(-(2**63), 2**63 - 1)] | None = None
     stop: _Stops = field(default_factory=list)
@@ -89,7 +93,15 @@ class Body(SamplingKeys):
     tier: _Label | None = None
     priority: Annotated[int, whole(-(2**31), 2**31 - 1)] = 0
     slo: SLO | None = None
-    predicted_new_tokens: _Tokens | None = None
+    predicted_new_tokens: _Number | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options != StreamOptions() and not self.stream:
+            raise ConfigError("stream_options: has no effect without stream=true")
+
+    def encode(self, vocabulary: Vocabulary | Words) -> list[list[int]]:
+        """Returns the token ids of each prompt. Raises CbatchError."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,23 +112,18 @@ class CompletionBody(Body):
         Give("a text, a list of token ids, or a list of either, none empty"),
     ]
 
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
-        return self.prompt if several else [self.prompt]  # type: ignore[return-value,list-item]
+    def encode(self, vocabulary: Vocabulary | Words) -> list[list[int]]:
+        is_single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        prompts: list[Any] = [self.prompt] if is_single else [*self.prompt]
+        return [vocabulary.encode(text) if isinstance(text, str) else text for text in prompts]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatBody(Body):
     messages: list[Any]  # for `read_messages`
 
-
-@dataclass(frozen=True, kw_only=True)
-class TextBody:
-    """The body of a request to `/tokenize` or `/detokenize`."""
-
-    prompt: str = ""
-    tokens: list[_Id] = field(default_factory=list)
+    def encode(self, vocabulary: Vocabulary | Words) -> list[list[int]]:
+        return [vocabulary.encode_chat(read_messages(self.messages))]
 
 
 @contextmanager
@@ -129,45 +136,21 @@ def as_api_error() -> Iterator[None]:
         raise ApiError(400, str(error), name and name[0]) from None
 
 
-def read_json(content: bytes) -> dict[str, Any]:
-    """Returns the object that a body holds, without nulls. Raises ApiError."""
-    try:
-        data = json.loads(content, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON ({shorten(error)})") from None
-    if not isinstance(data, dict):
-        raise ApiError(400, f"the body is a {type(data).__name__}, not an object")
-    return _without_nulls(data)
-
-
-def read_text(content: bytes) -> TextBody:
-    """Returns a text or token ids. Raises ApiError."""
-    data = read_json(content)
-    with as_api_error():
-        return read(TextBody, {name: data[name] for name in ("prompt", "tokens") if name in data})
-
-
 def read_body(kind: type[B], content: bytes, defaults: SamplingKeys) -> B:
     """Returns the fields of a body. defaults: of the sampling. Raises ApiError, which names the field."""
-    data, known = read_json(content), {known.name for known in fields(kind)}
-    for name in data.keys() - known:
-        if not any(_same(data[name], value) for value in _CHANGES_NOTHING.get(name, ())):
-            raise ApiError(400, f"{shorten(name)}: is not supported here; leave it out", shorten(name))
-    sampling = {key.name: getattr(defaults, key.name) for key in fields(SamplingKeys)}
+    try:
+        data = from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise ApiError(400, f"the body is a {type(data).__name__}, not an object")
+    asked = {name: value for name, value in data.items() if not _changes_nothing(name, value)}
+    for name in asked.keys() - {known.name for known in fields(kind)}:
+        raise ApiError(400, f"{shorten(name)}: is not supported here; leave it out", shorten(name))
     with as_api_error():
-        body = read(kind, sampling | {name: value for name, value in data.items() if name in known})
-        if "stream_options" in data and not body.stream:
-            raise ConfigError("stream_options: has no effect without stream=true")
-        return body
+        return read(kind, {key.name: getattr(defaults, key.name) for key in fields(SamplingKeys)} | asked)
 
 
-def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if value is not None}
-
-
-def _same(value: Any, other: Any) -> bool:
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _refuse(constant: str) -> Never:
-    raise ValueError(f"{constant} is no number of JSON")
+def _changes_nothing(name: str, value: Any) -> bool:
+    same = (value == other and type(value) in (type(other), float) for other in _CHANGES_NOTHING.get(name, ()))
+    return value is None or any(same)

@@ -1,29 +1,28 @@
 """The engine's side of a server: requests come in from an inbox, and each turn of the loop sends at most one message.
 
-    inbox      RequestSpec            a client asks; its `arrival_time` is of `perf_counter`
-               (id, FinishReason)     a client has left, or has all it wants
-               None                   the door closes: the loop ends with the last request
-    outbox     int                    it serves; the tokens that its KV cache holds
-               Turn                   after each turn of the loop that has changed something
-               dict or str            it has ended: the run's summary, or the error
+    inbox      RequestSpec    a client asks; its `arrival_time` is of `perf_counter`
+               int            id of a request whose client has left
+               str            what the run's `chosen` says of requests that were cut
+               None           the door closes: the loop ends with the last request
+    outbox     int            it serves; the tokens that its KV cache holds
+               Turn           after each turn of the loop that has changed something
+               dict or str    it has ended: the run's summary, or the error
 
 Knows nothing of HTTP.
 """
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import TIMEOUT_MAX
+from queue import Empty
 from time import perf_counter, sleep
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from cbatch import CbatchError, Engine, Executor, FinishReason, Request, RequestSpec, RunRecord
-from cbatch.arrivals import Arrivals
+from cbatch import CbatchError, Engine, Executor, Request, RequestSpec, RunRecord
+from cbatch.arrivals import Recorded
 from cbatch.errors import StallError, WorkloadError
 from cbatch.executor import StepResult
 from cbatch.request import spec_of
@@ -34,37 +33,39 @@ from experiments.settings.assemble import Run
 from experiments.settings.error_lines import one_line
 from experiments.workloads.drawn import totals_of
 
-Message = RequestSpec | tuple[int, FinishReason] | None
+if TYPE_CHECKING:
+    from experiments.store.decisions_file import DecisionsWriter
+
+Message = RequestSpec | int | str | None
+
+_LONGEST_WAIT = 1e6
+"""Seconds; the longest of a system call are 2**31 ms."""
 
 
 class Turn(NamedTuple):
-    """A turn of the loop. ids: of the requests that received a token or ended. tokens: theirs; -1 in simulation, None without one.
+    """A turn of the loop.
 
-    num_tokens: received. kv_use: share of the KV blocks in use.
+    ids: of the requests that received a token. tokens: theirs; -1 in simulation. ended: these and other requests.
+    state: requests that run, and that wait; share of the KV blocks in use.
     """
 
     ids: list[int]
-    tokens: list[int | None]
+    tokens: list[int]
     ended: list[Request]
-    num_tokens: int
-    num_running: int
-    num_waiting: int
-    kv_use: float
+    state: tuple[int, int, float]
 
 
-FAILED = "ended by"
-"""Of what was chosen: the message of the error that ended the run."""
+FAILED, CUT = "ended by", "cut"
+"""Of what was chosen: the message of the error that ended the run, and which requests the server's end has cut."""
 
-Inbox = SimpleQueue[Message]
-Note = Callable[[Request], None]
-Say = Callable[[str], None]
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
+Say = Callable[[str], None]
 
 
-def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, say: Say, replace: bool) -> None:
+def serve_clients(settings: ServerSettings, folder: Path, inbox: Any, send: Send, say: Say, replace: bool) -> None:
     """Serves what the inbox brings until the door closes or the policy fails, and writes the folder of the run.
 
-    say, replace: as for `serve`.
+    inbox: a queue of messages. say, replace: as for `serve`.
     """
     try:
         loop = partial(_run, settings, inbox, send, say)
@@ -75,49 +76,41 @@ def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Se
         send(one_line(error) or f"{type(error).__name__}: {error}")
 
 
-def _run(settings: ServerSettings, inbox: Inbox, send: Send, say: Say, run: Run, folder: Path | None) -> RunRecord:
+def _run(settings: ServerSettings, inbox: Any, send: Send, say: Say, run: Run, folder: Path | None) -> RunRecord:
     [engine] = run.engine.engines
-    paced = Paced(engine.executor, settings.time_scale)
-    if settings.backend.simulated:
-        engine.executor = cast(Executor, paced)
-    requests = cast(list[Request], run.requests)
     with closing(run.server), decisions_of(run, folder) as writer:
-
-        def note(request: Request) -> None:
-            requests.append(request)
-            if writer is not None:
-                writer.request(spec_of(request))
-
-        engine.arrivals = clients = Clients(inbox, send, engine, settings, note)
+        engine.arrivals = clients = Clients(settings, run, writer, inbox, send)
+        paced = Paced(engine.executor, clients)
+        if settings.backend.simulated:
+            engine.executor = cast(Executor, paced)
         send(run.kv.num_tokens)
         try:
             engine.run(clients.report)
         except CbatchError as error:
             run.chosen[FAILED] = one_line(error) or type(error).__name__
             clients.give_up()
-    record = engine.record
-    if requests:
-        run.totals = totals_of(requests)
+    if run.requests:
+        run.totals = totals_of(run.requests)
     if settings.backend.simulated:
         run.chosen["time_scale"] = f"{settings.time_scale:g} (iterations ended at most {paced.lag:.3g} s late)"
         say(f"time_scale={run.chosen['time_scale']}")
-    return record
+    return engine.record
 
 
 class Paced:
-    """A simulated executor in real time: `scale` simulated seconds take one.
+    """A simulated executor in real time.
 
     lag: the most seconds by which an iteration ended too late. Deadlines are absolute, so that delays do not add up.
     """
 
     repeats = False  # an iteration at a time
 
-    def __init__(self, inner: Executor, scale: float) -> None:
-        self._inner, self._scale, self._origin, self.lag = inner, scale, perf_counter(), 0.0
+    def __init__(self, inner: Executor, clients: "Clients") -> None:
+        self._inner, self._clients, self.lag = inner, clients, 0.0
 
     def wait(self, in_flight: Any) -> StepResult:
         result = self._inner.wait(in_flight)
-        if (seconds := self._origin + result.ended / self._scale - perf_counter()) > 0:
+        if (seconds := self._clients.seconds_until(result.ended)) > 0:
             sleep(seconds)
         else:
             self.lag = max(self.lag, -seconds)
@@ -127,35 +120,33 @@ class Paced:
         return getattr(self._inner, name)
 
 
-class Clients(Arrivals):
+class Clients(Recorded):
     """Those who ask through an inbox. The open door counts as an unfinished request."""
 
-    def __init__(self, inbox: Inbox, send: Send, engine: Engine, settings: ServerSettings, note: Note) -> None:
-        """note: called with each request that is served."""
+    def __init__(
+        self, settings: ServerSettings, run: Run, writer: "DecisionsWriter | None", inbox: Any, send: Send
+    ) -> None:
+        """writer: of the run's decisions."""
+        super().__init__()
         self.num_unfinished, self._is_open = 1, True
-        self._inbox, self._send, self._engine, self._note = inbox, send, engine, note
-        self._scale, self._patience = settings.time_scale, min(settings.patience.seconds, TIMEOUT_MAX)
-        self._origin = perf_counter() - engine.executor.now() / self._scale
-        self._pending: deque[Request] = deque()
+        self._run, self._writer, self._inbox, self._send = run, writer, inbox, send
+        [self._engine] = run.engine.engines
+        self._scale, self._patience = settings.time_scale, min(settings.patience.seconds, _LONGEST_WAIT)
+        self._origin = perf_counter() - self._engine.executor.now() / self._scale
         self._live: dict[int, Request] = {}  # that have not ended
-        self._refused: list[Request] = []  # that cannot be served, since the last turn
         self._num_steps = self._num_ended = 0  # that were reported
-        self._counts = (0, 0, 0.0)
+        self._state = (0, 0, 0.0)
 
-    def due(self, now: float, iteration: int | None) -> list[Request]:
-        pending, arrived = self._pending, list[Request]()
-        while pending and pending[0].arrival_time <= now:
-            arrived.append(pending.popleft())
-        return arrived
+    def seconds_until(self, time: float) -> float:
+        """Returns the real seconds from now until a time of the engine; `time_scale` of its seconds take one."""
+        return self._origin + time / self._scale - perf_counter()
 
     def next(self) -> float:
-        if self._pending:
-            return self._pending[0].arrival_time
-        return LATEST_ARRIVAL if self._is_open else inf
+        return min(super().next(), LATEST_ARRIVAL if self._is_open else inf)
 
     def wait(self, executor: Executor, time: float) -> None:
         """Waits in the inbox. Raises StallError after the patience's seconds, if requests wait for nothing but the policy."""
-        seconds = min(self._origin + time / self._scale - perf_counter(), self._patience)
+        seconds = min(self.seconds_until(time), self._patience)
         try:
             self._take(self._inbox.get(timeout=max(seconds, 0.0)))
         except Empty:
@@ -172,24 +163,24 @@ class Clients(Arrivals):
             case RequestSpec():
                 arrival = (message.arrival_time - self._origin) * self._scale
                 self._submit(Request.from_spec(dataclasses.replace(message, arrival_time=max(arrival, 0.0))))
-            case id_, reason:
+            case str():
+                self._run.chosen[CUT] = message
+            case id_:
                 if request := self._live.get(id_):
-                    self._engine.cancel(request, reason)
+                    self._engine.cancel(request)
 
     def _submit(self, request: Request) -> None:
         try:
             self._engine.check_fits(request)
         except WorkloadError as error:
             request.reject_reason = str(error)
-            self._refused.append(request)
+            self._send(Turn([], [], [request], self._state))
             return
-        self._note(request)
-        self._pending.append(request)
+        cast(list[Request], self._run.requests).append(request)
+        if self._writer is not None:
+            self._writer.request(spec_of(request))
+        self.add([request])
         self._live[request.id] = request
-        self.num_unfinished += 1
-
-    def withdraw(self, request: Request) -> None:
-        self._pending.remove(request)
 
     def ended(self, request: Request) -> None:
         super().ended(request)
@@ -209,15 +200,12 @@ class Clients(Arrivals):
         record, state = engine.record, engine.state
         ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)
-        counts = len(state.running), len(state.waiting), state.pool.num_used / state.pool.num_blocks
-        if not (ended or receivers or self._refused or counts != self._counts):
+        now = len(state.running), len(state.waiting), state.pool.num_used / state.pool.num_blocks
+        if not (ended or receivers or now != self._state):
             return
-        ids: list[int] = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
-        tokens: list[int | None] = [*self._tokens(ids, ended)]
-        ended = ended + self._refused
-        others = [request.id for request in ended if request.id not in ids]
-        self._send(Turn(ids + others, tokens + [None] * len(others), ended, len(ids), *counts))
-        self._counts, self._refused = counts, []
+        ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
+        self._send(Turn(ids, self._tokens(ids, ended), ended, now))
+        self._state = now
 
     def _tokens(self, ids: list[int], ended: list[Request]) -> list[int]:
         """Returns the newest token of each request."""

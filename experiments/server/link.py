@@ -1,68 +1,67 @@
-"""Where the engine of a server runs: in a thread of this process, or in a process of its own.
-
-A thread that waits for a GPU is late by milliseconds where another thread is busy in Python; a process is not.
-"""
+"""The process of a server's engine: a thread that waits for a GPU is late by milliseconds where another thread is busy in Python."""
 
 import asyncio
 import multiprocessing
+import os
 import signal
-import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from experiments.server.engine import Message, Send, serve_clients
+from experiments.server.engine import Message, serve_clients
 from experiments.server.settings import ServerSettings
 
-Put = Callable[[Message], object]
-
-_SWITCH_SECONDS = 5e-5
-"""After which a thread that computes gives way: the engine wakes late by as much."""
+Receive = Callable[[Any], object]
 
 
-def start_engine(settings: ServerSettings, folder: Path, receive: Send, **options: Any) -> Put:
-    """Starts the engine; returns what puts a message into its inbox. receive: called in the running event loop with each of its messages."""
-    loop = asyncio.get_running_loop()
-    if settings.in_a_process:
-        return _start_process(loop, settings, folder, receive, **options)
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    inbox = SimpleQueue[Message]()
+@contextmanager
+def engine_of(
+    settings: ServerSettings, folder: Path, receive: Receive, **options: Any
+) -> Iterator[Callable[[Message], object]]:
+    """Starts the engine, which ends with the `with` at the latest; yields what puts a message into its inbox.
 
-    def send(message: Any) -> None:
-        with suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(receive, message)
-
-    arguments = (settings, folder, inbox, send)
-    Thread(target=serve_clients, args=arguments, kwargs=options, name="engine", daemon=True).start()
-    return inbox.put
-
-
-def _start_process(
-    loop: asyncio.AbstractEventLoop, settings: ServerSettings, folder: Path, receive: Send, **options: Any
-) -> Put:
+    receive: as for `read_from`.
+    """
     context = multiprocessing.get_context("spawn")  # a fork has neither threads nor CUDA
-    inbox, (ours, theirs) = context.Queue(), context.Pipe()
+    inbox, (ours, theirs) = context.Queue(), context.Pipe(duplex=False)
+    inbox.cancel_join_thread()  # an engine that has failed reads no more
     process = context.Process(target=_serve, args=(settings, folder, inbox, theirs), kwargs=options, daemon=True)
     process.start()
     theirs.close()
+    read_from(ours, receive)
+    try:
+        yield inbox.put
+    finally:
+        process.kill()
+
+
+def read_from(connection: Connection, receive: Receive) -> None:
+    """Has the running event loop call `receive` with each message of an engine, and with an error when there is nobody at the other end."""
+    loop = asyncio.get_running_loop()
 
     def read() -> None:
         try:
-            message = ours.recv()
+            message = connection.recv()
         except (EOFError, OSError):
-            loop.remove_reader(ours.fileno())
+            loop.remove_reader(connection.fileno())
             message = "the engine's process has ended"
         receive(message)
 
-    loop.add_reader(ours.fileno(), read)
-    return inbox.put
+    loop.add_reader(connection.fileno(), read)
+    os.set_blocking(connection.fileno(), True)  # uvloop clears it; a message longer than the socket's buffer would fail
 
 
 def _serve(settings: ServerSettings, folder: Path, inbox: Any, outbox: Connection, **options: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # are for the server, which closes the door
+    Thread(target=_end_with_the_server, daemon=True).start()
     serve_clients(settings, folder, inbox, outbox.send, **options)
+
+
+def _end_with_the_server() -> None:
+    if server := multiprocessing.parent_process():
+        server.join()
+        os._exit(1)

@@ -5,44 +5,61 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from cbatch.request import SERVED
 from experiments.server.engine import Turn
 
+_GAUGES = {
+    "num_requests_running": "Requests admitted",
+    "num_requests_waiting": "Requests that wait for admission",
+    "kv_cache_usage_perc": "Share of the KV blocks in use; 1 is all",
+}
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of requests that have ended with at least a token",
+    "generation_tokens": "Tokens generated and received",
+    "prefix_cache_queries": "Prompt tokens of requests that were admitted and have ended",
+    "prefix_cache_hits": "Those that the prefix cache held",
+    "num_preemptions": "Preemptions of requests that have ended",
+    "admission_rejections": "Requests beyond max_open",
+}
+_TIMES = ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency")
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
 
 class Meters:
-    """Counts what the engine reports. Prompts and latencies are of served requests, as in a summary."""
+    """Counts what the engine reports. Times are of served requests, as in a summary; counters are of all."""
 
     def __init__(self) -> None:
-        self.registry = into = CollectorRegistry()
-        self._running = Gauge("cbatch:num_requests_running", "Requests admitted", registry=into)
-        self._waiting = Gauge("cbatch:num_requests_waiting", "Requests that wait for admission", registry=into)
-        self._kv = Gauge("cbatch:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all", registry=into)
-        self._prompt = Counter("cbatch:prompt_tokens", "Prompt tokens", registry=into)
-        self._generated = Counter("cbatch:generation_tokens", "Tokens generated and received", registry=into)
-        self._preempted = Counter("cbatch:num_preemptions", "Preemptions of requests that have ended", registry=into)
-        self.refused = Counter("cbatch:admission_rejections", "Requests beyond max_open", registry=into)
+        self._registry = into = CollectorRegistry()
+        self._gauges = [Gauge(f"cbatch:{name}", text, registry=into) for name, text in _GAUGES.items()]
+        self._counters = {name: Counter(f"cbatch:{name}", text, registry=into) for name, text in _COUNTERS.items()}
         self._ended = Counter("cbatch:request_success", "Requests that have ended", ["finished_reason"], registry=into)
-        names = ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency")
-        self._ttft, self._tpot, self._end_to_end = (
+        self._times = [
             Histogram(f"cbatch:{name}_seconds", "As in docs/metrics.md", registry=into, buckets=_SECONDS)
-            for name in names
-        )
+            for name in _TIMES
+        ]
+
+    def refuse(self, number: int) -> None:
+        self._counters["admission_rejections"].inc(number)
 
     def count(self, turn: Turn) -> None:
-        self._running.set(turn.num_running)
-        self._waiting.set(turn.num_waiting)
-        self._kv.set(turn.kv_use)
-        self._generated.inc(turn.num_tokens)
+        for gauge, value in zip(self._gauges, turn.state, strict=True):
+            gauge.set(value)
+        count = self._counters
+        count["generation_tokens"].inc(len(turn.ids))
         for end in turn.ended:
             if end.finish_reason is None:  # it was refused
                 continue
             self._ended.labels(end.finish_reason.value).inc()
-            self._preempted.inc(end.num_preemptions)
-            if end.finish_reason in SERVED and end.first_token_at is not None and end.last_token_at is not None:
-                self._prompt.inc(end.num_prompt_tokens)
-                self._ttft.observe(end.first_token_at - end.arrival_time)
-                self._end_to_end.observe(end.last_token_at - end.arrival_time)
+            count["num_preemptions"].inc(end.num_preemptions)
+            if end.admitted_at is not None:
+                count["prefix_cache_queries"].inc(end.num_prompt_tokens)
+                count["prefix_cache_hits"].inc(end.num_cached_tokens)
+            if end.first_token_at is None or end.last_token_at is None:
+                continue
+            count["prompt_tokens"].inc(end.num_prompt_tokens)
+            if end.finish_reason in SERVED:
+                ttft, tpot, end_to_end = self._times
+                ttft.observe(end.first_token_at - end.arrival_time)
+                end_to_end.observe(end.last_token_at - end.arrival_time)
                 if end.num_output_tokens > 1:
-                    self._tpot.observe((end.last_token_at - end.first_token_at) / (end.num_output_tokens - 1))
+                    tpot.observe((end.last_token_at - end.first_token_at) / (end.num_output_tokens - 1))
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)

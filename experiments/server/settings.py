@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 from cbatch import SLO, ConfigError, Request
-from cbatch.validation import Give, Switch, check, not_negative, positive, whole
+from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.settings.overrides import key_of
 from experiments.settings.settings import Composed, Keys, Settings, Text, Tokens, read_as
 from experiments.workloads.annotate import Timeout
@@ -40,7 +40,6 @@ class ServerKeys(Keys):
     bind: Text
     api_key: Text | None
     time_scale: Annotated[float, positive("simulated seconds per second")]
-    process: Switch | Annotated[Literal["auto"], Give("on, off or auto")]
     max_request_tokens: Tokens
     max_new_tokens: _Count
     max_open: _Count
@@ -50,7 +49,7 @@ class ServerKeys(Keys):
 
     without_effect: ClassVar[tuple[str, ...]] = (
         *Keys.without_effect,
-        *("port", "bind", "api_key", "process", "max_open", "full_status", "max_body", "drain_seconds"),
+        *("port", "bind", "api_key", "max_open", "full_status", "max_body", "drain_seconds"),
     )
 
 
@@ -69,10 +68,6 @@ class ServerSettings(ServerKeys, Settings):
     def largest(self) -> Request:
         """A request as large as any: all but one of its tokens are the prompt's."""
         return Request(0, self.longest - 1, 1)
-
-    @property
-    def in_a_process(self) -> bool:
-        return self.backend.name == "cuda" if self.process == "auto" else self.process
 
 
 def read_server_settings(composed: Composed) -> ServerSettings:

@@ -7,7 +7,7 @@ _WORDS = (" the", " time", " of", " a", " token", " is", " not", " yet")
 
 
 class Words:
-    """A vocabulary of so many words, as `cbatch.model.checkpoint.Vocabulary`."""
+    """A vocabulary of so many words, as `cbatch.model.checkpoint.Vocabulary`, and the text of any output, as `experiments.text.OutputText`."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -19,20 +19,9 @@ class Words:
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         return self.encode(" ".join(message["content"] for message in messages))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(_WORDS[id_ % len(_WORDS)] for id_ in ids)
-
-
-class Placeholder:
-    """The text of an output without a tokenizer, as `experiments.text.OutputText`. Stop strings are not looked for in it."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._number = -1
-
     def push(self, token: int) -> tuple[str, bool]:
-        """Returns a word, and that the output goes on. token: -1 stands for any."""
-        self._number += 1
-        return _WORDS[(self._number if token < 0 else token) % len(_WORDS)], False
+        """Returns the token's word, and that no stop string has ended the output: none is looked for."""
+        return _WORDS[token % len(_WORDS)], False
 
     def finish(self) -> str:
         return ""

@@ -2,16 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from cbatch import ConfigError
-from cbatch.validation import read, shorten
+from cbatch.validation import Give, read, shorten
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    type: Literal["text"]
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Message:
     role: Literal["system", "user", "assistant"]
-    content: Any
+    content: Annotated[str | list[_Part], Give("a text, or parts of type text")]
 
 
 def read_messages(messages: object) -> list[dict[str, str]]:
@@ -32,8 +38,6 @@ def _read(message: object, prefix: str) -> dict[str, str]:
     if isinstance(message, Mapping):
         message = {key: value for key, value in message.items() if value is not None}
     checked = read(_Message, message, prefix)
-    parts = checked.content if isinstance(checked.content, list) else [{"type": "text", "text": checked.content}]
-    for part in parts:
-        if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise ConfigError(f"{prefix}content={shorten(checked.content)}: give a text, or parts of type text")
-    return {"role": checked.role, "content": "".join(part["text"] for part in parts)}
+    content = checked.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return {"role": checked.role, "content": text}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import command, summary
+from commands import command, summary, wait_for
 from live import QUICK, Live, events, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -91,10 +91,6 @@ def test_other_fields_are_refused_by_name(server: Live, status: int, param: str,
         (413, COMPLETIONS, b" " * 16_000_001),
         (404, "/v1/nothing", {}),
         (405, "/v1/models", {}),
-        (200, "/tokenize", {"model": "m", "prompt": "two words"}),
-        (400, "/tokenize", {"prompt": 3}),
-        (200, "/detokenize", {"tokens": [1, 2]}),
-        (400, "/detokenize", {"tokens": [-1]}),
         (200, "/v1/models", None),
         (200, "/health", None),
     ],
@@ -142,3 +138,27 @@ def test_a_run_of_a_server_is_a_run_folder(tmp_path: Path) -> None:
     assert counted["cbatch:generation_tokens_total"] == 12 and counted["cbatch:prompt_tokens_total"] == 6
     assert command("replay", "run", cwd=tmp_path).returncode == 0
     assert command("plot", "latency_cdf", "run", cwd=tmp_path).returncode == 0
+
+
+def test_what_the_prefix_cache_held_is_in_the_usage_and_in_the_metrics(tmp_path: Path) -> None:
+    tiny = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16", "port=0")
+    with serving(tmp_path, *tiny, "prefix_cache=true", "block_size=4") as live:
+        for cached in (0, 16):
+            _, answer = live.ask(COMPLETIONS, {"prompt": [*range(20)], "max_tokens": 4, "n": 1})
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+        _, shown = live.ask("/metrics")
+        assert live.stop()[0] == 0
+    assert "cbatch:prefix_cache_queries_total 40.0" in shown and "cbatch:prefix_cache_hits_total 16.0" in shown
+    assert summary(live.folder)["prefix_cache"]["hit_share"] == pytest.approx(0.4)
+
+
+def test_metrics_count_the_tokens_of_those_who_leave(tmp_path: Path) -> None:
+    slow = ("policy=sarathi_serve", "backend=sim", "batch=64", "port=0")
+    with serving(tmp_path, *slow) as live:
+        answer = live.send(COMPLETIONS, {"prompt": "a b c", "max_tokens": 500, "stream": True})
+        answer.read(100)
+        answer.close()
+        wait_for(lambda: 'finished_reason="cancelled"} 1.0' in live.ask("/metrics")[1], live.process)
+        _, shown = live.ask("/metrics")
+    assert "cbatch:prompt_tokens_total 3.0" in shown and "cbatch:generation_tokens_total 0.0" not in shown
+    assert "cbatch:time_to_first_token_seconds_count 0.0" in shown

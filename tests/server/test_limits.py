@@ -1,16 +1,22 @@
 """What a server refuses, how it ends, and what happens when its engine fails."""
 
+import asyncio
 import http.client
 import json
+import multiprocessing
 import random
+import signal
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import command, new_process, summary
+import uvloop
+from commands import PATIENCE, command, new_process, summary
 from live import QUICK, events, serving
+
+from experiments.server.link import read_from
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = {"prompt": "a", "max_tokens": 500, "stream": True}
@@ -58,19 +64,51 @@ def test_a_full_server_refuses_at_once(tmp_path: Path) -> None:
         assert live.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1})[0] == 200
 
 
-@pytest.mark.parametrize("seconds", [30, 0.2])
-def test_sigterm_lets_open_requests_end_for_a_while(tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize(("seconds", "signals"), [(30, 1), (0.2, 1), (30, 2)])
+def test_a_signal_lets_open_requests_end_for_a_while_or_until_the_next_signal(
+    tmp_path: Path, seconds: float, signals: int
+) -> None:
+    is_cut = seconds < 1 or signals > 1
     with serving(tmp_path, *SLOW, f"drain_seconds={seconds}") as live:
         stream = live.send(COMPLETIONS, LONG)
-        live.process.terminate()
-        if seconds > 1:
-            assert len(events(stream)) == 500
-        else:
-            with pytest.raises(http.client.IncompleteRead):
+        for _ in range(signals):
+            live.process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        if is_cut:
+            with pytest.raises(http.client.IncompleteRead) as cut:
                 stream.read()
-        assert live.stop()[0] == 0
-    cancelled = summary(live.folder)["run"].get("cancelled_requests", 0)
-    assert cancelled == (seconds < 1)
+            assert json.loads(cut.value.partial.decode().split("data: ")[-1])["error"]["code"] == 503
+        else:
+            assert len(events(stream)) == 500
+        live.process.communicate()
+        assert live.process.returncode == 0
+    figures = summary(live.folder)
+    assert figures["run"].get("cancelled_requests", 0) == is_cut
+    assert figures["about"]["chosen"].get("cut") == ("1 requests, as the server ended" if is_cut else None)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_message_of_the_engine_that_is_longer_than_a_buffer_is_read_whole(loop: Any) -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    received: list[object] = []
+
+    async def receive() -> None:
+        ended = asyncio.Event()
+
+        def take(message: object) -> None:
+            received.append(message)
+            if len(received) == 2:
+                ended.set()
+
+        read_from(ours, take)
+        writer = asyncio.create_task(asyncio.to_thread(theirs.send, "x" * 10_000_000))
+        await writer
+        theirs.close()
+        await ended.wait()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(receive(), PATIENCE))
+    assert received == ["x" * 10_000_000, "the engine's process has ended"]
 
 
 def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_path: Path) -> None:
