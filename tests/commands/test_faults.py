@@ -131,6 +131,7 @@ def names(folder: Path) -> set[str]:
 
 
 MOODY = """
+import os
 from policies.orca import Orca
 
 class Moody(Orca):
@@ -149,12 +150,12 @@ def test_a_failed_run_says_why_and_can_be_run_again(tmp_path: Path) -> None:
     arguments = ("policy=moody.Moody", "output=out", "decisions=true", *QUICK)
     assert (
         run(tmp_path, *arguments, "+policy.at=7")
-        == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10); see out/unfinished.json"
+        == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:11); see out/unfinished.json"
     )
     assert names(tmp_path / "out") == {"config.yaml", "unfinished.json", "decisions.jsonl.gz"}
     told = unfinished(tmp_path / "out")
     assert told["status"] == "failed"
-    assert told["error"] == "policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10)"
+    assert told["error"] == "policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:11)"
     assert 'raise ValueError("a mood")' in "".join(told["traceback"])
     assert len(read_decisions(tmp_path / "out" / "decisions.jsonl.gz").recorded.events) > 10
 
@@ -252,24 +253,10 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     assert "terminated" in {unfinished(path.parent)["status"] for path in folders.glob("*/unfinished.json")}
 
 
-KILLER = """
-import os, signal
-from policies.orca import Orca
-
-class Killer(Orca):
-    def __init__(self, at):
-        self.at = at
-
-    def plan(self, view):
-        if view.iteration == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().plan(view)
-"""
-
-
 def test_a_killed_worker_leaves_finished_runs_and_its_folder_behind(tmp_path: Path) -> None:
-    (tmp_path / "killer.py").write_text(KILLER)
-    sweep = ("-m", "sweep=grid", "policy=killer.Killer", "+policy.at=-1,9", *QUICK)
+    killer = MOODY.replace('raise ValueError("a mood")', "os.kill(os.getpid(), 9)")
+    (tmp_path / "moody.py").write_text(killer)
+    sweep = ("-m", "sweep=grid", "policy=moody.Moody", "+policy.at=-1,9", *QUICK)
     process = start(*sweep, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path)
     errors = errors_at_end(process)
     assert process.returncode == 2
@@ -278,7 +265,7 @@ def test_a_killed_worker_leaves_finished_runs_and_its_folder_behind(tmp_path: Pa
     assert unfinished(killed)["status"] == "begun"
     finished = {path.parent: path.read_text() for path in (tmp_path / "multirun" / "grid").glob("*/summary.json")}
 
-    (tmp_path / "killer.py").write_text(KILLER.replace("== self.at", "is None"))
+    (tmp_path / "moody.py").write_text(killer.replace("== self.at", "is None"))
     assert command("run", *sweep, "other_code=keep", cwd=tmp_path).returncode == 0
     assert len(list((tmp_path / "multirun" / "grid").glob("*/summary.json"))) == 2
     assert all((folder / "summary.json").read_text() == text for folder, text in finished.items())

@@ -41,30 +41,27 @@ def test_a_block_is_found_from_the_next_iteration_on() -> None:
     assert golden(InOrder(), asked, tokens=20, block=2, prompt=texts).schedule == "P6 Q6 | R6"
 
 
-def test_what_is_found_is_context_to_a_cost_model() -> None:
-    """Q's two tokens behind the four found, and R's last one, which has the shape of a decode."""
+def shapes_of(asked: str, **texts: str) -> list[BatchShape]:
+    """Those that a cost model is asked about, with blocks of two."""
     shapes = list[BatchShape]()
 
     def seconds(shape: BatchShape) -> float:
         shapes.append(shape)
         return 1.0
 
-    texts = prompts(P="abcdef", Q="abcdeg", R="abcde")
-    golden(InOrder(), "P 6/1 @0, Q 6/1 @1, R 5/1 @2", block=2, seconds=seconds, prefix_cache=LRU(), prompt=texts)
+    golden(InOrder(), asked, block=2, seconds=seconds, prefix_cache=LRU(), prompt=prompts(**texts))
+    return shapes
+
+
+def test_what_is_found_is_context_to_a_cost_model() -> None:
+    """Q's two tokens behind the four found, and R's last one, which has the shape of a decode."""
+    shapes = shapes_of("P 6/1 @0, Q 6/1 @1, R 5/1 @2", P="abcdef", Q="abcdeg", R="abcde")
     assert [shape[:3] for shape in shapes] == [(((6, 0),), 0, 0), (((2, 4),), 0, 0), ((), 1, 5)]
 
 
 def test_a_cost_model_sees_what_several_decodes_read() -> None:
     """P, Q and R hold `abcd`, which is shared by two and then three decodes; S shares nothing."""
-    shapes = list[BatchShape]()
-
-    def seconds(shape: BatchShape) -> float:
-        shapes.append(shape)
-        return 1.0
-
-    texts = prompts(P="abcdef", Q="abcdeg", R="abcdh", S="xyz")
-    asked = "P 6/5 @0, Q 6/3 @1, S 3/2 @1, R 5/2 @2"
-    golden(InOrder(), asked, block=2, seconds=seconds, prefix_cache=LRU(), prompt=texts)
+    shapes = shapes_of("P 6/5 @0, Q 6/3 @1, S 3/2 @1, R 5/2 @2", P="abcdef", Q="abcdeg", R="abcdh", S="xyz")
     assert [(len(shape.chunks), shape.num_decodes, shape.num_shared) for shape in shapes] == [
         *((1, 0, 0), (2, 1, 0), (0, 4, 8), (0, 3, 8), (0, 1, 0))
     ]
