@@ -56,7 +56,7 @@ def test_an_optional_kernel_that_cannot_be_loaded_is_a_reason(monkeypatch: pytes
 
     monkeypatch.setattr("cbatch.runtime.fast.quack_gemm.import_module", fail)
     monkeypatch.setattr("cbatch.runtime.fast.attention.choice.import_module", fail)
-    assert why_not_quack(LARGE, CUDA) == "RuntimeError: quack.gemm"
+    assert why_not_quack(LARGE, CUDA) == "RuntimeError: quack.gemm_interface"
     assert choose_attention(LARGE, 128, CUDA).reason == "flash-attn-4 cannot be loaded: RuntimeError: flash_attn.cute"
 
 

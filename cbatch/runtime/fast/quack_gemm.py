@@ -6,6 +6,7 @@ written and read again.
 """
 
 from importlib import import_module
+from itertools import product
 from typing import NamedTuple, cast
 
 import torch
@@ -47,8 +48,10 @@ def quack_product(x: torch.Tensor, weight: torch.Tensor, num_processors: int, *,
         weight: [outputs, inputs]; if gated, the gates and then the ups.
     """
     tile = choose_tile(len(x), len(weight), num_processors, gated=gated)
-    if tile is None:
-        return None
+    return None if tile is None else _multiply(x, weight, tile, gated=gated)
+
+
+def _multiply(x: torch.Tensor, weight: torch.Tensor, tile: Tile, *, gated: bool) -> torch.Tensor:
     cluster = (2, 1) if _in_pairs(len(x), tile) else (1, 2)  # tiles that share what they load: weights, or rows
     if gated:
         library = import_module("quack.gemm_interface")
@@ -70,29 +73,36 @@ def quack_product(x: torch.Tensor, weight: torch.Tensor, num_processors: int, *,
 
 def choose_tile(rows: int, outputs: int, num_processors: int, *, gated: bool) -> Tile | None:
     """The tile with which the multiprocessors compute in the largest share of the time, the larger one of equals; None: `_WORTH` is missed."""
-    fitting = [tile for tile in (_GATED if gated else _PLAIN) if _in_pairs(rows, tile) or not tile.paired]
     share, tile = max(
-        ((_share(rows, outputs, num_processors, tile), tile) for tile in fitting),
+        ((_share(rows, outputs, num_processors, tile), tile) for tile in _tiles(rows, gated=gated)),
         key=lambda found: (round(found[0], 3), found[1].rows * found[1].outputs),
     )
     return tile if share >= _WORTH else None
 
 
 def why_not_quack(spec: ModelSpec, device: torch.device) -> str:
-    """Returns why quack cannot compute the model's products on a GPU, found by computing one of each kind; empty if it can."""
+    """Returns why quack cannot compute the model's products on a GPU; empty if it can.
+
+    Compiles all its kernels, some seconds the first time on a machine: no iteration waits for that later.
+    """
     if spec.dtype not in ("bfloat16", "float16"):
         return "it multiplies 16-bit floats"
     if torch.cuda.get_device_capability(device)[0] != 9:
         return "it needs compute capability 9.0"
-    zeros = torch.zeros((27648, 64), dtype=getattr(torch, spec.dtype), device=device)
+    zeros = torch.zeros((1024, 64), dtype=getattr(torch, spec.dtype), device=device)
     try:
-        quack_product(zeros[:1024], zeros[:6144], 132, gated=False)
-        quack_product(zeros[:256], zeros, 132, gated=True)
+        for gated, rows in product((True, False), (256, 384)):  # an even and an odd number of tiles
+            for tile in _tiles(rows, gated=gated):
+                _multiply(zeros[:rows], zeros, tile, gated=gated)
     except ImportError:
         return "quack-kernels, which flash-attn-4 brings, is not installed"
     except Exception as error:  # whatever its compiler meets there
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return ""
+
+
+def _tiles(rows: int, *, gated: bool) -> list[Tile]:
+    return [tile for tile in (_GATED if gated else _PLAIN) if _in_pairs(rows, tile) or not tile.paired]
 
 
 def _in_pairs(rows: int, tile: Tile) -> bool:
