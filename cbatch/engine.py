@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, cast
 
 from cbatch.arrivals import Arrivals, Departures, Recorded, check_fits, not_submitted
-from cbatch.calls import call_at
+from cbatch.calls import as_it_is, call_at
 from cbatch.cost import CostModel
 from cbatch.executor import Executor, Turn
 from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
@@ -76,6 +76,7 @@ class Engine:
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
+        self._timed: Callable[[Any], Any] = getattr(executor, "timed", as_it_is)
         self._until = inf  # seconds; further requests may be submitted then
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
@@ -155,7 +156,7 @@ class Engine:
     def _launch_next(self) -> InFlight | None:
         """Plans the next iteration and hands it to the device. Returns None if the policy plans nothing."""
         planned_at = self._take_arrivals()
-        plan = call_at(self._where, self.policy.plan, self.view)
+        plan = call_at(self._where, self._timed(self.policy.plan), self.view)
         self._latest = None
         checked = check_plan(plan, self.state, self.view, self.policy_name)
         for request in plan.preempt:

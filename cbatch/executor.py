@@ -134,6 +134,7 @@ class Executor(Protocol):
 
     `needs_tokens` says whether prompts must hold real token values. A subclass inherits methods that return nothing; they
     do nothing. One whose `repeats` is true has a method that stands for several launches and waits: `SimExecutor.repeat`.
+    One that has a method `timed` is given each plan's function and returns the one to call: `PlanningExecutor.timed`.
     """
 
     num_stages: int

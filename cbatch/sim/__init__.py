@@ -3,7 +3,8 @@
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
+from cbatch.sim.planning import PlanningExecutor
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import PROFILES, load_profile
 
-__all__ = ["PROFILES", "HostTime", "Profile", "ProfileCost", "SimExecutor", "load_profile"]
+__all__ = ["PROFILES", "HostTime", "PlanningExecutor", "Profile", "ProfileCost", "SimExecutor", "load_profile"]

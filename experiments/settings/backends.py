@@ -14,17 +14,20 @@ from cbatch.kv import blocks_for
 from cbatch.model import split_layers
 from cbatch.model.topology import Degree, Topology, split_ranks
 from cbatch.runtime.options import AttentionName, Options
-from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor
+from cbatch.sim import HostTime, PlanningExecutor, Profile, ProfileCost, SimExecutor
 from cbatch.validation import Give, Switch, check, not_negative
 from experiments.settings.backend import Backend
 from experiments.settings.hardware import CPU, cost_model
 from experiments.settings.this_machine import card_name, count_gpus, cpu_name
+from experiments.store.notes import PLANNING
 from experiments.workloads import Vocabulary
 
 Graphs = Literal["off", "decode", "all"]
 _Seconds = Annotated[float, not_negative("seconds")]
 Sizes = Annotated[list[int] | Literal["auto"], Give("the number of layers of each stage, as in [17,15], or auto")]
-HostSeconds = Annotated[_Seconds | Literal["auto"], Give("seconds of host time per iteration, or auto")]
+HostSeconds = Annotated[
+    _Seconds | Literal["auto", "measured"], Give("seconds of host time per iteration, measured, or auto")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,8 @@ class Runtime:
 class Simulated(Backend):
     """Predicted time on the GPUs of a hardware profile.
 
-    host_seconds: host time per iteration; "auto": the profile's. The time of the policy's own code is not simulated.
+    host_seconds: host time per iteration; "auto": the profile's; "measured": besides, what each of the policy's plans takes on this
+        machine.
     tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.model.topology.Topology`.
     """
 
@@ -82,13 +86,18 @@ class Simulated(Backend):
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
-        if self.host_seconds == "auto":
-            return SimExecutor(cost, cost.profile.host_time(asynchronous, spec))
-        return SimExecutor(cost, HostTime(self.host_seconds))
+        if isinstance(self.host_seconds, float):
+            return SimExecutor(cost, HostTime(self.host_seconds))
+        kind = SimExecutor if self.host_seconds == "auto" else PlanningExecutor
+        return kind(cost, cost.profile.host_time(asynchronous, spec))
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        origin = cost.provenance(asynchronous, own_host=self.host_seconds != "auto")
-        return {**origin, "stages": [asdict(account) for account in executor.accounts()]}
+        origin = cost.provenance(asynchronous, own_host=isinstance(self.host_seconds, float))
+        stages = {"stages": [asdict(account) for account in executor.accounts()]}
+        each = executor.executors if isinstance(executor, Executors) else [executor]
+        if self.host_seconds != "measured":
+            return origin | stages
+        return origin | stages | {"planning": {key: sum(getattr(one, key) for one in each) for key in PLANNING}}
 
 
 @dataclass(frozen=True, kw_only=True)

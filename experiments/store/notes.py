@@ -17,6 +17,9 @@ _LACKS = {
 }
 """Notes on what a policy depends on and a run has not, by the names in `about.lacks`."""
 
+PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
+"""Keys of what plans took on this machine (`cbatch.sim.PlanningExecutor`)."""
+
 _LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line with the profile's name
 
 
@@ -28,6 +31,11 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     notes = [*sorted(set(map(origin_of, known))), beyond_text(known)]
     if any(outside):
         notes.append(f"iterations outside the measured range: {sum(outside):,}{_of_several(outside)}")
+    if planning := [about["execution"]["planning"] for about in known if "planning" in about["execution"]]:
+        plans, seconds, late = (sum(each[key] for each in planning) for key in PLANNING)
+        notes.append(
+            f"a plan took {1e3 * seconds / max(plans, 1):.2g} ms here; beyond the device's slack: {late:.2g} s in all"
+        )
     if any(seen):
         some = "" if all(seen) else _of_several(seen)
         notes.append(f"true output lengths known to the policy, as max_new_tokens{some}")

@@ -1,0 +1,40 @@
+"""What a policy's own code takes to plan is charged to the host, and what exceeds the device's slack delays the device."""
+
+from itertools import count
+
+import pytest
+
+from cbatch import KVSize, Limits, Request, Server
+from cbatch.cost import BatchShape
+from cbatch.sim import HostTime, PlanningExecutor, planning
+from policies.orca import Orca
+
+DEVICE, HOST = 0.010, 0.001
+
+
+class EvenCost:
+    def predict(self, shape: BatchShape) -> float:
+        return DEVICE
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "plan", "iteration"),
+    [
+        (False, 0.004, DEVICE + HOST + 0.004),  # one after the other
+        (True, 0.004, DEVICE),  # hidden behind the device
+        (True, 0.015, HOST + 0.015),  # the device waits for it
+    ],
+)
+def test_plans_take_time(asynchronous: bool, plan: float, iteration: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = count()
+    monkeypatch.setattr(planning, "thread_time", lambda: plan * (next(readings) % 2))
+    executor, tokens = PlanningExecutor(EvenCost(), HostTime(HOST)), 50
+    server = Server(executor, Limits(4, 64, 100), EvenCost(), KVSize(100, 16), asynchronous=asynchronous)
+    record = server.serve(Orca(), [Request(0, 10, tokens)])
+    received = [step.received_at for step in record.steps]
+    assert len(received) == executor.num_plans == tokens, "each iteration is planned"
+    assert received[-2] - received[1] == pytest.approx((tokens - 3) * iteration)
+    assert executor.planning_seconds == pytest.approx(tokens * plan)
+    within_slack = DEVICE - HOST if asynchronous else 0.0
+    late = plan + (tokens - 1) * max(plan - within_slack, 0.0)  # nothing is computed during the first
+    assert executor.delay_seconds == pytest.approx(late)
