@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cbatch.errors import ConfigError
+from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.attention import Attention, AttentionRates, flops_per_score
+from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
@@ -38,6 +39,10 @@ class Card:
     def text(self) -> str:
         """Names the card and its factors in a few words; empty for the profile's own card."""
         return f"{self.name}: prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}" if self.name else ""
+
+
+PEAK = 1.3
+"""The peak of a data sheet over the largest measured rate, at most; what is faster cannot have been measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,9 @@ class Profile:
         """Seconds of one GPU's operations: measured, or estimated if there is no measurement."""
         share, ceilings = Topology(tensor_parallel, gpus_per_node=tensor_parallel).share(spec), self.ceilings
         measured, inferred = self.measured(spec, tensor_parallel)
+        for part in (measured, measured.decode_only):
+            if part is not None and part.linear is not None:
+                self._check_possible(part.linear, share)
         bandwidth = ceilings.bandwidth_bytes_per_second
         rates = self.attention or AttentionRates(bandwidth, ceilings.flops_per_second, bandwidth)
         tables = measured.attention and replace(
@@ -169,6 +177,16 @@ class Profile:
             measured=measured,
             estimated=(*(name for name, source in known.items() if source is None), *inferred),
         )
+
+    def _check_possible(self, products: PiecewiseLinear, share: ModelSpec) -> None:
+        """Raises ProfileError for matrix products of a layer that are faster than the device's peak."""
+        peak = PEAK * self.ceilings.flops_per_second
+        flops = 2 * sum(inputs * outputs for inputs, outputs in share.linear_shapes.values())
+        for tokens, seconds in zip(*products, strict=True):
+            if seconds * peak < tokens * flops:
+                rate = f"{tokens * flops / seconds / 1e12:.0f} TFLOP/s, {self.hardware} has at most {peak / 1e12:.0f}"
+                problem = f"products of {share.name} with {tokens:g} tokens reach {rate}"
+                raise ProfileError(f"hardware={self.name}: {problem}; correct the table of linear, or the ceilings")
 
     def kv_tokens(self, spec: ModelSpec, topology: Topology = Topology()) -> int:  # noqa: B008 - frozen
         """Tokens of KV cache beside the weights of one replica.

@@ -144,6 +144,23 @@ def test_an_iteration_without_a_graph_keeps_the_host_while_the_device_computes(l
     assert all(step.launched_at - step.planned_at == pytest.approx(0.001) for step in steps[:place])
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_products_faster_than_the_data_sheet_are_refused(alone: bool) -> None:
+    """8,192 tokens of the 8B model take an H100 116 ms at its peak; a simulator was found to take 32."""
+    shipped = load_profile("h100")
+    model = shipped.models[LLAMA.name]
+    measured = model.tensor_parallel[1]
+    assert measured.decode_only is not None
+    wrong = PiecewiseLinear((128, 8192), (0.001, 0.032))
+    only = replace(measured.decode_only, linear=wrong)
+    tables = replace(measured, decode_only=only) if alone else replace(measured, linear=wrong)
+    damaged = replace(shipped, models={LLAMA.name: replace(model, tensor_parallel={1: tables})})
+    with pytest.raises(
+        ProfileError, match=r"hardware=h100: products of llama-3.1-8b with 128 tokens reach 1787 TFLOP/s"
+    ):
+        ProfileCost(damaged, LLAMA)
+
+
 def test_a_model_without_a_table_is_estimated_from_the_ceilings_and_marked() -> None:
     h200 = load_profile("h200")
     cost = ProfileCost(h200, OTHER)
