@@ -17,7 +17,8 @@ from reproduction.validation import fidelity, stored
 from reproduction.validation import runs as runs_file
 from reproduction.validation.__main__ import main
 from reproduction.validation.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
-from reproduction.validation.compare import Nudged, compare, pair, ranking
+from reproduction.validation.compare import Nudged, compare, pair
+from reproduction.validation.ranking import counts, noise_of, pairs, served
 from reproduction.validation.runs import ServedRun
 from reproduction.validation.serve import serve
 
@@ -71,7 +72,6 @@ def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case,
         assert low <= found["error"]["total time"] <= high
         if case is QUEUED:  # one iteration after the other: all take that much more or less
             assert (low, high) == (pytest.approx(-0.01, rel=0.1), pytest.approx(0.01, rel=0.1))
-    assert result["ranking"][case.name]["swapped"] == {}
 
 
 def test_the_order_of_events_and_the_cost_model_are_told_apart(trace: str) -> None:
@@ -117,15 +117,21 @@ def test_a_run_is_kept_as_it_was(trace: str, tmp_path: Path) -> None:
         runs_file.load(tmp_path / "broken.npz")
 
 
-def test_policies_in_another_order_are_named_with_what_lies_between_them() -> None:
-    speeds = {"fast": (100.0, 101.0), "slow": (80.0, 70.0), "slower": (79.0, 75.0)}
+def test_a_winner_counts_where_cards_differ_by_less_and_a_wrong_one_costs_what_it_is_slower() -> None:
+    """Card 2 serves `fast` 5% slower: its noise. `slow` and `slower` are 20% apart, and simulation swaps them; `near` ties with `fast`."""
+    times = {"fast": (1.0, 1.0), "near": (1.02, 0.99), "slow": (2.0, 2.5), "slower": (2.4, 2.2)}
     kinds = ("measured", "simulated")
-    found = {
-        name: {kind: {"throughput": value} for kind, value in zip(kinds, values, strict=True)}
-        for name, values in speeds.items()
+    runs = {
+        name: {"model": "m", **{kind: {"TTFT mean": time} for kind, time in zip(kinds, both, strict=True)}}
+        for name, both in times.items()
     }
-    orders = {"measured": ["fast", "slow", "slower"], "simulated": ["fast", "slower", "slow"]}
-    assert ranking(found) == {**orders, "swapped": {"slow; slower": pytest.approx(80 / 79 - 1)}}
+    again = {"fast": {**runs["fast"], "measured": {"TTFT mean": 1.05}}}
+    cards = [*served({"cases": {"queued, card 1": runs, "queued, card 2": again}})]
+    noise = noise_of([cards])
+    assert noise["TTFT mean"] == pytest.approx(0.05)
+    found = [pair for card in cards for pair in pairs(card)]
+    assert {pair.what for pair in found} == {"policy"}
+    assert counts(found, noise) == (6, 5, 4, 0.8, pytest.approx(0.2))
 
 
 def test_the_load_of_a_case_is_of_the_capacity_of_its_own_server() -> None:
@@ -149,7 +155,7 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
     (tmp_path / "h200.json").write_text(json.dumps(profile))
     assert main(["fidelity", f"measured={kept}", f"folder={tmp_path}", "stamp=on"]) == 0
     printed = capsys.readouterr().out
-    assert "ranking: the same" in printed and "0 of 8" in printed
+    assert "0 of 8" in printed
     result = json.loads((tmp_path / "h200" / "fidelity.json").read_text())
     assert set(result["cases"]) == {"trace", "poisson at 60%"}
     stamped = json.loads((tmp_path / "h200.json").read_text())

@@ -32,6 +32,11 @@ COMPARISONS = {
         "reproduction.validation.sessions",
         needs_gpu=False,
     ),
+    "ranking": Benchmark(
+        "how often simulation names the winner that reality names, over all pairs of settings, from stored comparisons",
+        "reproduction.validation.ranking",
+        needs_gpu=False,
+    ),
 }
 DRAWN: dict[str, Callable[..., Figure]] = {"bubbles": bubbles.draw, "lanes": lanes.draw}
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, compress
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,7 +86,7 @@ def simulate(
 
 
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
-    """Returns figures and relative errors by case and policy, the median and the largest errors, and how policies rank.
+    """Returns figures and relative errors by case and policy, the median and the largest errors.
 
     Runs of several cards are told apart by the end of their case's name (`on_card`).
     """
@@ -126,14 +126,13 @@ def tables_of(profile: Profile) -> str:
 
 
 def summarize(cases: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the largest and the median errors of these runs, how many are within the targets, and how policies rank."""
+    """Returns the largest and the median errors of these runs, and how many are within the targets."""
     sizes = {name: [abs(run["error"][name]) for _, run in judged(cases, name)] for name in TARGETS}
     return {
         "largest_error": {name: max(values) for name, values in sizes.items() if values},
         "median_error": {name: float(np.median(values)) for name, values in sizes.items() if values},
         "within": within_targets(cases),
         "cards": cards(cases),
-        "ranking": {case: ranking(policies) for case, policies in cases.items()},
     }
 
 
@@ -250,19 +249,3 @@ def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iter
             saved = clock.run(times.pace)
         seconds.append(times.compute + times.embedding + times.head - saved)
     return np.array(seconds)
-
-
-def ranking(policies: dict[str, Any]) -> dict[str, Any]:
-    """Returns policies ordered by measured and by simulated throughput, and the pairs whose order differs.
-
-    swapped: measured throughput of the first over the second, minus 1, for each such pair.
-    """
-    kinds = ("measured", "simulated")
-    speed = {kind: {name: found[kind]["throughput"] for name, found in policies.items()} for kind in kinds}
-    orders = {kind: sorted(values, key=values.__getitem__, reverse=True) for kind, values in speed.items()}
-    swapped = {
-        f"{first}; {second}": speed["measured"][first] / speed["measured"][second] - 1
-        for first, second in combinations(orders["measured"], 2)
-        if speed["simulated"][first] < speed["simulated"][second]
-    }
-    return {**orders, "swapped": swapped}

@@ -84,7 +84,7 @@ def main(
         if path:
             from reproduction.validation.serve import serve_cases  # loads torch
 
-            numbers = {"pd": pd, "trace": trace, "poisson": poisson, "held": held}
+            numbers = {"pd": pd, "trace": trace, "poisson": poisson, "held": held, "ranked": held}
             for about, served in serve_cases(chosen, path, numbers, tuple(kept[0][1]), hardware=hardware):
                 kept_runs.save(files[0], about, served)
                 kept = [(about, served)]

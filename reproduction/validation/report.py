@@ -23,8 +23,6 @@ def show(result: dict[str, Any]) -> None:
             for name, found in policies.items()
         }
         print(tabulate([*zip(columns, *cells.values(), strict=True)], ["", *cells], disable_numparse=True))
-        swapped = ", ".join(f"{pair} (apart by {gap:.1%})" for pair, gap in result["ranking"][case]["swapped"].items())
-        print(f"  ranking: {f'differs: {swapped}' if swapped else 'the same'}")
     rows = []
     for name, target in TARGETS.items():
         if name in result["median_error"]:
