@@ -10,6 +10,7 @@ from pydantic import Field, InstanceOf
 
 from cbatch import Described, WorkloadError
 from cbatch.validation import Give, check, not_negative, positive, whole
+from experiments.workloads.readers.traces import read_trace
 from experiments.workloads.trace import Fit, Floats, Format, Ints, ScaledFit, Trace
 
 LONGEST = 10_000_000
@@ -130,8 +131,6 @@ class TraceLengths(_Checked, ScaledFit):
 
     @cached_property
     def _trace(self) -> Trace:
-        from experiments.workloads.readers.traces import read_trace  # loads pandas
-
         return read_trace(self.path, self.format, "workload.lengths")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import Vocabulary, Workload
+from experiments.workloads.readers.traces import read_trace
 from experiments.workloads.trace import Format, ScaledFit, Trace
 
 
@@ -48,8 +49,6 @@ class TraceReplay(Replay):
     speed: Annotated[float, positive("1 replays in real time, 2 twice as fast")] = 1.0
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
-        from experiments.workloads.readers.traces import read_trace  # loads pandas
-
         trace = read_trace(self.path, self.format, columns=self.columns)
         if trace.arrival_time is None:
             if not self.queued or self.start or self.speed != 1:

@@ -28,6 +28,7 @@ from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary
 from experiments.workloads.readers.source import at_line, read_text
+from experiments.workloads.readers.table import parse_table
 from experiments.workloads.recorded import Replay
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Floats, Ints, Strings, Trace, join_clients
@@ -114,7 +115,7 @@ class ServeGen(Replay):
 
 def _read_windows(path: str) -> Any:
     """Returns a frame with a row for each client and window: client, start in seconds, rate per second, family and shape."""
-    from experiments.workloads.readers.table import parse_table  # loads pandas
+    import pandas as pd  # slow to load
 
     table = parse_table(path, read_text(path))
     client, start = table.whole_numbers("client", 0), table.whole_numbers("window_start_s", 0)
@@ -122,11 +123,11 @@ def _read_windows(path: str) -> Any:
     active, refuse = rate > 0, table.refuse
     refuse(rate < 0, "rate_req_per_s", "must not be negative")
     refuse(start % WINDOW_SECONDS != 0, "window_start_s", f"must be a multiple of {WINDOW_SECONDS}")
-    refuse(active & ~family.isin(["Gamma", "Weibull"]), "arrival_family", "must be Gamma or Weibull")
+    refuse(active & ~np.isin(family, ["Gamma", "Weibull"]), "arrival_family", "must be Gamma or Weibull")
     refuse(active & (shape < _LEAST_SHAPE), "arg1", f"must be at least {_LEAST_SHAPE}, as it is the shape")
-    repeated = table.frame.duplicated(["client", "window_start_s"])
-    refuse(repeated, "window_start_s", "this client's window is there already")
-    return table.frame.assign(client=client, start=start, rate=rate, family=family, shape=shape)
+    frame = pd.DataFrame({"client": client, "start": start, "rate": rate, "family": family, "shape": shape})
+    refuse(frame.duplicated(["client", "start"]), "window_start_s", "this client's window is there already")
+    return frame
 
 
 @dataclass(frozen=True)
@@ -157,13 +158,12 @@ class _Lengths:
 
 
 def _read_lengths(path: str) -> _Lengths:
-    from experiments.workloads.readers.table import parse_table  # loads pandas
-
     table = parse_table(path, read_text(path, "workload.dataset"))
-    clients, windows = table.whole_numbers("client").tolist(), table.column("dataset")
+    clients, windows = table.whole_numbers("client"), table.column("dataset")
     table.refuse([not isinstance(value, dict) for value in windows], "dataset", "must be an object of windows")
-    table.refuse(table.frame.duplicated("client"), "client", "this client has a line already")
-    return _Lengths(path, dict(zip(clients, zip(table.frame.index.tolist(), windows, strict=True), strict=True)))
+    is_first = np.isin(np.arange(len(clients)), np.unique(clients, return_index=True)[1])
+    table.refuse(~is_first, "client", "this client has a line already")
+    return _Lengths(path, dict(zip(clients.tolist(), zip(table.lines, windows, strict=True), strict=True)))
 
 
 @lru_cache(10_000)

@@ -94,7 +94,7 @@ def test_differences_that_the_paper_prints_from_its_measurements(policy: str, mo
     table = parse_table(path, read_text(path))
     arrival, first, last = (table.amounts(name) for name in times)
     tokens = table.whole_numbers("prompt_tokens"), table.whole_numbers("output_tokens")
-    clients = table.column("client").to_numpy(np.str_)
+    clients = np.array(table.column("client"))
     found = fairness(Service(clients, arrival, arrival + first, arrival + last, *tokens))
     assert {key: round(value, 2) for key, value in found["service_difference"].items()} == {"max": most, "mean": mean}
 

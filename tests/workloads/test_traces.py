@@ -155,7 +155,7 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
     (AZURE, 1, "header without rows"),
     ("TIMESTAMP,ContextTokens\n1,2\n", 0, "ContextTokens, GeneratedTokens (azure)"),
     (AZURE + ROW + "2023-11-16 18:15:47,1\n", 3, WHOLE),
-    (AZURE + ROW + "2023-11-16 18:15:47,1,1,1\n", 0, "line 3"),
+    (AZURE + ROW + "2023-11-16 18:15:47,1,1,1\n", 3, "4 fields"),
     (AZURE + ROW + 'x,"1,2\n', 0, "is not CSV"),
     (AZURE + ROW + "noon,1,1\n", 3, "TIMESTAMP='noon': must be a time"),
     *((AZURE + ROW + f"2023-11-16 18:15:47,{n},1\n", 3, WHOLE) for n in ("0", "-3", "nan", "inf", "1.5", "9999999999")),

@@ -24,15 +24,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from cbatch import SLO, RequestSpec, WorkloadError
 from cbatch.validation import nearest, shorten
 from experiments.workloads.readers.source import at_line, read_text
-from experiments.workloads.readers.table import Table, parse_table
+from experiments.workloads.readers.table import Table, as_number, parse_table
 from experiments.workloads.trace import MOST_TOKENS, Column, Format, Ints, Trace
 
 
@@ -100,11 +100,11 @@ def read_trace(
     text = read_text(path, f"{section}.path")
     if format == "decisions" or (format == "auto" and text.startswith('{"run":')):
         table, known = _recorded(path, text), _DECISIONS
-        filled = {name: _objects(table.frame[name].tolist()) for name in _SEEN if name in table.frame}
+        filled = {name: _objects(table.columns[name]) for name in _SEEN if name in table.columns}
     else:
         table = parse_table(path, text)
         known = _detect(table) if format == "auto" else FORMATS[format]
-        filled = _fields(table, {name: column for name, column in known.fields.items() if column in table.frame})
+        filled = _fields(table, {name: column for name, column in known.fields.items() if column in table.columns})
     tokens = partial(table.whole_numbers, least=1, most=MOST_TOKENS, unit=" of tokens")
     prompts = tokens(known.prompt)
     if known.hashed and "prefix_hashes" in filled:
@@ -114,20 +114,20 @@ def read_trace(
         source=path,
         prompt_tokens=prompts,
         output_tokens=tokens(known.output),
-        arrival_time=_arrivals(table, known) if known.arrival in table.frame else None,
-        line=table.frame.index.to_numpy(np.int64),
+        arrival_time=_arrivals(table, known) if known.arrival in table.columns else None,
+        line=np.array(table.lines),
         fields={**filled, **_fields(table, columns or {})},
     )
 
 
 def _detect(table: Table) -> Columns:
     for known in FORMATS.values():
-        if {known.prompt, known.output, known.mark or known.prompt} <= {*table.frame}:
+        if {known.prompt, known.output, known.mark or known.prompt} <= {*table.columns}:
             return known
     pairs = "; ".join(f"{known.prompt}, {known.output} ({name})" for name, known in FORMATS.items())
-    columns = shorten(", ".join(map(str, table.frame)))
+    columns = shorten(", ".join(table.columns))
     other = next(
-        (f"use workload={name}, or " for column, name in _OTHER_WORKLOADS.items() if column in table.frame), ""
+        (f"use workload={name}, or " for column, name in _OTHER_WORKLOADS.items() if column in table.columns), ""
     )
     raise WorkloadError(f"{table.path}: has columns {columns}; {other}name its lengths as a known format does: {pairs}")
 
@@ -162,7 +162,8 @@ def _recorded(path: str, text: str) -> Table:
     if not served:
         raise WorkloadError(f"{path}: no request received a token; record a run that serves some")
     served.sort(key=lambda request: (request["arrival_time"], request["id"]))
-    return Table(path, pd.DataFrame(served, dtype=object).set_index("line"))
+    columns = {name: [request.get(name) for request in served] for name in served[0]}
+    return Table(path, columns, [request["line"] for request in served])
 
 
 def _fields(table: Table, columns: Mapping[str, str]) -> dict[str, Column]:
@@ -183,18 +184,18 @@ def _fields(table: Table, columns: Mapping[str, str]) -> dict[str, Column]:
     return filled
 
 
-def _plain(column: "pd.Series[Any]") -> list[Any]:
+def _plain(values: list[Any]) -> list[Any]:
     """Returns JSON values as they are; of text, numbers if all of it is, and None for empty text."""
-    filled = column[(column != "") & column.notna()]
-    if all(isinstance(value, str) for value in filled):
-        with suppress(ValueError):
-            filled = pd.to_numeric(filled)
-    values = dict(zip(filled.index, filled.tolist(), strict=True))
-    return [values.get(line) for line in column.index]
+    plain = [None if value == "" else value for value in values]
+    if all(isinstance(value, str | None) for value in plain):
+        for kind in (int, float):
+            with suppress(ValueError):
+                return [None if value is None else kind(value) for value in plain]
+    return plain
 
 
 def _texts(table: Table, column: str) -> Column:
-    return _objects([None if value in (None, "") else str(value) for value in table.frame[column]])
+    return _objects([None if value in (None, "") else str(value) for value in table.columns[column]])
 
 
 def _whole(table: Table, column: str, least: int = -(2**62)) -> Column:
@@ -203,15 +204,15 @@ def _whole(table: Table, column: str, least: int = -(2**62)) -> Column:
 
 def _seconds(table: Table, column: str) -> Column:
     """Returns times above 0; None for an empty value."""
-    values = table.frame[column].replace("", None)
-    seconds = pd.to_numeric(values.map(str), errors="coerce")
-    table.refuse(values.notna() & ~seconds.between(0, np.inf, "neither"), column, "must be a number of seconds above 0")
-    return _objects([None if np.isnan(time) else time for time in seconds])
+    seconds = [None if value in (None, "") else as_number(value) for value in table.columns[column]]
+    bad = [time is not None and not 0 < time < inf for time in seconds]
+    table.refuse(bad, column, "must be a number of seconds above 0")
+    return _objects(seconds)
 
 
 def _hashes(table: Table, column: str) -> Column:
     """Returns a tuple for each row."""
-    values = table.frame[column].tolist()
+    values = table.columns[column]
     valid = [ids is None or (isinstance(ids, list) and {*map(type, ids)} <= {int}) for ids in values]
     table.refuse(~np.array(valid), column, "must be a list of whole numbers")
     return _objects([tuple(ids or ()) for ids in values])
@@ -225,7 +226,7 @@ def _whole_hashes(table: Table, known: Columns, prompts: Ints, hashes: Column) -
     counts = np.fromiter(map(len, hashes), np.int64, len(hashes))
     column, size = known.fields["prefix_hashes"], known.hashed
     fits = (counts >= prompts // size) & (counts <= -(-prompts // size))
-    given = table.frame[column].map(lambda ids: ids is not None).to_numpy()
+    given = [ids is not None for ids in table.columns[column]]
     table.refuse(given & ~fits, column, f"must have an id for each {size} tokens of {known.prompt}")
     return _objects([ids[: prompt // size] for ids, prompt in zip(hashes, prompts.tolist(), strict=True)])
 
