@@ -1,5 +1,6 @@
 """An open loop: requests arrive independently of how busy the server is."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,30 +58,36 @@ class AllAtOnce(Described):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class OpenLoop(Workload):
-    """`num_requests` requests of any arrival process and any length distribution.
+class DrawnRequests(Workload):
+    """Base of workloads whose arrivals and lengths are drawn from separate streams: changing one does not affect the other."""
 
-    Arrivals and lengths are drawn from separate streams: changing one does not affect the other.
-
-    rate_scale: 2 sends the same requests twice as fast.
-    """
-
-    num_requests: Annotated[int | None, whole(1, MOST_REQUESTS)] = 512
+    num_requests: Annotated[int, whole(1, MOST_REQUESTS)] = 512
     arrivals: Annotated[Arrivals, Give("keys of it, as in workload.arrivals._target_=...; it must have times()")]
     lengths: Annotated[Lengths, Give("keys of it, as in workload.lengths._target_=...; it must have draw()")] = field(
         default_factory=partial(UniformLengths, min_length=256, max_length=1024, pd_ratio=4)
     )
+
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
+        return self._build(self.trace(), vocabulary)
+
+    @abstractmethod
+    def trace(self) -> Trace:
+        """Draws arrivals, lengths and what prompts share."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OpenLoop(DrawnRequests):
+    """`num_requests` requests of any arrival process and any length distribution.
+
+    rate_scale: 2 sends the same requests twice as fast.
+    """
+
     rate_scale: Annotated[float, positive("1 keeps the rate")] = 1.0
 
     def within(self, positions: int) -> Self:
         return replace(self, lengths=limit_lengths(self.lengths, positions, self.max_new_tokens))
 
-    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
-        return self._build(self.trace(), vocabulary)
-
     def trace(self) -> Trace:
-        """Arrivals and lengths alone."""
-        assert self.num_requests is not None, "checked when built"
         times = self.arrivals.times(generator(self.seed, Stream.ARRIVALS), self.num_requests) / self.rate_scale
         prompts, outputs = self.lengths.draw(generator(self.seed, Stream.LENGTHS), self.num_requests)
         return Trace(source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times)

@@ -1,17 +1,14 @@
 """Requests whose prompts begin alike: groups with a common prefix, and conversations that grow turn by turn."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
-from cbatch import Request
-from cbatch.validation import Give, not_negative, whole
-from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
-from experiments.workloads.lengths import LONGEST, Lengths
-from experiments.workloads.open_loop import Arrivals
+from cbatch.validation import not_negative, whole
+from experiments.workloads.base import MOST_REQUESTS
+from experiments.workloads.lengths import LONGEST
+from experiments.workloads.open_loop import DrawnRequests
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Trace
 
@@ -19,24 +16,11 @@ _Tokens = Annotated[int, whole(1, LONGEST)]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SharedPrefixes(Workload):
-    """Base of both. arrivals: of requests, or of conversations. lengths: of what follows in the prompt, and of the output."""
+class PrefixGroups(DrawnRequests):
+    """Each request belongs to a group drawn at random; the requests of a group share the first `prefix` tokens of their prompts.
 
-    num_requests: Annotated[int, whole(1, MOST_REQUESTS)] = 512
-    arrivals: Annotated[Arrivals, Give("keys of it, as in workload.arrivals._target_=...; it must have times()")]
-    lengths: Annotated[Lengths, Give("keys of it, as in workload.lengths._target_=...; it must have draw()")]
-
-    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
-        return self._build(self.trace(), vocabulary)
-
-    @abstractmethod
-    def trace(self) -> Trace:
-        """Lengths, arrivals and what is shared."""
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class PrefixGroups(SharedPrefixes):
-    """Each request belongs to a group drawn at random; the requests of a group share the first `prefix` tokens of their prompts."""
+    lengths: of what follows in the prompt, and of the output.
+    """
 
     groups: Annotated[int, whole(1, MOST_REQUESTS)] = 32
     prefix: _Tokens = 2048
@@ -55,12 +39,13 @@ class PrefixGroups(SharedPrefixes):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Chat(SharedPrefixes):
+class Chat(DrawnRequests):
     """Conversations of `turns` requests. A turn's prompt is the system prompt, all turns and answers before, and new tokens.
 
     An open loop: a turn comes `pause` seconds, on average, after the turn before came, whether that has been answered or not.
     With real tokens the answers within prompts are drawn, and differ from the model's.
 
+    arrivals: of conversations. lengths: of a turn's new tokens, and of its answer.
     system: tokens of the prompt that all conversations share; 0: none. pause: seconds, exponentially distributed.
     """
 
