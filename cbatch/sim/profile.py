@@ -38,7 +38,10 @@ class Card:
     @property
     def text(self) -> str:
         """Names the card and its factors in a few words; empty for the profile's own card."""
-        return f"{self.name}: prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}" if self.name else ""
+        delay = f", without {self.first_token_seconds * 1e3:.1f} ms before first tokens" * bool(
+            self.first_token_seconds
+        )
+        return f"{self.name}: prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}{delay}" if self.name else ""
 
 
 PEAK = 1.3

@@ -18,6 +18,12 @@ factors, of iterations with prompts and of decodes alone. Runs with hardware=FIL
     hardware     the profile; by default that of the card's kind      model  one that it has tables of; llama-3.1-8b
     output       the file; by default PROFILE-CARD, in cbatch/sim/profiles
 
+`python -m experiments.profile card records=FILE hardware=NAME [key=value ...]` fits the two factors to a server's requests, and the delay
+before every first token, by simulating them, without a GPU.
+
+    records      the folder of a run, or what `vllm bench serve --save-result --save-detailed` wrote
+    key=value    the server, by the keys of `experiments.run`: policy=vllm_v1 model=... batch=... chunk=... kv_tokens=...
+
 `python -m experiments.profile show hardware=NAME` prints where each entry of a profile comes from.
 
 The file keeps the other models' tables. Interpolated times are compared with batches measured in between, and printed.
@@ -48,6 +54,13 @@ def main(arguments: Sequence[str]) -> int:
 def _profile(*options: str) -> None:
     if options[0] == "show":
         show(**keyword_arguments(show, options[1:], "profile show"))
+        return
+    if options[0] == "card" and any(option.startswith("records=") for option in options):
+        from experiments.profile.client import fit_card  # loads pandas
+
+        own = [option for option in options[1:] if option.startswith(("records=", "output="))]
+        fitted = partial(fit_card, _reporter(), [option for option in options[1:] if option not in own])
+        fitted(**keyword_arguments(fitted, own, "profile card"))
         return
     if options[0] == "card":
         from experiments.profile.card import measure_card  # loads torch

@@ -1,0 +1,130 @@
+"""The speed of a server from its clients' records alone: two factors and a delay, fitted by simulating the same requests.
+
+Records are requests.csv of a run, or what `vllm bench serve --save-result --save-detailed` writes. The first half of the requests
+is fitted, the second half judged.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import minimize
+from tabulate import tabulate
+
+from cbatch import ConfigError
+from cbatch.results.metrics import statistics
+from cbatch.sim import Profile, load_profile
+from cbatch.sim.profile import Card
+from cbatch.sim.profile_file import profile_text
+from experiments.profile.card import write_card
+from experiments.profile.measure import Report
+from experiments.serve import serve
+from experiments.settings.compose import compose_run
+from experiments.settings.settings import Settings
+from experiments.store.csv_tables import REQUESTS
+from experiments.store.provenance import write_text
+
+TTFT, TPOT, END_TO_END = "ttft_seconds", "tpot_seconds", "end_to_end_seconds"
+
+SIMPLEX = [(1.0, 1.0), (1.06, 1.0), (1.0, 1.06)]
+"""Factors of prompts and of decodes with which the search begins."""
+
+PRECISION, MOST_SIMULATIONS = {"xatol": 0.003, "fatol": 0.01}, 40
+"""Of the factors, and of the error, whose last digits are chance; after so many simulations the search ends anyway."""
+
+
+def fit_card(report: Report, server: Sequence[str], records: str, output: str = "") -> Path:
+    """Fits a server's speed, and writes the profile with it; `experiments.profile.__main__` explains the options.
+
+    server: keys of `experiments.run` that describe it.
+
+    Raises:
+        ConfigError: records that cannot be read, or that simulation serves in part. CbatchError: as `experiments.run`.
+    """
+    path = Path(records)
+    recorded = read_records(path)
+    half = len(recorded) // 2
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.csv"
+        columns = {"arrival": "arrived_at", "prompt_tokens": "num_prefill_tokens", "output_tokens": "num_decode_tokens"}
+        recorded[list(columns)].rename(columns=columns).to_csv(trace, index=False)
+        settings = compose_run("backend=sim", "workload=trace", f"workload.path={trace}", *server)
+        profile = replace(load_profile(settings.hardware), card=Card())
+
+        def predicted(factors: Sequence[float]) -> tuple[Card, pd.DataFrame]:
+            """Returns the card with these factors, and what it predicts; the delay is the median of what TTFT lacks in the first half."""
+            card = Card(f"the server of {path.stem}", *(round(float(factor), 4) for factor in factors))
+            report(f"simulating with prompts x{card.prompts:.3f}, decodes x{card.decodes:.3f}")
+            table = simulate(settings, replace(profile, card=card), trace.with_suffix(".json"))
+            if len(table) < len(recorded):
+                problem = f"simulation serves {len(table)} of {len(recorded)} requests"
+                raise ConfigError(f"records={records}: {problem}; give the server's kv_tokens and max_tokens")
+            delay = max(float(np.median((recorded[TTFT] - table[TTFT])[:half])), 0.0)
+            table[[TTFT, END_TO_END]] += delay
+            return replace(card, first_token_seconds=round(delay, 5)), table
+
+        def error(factors: Sequence[float]) -> float:
+            """Returns the mean relative error of TTFT and TPOT: a few requests that a queue serves in another order hardly move it."""
+            _, table = predicted(factors)
+            return sum(float((table[key] / recorded[key] - 1)[:half].abs().mean()) for key in (TTFT, TPOT))
+
+        options = {"initial_simplex": SIMPLEX, "maxfev": MOST_SIMULATIONS, **PRECISION}
+        card, fitted = predicted(minimize(error, SIMPLEX[0], method="Nelder-Mead", options=options).x)
+        as_it_is = simulate(settings, profile, trace.with_suffix(".json"))
+    print(
+        f"requests {half + 1} to {len(recorded)}, which were not fitted: recorded seconds, and the error of simulation"
+    )
+    print(_table(*(table[half:] for table in (recorded, as_it_is, fitted))))
+    return write_card(profile, card, f"derived from {path.name}: python -m experiments.profile card", output)
+
+
+def simulate(settings: Settings, profile: Profile, path: Path) -> pd.DataFrame:
+    """Returns the requests of a run in order of arrival, as the profile predicts them. path: for the profile's file."""
+    write_text(path, profile_text(profile))
+    result = serve(replace(settings, hardware=str(path)), say=lambda line: None, bar=False)
+    return result.requests.dropna(subset=[TTFT]).sort_values("id", ignore_index=True)
+
+
+def read_records(path: Path) -> pd.DataFrame:
+    """Reads the requests that got their whole output, in order of arrival, by columns of requests.csv. Raises ConfigError."""
+    try:
+        if path.is_dir():
+            table = pd.read_csv(path / REQUESTS)
+        else:
+            content = json.loads(path.read_text())
+            keys = {
+                "arrival": "start_times",
+                "prompt_tokens": "input_lens",
+                "output_tokens": "output_lens",
+                TTFT: "ttfts",
+            }
+            table = pd.DataFrame({name: content[key] for name, key in keys.items()})
+            later = np.array([sum(gaps) for gaps in content["itls"]])
+            table[TPOT], table[END_TO_END] = (
+                later / (table["output_tokens"] - 1).replace(0, np.nan),
+                table[TTFT] + later,
+            )
+            table = table[table["output_tokens"] > 0]
+        table = table.dropna(subset=[TTFT]).sort_values("arrival", ignore_index=True, kind="stable")
+        table["arrival"] -= table["arrival"].min()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        formats = "the folder of a run, or what vllm bench serve --save-result --save-detailed wrote"
+        raise ConfigError(f"records={path}: cannot be read: {error!r}; give {formats}") from error
+    if len(table) < 2:
+        raise ConfigError(f"records={path}: has {len(table)} served requests; give at least two")
+    return table
+
+
+def _table(recorded: pd.DataFrame, *others: pd.DataFrame) -> str:
+    """Returns a row per figure: recorded, and the error of each simulation."""
+    rows = []
+    for key in (TTFT, TPOT, END_TO_END):
+        real, *found = (statistics(table[key].to_numpy()) for table in (recorded, *others))
+        for name in ("mean", "p50", "p90", "p99"):
+            errors = [f"{other[name] / real[name] - 1:+.1%}" for other in found]
+            rows.append([f"{key.removesuffix('_seconds')} {name}", f"{real[name]:.4g}", *errors])
+    return tabulate(rows, ["", "recorded", "as it is", "fitted"], disable_numparse=True)

@@ -1,0 +1,83 @@
+"""`experiments.profile card records=...`: a server's speed from what its clients recorded."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbatch import simulate
+from cbatch.sim import load_profile
+from cbatch.sim.profile import Card
+from cbatch.sim.profile_file import profile_text
+from experiments.profile.__main__ import main
+from experiments.profile.client import END_TO_END, TPOT, TTFT, read_records
+
+DELAY = 0.03
+SERVER = ["hardware=h100", "policy=vllm_v1", "batch=16", "chunk=512"]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run on a card that is slower in prompts and faster in decodes, and bench.json of its clients."""
+    folder = tmp_path_factory.mktemp("records")
+    (folder / "slow.json").write_text(profile_text(replace(load_profile("h100"), card=Card("slow", 1.12, 0.94))))
+    keys = {
+        "hardware": str(folder / "slow.json"),
+        "batch": 16,
+        "chunk": 512,
+        "rate": 12.0,
+        "requests": 60,
+        "min_length": 64,
+        "max_length": 4000,
+        "pd_ratio": 10,
+    }
+    run = simulate("vllm_v1", "open_loop", output=folder / "run", seed=3, **keys).requests
+    failed = {"start_times": 0.5, "input_lens": 10, "output_lens": 0, "ttfts": 0.0, "itls": [], "errors": "refused"}
+    bench = {key: [value] for key, value in failed.items()}
+    for row in run.itertuples():  # in the order of ends, not of arrivals
+        gaps = [row.tpot_seconds] * (row.output_tokens - 1)
+        values = (row.arrival + 1000, row.prompt_tokens, row.output_tokens, row.ttft_seconds + DELAY, gaps, "")
+        for key, value in zip(bench, values, strict=True):
+            bench[key].append(value)
+    (folder / "bench.json").write_text(json.dumps(bench))
+    return folder
+
+
+def test_factors_and_delay_are_found_from_the_clients_alone(
+    records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["card", f"records={records / 'bench.json'}", f"output={tmp_path / 'fitted.json'}", *SERVER]) == 0
+    card = load_profile(str(tmp_path / "fitted.json")).card
+    assert (card.prompts, card.decodes) == pytest.approx((1.12, 0.94), abs=0.03)
+    assert card.first_token_seconds == pytest.approx(DELAY, abs=0.002)
+    printed = capsys.readouterr().out
+    assert "requests 31 to 60, which were not fitted" in printed
+    _, without, fitted = next(line for line in printed.splitlines() if line.startswith("ttft mean")).split()[2:]
+    assert abs(float(fitted.rstrip("%"))) < 2 < abs(float(without.rstrip("%")))
+
+
+def test_a_run_and_its_clients_have_the_same_records(records: Path) -> None:
+    run, clients = read_records(records / "run"), read_records(records / "bench.json")
+    assert len(run) == len(clients) == 60  # the failed request is none
+    assert run["arrival"][0] == 0 and run["arrival"].is_monotonic_increasing
+    for name, delay in (("arrival", 0), ("output_tokens", 0), (TPOT, 0), (TTFT, DELAY), (END_TO_END, DELAY)):
+        assert clients[name].to_numpy() == pytest.approx(run[name].to_numpy() + delay, abs=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("{}", "cannot be read: KeyError('start_times')"), ("[", "cannot be read"), (None, "cannot be read")],
+)
+def test_other_files_are_refused(
+    content: str | None, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "x.json").write_text(content)
+    assert main(["card", f"records={tmp_path / 'x.json'}", *SERVER]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_server_that_cannot_serve_the_requests_is_refused(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["card", f"records={records / 'bench.json'}", *SERVER, "kv_tokens=1024"]) == 2
+    assert "kv_tokens" in capsys.readouterr().err
