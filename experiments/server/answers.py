@@ -16,10 +16,12 @@ from json.encoder import encode_basestring_ascii as quote
 from secrets import token_hex
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from cbatch import FinishReason, Request
-from experiments.server.bodies import ApiError, Body, ChatBody
+from experiments.server.bodies import Body, ChatBody
+from experiments.server.errors import describe_error
 from experiments.server.words import Words
 from experiments.text import OutputText
 
@@ -54,7 +56,7 @@ class Answer(Response):
         self._num_open = 0
         self._box: list[tuple[Choice, int | None, Request | None]] = []
         self._news = asyncio.Event()
-        self._problem: ApiError | None = None
+        self._problem: HTTPException | None = None
         self._is_chat = isinstance(body, ChatBody)
         kind = f"chat.completion{'.chunk' if body.stream else ''}" if self._is_chat else "text_completion"
         id_ = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{token_hex(12)}"
@@ -72,13 +74,13 @@ class Answer(Response):
         self._box.append((choice, token, end))
         self._news.set()
 
-    def fail(self, problem: ApiError) -> None:
+    def fail(self, problem: HTTPException) -> None:
         """Ends the answer."""
         self._problem = problem
         self._news.set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers the client until it leaves. Raises ApiError before anything is sent."""
+        """Answers the client until it leaves. Raises HTTPException before anything is sent."""
         work = asyncio.ensure_future(self._stream(send) if self._asked.stream else self._send_whole(send))
         watch = asyncio.ensure_future(_disconnected(receive))
         try:
@@ -92,7 +94,7 @@ class Answer(Response):
                 self._leave(choice.id)
 
     async def _next(self) -> list[tuple[Choice, int | None, Request | None]]:
-        """Waits until something is taken, and returns it. Raises ApiError."""
+        """Waits until something is taken, and returns it. Raises HTTPException."""
         await self._news.wait()
         self._news.clear()
         if self._problem:
@@ -101,14 +103,14 @@ class Answer(Response):
         return box
 
     def _read(self, choice: Choice, token: int | None, end: Request | None) -> str:
-        """Returns the text of what was taken. Raises ApiError: the request was not served."""
+        """Returns the text of what was taken. Raises HTTPException: the request was not served."""
         text, is_stopped = "", False
         if token is not None:
             choice.num_tokens += 1
             text, is_stopped = choice.output.push(token)
         if end is not None:
             if end.finish_reason not in _REASONS:
-                raise ApiError(503 if end.finish_reason else 400, end.reject_reason or "the request was given up")
+                raise HTTPException(503 if end.finish_reason else 400, end.reject_reason or "the request was given up")
             choice.reason, choice.num_cached = _REASONS[end.finish_reason], end.num_cached_tokens
             self._num_open -= 1
             text += "" if is_stopped else choice.output.finish()
@@ -125,10 +127,12 @@ class Answer(Response):
                 for choice, token, end in await self._next():
                     text = quote(self._read(choice, token, end))
                     chunks.append(self._chunk(choice, f"{opening}{text}{closing}"))
-            except ApiError as problem:
+            except HTTPException as problem:
                 if not begun:
                     raise
-                await send({"type": _BODY, "body": f"data: {problem.body()}\n\n".encode(), "more_body": True})
+                await send(
+                    {"type": _BODY, "body": f"data: {describe_error(problem)[1]}\n\n".encode(), "more_body": True}
+                )
                 return
             if not begun:
                 await send({"type": _START, "status": 200, "headers": _HEADERS})

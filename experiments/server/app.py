@@ -1,6 +1,5 @@
-"""The routes of a server, its limits and its key. An error is an object as in OpenAI's API, and names the field."""
+"""The routes of a server, its limits and its key."""
 
-import traceback
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Annotated, Any
@@ -8,8 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from starlette.exceptions import HTTPException
 
-from experiments.server.bodies import ApiError, Body, ChatBody, CompletionBody
+from cbatch import CbatchError
+from experiments.server.bodies import Body, ChatBody, CompletionBody
 from experiments.server.door import Door
+from experiments.server.errors import describe_error
 
 
 def make_app(door: Door) -> FastAPI:
@@ -20,10 +21,10 @@ def make_app(door: Door) -> FastAPI:
     async def check_key(authorization: Annotated[str, Header()] = "") -> None:
         given = authorization.removeprefix("Bearer ").encode()
         if digest and not compare_digest(sha256(given).digest(), digest):
-            raise ApiError(401, "give the server's key, as in Authorization: Bearer KEY")
+            raise HTTPException(401, "give the server's key, as in Authorization: Bearer KEY")
 
     app, v1 = FastAPI(openapi_url=None), APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
-    for kind in (ApiError, HTTPException, Exception):
+    for kind in (CbatchError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_with_error)
 
     @app.get("/health")
@@ -55,22 +56,18 @@ def make_app(door: Door) -> FastAPI:
 
 
 async def _read_json(request: Request, most: int) -> bytes:
-    """Returns the body of a request. Raises ApiError for one of more bytes, and for one that a web page may send unasked."""
+    """Returns the body of a request. Raises HTTPException for one of more bytes, and for one that a web page may send unasked."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "give the header Content-Type: application/json")
+        raise HTTPException(415, "give the header Content-Type: application/json")
     content = bytearray()
     async for part in request.stream():
         content += part
         if len(content) > most:
-            raise ApiError(413, f"the body has more than {most} bytes")
+            raise HTTPException(413, f"the body has more than {most} bytes")
     return bytes(content)
 
 
 async def _answer_with_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        error = ApiError(error.status_code, str(error.detail))
-    elif not isinstance(error, ApiError):
-        traceback.print_tb(error.__traceback__)  # without its message, which may have a client's text
-        error = ApiError(500, f"the server has failed ({type(error).__name__})")
-    headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
-    return Response(error.body(), error.status, headers, media_type="application/json")
+    status, content = describe_error(error)
+    headers = {"Retry-After": "1"} if status in (429, 503) else {}
+    return Response(content, status, headers, media_type="application/json")

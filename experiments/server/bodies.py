@@ -3,17 +3,14 @@
 A field that is not supported is an error that names it, unless its value is null or changes nothing.
 """
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
-from cbatch import SLO, CbatchError, ConfigError
+from cbatch import SLO, ConfigError
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import Give, read, shorten, whole
 from experiments.server.words import Words
@@ -52,19 +49,6 @@ _Prompts = Annotated[
 ]
 
 B = TypeVar("B", bound="Body")
-
-
-class ApiError(Exception):
-    """What a client is told in place of an answer. param: the field that is to blame."""
-
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.param = status, param
-
-    def body(self) -> str:
-        kinds = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError"}
-        kind = kinds.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
-        return json.dumps({"error": {"message": str(self), "type": kind, "param": self.param, "code": self.status}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,29 +110,18 @@ class ChatBody(Body):
         return [vocabulary.encode_chat(read_messages(self.messages))]
 
 
-@contextmanager
-def as_api_error() -> Iterator[None]:
-    """Turns a user's error, which begins with the field, into an ApiError."""
-    try:
-        yield
-    except CbatchError as error:
-        name = re.match(r"\w+", str(error))
-        raise ApiError(400, str(error), name and name[0]) from None
-
-
 def read_body(kind: type[B], content: bytes, defaults: SamplingKeys) -> B:
-    """Returns the fields of a body. defaults: of the sampling. Raises ApiError, which names the field."""
+    """Returns the fields of a body. defaults: of the sampling. Raises ConfigError, which begins with the field."""
     try:
         data = from_json(content, allow_inf_nan=False)
     except ValueError as error:
-        raise ApiError(400, f"the body is not JSON ({error})") from None
+        raise ConfigError(f"the body is not JSON ({error})") from None
     if not isinstance(data, dict):
-        raise ApiError(400, f"the body is a {type(data).__name__}, not an object")
+        raise ConfigError(f"the body is a {type(data).__name__}, not an object")
     asked = {name: value for name, value in data.items() if not _changes_nothing(name, value)}
     for name in asked.keys() - {known.name for known in fields(kind)}:
-        raise ApiError(400, f"{shorten(name)}: is not supported here; leave it out", shorten(name))
-    with as_api_error():
-        return read(kind, {key.name: getattr(defaults, key.name) for key in fields(SamplingKeys)} | asked)
+        raise ConfigError(f"{shorten(name)}: is not supported here; leave it out")
+    return read(kind, {key.name: getattr(defaults, key.name) for key in fields(SamplingKeys)} | asked)
 
 
 def _changes_nothing(name: str, value: Any) -> bool:

@@ -6,12 +6,14 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from cbatch import CbatchError, ConfigError, RequestSpec, Sampling
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.request_spec import NO_SLO
 from cbatch.validation import shorten
 from experiments.server.answers import Answer, Choice
-from experiments.server.bodies import MOST_CHOICES, ApiError, Body, ChatBody, CompletionBody, as_api_error, read_body
+from experiments.server.bodies import MOST_CHOICES, Body, ChatBody, CompletionBody, read_body
 from experiments.server.engine import Message, Turn
 from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
@@ -46,21 +48,20 @@ class Door:
         read_body(ChatBody, b'{"messages": [{}]}', settings.workload)
 
     async def open(self, kind: type[Body], content: bytes) -> Answer:
-        """Submits what a body asks for. Raises ApiError."""
+        """Submits what a body asks for. Raises HTTPException; CbatchError for the client's mistakes."""
         arrival, settings = perf_counter(), self.settings
         body = read_body(kind, content, settings.workload)
         if body.model not in (None, settings.model.name):
-            raise ApiError(404, f"model={shorten(body.model)}: is not served; give {settings.model.name}", "model")
-        with as_api_error():
-            is_slow = len(content) > _SLOW_BODY
-            prompts = await asyncio.to_thread(self._encode, body) if is_slow else self._encode(body)
+            raise HTTPException(404, f"model={shorten(body.model)}: is not served; give {settings.model.name}")
+        is_slow = len(content) > _SLOW_BODY
+        prompts = await asyncio.to_thread(self._encode, body) if is_slow else self._encode(body)
         if len(prompts) * body.n > MOST_CHOICES:
-            raise ApiError(400, f"n={body.n}: asks for {len(prompts) * body.n} answers; {MOST_CHOICES} at most", "n")
+            raise ConfigError(f"n={body.n}: asks for {len(prompts) * body.n} answers; {MOST_CHOICES} at most")
         if len(self._open) + len(prompts) * body.n > settings.max_open:
             self.meters.refuse(len(prompts) * body.n)
-            raise ApiError(settings.full_status, f"{len(self._open)} requests are open; try again later")
+            raise HTTPException(settings.full_status, f"{len(self._open)} requests are open; try again later")
         if self.closed.done():
-            raise ApiError(503, "the engine has ended")
+            raise HTTPException(503, "the engine has ended")
         specs = [self._spec(body, prompt, arrival, place) for prompt in prompts for place in range(body.n)]
         answer = Answer(body, settings.model.name, sum(map(len, prompts)), self.leave)
         for spec in specs:
@@ -77,13 +78,13 @@ class Door:
         return prompts
 
     def _spec(self, body: Body, prompt: Sequence[int], arrival: float, place: int) -> RequestSpec:
-        """Returns a request that the engine can serve. Raises ApiError. place: among the choices of one prompt."""
+        """Returns a request that the engine can serve. Raises ConfigError. place: among the choices of one prompt."""
         settings, id_ = self.settings, next(self._ids)
         most = min(settings.longest, self.ready.result() + 1)
         limit = body.max_completion_tokens or body.max_tokens or min(settings.max_new_tokens, most - len(prompt))
         if len(prompt) + max(limit, 1) > most:
-            lengths = f"{len(prompt)} tokens of prompt and {max(limit, 1)} new ones"
-            raise ApiError(400, f"{lengths} exceed the {most} that a request may have", "max_tokens")
+            total = f"with {len(prompt)} tokens of prompt more than the {most} that a request may have"
+            raise ConfigError(f"max_tokens={max(limit, 1)}: {total}")
         seed = (settings.seed + id_ if body.seed is None else body.seed + place) % 2**64
         return RequestSpec(
             id_,
@@ -112,9 +113,9 @@ class Door:
         """Fails the answers that are open: the server ends."""
         if self._open:
             self.put(f"{len(self._open)} requests, as the server ended")
-        self._fail(ApiError(503, "the server ends"))
+        self._fail(HTTPException(503, "the server ends"))
 
-    def _fail(self, problem: ApiError) -> None:
+    def _fail(self, problem: HTTPException) -> None:
         for choice in self._open.values():
             choice.answer.fail(problem)
 
@@ -129,7 +130,7 @@ class Door:
                 self.closed.set_result(message)
             case problem if not self.closed.done():
                 self.closed.set_exception(CbatchError(problem))
-                self._fail(ApiError(500, "the engine has failed"))
+                self._fail(HTTPException(500, "the engine has failed"))
                 self._open.clear()
 
     def _deliver(self, turn: Turn) -> None:
