@@ -126,6 +126,7 @@ def nearest(name: str, known: Collection[str]) -> str:
     aside, as llama-3.1-8b with llama3, or else the most similar name.
     """
     similar = get_close_matches(name, list(known), 1, cutoff=0.9) or [word for word in name.split("_") if word in known]
+    similar = similar or [name.lower()] * (name.lower() in known)
     plain = re.sub(r"\W", "", name)
     similar = similar or [other for other in known if plain and re.sub(r"\W", "", other).startswith(plain)]
     similar = similar or get_close_matches(name, list(known), 1)

@@ -93,7 +93,8 @@ def run_alone(command: Command, settings: Settings) -> None:
     """Serves a single run, writes its folder and prints its figures. Raises CbatchError as `Command.serve`."""
     say_unread(settings.composed.unread)
     if settings.output is None:
-        name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(repr(settings.policy))[:_LONGEST_NAME]}{command.stem}"
+        cache = f"_{settings.composed.choices['eviction']}" if settings.prefix_cache else ""
+        name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(repr(settings.policy) + cache)[:_LONGEST_NAME]}{command.stem}"
         chosen: AbstractContextManager[Path] = new_run_folder(Path("runs") / name)
     else:
         chosen = nullcontext(_output_folder(settings.output))

@@ -81,6 +81,9 @@ def _plot(name: str, where: str = "", *options: str) -> None:
     if not where or ("=" in where and not Path(where).exists()):
         raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")
     folder, command = Path(where), f"plot {name}"
+    if others := [option for option in options if Path(option).is_dir()]:
+        remedy = "give a folder that holds these runs, and choose with runs=TEXT|TEXT"
+        raise ConfigError(f"{command}: shows the runs below one folder, not {where} and {others[0]}; {remedy}")
     if name == "table":
         text, origin = table(folder, **keyword_arguments(partial(table, folder), options, command))
         print(text, write_text(folder / PLOTS / "table.md", f"{text}\n\n{origin}\n"), sep="\n\n")

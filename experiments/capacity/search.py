@@ -189,9 +189,11 @@ class Search:
 
     def _add(self, rates: Sequence[float], numbers: Sequence[int], warmup: int) -> None:
         pairs = [(number, rate) for number in numbers for rate in rates]
-        seconds = np.mean([outcome.seconds for outcome in self._pilots]) * len(pairs)
+        latest = self.outcomes or self._pilots[-_PILOT:]
+        per_request = sum(outcome.seconds for outcome in latest) / sum(outcome.requests for outcome in latest)
+        seconds = per_request * self.requests * len(pairs)
         where = f"at {len(rates)} rates from {min(rates):g} to {max(rates):g}"
-        self.log(f"simulating {len(numbers)} replications {where}: about {seconds:.0f} s of CPU")
+        self.log(f"simulating {len(numbers)} replications {where}: about {seconds:.0f} s of CPU to the next estimate")
         self.outcomes += self.simulate(pairs, self.requests, warmup)
 
     def _estimate(self, warmup: int) -> Capacity:

@@ -35,7 +35,7 @@ _SHARED = {
     "workload.pd_ratio": "P:D ",
 }
 """Settings that a heading names if all runs share them, and what is written before their values."""
-_LEGEND_WIDTH = 125  # characters per line of a legend
+_LEGEND_WIDTH, _LEGEND_ROW = 125, 0.15  # characters per line of a legend; inches
 
 PREFILL, DECODE, PADDING, HOST, IDLE, COPY = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2", "#009E73"
 """Fills; they differ in lightness as well."""
@@ -142,6 +142,7 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
         longest = max(len(str(handle.get_label())) for handle in handles)
         widest = min(len(handles), 4, max(int(_LEGEND_WIDTH * pages) // (longest + 8), 1))
         ncols = ceil(len(handles) / ceil(len(handles) / widest))
+        figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * (ceil(len(handles) / ncols) - 1))
         figure.legend(handles=handles, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9)
     else:
         figure.suptitle(heading, fontsize=9)

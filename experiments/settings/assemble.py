@@ -197,6 +197,8 @@ def _kv_size(
     if kv_tokens is None:
         kv_tokens, why = backend.kv_tokens(spec, profile, limits, block_size)
         chosen["kv_tokens"] = f"{kv_tokens} ({why})"
+    elif kv_tokens % block_size:
+        chosen["kv_tokens"] = f"{kv_tokens // block_size * block_size} (whole blocks of {block_size})"
     if kv_tokens < block_size:
         remedy = "raise kv_tokens" if settings.kv_tokens else "choose a smaller model, or lower block_size"
         raise ConfigError(f"kv_tokens={kv_tokens} is less than one block of block_size={block_size}; {remedy}")

@@ -12,12 +12,15 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.store.intervals import significant
 
+_QUESTION = ("model", "workload")
+"""Settings that labels name wherever they differ: figures of different ones are no comparison of policies."""
+
 
 def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":
     """Returns the label of each run; runs that differ only in seeds share one.
 
-    A setting is left out if the policy, `shown` and the settings before it tell the same runs apart. Settings of the
-    command line come first.
+    A setting is left out of a run's label if the policy, `shown` and the settings before it tell the run from all that differ in
+    the setting, except the model and the workload, which come first. Settings of the command line follow.
 
     Args:
         runs: a frame of `read_runs`.
@@ -27,7 +30,8 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     texts = settings_of(runs)
     seeds = [key for key in map(str, texts) if is_seed(key)]
     given = {text.lstrip("+~").partition("=")[0] for row in runs["summary"] for text in row["about"]["overrides"]}
-    keys = sorted((key for key in map(str, texts) if key not in {*shown, *seeds}), key=lambda key: key not in given)
+    keys = [key for key in map(str, texts) if key not in {*shown, *seeds}]
+    keys.sort(key=lambda key: (key not in _QUESTION, key not in given))
     if apart:
         texts["folder"] = runs["folder"]
         keys += [*seeds, "folder"]
@@ -41,9 +45,10 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     groups = _numbered(*known)  # of runs that the label so far does not tell apart
     parts: dict[str, pd.Series[str]] = {}
     for key in keys:
-        finer = _numbered(groups, texts[key])
-        if finer.max() > groups.max():
-            groups, parts[key] = finer, _shorten(key, texts[key])
+        tells = texts[key].groupby(groups).transform("nunique", dropna=False) > 1
+        if tells.any() or (key in _QUESTION and texts[key].nunique() > 1):
+            shown_of = tells | (key in _QUESTION)
+            groups, parts[key] = _numbered(groups, texts[key]), _shorten(key, texts[key]).where(shown_of)
     labels = policies.copy()
     for head, column in zip(_heads(list(parts)), parts.values(), strict=True):
         labels += (", " + head + column).fillna("")

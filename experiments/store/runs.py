@@ -119,7 +119,7 @@ def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
 
 def _any_in(text: str, *names: str) -> bool:
     """Returns whether a text chooses one of the names: rate=4 is no part of rate=40 or rate=4.5."""
-    whole = [re.escape(part) + (r"(?!\.?\d)" if part[-1:].isdigit() else "") for part in text.split("|")]
+    whole = [re.escape(part) + (r"(?!\.?\d)" if re.search(r"=[^=]*\d$", part) else "") for part in text.split("|")]
     return any(re.search(part, name) for part in whole for name in names)
 
 

@@ -19,10 +19,14 @@ _MOST = 1_000_000  # replications
 
 
 def title_of(about: Summary) -> str:
-    """Returns a run in a line, with the file that its workload reads."""
-    paths = [about["identity"].get(key) for key in ("workload.path", "workload.lengths.path")]
+    """Returns a run in a line, with the file that its workload reads, and its prefix cache."""
+    identity, limits = about["identity"], about["limits"]
+    paths = [identity.get(key) for key in ("workload.path", "workload.lengths.path")]
     files = [f"({Path(path).name})" for path in paths if path]
-    return f"{about['policy']} on {' '.join([about['workload'], *files])}, {about['model']}, {about['runtime']}"
+    cache = ""
+    if identity.get("prefix_cache"):
+        cache = f", {identity['eviction']} in {limits['kv_blocks'] * limits['block_size']:,} tokens"
+    return f"{about['policy']} on {' '.join([about['workload'], *files])}, {about['model']}, {about['runtime']}{cache}"
 
 
 def run_text(summary: Summary) -> str:

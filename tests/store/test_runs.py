@@ -77,6 +77,19 @@ def test_what_follows_from_settings_that_are_named_is_left_out() -> None:
     assert labels(*workloads, shown=("workload",)) == ["orca", "orca"]
 
 
+def test_a_label_names_what_tells_the_run_from_others_and_always_the_workload() -> None:
+    """The size of the cache tells runs of `orca` apart, and not those of `sarathi`."""
+    runs = [("orca", 8, "lru", "chat"), ("orca", 9, "lru", "chat"), ("sarathi", 9, "lru", "chat")]
+    runs += [("sarathi", 9, "lfu", "chat"), ("vtc", 9, "lru", "queued")]
+    made = [run(name, f"workload={workload}", kv=kv, eviction=eviction) for name, kv, eviction, workload in runs]
+    for each, (*_, workload) in zip(made, runs, strict=True):
+        each[1]["about"]["workload"] = workload
+    assert [text.replace(", workload=", " on ") for text in labels(*made)] == [
+        *("orca on chat, kv=8", "orca on chat, kv=9", "sarathi on chat, eviction=lru", "sarathi on chat, eviction=lfu"),
+        "vtc on queued",
+    ]
+
+
 def test_runs_that_differ_in_code_alone_or_in_nothing_can_be_told_apart() -> None:
     runs = [run("Mine"), run("Mine"), run("Mine")]
     for own, each in zip(({"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {"a": "3"}), runs, strict=True):
