@@ -19,14 +19,11 @@ class Links:
 
     all_reduce: measured, by the number of participating GPUs, each of which contributes that many bytes.
     within_node, between_nodes: one GPU to another.
-    to_device, to_host: copies between a GPU and pinned memory of its host.
     """
 
     all_reduce: Mapping[NumGpus, ByBytes] = field(default_factory=dict)
     within_node: ByBytes | None = None
     between_nodes: ByBytes | None = None
-    to_device: ByBytes | None = None
-    to_host: ByBytes | None = None
 
     def all_reduce_of(self, num_gpus: int, profile: str) -> tuple[Seconds, bool]:
         """Seconds of an all-reduce, and whether they are estimated. Raises ProfileError if none was measured.

@@ -29,9 +29,6 @@ WHOLE = 1024
 GROWTH = 1.4
 """Ratio between the tokens of one large iteration and the next."""
 
-ONE_IN, LONGER = 8, 4
-"""In uneven batches, one context in `ONE_IN` is `LONGER` times as long as the mean."""
-
 GOLDEN = 0.6180339887
 """The fractional parts of its multiples are evenly mixed."""
 
@@ -84,14 +81,6 @@ def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:
     return ((WHOLE, 0),) * whole + (((rest, 0),) if rest else ())
 
 
-def uneven(number: int, mean: int, most: int) -> tuple[int, ...]:
-    """Returns contexts of this mean of which one in `ONE_IN` is `LONGER` times as long, but at most `most`."""
-    long, count = min(LONGER * mean, most), -(-number // ONE_IN)
-    short = max((number * mean - count * long) // max(number - count, 1), 1)
-    place = ONE_IN // 2 if number > ONE_IN // 2 else 0
-    return tuple(long if index % ONE_IN == place else short for index in range(number))
-
-
 def spread(number: int, mean: int, most: int) -> tuple[int, ...]:
     """Returns contexts of this mean, evenly from half to one and a half times as long, at most `most`, in mixed order.
 
@@ -122,6 +111,6 @@ def held_out(captured: Sequence[int], limits: Limits) -> list[Batch]:
     half, context = max(max_batch // 2 - 3, 1), longest // 6
     batches = [Batch((), (context,) * number) for number in between]
     batches += [Batch(((size, before),), (context,) * half) for size in (200, 450, 900) for before in (0, longest // 3)]
-    batches += [Batch((), uneven(number, context, longest)) for number in (half, max_batch)]
-    batches.append(Batch(((700, 0), (900, 0), (300, 700)), uneven(half, context, longest)))
+    batches += [Batch((), spread(number, context, longest)) for number in (half, max_batch)]
+    batches.append(Batch(((700, 0), (900, 0), (300, 700)), spread(half, context, longest)))
     return batches

@@ -22,10 +22,9 @@ from experiments.profile.batches import held_out, prompts
 from experiments.profile.host import host_times
 from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
-from experiments.profile.machine import TILES, Machine, build, device_memory, hardware_name
+from experiments.profile.machine import TILES, Machine, build, ceilings, device_memory, hardware_name
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
 from experiments.profile.tables import captured_graphs, captured_rows, model_tables, new_content, put_links, put_model
-from experiments.profile.transfers import ceilings, copy_times
 from experiments.settings.hardware import cpu_profile
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import commit, slug, today, versions, write_text
@@ -80,7 +79,7 @@ def _measure_model(
     degree, on_gpu = limits.get("tensor_parallel", 1), backend == "cuda"
     origin = _origin(spec, limits, backend, batches, hardware)
     content = _content(path, hardware, backend, origin)
-    put_links(content, origin, _transfers(backend, spec, report))
+    put_links(content, origin, _links(backend, spec, report))
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
     with closing(machine.server):
@@ -119,22 +118,19 @@ def _content(path: Path, hardware: str, backend: str, origin: str) -> dict[str, 
     return new_content(path.stem, hardware, origin, device_memory(backend), rates, origin)
 
 
-def _transfers(backend: str, spec: ModelSpec, report: Report) -> Links:
-    """Times copies and, where GPUs can access each other's memory, links."""
-    if backend != "cuda":
+def _links(backend: str, spec: ModelSpec, report: Report) -> Links:
+    """Times links where GPUs can access each other's memory."""
+    if backend != "cuda" or (num_gpus := torch.cuda.device_count()) < 2:
         return Links()
     # its kernels are written in Triton, which machines without a GPU lack
     from experiments.profile.links import link_times
 
-    num_gpus = torch.cuda.device_count()
-    report(f"copies, and links of {num_gpus} GPUs" if num_gpus > 1 else "copies")
-    copies = copy_times(torch.device("cuda"))
+    report(f"links of {num_gpus} GPUs")
     try:
-        links = link_times(spec, num_gpus)
+        return link_times(spec, num_gpus)
     except ConfigError as error:
         report(f"links are not measured: {error}")
-        return copies
-    return replace(links, to_device=copies.to_device, to_host=copies.to_host)
+        return Links()
 
 
 def _shares(laboratory: Laboratory, machine: Machine, iterations: Iterations) -> tuple[ShareOf, ShareOf]:

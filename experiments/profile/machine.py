@@ -1,12 +1,16 @@
-"""The machine that is measured: a server as a run would build it, and the sizes for which it has captured graphs."""
+"""The machine that is measured: a server as a run would build it, the sizes for which it has captured graphs, and the ceilings."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from cbatch import ConfigError, Limits, ModelSpec, Server
 from cbatch.runtime.fast.graph_shapes import decode_sizes
+from cbatch.sim.roofline import Ceilings
 from experiments.profile.fitted import FittedLaboratory
 from experiments.profile.laboratory import Laboratory
 from experiments.settings.assemble import LARGEST_ITERATION
@@ -16,6 +20,9 @@ from experiments.settings.this_machine import count_gpus, cpu_name, memory_bytes
 
 TILES = {"cuda": 128, "cpu": 16}
 """Tokens per step of the matrix products' time."""
+
+REPEATS = 15
+"""Timings of each operation at a ceiling."""
 
 
 class Machine(NamedTuple):
@@ -83,3 +90,34 @@ def device_memory(backend: str) -> float:
         return memory_bytes()
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     return float(properties.total_memory)
+
+
+def ceilings(device: torch.device, tile: int) -> Ceilings:
+    """Measures bytes/s of a copy on the device, reads and writes counted, and FLOP/s of a large bfloat16 product."""
+    on_gpu = device.type == "cuda"
+    size, edge = (2**31, 8192) if on_gpu else (2**24, 256)
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target, square = torch.empty_like(source), torch.randn((edge, edge), device=device).bfloat16()
+    copied = _median(partial(target.copy_, source), on_gpu)
+    multiplied = _median(partial(torch.mm, square, square), on_gpu)
+    return Ceilings(2 * size / copied, 2 * edge**3 / multiplied, tile)
+
+
+def _median(operation: Callable[[], object], on_gpu: bool) -> float:
+    """Returns the median seconds of `REPEATS` calls, after three to warm up."""
+    for _ in range(3):
+        operation()
+    return float(np.median([_once(operation, on_gpu) for _ in range(REPEATS)]))
+
+
+def _once(operation: Callable[[], object], on_gpu: bool) -> float:
+    if not on_gpu:
+        begin = time.perf_counter()
+        operation()
+        return time.perf_counter() - begin
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    began.record()
+    operation()
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3

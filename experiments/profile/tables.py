@@ -68,7 +68,7 @@ def new_content(
 
 
 def put_links(content: dict[str, Any], origin: str, links: Links) -> None:
-    """Puts copies and links into a profile's content, beside all-reduces between other numbers of GPUs."""
+    """Puts links into a profile's content, beside all-reduces between other numbers of GPUs."""
     known, measured = content.setdefault("links", {}), TypeAdapter(Links).dump_python(links, exclude_defaults=True)
     reduces = {str(count): {FROM: origin, **curve} for count, curve in measured.pop("all_reduce", {}).items()}
     known |= {name: {FROM: origin, **curve} for name, curve in measured.items()}
