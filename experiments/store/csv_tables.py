@@ -10,24 +10,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Self, TextIO
 
-from cbatch import SLO, Request, RequestSpec, RunRecord, StepRecord
+from cbatch import SLO, Request, RunRecord, StepRecord
 from cbatch.request import SERVED, spec_of
 from cbatch.results.metrics import Served
 
-_NOT_STORED = {
-    "prompt",
-    "sampling",
-    "stop_tokens",
-    "stop_strings",
-    "prefix_hashes",
-    "hash_block",
-    "conversation",
-    "salt",
-    "extra",
-    "timeout",
-}
-_STORED_ELSEWHERE = {"num_prompt_tokens", "arrival_time", "arrival_iteration", "slo"}
-_SPEC = [field.name for field in fields(RequestSpec) if field.name not in _NOT_STORED | _STORED_ELSEWHERE]
+_SPEC = ("id", "max_new_tokens", "true_new_tokens", "client", "session", "tier", "priority", "predicted_new_tokens")
 _OBJECTIVES = [field.name for field in fields(SLO)]
 _OUTCOME = {  # column: attribute of the request
     "arrival": "arrival_time",

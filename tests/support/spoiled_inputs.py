@@ -6,57 +6,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-NUMBERS = [
-    "0",
-    "-1",
-    "1",
-    "2",
-    "3.5",
-    "-0.0",
-    "1e-300",
-    "1e308",
-    "nan",
-    "inf",
-    "-inf",
-    "2147483648",
-    "1000000000000000000",
-    "1_000",
-    "0x10",
-    "007",
-]
-WORDS = [
-    "' '",
-    "'a b'",
-    "x" * 300,
-    *["null", "true", "off", "auto", "''", "error", "file", "nothing", "ä漢😀", "\\,", "a=b", "'\\n'"],
-]
-NESTED = [
-    "[]",
-    "[1,2]",
-    "[[1],{a:2}]",
-    "{}",
-    "{a:1}",
-    "{_target_:builtins.dict}",
-    "{_target_:nowhere.Nothing}",
-    "{1:2}",
-]
+NUMBERS = ["0", "-1", "1", "2", "3.5", "-0.0", "1e-300", "1e308", "nan", "inf", "-inf"]
+NUMBERS += ["2147483648", "1000000000000000000", "1_000", "0x10", "007"]
+WORDS = ["' '", "'a b'", "x" * 300, "null", "true", "off", "auto", "''", "error", "file", "nothing", "ä漢😀"]
+WORDS += ["\\,", "a=b", "'\\n'"]
+NESTED = ["[]", "[1,2]", "[[1],{a:2}]", "{}", "{a:1}", "{1:2}"]
+NESTED += ["{_target_:builtins.dict}", "{_target_:nowhere.Nothing}"]
 REFERENCES = ["${chunk}", "${nothing}", "${now:%Y}", "${oc.env:NOTHING}", "${", "???", "${policy}", "${seed}${seed}"]
-PATHS = [
-    "/",
-    ".",
-    "..",
-    "/dev/null",
-    "no/such/file",
-    "'*'",
-    "~",
-    "file/below",
-    "cbatch",
-    "math.pi",
-    "builtins.print",
-    "builtins.int",
-    "cbatch.Plan",
-]
-PATHS += ["policies.orca.Orca", "experiments.workloads.AllAtOnce"]
+PATHS = ["/", ".", "..", "/dev/null", "no/such/file", "'*'", "~", "file/below", "cbatch", "math.pi"]
+PATHS += ["builtins.print", "builtins.int", "cbatch.Plan", "policies.orca.Orca", "experiments.workloads.AllAtOnce"]
 
 values = st.one_of(*map(st.sampled_from, (NUMBERS, NUMBERS, WORDS, NESTED, REFERENCES, PATHS)))
 """Values as they are written on a command line."""

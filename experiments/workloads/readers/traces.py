@@ -64,21 +64,8 @@ FORMATS: Mapping[str, Columns] = {
 }
 
 _DECISIONS = Columns("num_prompt_tokens", "true_new_tokens", "arrival_time")
-_SEEN = (
-    "max_new_tokens",
-    "client",
-    "session",
-    "tier",
-    "priority",
-    "predicted_new_tokens",
-    "slo",
-    "true_new_tokens",
-    "timeout",
-    "prefix_hashes",
-    "hash_block",
-    "conversation",
-    "salt",
-)
+_NOT_REPLAYED = {"id", "arrival_iteration", "prompt", "sampling", "stop_tokens", "stop_strings", "extra"}
+_SEEN = RequestSpec.__dataclass_fields__.keys() - _NOT_REPLAYED - {_DECISIONS.prompt, _DECISIONS.arrival}
 """Fields of a `RequestSpec` that a decisions file may have, besides those of `_DECISIONS`."""
 
 _OTHER_WORKLOADS = {"window_start_s": "servegen", "prompt": "prompts", "token_ids": "prompts"}
