@@ -20,6 +20,8 @@ from cbatch.runtime.fast.quack_gemm import choose_tile
         (700, 28672, True, None),  # 6 x 150 = 900 of 924 with 128 x 192, but of the last row of tiles half is empty
         (1024, 6144, False, (256, 192)),  # 4 x 32 = 128 in one wave
         (256, 15360, False, (128, 240)),  # 2 x 64 = 128 in one wave
+        (2048, 28672, True, (128, 160)),  # 16 x 180 = 2,880 of 2,904 in 22 waves
+        (4096, 28672, True, None),  # any tile fills the multiprocessors
         (1024, 4096, False, None),  # 8 x 18 = 144 with 128 x 240: a second wave for 12 tiles
     ],
 )
