@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as quote
 from secrets import token_hex
 from typing import Any
@@ -32,7 +32,10 @@ _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-con
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """An output of an answer, computed as one request. reason: why it ended, as clients read it; None before."""
+    """An output of an answer, computed as one request.
+
+    reason: why it ended, as clients read it; None before. texts: of its tokens, where they are not streamed.
+    """
 
     answer: "Answer"
     id: int
@@ -41,6 +44,7 @@ class Choice:
     num_tokens: int = 0
     num_cached: int = 0
     reason: str | None = None
+    texts: list[str] = field(default_factory=list)
 
 
 class Answer(Response):
@@ -54,7 +58,7 @@ class Answer(Response):
         self._asked, self._num_prompt_tokens, self._leave = body, num_prompt_tokens, leave
         self._choices: list[Choice] = []
         self._num_open = 0
-        self._box: list[tuple[Choice, int | None, Request | None]] = []
+        self._chunks: list[str] = []  # to be sent
         self._news = asyncio.Event()
         self._problem: HTTPException | None = None
         self._is_chat = isinstance(body, ChatBody)
@@ -62,17 +66,36 @@ class Answer(Response):
         id_ = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{token_hex(12)}"
         self._about = {"id": id_, "object": kind, "created": int(time.time()), "model": model}
         self._head = f"data: {json.dumps(self._about)[:-1]}, "
+        self._opening, self._closing = ('"delta":{"content":', "}") if self._is_chat else ('"text":', "")
 
     def add(self, id_: int, output: OutputText | Words) -> Choice:
         """Returns a further choice. id_: of its request."""
         self._choices.append(choice := Choice(self, id_, len(self._choices), output))
         self._num_open += 1
+        if self._is_chat and self._asked.stream:
+            self._chunks.append(self._chunk(choice, '"delta":{"role":"assistant","content":""}'))
         return choice
 
     def take(self, choice: Choice, token: int | None, end: Request | None) -> None:
         """Takes a choice's next token, or its end, or both. A token of -1 stands for any."""
-        self._box.append((choice, token, end))
-        self._news.set()
+        text, is_stopped = "", False
+        if token is not None:
+            choice.num_tokens += 1
+            text, is_stopped = choice.output.push(token)
+        if end is not None:
+            if end.finish_reason not in _REASONS:
+                status, why = 503 if end.finish_reason else 400, end.reject_reason or "the request was given up"
+                self.fail(HTTPException(status, why))
+                return
+            choice.reason, choice.num_cached = _REASONS[end.finish_reason], end.num_cached_tokens
+            self._num_open -= 1
+            text += "" if is_stopped else choice.output.finish()
+        if self._asked.stream:
+            self._chunks.append(self._chunk(choice, f"{self._opening}{quote(text)}{self._closing}"))
+        else:
+            choice.texts.append(text)
+        if self._asked.stream or not self._num_open:
+            self._news.set()
 
     def fail(self, problem: HTTPException) -> None:
         """Ends the answer."""
@@ -93,54 +116,25 @@ class Answer(Response):
             for choice in self._choices:
                 self._leave(choice.id)
 
-    async def _next(self) -> list[tuple[Choice, int | None, Request | None]]:
-        """Waits until something is taken, and returns it. Raises HTTPException."""
-        await self._news.wait()
-        self._news.clear()
-        if self._problem:
-            raise self._problem
-        box, self._box = self._box, []
-        return box
-
-    def _read(self, choice: Choice, token: int | None, end: Request | None) -> str:
-        """Returns the text of what was taken. Raises HTTPException: the request was not served."""
-        text, is_stopped = "", False
-        if token is not None:
-            choice.num_tokens += 1
-            text, is_stopped = choice.output.push(token)
-        if end is not None:
-            if end.finish_reason not in _REASONS:
-                raise HTTPException(503 if end.finish_reason else 400, end.reject_reason or "the request was given up")
-            choice.reason, choice.num_cached = _REASONS[end.finish_reason], end.num_cached_tokens
-            self._num_open -= 1
-            text += "" if is_stopped else choice.output.finish()
-        return text
-
     async def _stream(self, send: Any) -> None:
         """Streams chunks. After an error the connection is cut: clients take an answer that ends well for a success."""
-        role = '"delta":{"role":"assistant","content":""}'
-        chunks = [self._chunk(choice, role) for choice in self._choices] if self._is_chat else []
-        opening, closing = ('"delta":{"content":', "}") if self._is_chat else ('"text":', "")
-        begun = False
-        while self._num_open:
-            try:
-                for choice, token, end in await self._next():
-                    text = quote(self._read(choice, token, end))
-                    chunks.append(self._chunk(choice, f"{opening}{text}{closing}"))
-            except HTTPException as problem:
-                if not begun:
-                    raise
-                await send(
-                    {"type": _BODY, "body": f"data: {describe_error(problem)[1]}\n\n".encode(), "more_body": True}
-                )
-                return
+        begun = ended = False
+        while not ended:
+            await self._news.wait()
+            self._news.clear()
+            ended = self._problem is not None or not self._num_open
             if not begun:
+                if self._problem:
+                    raise self._problem
                 await send({"type": _START, "status": 200, "headers": _HEADERS})
                 begun = True
-            if not self._num_open:
-                chunks += self._last_chunks()
-            await send({"type": _BODY, "body": "".join(chunks).encode(), "more_body": self._num_open > 0})
-            chunks.clear()
+            if self._problem:
+                self._chunks.append(f"data: {describe_error(self._problem)[1]}\n\n")
+            elif not self._num_open:
+                self._chunks += self._last_chunks()
+            content, more = "".join(self._chunks).encode(), self._num_open > 0
+            self._chunks.clear()
+            await send({"type": _BODY, "body": content, "more_body": more})
 
     def _chunk(self, choice: Choice, content: str) -> str:
         reason = "null" if choice.reason is None else f'"{choice.reason}"'
@@ -153,16 +147,16 @@ class Answer(Response):
         return [*usage, "data: [DONE]\n\n"]
 
     async def _send_whole(self, send: Any) -> None:
-        texts: dict[Choice, list[str]] = {choice: [] for choice in self._choices}
-        while self._num_open:
-            for choice, token, end in await self._next():
-                texts[choice].append(self._read(choice, token, end))
-        choices = json.dumps([self._whole(choice, "".join(parts)) for choice, parts in texts.items()])
+        await self._news.wait()
+        if self._problem:
+            raise self._problem
+        choices = json.dumps([*map(self._whole, self._choices)])
         content = f'{json.dumps(self._about)[:-1]}, "choices":{choices}{self._usage()}}}'
         await send({"type": _START, "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send({"type": _BODY, "body": content.encode()})
 
-    def _whole(self, choice: Choice, text: str) -> dict[str, Any]:
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        text = "".join(choice.texts)
         content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
         return {"index": choice.index, **content, "logprobs": None, "finish_reason": choice.reason}
 

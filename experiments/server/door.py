@@ -91,7 +91,6 @@ class Door:
             len(prompt),
             limit,
             arrival_time=arrival,
-            timeout=settings.workload.timeout,
             prompt=prompt,
             sampling=Sampling(body.temperature, max(body.top_k, 0), body.top_p, seed),
             stop_tokens=() if body.ignore_eos or self._output is None else self._output.stop_tokens,
@@ -100,7 +99,7 @@ class Door:
             session=body.session,
             tier=body.tier,
             priority=body.priority,
-            slo=body.slo or settings.workload.slo or NO_SLO,
+            slo=body.slo or NO_SLO,
             predicted_new_tokens=body.predicted_new_tokens,
         )
 

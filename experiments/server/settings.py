@@ -4,11 +4,10 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from cbatch import SLO, ConfigError, Request
+from cbatch import ConfigError, Request
 from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.settings.overrides import key_of
 from experiments.settings.settings import Composed, Keys, Settings, Text, Tokens, read_as
-from experiments.workloads.annotate import Timeout
 from experiments.workloads.base import SamplingKeys
 
 LONGEST = 8192
@@ -19,13 +18,8 @@ _Count = Annotated[int, whole(1)]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Live(SamplingKeys):
-    """The workload of a server: what clients ask for. Its keys are those of requests that say nothing else.
+    """The workload of a server: what clients ask for. Its keys are those of requests that say nothing else."""
 
-    slo: objectives. timeout: seconds after which a request is given up.
-    """
-
-    slo: SLO | None = None
-    timeout: Timeout | None = None
     requests: ClassVar[tuple[()]] = ()  # known beforehand
 
     def __post_init__(self) -> None:
