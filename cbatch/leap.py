@@ -35,11 +35,8 @@ def repeats(latest: InFlight, state: State) -> bool:
     """
     if state.cache is not None and not state.cache.is_steady(bool(state.waiting)):
         return False
-    rows, step = state.decoding.rows, latest.step
-    unchanged = state.pool.num_used, len(state.waiting), len(rows)
-    if latest.state[1:] != unchanged or not len(state.running) == len(step.rows) == len(rows):
-        return False
-    return step.rows is rows or bool((state.table.scheduled_at[rows] == step.index).all())
+    unchanged = state.pool.num_used, len(state.waiting), len(latest.step.rows)
+    return state.latest is not None and latest.state[1:] == unchanged
 
 
 def num_repeats(step: Step, state: State) -> int:

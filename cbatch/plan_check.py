@@ -243,6 +243,9 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
 
 def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints, int]:
     """Returns the requests that wait, the rows of all, and how many decode."""
+    latest = state.latest  # a policy may have edited its list
+    if latest is not None and requests == latest.requests and requests is not latest.requests:
+        return [], latest.rows, latest.num_decode_tokens
     decoding, members = state.decoding, state.decoding.members
     num_known = len(members)
     if requests[:num_known] != members:  # most plans begin with all decodes in their order

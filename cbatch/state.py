@@ -64,6 +64,7 @@ class State:
     cache: the prefix cache; None: blocks end with their requests.
     ends_text: told of each token of a request with stop strings, in turn, says whether it completes one. By default none is seen.
     iteration: number of the next iteration; num_ended: iterations whose results are in.
+    latest: the step of the latest plan, if since then nobody has begun or ceased to decode, or ceased to run.
     """
 
     def __init__(self, table: RequestTable, pool: BlockPool) -> None:
@@ -75,6 +76,7 @@ class State:
         self.decoding = RequestSet()
         self.prefilling = RequestSet()
         self.ends_text: Callable[[Request, int], bool] = lambda request, token: False
+        self.latest: Step | None = None
         self.num_ended = 0
         self.num_overshoot_tokens = 0  # generated for requests that had already ended or been cancelled
         self._ending: dict[int, list[Request]] = {}  # by the iteration in flight that samples their last token
@@ -147,6 +149,7 @@ class State:
             step.known_shape = step.shape()  # what the batch shares changes later
         table.computed[rows] = end
         table.scheduled_at[rows] = table.iteration
+        self.latest = step
         self._expect_samples(step)
         table.iteration += 1
         return step
@@ -183,6 +186,7 @@ class State:
         for request in self.prefilling.among(requests):
             self.prefilling.discard(request)
             self.decoding.add(request)
+            self.latest = None
 
     def preempt(self, request: Request) -> None:
         """Takes the request's blocks and sends the request back to wait; the request keeps its output."""
@@ -289,5 +293,6 @@ class State:
         request.finished_at = now
 
     def _leave(self, request: Request) -> None:
+        self.latest = None
         for part in (self.running, self.decoding, self.prefilling):
             part.discard(request)

@@ -237,11 +237,8 @@ class PrefixPool(BlockPool):
                 break
             del self._blocks[name]
             evicted.append(block)
-            if (before := self._before[block]) is not None:
-                if number := successors[before] - 1:
-                    successors[before] = number
-                else:
-                    del successors[before]
+            if (before := self._before[block]) is not None and (number := successors.pop(before)) > 1:
+                successors[before] = number - 1
         if self.changed is not None:
             self.changed += map(names.__getitem__, evicted)
         for block in evicted:
