@@ -17,7 +17,7 @@ from reproduction.validation import fidelity, stored
 from reproduction.validation import runs as runs_file
 from reproduction.validation.__main__ import main
 from reproduction.validation.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
-from reproduction.validation.compare import Nudged, compare, pair
+from reproduction.validation.compare import compare, cost_of, pair, scaled
 from reproduction.validation.ranking import counts, noise_of, pairs, served
 from reproduction.validation.runs import ServedRun
 from reproduction.validation.serve import serve
@@ -44,7 +44,7 @@ def trace(tmp_path: Path) -> str:
 def simulated_machine(host_seconds: float | None = None, factor: float = 1.0, loop: str = "async") -> Machine:
     """A machine whose iterations take exactly what the profile says, or that times a factor; a host of its own if told."""
     profile, limits = load_profile("h200"), Limits(16, 2048, 1024)
-    cost = Nudged(ServedRun({"model": QUEUED.model, "batch": 16}, {}, {}), profile, factor)
+    cost = cost_of(ServedRun({"model": QUEUED.model, "batch": 16}, {}, {}), scaled(profile, factor))
     host = profile.host_time(loop == "async") if host_seconds is None else host_seconds
     return Machine("NVIDIA H200", Server(SimExecutor(cost, host), limits, cost, KVSize(128, 128)), (), (), "none")
 

@@ -121,7 +121,7 @@ class Cost:
 def test_iterations_with_and_without_prompts_are_predicted_one_by_one(
     served: ServedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "Nudged", Cost)
+    monkeypatch.setattr(compare, "cost_of", Cost)
     found = compare.iteration_errors(served, SimpleNamespace())  # type: ignore[arg-type]
     total = (1.1 * (1.75 + 1.5 + 2.0) + 2.5) / (1.75 + 1.5 + 2.0 + 2.5) - 1
     assert found == {

@@ -9,7 +9,7 @@ requests, queued, tell the speed of the card: with it the same is simulated once
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,11 +143,11 @@ def _results(cards: Sequence[Sequence[ServedRun]], attainment: float, profile: P
     runs = by_card(cards)
     for of_card, shown in zip(cards, runs, strict=True):
         speed = speed_of([run for run in of_card if run.settings["rate"] is None], profile)
-        speeds.append(speed._asdict())
+        speeds.append(asdict(speed))
         for run in shown:
             if run.settings["rate"]:
                 ways["profile"].append(pair(run, profile))
-                ways["card"].append(pair(run, profile, speed))
+                ways["card"].append(pair(run, replace(profile, card=speed)))
     for pairs in ways.values():
         pairs.sort(key=lambda found: float(found.run.settings["rate"]))
     errors = {way: compare(pairs, profile) for way, pairs in ways.items()}

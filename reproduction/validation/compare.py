@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +10,10 @@ from numpy.typing import NDArray
 
 from cbatch import BatchShape, KVSize, Limits, Request, RunRecord, Server
 from cbatch.sim import Profile, ProfileCost, SimExecutor
-from cbatch.sim.cost import StageTimes
 from cbatch.sim.power import GpuClock
+from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
 from experiments.settings.presets import load_spec
-from reproduction.validation.card import AS_MEASURED, CardSpeed, card_speed, eager_seconds
 from reproduction.validation.cases import make_policy
 from reproduction.validation.runs import ServedRun, figures, percentile_ranks
 
@@ -45,41 +43,30 @@ class Pair(NamedTuple):
     nudged: list[dict[str, float]]
 
 
-class Nudged(ProfileCost):
-    """Iteration times of the profile, scaled by a factor and to the speed of a card."""
-
-    def __init__(self, run: ServedRun, profile: Profile, factor: float = 1.0, speed: CardSpeed = AS_MEASURED) -> None:
-        super().__init__(profile, load_spec(run.settings["model"]), max_batch=run.settings["batch"])
-        self.factor, self.speed = factor, speed
-
-    def _execute(self, shape: BatchShape, *tables: Any) -> StageTimes:
-        times, factor = super()._execute(shape, *tables), self.factor * self.speed.factor(shape)
-        pace = times.pace._replace(gain=times.pace.gain * factor, loss=times.pace.loss * factor)
-        return times._replace(compute=times.compute * factor, head=times.head * factor, pace=pace)
+def cost_of(run: ServedRun, profile: Profile) -> ProfileCost:
+    """Returns what predicts the iterations of a run."""
+    return ProfileCost(profile, load_spec(run.settings["model"]), max_batch=run.settings["batch"])
 
 
-def pair(run: ServedRun, profile: Profile, speed: CardSpeed = AS_MEASURED) -> Pair:
+def scaled(profile: Profile, factor: float) -> Profile:
+    """Returns a profile with all iteration times scaled by a factor."""
+    card = profile.card
+    return replace(profile, card=replace(card, prompts=factor * card.prompts, decodes=factor * card.decodes))
+
+
+def pair(run: ServedRun, profile: Profile) -> Pair:
     """Simulates a real run."""
-    record = simulate(run, profile, 1.0, speed)
-    nudged = [figures(simulate(run, profile, factor, speed)) for factor in NUDGES]
+    record = simulate(run, profile)
+    nudged = [figures(simulate(run, scaled(profile, factor))) for factor in NUDGES]
     return Pair(run, figures(record), percentile_ranks(record, run.figures), nudged)
 
 
-def simulate(
-    run: ServedRun,
-    profile: Profile,
-    factor: float = 1.0,
-    speed: CardSpeed = AS_MEASURED,
-    requests: Sequence[Request] | None = None,
-) -> RunRecord:
+def simulate(run: ServedRun, profile: Profile, requests: Sequence[Request] | None = None) -> RunRecord:
     """Simulates the same requests, or others, under the same policy and limits, in the same loop."""
     asynchronous = run.settings.get("loop", "async") == "async"
-    settings, cost = run.settings, Nudged(run, profile, factor, speed)
+    settings, cost = run.settings, cost_of(run, profile)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    host = profile.host_time(asynchronous, cost.spec)
-    if speed.eager_seconds is not None:
-        host = replace(host, eager_seconds=speed.eager_seconds)
-    executor = SimExecutor(cost, host)
+    executor = SimExecutor(cost, profile.host_time(asynchronous, cost.spec))
     server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
     asked = run.requests() if requests is None else requests
     return server.serve(make_policy(settings["policy"]), asked, asynchronous=asynchronous)
@@ -204,12 +191,12 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
     """Predicts every iteration of a real run from its shape; returns errors of those with and without prompts.
 
     number: iterations. seconds: their total time. total: its relative error. median: of the iterations' absolute errors.
-    Nothing of a run whose iterations were not kept.
+    Of a run whose iterations were not kept, the errors that its settings tell, if any.
     """
     if "step.started" not in run.columns:
-        return {}
+        return dict(run.settings.get("iterations", {}))
     shapes, real = run.shapes(), run.device_seconds()
-    predicted = device_seconds(Nudged(run, profile), shapes, run.pauses())
+    predicted = device_seconds(cost_of(run, profile), shapes, run.pauses())
     prompts = np.array([bool(shape.chunks) for shape in shapes])
     found = {}
     for name, chosen in (("with prompts", prompts), ("decodes alone", ~prompts)):
@@ -221,20 +208,13 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
     return found
 
 
-def speed_of(runs: Sequence[ServedRun], profile: Profile) -> CardSpeed:
-    """Returns the speed of the card that served these runs, and of its host.
-
-    What the device began before the host had launched all of it may have waited for the host: no measure of the card.
-    """
-    found, launches = [], []
-    for run in runs:
-        cost, shapes, launched = Nudged(run, profile), run.shapes(), run.columns["step.launched_at"]
-        predicted = device_seconds(cost, shapes, run.pauses())
-        told = launched <= run.columns["step.started"]
-        found.append((list(compress(shapes, told)), run.device_seconds()[told], predicted[told]))
-        taken = ((launched - run.columns["step.planned_at"]) / 1e6).tolist()
-        launches += [(cost.is_eager(shape), host) for shape, host in zip(shapes, taken, strict=True) if shape.chunks]
-    return card_speed(found)._replace(eager_seconds=eager_seconds(launches))
+def speed_of(runs: Iterable[ServedRun], profile: Profile) -> Card:
+    """Returns the speed of the card that served these runs: measured over predicted time of all iterations, by kind."""
+    sums = {"with prompts": [0.0, 0.0], "decodes alone": [0.0, 0.0]}
+    for kind, errors in (item for run in runs for item in iteration_errors(run, profile).items()):
+        sums[kind][0] += errors["seconds"]
+        sums[kind][1] += errors["seconds"] * (1 + errors["total"])
+    return Card("the card that served", *(real / predicted if predicted else 1.0 for real, predicted in sums.values()))
 
 
 def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ events.
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from experiments.store.provenance import write_benchmark, write_text
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation import runs as kept_runs
 from reproduction.validation.cases import CASES, chosen_cases
-from reproduction.validation.compare import CLOSED, TARGETS, by_card, compare, pair, simulate, speed_of
+from reproduction.validation.compare import CLOSED, TARGETS, by_card, card_of, compare, pair, simulate, speed_of
 from reproduction.validation.report import brief_error, error_line, show
 from reproduction.validation.runs import ServedRun, figures
 from reproduction.validation.stored import pool, stored_runs
@@ -72,8 +73,8 @@ def main(
     profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
     if measured and measured[0].endswith(".json"):
         comparisons = [Path(file) for file in measured]
-        again = [pair(run, profile) for run in stored_runs(comparisons[0], path)] if path else []
-        results = [compare(again, profile)] if path else list(pool(comparisons, profile.name).values())
+        again = stored_runs(comparisons[0], path) if path else []
+        results = [_compared(again, profile)] if path else list(pool(comparisons, profile.name).values())
         for result in results:
             show(result)
         if not path:
@@ -98,13 +99,18 @@ def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str
     """Simulates and compares what was kept of each card; prints, writes and draws it; returns the written file."""
     origins, order = [about for about, _ in kept], [case.name for case in CASES]
     cards = [sorted(runs, key=lambda run: order.index(run.settings["case"])) for _, runs in kept]
-    pairs = [pair(run, profile) for runs in by_card(cards) for run in runs]
-    result = {"measured": origins, **compare(pairs, profile), "at_card_speed": errors_at_card_speed(cards, profile)}
+    result = {"measured": origins, **_compared([run for runs in by_card(cards) for run in runs], profile)}
     show(result)
     written = write_benchmark(name, origins[0]["hardware"], result, folder, VALIDATION)
     print(f"written: {written}")
     _draw(result, written)
     return written
+
+
+def _compared(runs: Sequence[ServedRun], profile: Profile) -> dict[str, Any]:
+    """Simulates runs, whose cases name their cards; returns the comparison, also at the speed of the cards."""
+    found = compare([pair(run, profile) for run in runs], profile)
+    return {**found, "at_card_speed": errors_at_card_speed(runs, profile)}
 
 
 def _draw(result: Mapping[str, Any], beside: Path) -> None:
@@ -131,22 +137,23 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
     return {"error": next(iter(compared.values())).pop("error"), "compared": compared}
 
 
-def errors_at_card_speed(cards: Sequence[Sequence[ServedRun]], profile: Profile) -> dict[str, dict[str, float]]:
+def errors_at_card_speed(runs: Sequence[ServedRun], profile: Profile) -> dict[str, dict[str, float]]:
     """Returns the errors of runs whose requests arrive over time, simulated at the speed of their card, by figure; `missed` exceed the target.
 
     A card's speed is told by its runs of the same model whose requests all wait at the start. Those are not judged.
     """
+    cards: dict[tuple[str, str], list[ServedRun]] = defaultdict(list)
+    for run in runs:
+        cards[card_of(run.settings["case"])[1], run.settings["model"]].append(run)
     sizes: dict[str, list[float]] = defaultdict(list)
-    for runs in cards:
-        for model in sorted({run.settings["model"] for run in runs}):
-            of_model = [run for run in runs if run.settings["model"] == model]
-            queued = [run for run in of_model if run.settings.get("load") is None]
-            speed = speed_of(queued, profile)
-            for run in of_model if queued else ():
-                if run not in queued:
-                    found = figures(simulate(run, profile, speed=speed))
-                    for name in TARGETS.keys() - CLOSED.keys():
-                        sizes[name].append(abs(found[name] / run.figures[name] - 1))
+    for of_card in cards.values():
+        queued = [run for run in of_card if run.settings.get("load") is None]
+        at_speed = replace(profile, card=speed_of(queued, profile))
+        for run in of_card if queued else ():
+            if run not in queued:
+                found = figures(simulate(run, at_speed))
+                for name in TARGETS.keys() - CLOSED.keys():
+                    sizes[name].append(abs(found[name] / run.figures[name] - 1))
     return {
         name: {
             "median": float(np.median(sizes[name])),

@@ -50,7 +50,7 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
 
 
 def stored_runs(file: Path, path: str) -> list[ServedRun]:
-    """Returns the runs in a file that `bench fidelity` wrote, without their iterations. path: the trace that was served.
+    """Returns the runs in a file that `bench fidelity` wrote, of their iterations the errors alone. path: the trace that was served.
 
     Raises:
         ConfigError: the file cannot be read, or no comparison of known cases.
@@ -68,6 +68,7 @@ def stored_runs(file: Path, path: str) -> list[ServedRun]:
                 numbers = {case.name.split()[0]: run["requests"]}
                 asked = workload(case, path, numbers, capacity).requests(None)
                 settings = {"case": name, "policy": policy, **sizes(case, asked), "load": case.load, "rate": case.rate}
+                settings["iterations"] = run.get("iterations", {})
                 found.append(asked_run({**settings, "loop": case.loop}, run["measured"], asked))
         return found
     except (OSError, ValueError, KeyError) as error:
