@@ -26,9 +26,11 @@ class Arrivals(Protocol):
     """The requests of a run in the order of their arrival.
 
     num_unfinished: requests that are known and have not ended, arrived or not. The run ends when it is 0.
+    server_seconds: that a request spends in a server before the engine sees it; its latencies hold them.
     """
 
     num_unfinished: int = 0
+    server_seconds: float = 0.0
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         """Takes out the requests that have arrived.
@@ -97,7 +99,8 @@ class KnownIds:
 class Recorded(Arrivals):
     """Requests whose arrival times and iterations are known before the run, or are added while it goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, server_seconds: float = 0.0) -> None:
+        self.server_seconds = server_seconds
         self._ids = KnownIds()
         self._pending: deque[Request] = deque()
 
@@ -115,13 +118,13 @@ class Recorded(Arrivals):
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         pending, arrived = self._pending, list[Request]()
         if iteration is None:
-            return [pending.popleft()] if pending and pending[0].arrival_time <= now else arrived
-        while pending and pending[0].arrival_time <= now and pending[0].arrival_iteration <= iteration:
+            return [pending.popleft()] if self.next() <= now else arrived
+        while self.next() <= now and pending[0].arrival_iteration <= iteration:
             arrived.append(pending.popleft())
         return arrived
 
     def next(self) -> float:
-        return self._pending[0].arrival_time if self._pending else inf
+        return self._pending[0].arrival_time + self.server_seconds if self._pending else inf
 
     def withdraw(self, request: Request) -> None:
         if request not in self._pending:
@@ -132,7 +135,9 @@ class Recorded(Arrivals):
 class Stream(Arrivals):
     """Requests that are made when they are about to arrive, so that few exist at any time."""
 
-    def __init__(self, requests: Iterable[Request], check: Callable[[Request], object]) -> None:
+    def __init__(
+        self, requests: Iterable[Request], check: Callable[[Request], object], server_seconds: float = 0.0
+    ) -> None:
         """
         Args:
             requests: in the order of their arrival times.
@@ -142,20 +147,20 @@ class Stream(Arrivals):
             WorkloadError: a request arrives before an earlier one, or by iteration, or has a known id; also later, when that
                 request is made.
         """
-        self._ids = KnownIds()
+        self.server_seconds, self._ids = server_seconds, KnownIds()
         self._left, self._check = iter(requests), check
         self._first: Request | None = None
         self._make()
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         arrived = []
-        while self._first is not None and self._first.arrival_time <= now:
+        while self._first is not None and self.next() <= now:
             arrived.append(self._first)
             self._make()
         return arrived
 
     def next(self) -> float:
-        return inf if self._first is None else self._first.arrival_time
+        return inf if self._first is None else self._first.arrival_time + self.server_seconds
 
     def withdraw(self, request: Request) -> None:
         if request is not self._first:

@@ -69,7 +69,7 @@ class Engine:
         self.record = RunRecord()
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
-        self.arrivals: Arrivals = arrivals or Recorded()
+        self.arrivals: Arrivals = arrivals or Recorded(getattr(executor, "server_seconds", 0.0))
         self._departures = Departures()
         self._stall_watch = StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone

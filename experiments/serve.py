@@ -152,7 +152,7 @@ def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> R
 
         drawn, by_arrival = run.requests, attrgetter("arrival_time", "id")
         requests = drawn.stream() if isinstance(drawn, Drawn) else sorted(drawn, key=by_arrival)
-        engine.arrivals = Stream(requests, engine.check_fits)
+        engine.arrivals = Stream(requests, engine.check_fits, engine.arrivals.server_seconds)
         engine.run(show_and_drain)
         take(engine.record.take())
     return RunRecord()

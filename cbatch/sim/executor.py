@@ -27,12 +27,13 @@ class SimExecutor(Executor):
 
     needs_tokens = False
 
-    def __init__(self, cost: CostModel, host: HostTime | float = 0.0) -> None:
+    def __init__(self, cost: CostModel, host: HostTime | float = 0.0, server_seconds: float = 0.0) -> None:
         """
         cost: seconds of device time for a batch shape; one GPU unless it is a `ProfileCost`, which has a topology.
         host: host time per iteration; a number is seconds for any batch.
+        server_seconds: see `Recorded`.
         """
-        self.cost = cost
+        self.cost, self.server_seconds = cost, server_seconds
         self.host = host if isinstance(host, HostTime) else HostTime(host)
         self._profile = cost if isinstance(cost, ProfileCost) else _OneGpu(cost)
         self.num_stages = self._profile.topology.pipeline_stages

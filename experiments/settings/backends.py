@@ -58,10 +58,12 @@ class Simulated(Backend):
 
     host_seconds: host time per iteration; "auto": the profile's; "measured": besides, what each of the policy's plans takes on this
         machine.
+    server_seconds: that a request spends in a server before the engine sees it.
     tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.model.topology.Topology`.
     """
 
     host_seconds: HostSeconds = "auto"
+    server_seconds: _Seconds = 0.0
     gpus_per_node: Degree = 8
 
     name = "sim"
@@ -87,9 +89,9 @@ class Simulated(Backend):
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
         if isinstance(self.host_seconds, float):
-            return SimExecutor(cost, HostTime(self.host_seconds))
+            return SimExecutor(cost, HostTime(self.host_seconds), self.server_seconds)
         kind = SimExecutor if self.host_seconds == "auto" else PlanningExecutor
-        return kind(cost, cost.profile.host_time(asynchronous, spec))
+        return kind(cost, cost.profile.host_time(asynchronous, spec), self.server_seconds)
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         origin = cost.provenance(asynchronous, own_host=isinstance(self.host_seconds, float))

@@ -45,6 +45,14 @@ def test_a_stream_makes_one_request_ahead_and_checks_it() -> None:
         Stream([Request(0, 4, 1, arrival_time=1.0), Request(1, 4, 1)], checked.append).due(1.0, 0)
 
 
+@pytest.mark.parametrize("make", [Recorded, lambda server: Stream([Request(0, 4, 1, arrival_time=1.0)], id, server)])
+def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[float], Recorded | Stream]) -> None:
+    arrivals = make(0.25)
+    if isinstance(arrivals, Recorded):
+        arrivals.add([Request(0, 4, 1, arrival_time=1.0)])
+    assert arrivals.next() == 1.25 and ids(arrivals.due(1.2, 0)) == [] and ids(arrivals.due(1.25, 0)) == [0]
+
+
 @pytest.mark.parametrize(
     "submit",
     [
