@@ -42,7 +42,6 @@ COMMANDS = {
     "properties": _command("print which properties each policy has: docs/policies/properties.md", f"{HERE}.properties"),
     "redraw": _command("draw figure=NAME from its .csv, as after a change of its drawing", f"{HERE}.gallery:redraw"),
     "schedules": _command("draw each policy's schedule of five requests: docs/figures/policies", f"{HERE}.schedules"),
-    "served": _command("compare a published run, served on a real GPU, with its simulation", f"{HERE}.served"),
 }
 
 

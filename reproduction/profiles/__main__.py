@@ -4,6 +4,9 @@ tables   folder of one device: .../vidur/compute/DEVICE, .../aiconfigurator/SYST
          .../llmservingsim/DEVICE/MODEL_tpDEGREE
 model    presets of conf/model, separated by commas
 output   the file, for `hardware=FILE`
+host_ms, host_us_per_request
+         what an iteration of the engine takes besides the measured kernels, and each of its requests: measure them once
+         for an engine, as `reproduction.validation rivals fit=on` does for vLLM
 """
 
 import sys
@@ -26,9 +29,12 @@ def main(arguments: Sequence[str]) -> int:
     return run(convert_tables, arguments, lambda: str(__doc__))
 
 
-def write_profile(tables: str, model: tuple[str, ...], output: str) -> None:
+def write_profile(
+    tables: str, model: tuple[str, ...], output: str, host_ms: float = 0.0, host_us_per_request: float = 0.0
+) -> None:
     """Converts the tables and writes the file."""
-    write_text(Path(output), profile_text(convert(Path(tables), [load_spec(name) for name in model])))
+    profile = convert(Path(tables), [load_spec(name) for name in model], host_ms, host_us_per_request)
+    write_text(Path(output), profile_text(profile))
     print(f"written: {output}")
 
 

@@ -21,17 +21,18 @@ from reproduction.profiles.columns import add_up, curve, grid, only_file, read_c
 LAYOUT = ".../llmservingsim/DEVICE/MODEL_tpDEGREE"
 US = 1e-6
 
-SERVED = "llama-3.1-8b"
+SERVED = "RTXPRO6000", "llama-3.1-8b_tp1"
 ERROR = (
-    "one served run of 300 requests on an RTX PRO 6000: total time 4.7% short, mean time per output token 4.1%, mean "
-    "time to first token 11% (python -m reproduction.papers served); host time is not in the tables"
+    "one served run of 300 requests on an RTX PRO 6000: mean end to end 5.7% short, mean time per output token 4.1%, mean "
+    "time to first token 10% (python -m reproduction.validation rivals); the engine's own time is not in the tables"
 )
-"""Of that model's tables on one GPU."""
+"""Of that device's tables of that model."""
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 OTHER = ("layernorm", "layernorm", "rotary_emb", "act_fn")
 DEVICES = {  # bytes of memory; from the data sheet: bytes/s, dense 16-bit FLOP/s
-    "RTXPRO6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 96e9, 1.597e12, 504e12)
+    "RTXPRO6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 96e9, 1.597e12, 504e12),
+    "RTX4090": ("NVIDIA GeForce RTX 4090", 24e9, 1.008e12, 165e12),
 }
 
 
@@ -51,13 +52,13 @@ def convert(folder: Path, specs: Sequence[ModelSpec]) -> Profile:
         for degree in shares(spec)
         if folder.name.lower() == f"{spec.name}_tp{degree}".lower()
     }
-    served = folder.name.lower() == f"{SERVED}_tp1"
+    served = (device, folder.name.lower()) == SERVED
     return Profile(
         name=f"llmservingsim-{device.lower()}",
         hardware=hardware,
         source=f"measured by others: LLMServingSim's published layer timings, {folder.parent.name}/{folder.name}",
         error=ERROR if served else NOT_COMPARED,
-        compared={loop: Compared((SERVED,), 1) for loop in get_args(Loop)} if served else {},
+        compared={loop: Compared(("llama-3.1-8b",), 1) for loop in get_args(Loop)} if served else {},
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
         models=models,

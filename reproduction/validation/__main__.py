@@ -37,6 +37,11 @@ COMPARISONS = {
         "reproduction.validation.ranking",
         needs_gpu=False,
     ),
+    "rivals": Benchmark(
+        "vLLM's runs that others recorded, simulated from published tables, beside rivals' predictions",
+        "reproduction.validation.rivals",
+        needs_gpu=False,
+    ),
 }
 DRAWN: dict[str, Callable[..., Figure]] = {"bubbles": bubbles.draw, "lanes": lanes.draw}
 
