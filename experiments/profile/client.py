@@ -1,7 +1,7 @@
 """The speed of a server from its clients' records alone: two factors and a delay, fitted by simulating the same requests.
 
 Records are requests.csv of a run, or what `vllm bench serve --save-result --save-detailed` writes. The first half of the requests
-is fitted, the second half judged.
+is fitted, the second half judged. The delay is the median of what simulated times to the first token lack.
 """
 
 import json
@@ -30,6 +30,9 @@ from experiments.store.provenance import write_text
 
 TTFT, TPOT, END_TO_END = "ttft_seconds", "tpot_seconds", "end_to_end_seconds"
 
+TRACE = {"arrival": "arrived_at", "prompt_tokens": "num_prefill_tokens", "output_tokens": "num_decode_tokens"}
+"""Columns of a trace by those of records."""
+
 SIMPLEX = [(1.0, 1.0), (1.06, 1.0), (1.0, 1.06)]
 """Factors of prompts and of decodes with which the search begins."""
 
@@ -50,22 +53,19 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
     half = len(recorded) // 2
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.csv"
-        columns = {"arrival": "arrived_at", "prompt_tokens": "num_prefill_tokens", "output_tokens": "num_decode_tokens"}
-        recorded[list(columns)].rename(columns=columns).to_csv(trace, index=False)
+        recorded[list(TRACE)].rename(columns=TRACE).to_csv(trace, index=False)
         settings = compose_run("backend=sim", "workload=trace", f"workload.path={trace}", *server)
-        profile = replace(load_profile(settings.hardware), card=Card())
+        profile = replace(load_profile(settings.hardware), card=Card(f"the server of {path.stem}"))
 
         def predicted(factors: Sequence[float]) -> tuple[Card, pd.DataFrame]:
-            """Returns the card with these factors, and what it predicts; the delay is the median of what TTFT lacks in the first half."""
-            card = Card(f"the server of {path.stem}", *(round(float(factor), 4) for factor in factors))
-            report(f"simulating with prompts x{card.prompts:.3f}, decodes x{card.decodes:.3f}")
-            table = simulate(settings, replace(profile, card=card), trace.with_suffix(".json"))
-            if len(table) < len(recorded):
-                problem = f"simulation serves {len(table)} of {len(recorded)} requests"
-                raise ConfigError(f"records={records}: {problem}; give the server's kv_tokens and max_tokens")
-            delay = max(float(np.median((recorded[TTFT] - table[TTFT])[:half])), 0.0)
-            table[[TTFT, END_TO_END]] += delay
-            return replace(card, first_token_seconds=round(delay, 5)), table
+            prompts, decodes = (round(float(factor), 4) for factor in factors)
+            report(f"simulating with prompts x{prompts:.3f}, decodes x{decodes:.3f}")
+            card = replace(profile.card, prompts=prompts, decodes=decodes)
+            table = simulate(settings, replace(profile, card=card), trace.with_suffix(".json"), len(recorded))
+            delay = max(float((recorded[TTFT] - table[TTFT])[:half].median()), 0.0)
+            return replace(card, first_token_seconds=round(delay, 5)), table.assign(
+                **{key: table[key] + delay for key in (TTFT, END_TO_END)}
+            )
 
         def error(factors: Sequence[float]) -> float:
             """Returns the mean relative error of TTFT and TPOT: a few requests that a queue serves in another order hardly move it."""
@@ -74,19 +74,25 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
 
         options = {"initial_simplex": SIMPLEX, "maxfev": MOST_SIMULATIONS, **PRECISION}
         card, fitted = predicted(minimize(error, SIMPLEX[0], method="Nelder-Mead", options=options).x)
-        as_it_is = simulate(settings, profile, trace.with_suffix(".json"))
-    print(
-        f"requests {half + 1} to {len(recorded)}, which were not fitted: recorded seconds, and the error of simulation"
-    )
+        as_it_is = simulate(settings, profile, trace.with_suffix(".json"), len(recorded))
+    print(f"requests {half + 1} to {len(recorded)}, not fitted: recorded seconds, and the error of simulation")
     print(_table(*(table[half:] for table in (recorded, as_it_is, fitted))))
     return write_card(profile, card, f"derived from {path.name}: python -m experiments.profile card", output)
 
 
-def simulate(settings: Settings, profile: Profile, path: Path) -> pd.DataFrame:
-    """Returns the requests of a run in order of arrival, as the profile predicts them. path: for the profile's file."""
+def simulate(settings: Settings, profile: Profile, path: Path, number: int) -> pd.DataFrame:
+    """Returns so many requests in order of arrival, as the profile predicts them. path: for the profile's file.
+
+    Raises:
+        ConfigError: fewer are served. CbatchError: as `serve`.
+    """
     write_text(path, profile_text(profile))
     result = serve(replace(settings, hardware=str(path)), say=lambda line: None, bar=False)
-    return result.requests.dropna(subset=[TTFT]).sort_values("id", ignore_index=True)
+    table = result.requests.dropna(subset=[TTFT]).sort_values("id", ignore_index=True)
+    if len(table) < number:
+        problem = f"simulation serves {len(table)} of {number} recorded requests"
+        raise ConfigError(f"records: {problem}; give the server's kv_tokens and max_tokens")
+    return table
 
 
 def read_records(path: Path) -> pd.DataFrame:
