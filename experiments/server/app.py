@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from cbatch import CbatchError
 from experiments.server.bodies import Body, ChatBody, CompletionBody
@@ -24,7 +25,7 @@ def make_app(door: Door) -> FastAPI:
             raise HTTPException(401, "give the server's key, as in Authorization: Bearer KEY")
 
     app, v1 = FastAPI(openapi_url=None), APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
-    for kind in (CbatchError, HTTPException, Exception):
+    for kind in (CbatchError, ClientDisconnect, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_with_error)
 
     @app.get("/health")

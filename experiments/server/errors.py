@@ -5,6 +5,7 @@ import re
 import traceback
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from cbatch import CbatchError
 
@@ -18,6 +19,8 @@ def describe_error(error: Exception) -> tuple[int, str]:
             status, message = error.status_code, str(error.detail)
         case CbatchError():
             status, message = 400, str(error)
+        case ClientDisconnect():  # nobody reads this
+            status, message = 400, "the client has left before its body ended"
         case _:
             traceback.print_tb(error.__traceback__)  # without its message, which may have a client's text
             status, message = 500, f"the server has failed ({type(error).__name__})"
