@@ -18,7 +18,7 @@ from reproduction.validation import runs as runs_file
 from reproduction.validation.__main__ import main
 from reproduction.validation.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
 from reproduction.validation.compare import compare, cost_of, pair, scaled
-from reproduction.validation.ranking import counts, noise_of, pairs, served
+from reproduction.validation.ranking import pairs
 from reproduction.validation.runs import ServedRun
 from reproduction.validation.serve import serve
 
@@ -126,12 +126,9 @@ def test_a_winner_counts_where_cards_differ_by_less_and_a_wrong_one_costs_what_i
         for name, both in times.items()
     }
     again = {"fast": {**runs["fast"], "measured": {"TTFT mean": 1.05}}}
-    cards = [*served({"cases": {"queued, card 1": runs, "queued, card 2": again}})]
-    noise = noise_of([cards])
-    assert noise["TTFT mean"] == pytest.approx(0.05)
-    found = [pair for card in cards for pair in pairs(card)]
-    assert {pair.what for pair in found} == {"policy"}
-    assert counts(found, noise) == (6, 5, 4, 0.8, pytest.approx(0.2))
+    found = pairs([{"cases": {"queued, card 1": runs, "queued, card 2": again}}])
+    assert found["noise"].tolist() == [pytest.approx(0.05)] * 6 and {*found["what"]} == {"policy"}
+    assert (found["decided"].sum(), found["same"].sum()) == (5, 4) and found["regret"].max() == pytest.approx(0.2)
 
 
 def test_the_load_of_a_case_is_of_the_capacity_of_its_own_server() -> None:
