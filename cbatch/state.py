@@ -126,10 +126,6 @@ class State:
         carry = table.sampled_row[rows]
         if table.carries:
             carry[end <= known] = NONE
-            if len(sampled) < len(rows):
-                # recomputed all but a token that was in flight at the preemption, in a pipeline
-                lacking = ((end == known) & (known < total)).nonzero()[0]
-                self._begin_decoding(plan.requests[place] for place in lacking.tolist())
         step = Step(
             index=table.iteration,
             requests=plan.requests,
@@ -150,6 +146,10 @@ class State:
         table.computed[rows] = end
         table.scheduled_at[rows] = table.iteration
         self.latest = step
+        if table.carries and len(sampled) < len(rows):
+            # recomputed all but a token that was in flight at the preemption, in a pipeline
+            lacking = ((end == known) & (known < total)).nonzero()[0]
+            self._begin_decoding(plan.requests[place] for place in lacking.tolist())
         self._expect_samples(step)
         table.iteration += 1
         return step

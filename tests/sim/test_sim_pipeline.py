@@ -246,5 +246,14 @@ def test_a_request_recomputed_while_its_newest_token_is_in_flight_decodes_again(
     draw = random.Random(seed)
     requests = [Request(i, draw.randint(1, 80), draw.randint(1, 16), arrival_iteration=i // 2) for i in range(10)]
     limits = Limits(4, 256, 96, tile=32, num_stages=2)
-    record = Server(make_executor(2), limits, UnitCost(), KVSize(7, 16)).serve(policy(), requests)
+    record = Server(make_executor(2), limits, UnitCost(), KVSize(7, 16)).serve(
+        policy(), requests, on_step=check_latest_step
+    )
     assert len(record.requests) == 10 and any(request.num_preemptions for request in requests)
+
+
+def check_latest_step(engine: Engine) -> None:
+    """The next plan for the same requests is checked with the rows and the number of decodes of the latest step."""
+    if latest := engine.state.latest:
+        assert latest.rows.tolist() == [request.row for request in latest.requests]
+        assert latest.num_decode_tokens == sum(request in engine.view.decoding for request in latest.requests)
