@@ -81,6 +81,7 @@ class TableAttention:
     seconds_per_score: at the device's largest rate; no chunk outside the measured range is faster.
     shared_reads: the share of its time that reading a token of context saves if another decode reads it, too, against decodes: it then
         comes from a cache of the GPU. None: it saves nothing.
+    least_read: the share of the time of reading all context from memory that reading it from that cache takes.
     """
 
     chunks: ChunkGrid
@@ -88,6 +89,7 @@ class TableAttention:
     mixed_decodes: BilinearGrid | None = None
     seconds_per_score: float = 0.0
     shared_reads: PiecewiseLinear | None = None
+    least_read: float = 0.0
 
     @cached_property
     def _surely(self) -> tuple[float, float]:
@@ -117,7 +119,8 @@ class TableAttention:
         if num_decodes:
             read: float = context_of_decodes
             if num_shared and self.shared_reads is not None:
-                read -= num_shared * max(self.shared_reads.at(num_decodes), 0.0)
+                saved = num_shared * max(self.shared_reads.at(num_decodes), 0.0)
+                read = max(read - saved, self.least_read * read)
             table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
             found = table.at(num_decodes, read / num_decodes)
             if context_of_decodes > (self._reach.get(num_decodes) or self._reach_of(num_decodes)):

@@ -22,6 +22,11 @@ MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights and KV cache; the rest is for activations."""
 
 
+CACHE_BYTES_PER_SECOND = 6.2e12
+"""At which decodes read context from the L2 cache of an H100; measured are 5.2 (64 contexts of 1,344 tokens that share 1,024) to 6.5 (8
+of 60,000 that share 50,048; 2026-11-26, 91d30029). An H200 has the same multiprocessors."""
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
     """The speed of one card against the tables of a profile: factors of the times of iterations with prompts, and of decodes alone.
@@ -161,7 +166,9 @@ class Profile:
         bandwidth = ceilings.bandwidth_bytes_per_second
         rates = self.attention or AttentionRates(bandwidth, ceilings.flops_per_second, bandwidth)
         tables = measured.attention and replace(
-            measured.attention, seconds_per_score=flops_per_score(share) / ceilings.flops_per_second
+            measured.attention,
+            seconds_per_score=flops_per_score(share) / ceilings.flops_per_second,
+            least_read=min(bandwidth / CACHE_BYTES_PER_SECOND, 1.0),
         )
         small = self.small_operations
         other = small.of(share, bandwidth) if small else small_operations(share, ceilings)

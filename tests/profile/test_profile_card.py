@@ -101,8 +101,8 @@ def test_a_gpu_is_not_predicted_at_the_speed_of_another_card(file: Path, monkeyp
 def test_a_profile_of_another_kind_or_without_the_model_is_refused(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["card", "model=llama-13b"]) == 2
-    assert "hardware=h100 has no tables of model=llama-13b; give model=llama-3.1-8b" in capsys.readouterr().err
+    assert main(["card", "model=yi-34b"]) == 2
+    assert "hardware=h100 has no tables of model=yi-34b; give model=llama-3.1-8b" in capsys.readouterr().err
     monkeypatch.setattr(card, "hardware_name", lambda backend: "NVIDIA A10")
     assert main(["card"]) == 2
     assert "there is no profile of NVIDIA A10; give hardware=NAME" in capsys.readouterr().err

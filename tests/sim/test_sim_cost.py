@@ -75,16 +75,40 @@ def test_no_iteration_is_faster_than_its_arithmetic_and_its_reading(name: str) -
             assert cost.predict(shape) >= max(arithmetic, reading), shape
 
 
-LONG = [(8_192, 0.207, 0.209), (16_384, 0.454, 0.476), (32_768, 1.15, 1.18), (65_280, 3.08, 3.24)]
-"""Tokens of a prompt, and what it took alone on an H100 other than the profile's: whole, and in chunks of 2,048."""
+LONG = [(8_192, 0.207), (16_384, 0.454), (32_768, 1.15), (65_280, 3.08)]
+"""Tokens of a prompt, and what it took alone and whole on an H100 other than the profile's."""
 
 
-@pytest.mark.parametrize(("tokens", "whole", "chunked"), LONG)
-def test_long_prompts_take_what_they_took_on_another_h100(tokens: int, whole: float, chunked: float) -> None:
+@pytest.mark.parametrize(("tokens", "whole"), LONG)
+def test_long_prompts_take_what_they_took_on_another_h100(tokens: int, whole: float) -> None:
     cost = ProfileCost(load_profile("h100"), LLAMA)
-    chunks = [BatchShape(((min(2048, tokens - before), before),)) for before in range(0, tokens, 2048)]
     assert cost.predict(BatchShape(((tokens, 0),))) == pytest.approx(whole, rel=0.05)
-    assert sum(map(cost.predict, chunks)) == pytest.approx(chunked, rel=0.05)
+
+
+TURNS = [
+    (0, 48.0, 7.77),
+    (1, 49.5, 8.39),
+    (2, 51.0, 9.25),
+    (3, 52.9, 10.34),
+    (4, 54.5, 11.46),
+    (5, 55.3, 12.56),
+    (6, 57.1, 13.67),
+    (7, 58.5, 14.76),
+]
+"""Of 64 conversations in lockstep on another H100 (c3b8eb2): the turn, mean ms of its iterations of 2,048 tokens after the first, and of 64 decodes."""
+
+
+@pytest.mark.parametrize(("turn", "mixed", "decodes"), TURNS)
+def test_conversations_take_what_they_took_on_another_h100(turn: int, mixed: float, decodes: float) -> None:
+    """All share 1,024 tokens; a turn has 256 more and an answer of 128, and half of the conversations decode while the others' prompts are computed."""
+    cost, before = ProfileCost(load_profile("h100"), LLAMA, max_batch=64), 1024 + 384 * turn
+    chunks = ((256, before),) * 7 + ((224, before),)
+    assert cost.predict(BatchShape(chunks, 32, 32 * (before + 260), num_shared=31 * 1024)) == pytest.approx(
+        mixed / 1e3, rel=0.08
+    )
+    assert cost.predict(BatchShape((), 64, 64 * (before + 316), num_shared=63 * 1024)) == pytest.approx(
+        decodes / 1e3, rel=0.03
+    )
 
 
 @pytest.mark.parametrize(
