@@ -16,7 +16,7 @@ from cbatch.sim.links import Links
 from cbatch.sim.measured import HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
 from cbatch.sim.roofline import Affine, Ceilings, Seconds, head_product, layer_products, small_operations
-from cbatch.sim.schema import NotNegative, Positive
+from cbatch.sim.schema import Positive
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights and KV cache; the rest is for activations."""
@@ -32,21 +32,16 @@ class Card:
     """The speed of one card against the tables of a profile: factors of the times of iterations with prompts, and of decodes alone.
 
     name: of the card, or of the records that the factors were fitted to; empty: the profile's own card.
-    first_token_seconds: delay of every first token by the server in front of the engine; runs do not contain it.
     """
 
     name: str = ""
     prompts: Positive = 1.0
     decodes: Positive = 1.0
-    first_token_seconds: NotNegative = 0.0
 
     @property
     def text(self) -> str:
         """Names the card and its factors in a few words; empty for the profile's own card."""
-        delay = f", without {self.first_token_seconds * 1e3:.1f} ms before first tokens" * bool(
-            self.first_token_seconds
-        )
-        return f"{self.name}: prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}{delay}" if self.name else ""
+        return f"{self.name}: prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}" if self.name else ""
 
 
 PEAK = 1.3

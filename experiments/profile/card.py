@@ -89,12 +89,12 @@ def speed(
     return Card(name, round(median(ratios[True]), 4), round(median(ratios[False]), 4)), rows
 
 
-def write_card(profile: Profile, card: Card, how: str, output: str) -> Path:
-    """Writes the profile with these factors in place of any others, and says how runs use them."""
+def write_card(profile: Profile, card: Card, how: str, output: str, keys: str = "") -> Path:
+    """Writes the profile with these factors in place of any others, and says how runs use them. keys: that such runs also need."""
     place = PROFILES / f"{profile.name}-{card.name.split()[-1]}.json"
     path, origin = Path(output) if output else place, f"{how} hardware={profile.name}; {today()}; commit {commit()}"
     write_text(path, profile_text(replace(profile, card=card, origins={**profile.origins, ("card",): origin})))
-    print(f"{card.text}\nwritten: {path}; runs use it with hardware={path if output else path.stem}")
+    print(f"{card.text}\nwritten: {path}; runs use it with hardware={path if output else path.stem}{keys}")
     return path
 
 

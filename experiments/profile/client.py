@@ -57,27 +57,26 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
         settings = compose_run("backend=sim", "workload=trace", f"workload.path={trace}", *server)
         profile = replace(load_profile(settings.hardware), card=Card(f"the server of {path.stem}"))
 
-        def predicted(factors: Sequence[float]) -> tuple[Card, pd.DataFrame]:
+        def predicted(factors: Sequence[float]) -> tuple[Card, float, pd.DataFrame]:
             prompts, decodes = (round(float(factor), 4) for factor in factors)
             report(f"simulating with prompts x{prompts:.3f}, decodes x{decodes:.3f}")
             card = replace(profile.card, prompts=prompts, decodes=decodes)
             table = simulate(settings, replace(profile, card=card), trace.with_suffix(".json"), len(recorded))
             delay = max(float((recorded[TTFT] - table[TTFT])[:half].median()), 0.0)
-            return replace(card, first_token_seconds=round(delay, 5)), table.assign(
-                **{key: table[key] + delay for key in (TTFT, END_TO_END)}
-            )
+            return card, delay, table.assign(**{key: table[key] + delay for key in (TTFT, END_TO_END)})
 
         def error(factors: Sequence[float]) -> float:
             """Returns the mean relative error of TTFT and TPOT: a few requests that a queue serves in another order hardly move it."""
-            _, table = predicted(factors)
+            *_, table = predicted(factors)
             return sum(float((table[key] / recorded[key] - 1)[:half].abs().mean()) for key in (TTFT, TPOT))
 
         options = {"initial_simplex": SIMPLEX, "maxfev": MOST_SIMULATIONS, **PRECISION}
-        card, fitted = predicted(minimize(error, SIMPLEX[0], method="Nelder-Mead", options=options).x)
+        card, delay, fitted = predicted(minimize(error, SIMPLEX[0], method="Nelder-Mead", options=options).x)
         as_it_is = simulate(settings, profile, trace.with_suffix(".json"), len(recorded))
     print(f"requests {half + 1} to {len(recorded)}, not fitted: recorded seconds, and the error of simulation")
     print(_table(*(table[half:] for table in (recorded, as_it_is, fitted))))
-    return write_card(profile, card, f"derived from {path.name}: python -m experiments.profile card", output)
+    keys = f" backend.server_seconds={delay:.4g}" if delay else ""
+    return write_card(profile, card, f"derived from {path.name}: python -m experiments.profile card", output, keys)
 
 
 def simulate(settings: Settings, profile: Profile, path: Path, number: int) -> pd.DataFrame:
