@@ -4,13 +4,14 @@ SIGTERM or Ctrl-C ends it: open requests go on for `drain_seconds`, or until a s
 """
 
 import asyncio
+import signal
 import socket
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -21,6 +22,7 @@ from experiments.server.app import make_app
 from experiments.server.door import Door
 from experiments.server.link import engine_of
 from experiments.server.settings import ServerSettings, read_server_settings
+from experiments.store.claim import TerminatedError
 
 _KEEP_ALIVE = 60
 """Seconds that an idle connection stays open: a client that sends again after its end would meet a closed one."""
@@ -50,13 +52,19 @@ def serve_http(
             raise ConfigError(f"{place}: {error.strerror or error}; give another one") from None
         fastest = uvicorn.Config("", log_level="critical").get_loop_factory()
         with asyncio.Runner(loop_factory=fastest) as runner:
-            return runner.run(_serve(settings, folder, listener, say, replace=replace))
+            try:
+                return runner.run(_serve(settings, folder, listener, say, replace=replace))
+            except asyncio.CancelledError:
+                raise TerminatedError("terminated") from None
 
 
 async def _serve(
     settings: ServerSettings, folder: Path, listener: socket.socket, say: Callable[[str], None], **options: Any
 ) -> dict[str, Any]:
     door = Door(settings)
+    loop, cancel = asyncio.get_running_loop(), cast(asyncio.Task[Any], asyncio.current_task()).cancel
+    # until it serves: an exception of a signal's handler would be lost in the event loop
+    signal.signal(signal.SIGTERM, lambda *_: door.ready.done() or loop.call_soon_threadsafe(cancel))
     with engine_of(settings, folder, door.receive, say=say, **options) as door.put:
         first: list[asyncio.Future[Any]] = [door.ready, door.closed]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)

@@ -7,13 +7,15 @@ import multiprocessing
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
-from commands import PATIENCE, command, new_process, summary
+from commands import PATIENCE, command, environment, new_process, summary, wait_for
 from live import QUICK, events, serving
 
 from experiments.server.link import read_from
@@ -24,12 +26,20 @@ SLOW = ("policy=sarathi_serve", "backend=sim", "batch=64", "port=0")
 """A simulated server in real time: 500 tokens take two seconds."""
 
 FAILING = """
+import multiprocessing, os, time
+from pathlib import Path
 from policies.orca import Orca
 class Fails(Orca):
     def plan(self, view):
         if view.iteration > 20:
             raise ValueError("the policy's fault")
         return super().plan(view)
+class Sleeps(Orca):
+    def __init__(self, **keys):
+        if multiprocessing.parent_process():
+            Path("pid").write_text(str(os.getpid()))
+            time.sleep(300)
+        super().__init__(**keys)
 class Refuses(Orca):
     def plan(self, view):
         plan = view.plan()
@@ -122,6 +132,21 @@ def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_pa
         assert live.process.returncode == 2 and "the policy's fault" in printed
     assert summary(live.folder)["run"]["cancelled_requests"] == 1
     assert "the policy's fault" in summary(live.folder)["about"]["chosen"]["ended by"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_engine_ends_with_a_server_that_has_not_begun_to_serve(tmp_path: Path, number: int) -> None:
+    (tmp_path / "own.py").write_text(FAILING)
+    arguments = [sys.executable, "-m", "experiments.server", "policy=orca", "policy._target_=own.Sleeps", *SLOW[1:]]
+    engine = tmp_path / "pid"
+    with subprocess.Popen(arguments, cwd=tmp_path, env=environment(), text=True) as process:
+        wait_for(lambda: engine.is_file() and engine.read_text(), process)
+        process.send_signal(number)
+        assert process.wait(timeout=PATIENCE) != 0
+    end = time.monotonic() + PATIENCE
+    while Path("/proc", engine.read_text()).is_dir():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_a_request_that_the_policy_rejects_is_answered_with_503(tmp_path: Path) -> None:
