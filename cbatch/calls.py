@@ -18,11 +18,6 @@ def call(where: str, method: Callable[..., Any], *arguments: Any) -> Any:
         raise policy_raised(where, method, error) from error
 
 
-def as_it_is(function: Any) -> Any:
-    """Stands for an executor's optional `timed`."""
-    return function
-
-
 def call_at(where: Callable[[], str], method: Callable[[Any], Any], argument: Any) -> Any:
     """Calls a user's method in the middle of a run. where: called only for an error."""
     try:

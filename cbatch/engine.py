@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, cast
 
 from cbatch.arrivals import Arrivals, Departures, Recorded, check_fits, not_submitted
-from cbatch.calls import as_it_is, call_at
+from cbatch.calls import call_at
 from cbatch.cost import CostModel
 from cbatch.executor import Executor, Turn
 from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
@@ -76,7 +76,7 @@ class Engine:
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
-        self._timed: Callable[[Any], Any] = getattr(executor, "timed", as_it_is)
+        self._timed: Callable[[Any], Any] = getattr(executor, "timed", lambda plan: plan)
         self._until = inf  # seconds; further requests may be submitted then
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks

@@ -95,11 +95,11 @@ class Simulated(Backend):
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         origin = cost.provenance(asynchronous, own_host=isinstance(self.host_seconds, float))
-        stages = {"stages": [asdict(account) for account in executor.accounts()]}
-        each = executor.executors if isinstance(executor, Executors) else [executor]
+        origin["stages"] = [asdict(account) for account in executor.accounts()]
         if self.host_seconds != "measured":
-            return origin | stages
-        return origin | stages | {"planning": {key: sum(getattr(one, key) for one in each) for key in PLANNING}}
+            return origin
+        each = executor.executors if isinstance(executor, Executors) else [executor]
+        return origin | {"planning": {key: sum(getattr(one, key) for one in each) for key in PLANNING}}
 
 
 @dataclass(frozen=True, kw_only=True)
