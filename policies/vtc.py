@@ -28,17 +28,23 @@ class VTC(WholePrompts):
         prompt_weight: float = 1.0,
         output_weight: float = 2.0,
         charge_first: bool = True,
+        charge_hits: bool = True,
         order: str = "vtc",
         quantum: float = 500.0,
         rpm: int | None = None,
     ) -> None:
         """predict: charge the predicted output at admission, the rest as it comes. weights: of clients by name; 1 for others.
-        charge_first: charge first output tokens, as the paper does. rpm: requests of a client let in within 60 s; None: all.
+        charge_first: charge first output tokens, as the paper does. charge_hits: charge prompt tokens that the prefix cache holds. rpm: requests of a client let in within 60 s; None: all.
         """
         all_weights = (prompt_weight, output_weight, *(weights or {}).values())
         if not all(isinstance(weight, int | float) and weight > 0 for weight in all_weights):
             raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights must be above 0")
-        self.predictor, self.predict, self.charge_first = predictor, predict, charge_first
+        self.predictor, self.predict, self.charge_first, self.charge_hits = (
+            predictor,
+            predict,
+            charge_first,
+            charge_hits,
+        )
         self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)
         self.lift, self.weights, self.order, self.quantum, self.rpm = lift, weights or None, order, quantum, rpm
         self._clients = clients_by(order, weights or {}, lift, quantum)
@@ -60,7 +66,7 @@ class VTC(WholePrompts):
         self._arrived.clear()
         plan.add_decodes()
         while plan.can_admit and (new := self._clients.first()) and plan.add(new, whole=True, reserve=new.max_tokens):
-            self._clients.take(new, self.prompt_weight * new.num_prompt_tokens)
+            self._clients.take(new, self.prompt_weight * (new.num_prompt_tokens if self.charge_hits else new.num_ready))
             self._charge_output(new, self.predictor.output(new) if self.predict else 0.0)
         return plan.build()
 

@@ -17,7 +17,8 @@ class PrefixCache:
     """Which cached blocks a request finds, takes and leaves.
 
     A block is found from the iteration after the one that computes it, also while that one is in flight: iterations write in the
-    order of their launch. Blocks of generated tokens are found, too, once the host knows the tokens.
+    order of their launch. Blocks of generated tokens are found, too, once the host knows the tokens. In vLLM a request also finds what
+    an earlier one of the same iteration computes. No policy asks for that, and a plan would have to know hits that depend on its order.
     """
 
     def __init__(self, pool: PrefixPool, table: RequestTable) -> None:

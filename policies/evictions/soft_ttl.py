@@ -1,6 +1,7 @@
 """Soft time-to-live (RFC vllm#52113): the blocks of a session that is about to go on are kept as long as anything else can go.
 
-A wrong hint costs hits and can block no request, as nothing is pinned.
+A wrong hint costs hits and can block no request, as nothing is pinned. Plans do not say until when blocks are kept: such a time alone
+cannot tell the blocks of a live session, whose time is over, from those of no session.
 """
 
 from collections import defaultdict

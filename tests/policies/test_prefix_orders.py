@@ -19,10 +19,12 @@ from cbatch.sim.executor import SimExecutor
 from policies.chunking import Fixed
 from policies.dlpm import DLPM
 from policies.evictions import LRU
+from policies.predictors import Predictor
 from policies.prefix_order import PrefixOrder
 from policies.sarathi_serve import SarathiServe
 from policies.shared.kept_orders import FewestUncached, KeptOrder
 from policies.shared.prefix_tree import DepthFirst
+from policies.vtc import VTC
 
 
 class Told:
@@ -163,6 +165,8 @@ def test_lpm_starves_a_cold_prompt_and_hrrn_does_not(
 def test_deficits_put_a_match_behind_another_client() -> None:
     """f's second prompt matches, and waits for g, as f has spent its deficit."""
     prompts = {"F1": [1, 2, 3, 4], "F2": [1, 2, 3, 4], "G1": [5, 6, 7, 8]}
+    whole, computed = VTC(Predictor()), VTC(Predictor(), charge_hits=False)
+    policies = {"dlpm": DLPM(Fixed(4), 4.0), "lpm": PrefixOrder(Fixed(4)), "vtc": whole, "hits are free": computed}
     ran = {
         name: golden(
             policy,
@@ -172,8 +176,11 @@ def test_deficits_put_a_match_behind_another_client() -> None:
             prompt=prompts,
             client={"F1": "f", "F2": "f", "G1": "g"},
         )
-        for name, policy in (("dlpm", DLPM(Fixed(4), 4.0)), ("lpm", PrefixOrder(Fixed(4))))
+        for name, policy in policies.items()
     }
+    assert (whole.counters, computed.counters) == ({"f": 12, "g": 6}, {"f": 9, "g": 6}), (
+        "F2 computes one of four tokens"
+    )
     assert (ran["dlpm"].schedule, ran["lpm"].schedule) == ("F14 | G14 | F21", "F14 | F21 | G14")
 
 
