@@ -88,13 +88,13 @@ class Simulated(Backend):
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
-        if isinstance(self.host_seconds, float):
+        if not isinstance(self.host_seconds, str):
             return SimExecutor(cost, HostTime(self.host_seconds), self.server_seconds)
         kind = SimExecutor if self.host_seconds == "auto" else PlanningExecutor
         return kind(cost, cost.profile.host_time(asynchronous, spec), self.server_seconds)
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        origin = cost.provenance(asynchronous, own_host=isinstance(self.host_seconds, float))
+        origin = cost.provenance(asynchronous, own_host=not isinstance(self.host_seconds, str))
         origin["stages"] = [asdict(account) for account in executor.accounts()]
         if self.host_seconds != "measured":
             return origin

@@ -1,12 +1,16 @@
 """What a policy's own code takes to plan is charged to the host, and what exceeds the device's slack delays the device."""
 
 from itertools import count
+from typing import Literal
 
 import pytest
 
 from cbatch import KVSize, Limits, Request, Server
 from cbatch.cost import BatchShape
-from cbatch.sim import HostTime, PlanningExecutor, planning
+from cbatch.runtime.options import Options
+from cbatch.sim import HostTime, PlanningExecutor, SimExecutor, planning
+from experiments.settings.backends import Simulated
+from experiments.settings.presets import load_spec
 from policies.orca import Orca
 
 DEVICE, HOST = 0.010, 0.001
@@ -38,3 +42,21 @@ def test_plans_take_time(asynchronous: bool, plan: float, iteration: float, monk
     within_slack = DEVICE - HOST if asynchronous else 0.0
     late = plan + (tokens - 1) * max(plan - within_slack, 0.0)  # nothing is computed during the first
     assert executor.delay_seconds == pytest.approx(late)
+
+
+@pytest.mark.parametrize(
+    ("host_seconds", "kind", "host"),
+    [
+        (0, SimExecutor, HostTime(0)),
+        (0.5, SimExecutor, HostTime(0.5)),
+        ("auto", SimExecutor, None),
+        ("measured", PlanningExecutor, None),
+    ],
+)
+def test_the_host_is_the_profile_s_unless_seconds_are_given(
+    host_seconds: float | Literal["auto", "measured"], kind: type[SimExecutor], host: HostTime | None
+) -> None:
+    backend, spec = Simulated(host_seconds=host_seconds), load_spec("llama-3.1-8b")
+    cost = backend.cost("h200", spec, 8)
+    executor = backend.executor(spec, cost, Limits(8, 64, 100), KVSize(100, 16), Options(), True)
+    assert type(executor) is kind and executor.host == (host or cost.profile.host_time(True, spec))
