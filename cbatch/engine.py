@@ -182,10 +182,9 @@ class Engine:
 
     def _leap_or_step(self) -> None:
         """Takes the turns of the loop that repeat the latest turn; if there are none, takes one turn."""
-        if (latest := self._latest) is None:
-            return self.step()
-        change, executor = self._next_change(), cast(Any, self.executor)
-        if executor.now() >= change or not self._call(is_steady, self.policy):
+        latest, executor = self._latest, cast(Any, self.executor)
+        change = self._next_change() if latest else -inf
+        if latest is None or executor.now() >= change or not self._call(is_steady, self.policy):
             return self.step()
         if not (foreseen := self.foresee()):
             return self.step()
@@ -195,8 +194,9 @@ class Engine:
             turns.extend(executor.repeat(latest.step, len(foreseen), change, in_flight))
         finally:  # it may fail
             if turns:
-                num_computed = executor.graph_tokens(latest.step.shape()) or latest.step.pad_to
-                self._repeated(latest, foreseen, turns, num_computed)
+                self._repeated(
+                    latest, foreseen, turns, executor.graph_tokens(latest.step.shape()) or latest.step.pad_to
+                )
 
     def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int) -> None:
         """Enters turns that have repeated the latest turn in the state and the record."""

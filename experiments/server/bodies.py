@@ -3,6 +3,7 @@
 A field that is not supported is an error that names it, unless its value is null or changes nothing.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
@@ -58,7 +59,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Body(SamplingKeys):
+class Body(SamplingKeys, ABC):
     """The fields of both routes. Those of `RequestSpec` mean what they mean there: a higher `priority` is more urgent."""
 
     model: str | None = None
@@ -83,9 +84,9 @@ class Body(SamplingKeys):
         if self.stream_options != StreamOptions() and not self.stream:
             raise ConfigError("stream_options: has no effect without stream=true")
 
+    @abstractmethod
     def encode(self, vocabulary: Vocabulary | Words) -> list[list[int]]:
         """Returns the token ids of each prompt. Raises CbatchError."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
