@@ -70,8 +70,7 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
         self.arrivals: Arrivals = arrivals or Recorded(getattr(executor, "server_seconds", 0.0))
-        self._departures = Departures()
-        self._stall_watch = StallWatch(patience)
+        self._departures, self._stall_watch = Departures(), StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self.asynchronous = asynchronous
@@ -194,9 +193,8 @@ class Engine:
             turns.extend(executor.repeat(latest.step, len(foreseen), change, in_flight))
         finally:  # it may fail
             if turns:
-                self._repeated(
-                    latest, foreseen, turns, executor.graph_tokens(latest.step.shape()) or latest.step.pad_to
-                )
+                num_computed = executor.graph_tokens(latest.step.shape()) or latest.step.pad_to
+                self._repeated(latest, foreseen, turns, num_computed)
 
     def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int) -> None:
         """Enters turns that have repeated the latest turn in the state and the record."""
