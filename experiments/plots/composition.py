@@ -88,9 +88,13 @@ def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
 
 
 def _thin_out(steps: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Returns few enough iterations to see, or means of successive ones; and a description of them."""
-    if len(steps) <= _MOST_STEPS:
-        return steps, "each iteration"
-    size = ceil(3 * len(steps) / _MOST_STEPS)
-    groups = steps.select_dtypes("number").groupby(np.arange(len(steps)) // size)
-    return groups.mean().assign(started=groups["started"].first()), f"means of {size} iterations"
+    """Returns few enough iterations to see, or means of successive ones; and a description of them. A pause is a row of zeros."""
+    drawn, how = steps.select_dtypes("number"), "each iteration"
+    longest = max((steps["ended"] - steps["started"]).max(), steps["ended"].max() / _MOST_STEPS)
+    before_pause = steps["started"].shift(-1) - steps["ended"] > longest
+    pauses = drawn[before_pause].mul(0).assign(started=steps.loc[before_pause, "ended"])
+    if len(steps) > _MOST_STEPS:
+        size = ceil(3 * len(steps) / _MOST_STEPS)
+        groups = drawn.groupby([before_pause.cumsum().shift(fill_value=0), np.arange(len(steps)) // size])
+        drawn, how = groups.mean().assign(started=groups["started"].first()), f"means of {size} iterations"
+    return pd.concat([drawn, pauses]).sort_values("started", kind="stable"), how

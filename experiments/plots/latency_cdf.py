@@ -87,10 +87,10 @@ def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: 
     first: the place of the first of its six markers, 0 to 1, so that those of equal lines lie beside each other.
     """
     values = np.concatenate(runs)
-    shares = np.linspace(0, 1, min(len(values), _MOST_POINTS))  # empty if, say, no request has a second token
+    shares = np.linspace(0, 1, min(len(values), _MOST_POINTS) + 1) if len(values) else values  # no second tokens, say
     style = {**line_style(index), "markevery": (int(first * len(shares) / 6), max(len(shares) // 6, 1))}
-    quantiles = np.quantile(values, shares) if len(values) else values
+    quantiles = np.quantile(values, shares, method="inverted_cdf") if len(values) else values
     axes.plot(quantiles, shares, label=label, drawstyle="steps-post", **style)
-    if len(single := [np.quantile(run, shares) for run in runs if len(run)]) > 1:
+    if len(single := [np.quantile(run, shares, method="inverted_cdf") for run in runs if len(run)]) > 1:
         low, high = np.min(single, axis=0), np.max(single, axis=0)
         axes.fill_betweenx(shares, low, high, color=style["color"], alpha=0.2, linewidth=0)

@@ -46,7 +46,7 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
     server: keys of `experiments.run` that describe it.
 
     Raises:
-        ConfigError: records that cannot be read, or that simulation serves in part. CbatchError: as `experiments.run`.
+        ConfigError: records that cannot be read, that simulation serves in part, or that fitting does not predict better. CbatchError: as `experiments.run`.
     """
     path = Path(records)
     recorded = read_records(path)
@@ -65,16 +65,21 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
             delay = max(float((recorded[TTFT] - table[TTFT])[:half].median()), 0.0)
             return card, delay, table.assign(**{key: table[key] + delay for key in (TTFT, END_TO_END)})
 
-        def error(factors: Sequence[float]) -> float:
+        def error(table: pd.DataFrame, part: slice) -> float:
             """Returns the mean relative error of TTFT and TPOT: a few requests that a queue serves in another order hardly move it."""
-            *_, table = predicted(factors)
-            return sum(float((table[key] / recorded[key] - 1)[:half].abs().mean()) for key in (TTFT, TPOT))
+            return sum(float((table[key] / recorded[key] - 1)[part].abs().mean()) for key in (TTFT, TPOT))
+
+        def fit(factors: Sequence[float]) -> float:
+            return error(predicted(factors)[-1], slice(half))
 
         options = {"initial_simplex": SIMPLEX, "maxfev": MOST_SIMULATIONS, **PRECISION}
-        card, delay, fitted = predicted(minimize(error, SIMPLEX[0], method="Nelder-Mead", options=options).x)
+        card, delay, fitted = predicted(minimize(fit, SIMPLEX[0], method="Nelder-Mead", options=options).x)
         as_it_is = simulate(settings, profile, trace.with_suffix(".json"), len(recorded))
     print(f"requests {half + 1} to {len(recorded)}, not fitted: recorded seconds, and the error of simulation")
     print(_table(*(table[half:] for table in (recorded, as_it_is, fitted))))
+    if error(fitted, slice(half, None)) >= error(as_it_is, slice(half, None)):
+        as_well = f"{profile.name} predicts the half that was not fitted as well without factors"
+        raise ConfigError(f"records={path}: {as_well}; use it, or correct the keys of the server; nothing is written")
     keys = f" backend.server_seconds={delay:.4g}" if delay else ""
     return write_card(profile, card, f"derived from {path.name}: python -m experiments.profile card", output, keys)
 

@@ -20,7 +20,7 @@ _LACKS = {
 PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 """Keys of what plans took on this machine (`cbatch.sim.PlanningExecutor`)."""
 
-_LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line with the profile's name
+_LONGEST_ERROR = 60  # characters of an error that fits on a terminal's line with the profile's name
 
 
 def notes_of(abouts: Iterable[About]) -> list[str]:

@@ -174,15 +174,16 @@ def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
 
 def test_distributions_of_what_a_client_sees(folder: Path) -> None:
     first, between, whole = latency_cdf.draw(folder).axes
-    assert lines(first) == {"prefill_first": ([2.5, 2.75, 9.5], [0, 0.5, 1])}
-    assert lines(between) == {"prefill_first": ([1000, 2000, 3000], [0, 0.5, 1])}
-    assert lines(whole) == {"prefill_first": ([2.5, 7.75, 10.5], [0, 0.5, 1])}
+    thirds = pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert lines(first) == {"prefill_first": ([2.5, 2.5, 2.75, 9.5], thirds)}
+    assert lines(between) == {"prefill_first": ([1000, 1000, 2000, 3000], thirds)}
+    assert lines(whole) == {"prefill_first": ([2.5, 2.5, 7.75, 10.5], thirds)}
 
 
 def test_distributions_of_a_tier_with_its_objective(folder: Path, tmp_path: Path) -> None:
     """Request 1 alone has a tier, gold, with a TTFT objective of 4 s: its first token comes after 9.5 s, the next 1 s later."""
     panels = latency_cdf.draw(folder, tiers=True).axes
-    assert [lines(axes)["prefill_first"][0] for axes in panels] == [[9.5], [1000], [10.5]]
+    assert [lines(axes)["prefill_first"][0] for axes in panels] == [[9.5] * 2, [1000] * 2, [10.5] * 2]
     assert [[x for label, (x, _) in lines(axes).items() if label.startswith("_")] for axes in panels] == [
         [[4, 4]],
         [],
@@ -200,7 +201,7 @@ def test_seeds_are_pooled_with_a_band_of_the_single_runs(tmp_path: Path, capsys:
         run = write_run(tmp_path / f"{seed}", settings={"seed": seed}, speed=seed)
     np.savez(run / "tokens.npz", request_id=np.array([0, 0]), time=np.array([1.0, 2.0]))
     panel = latency_cdf.draw(tmp_path).axes[1]
-    assert lines(panel)["prefill_first"][0] == [1000, 1000, 2000, 3000]
+    assert lines(panel)["prefill_first"][0] == [1000, 1000, 1000, 2000, 3000]
     [area] = panel.collections
     assert {x for x, y in area.get_paths()[0].vertices.tolist() if y == 1} == {1000, 3000}
     np.savez(run / "tokens.npz", request_id=np.array([0, 1]), time=np.array([1.0, 2.0]))
@@ -223,6 +224,17 @@ def test_composition_of_iterations_over_time(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(composition, "_MOST_STEPS", 4)  # means of four iterations, and of the last one
     means = lines(composition.draw(folder).axes[1])
     assert means["running"] == ([1.25, 11.5], [1.0, 0.0])
+
+
+def test_nothing_is_drawn_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is idle from 2 to 9 s, longer than any iteration takes."""
+    steps = pd.DataFrame(
+        {"started": [0.0, 1.0, 9.0, 10.0], "ended": [1.0, 2.0, 10.0, 11.0], "num_running": [3, 4, 5, 6]}
+    )
+    for most, expected in ((400, [(0, 3), (1, 4), (2, 0), (9, 5), (10, 6)]), (3, [(0, 3.5), (2, 0), (9, 5.5)])):
+        monkeypatch.setattr(composition, "_MOST_STEPS", most)
+        drawn, _ = composition._thin_out(steps)
+        assert list(zip(drawn["started"], drawn["num_running"], strict=True)) == expected
 
 
 def test_what_prompts_consist_of_with_a_prefix_cache() -> None:
