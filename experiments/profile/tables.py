@@ -75,6 +75,13 @@ def put_links(content: dict[str, Any], origin: str, links: Links) -> None:
     known["all_reduce"] = {**known.get("all_reduce", {}), **reduces}
 
 
+def raise_ceiling(content: dict[str, Any], linear: PiecewiseLinear | None, spec: ModelSpec) -> None:
+    """Raises the rate of arithmetic in a profile's content to that of the fastest products that were measured."""
+    flops = 2 * spec.num_layers * sum(inputs * outputs for inputs, outputs in spec.linear_shapes.values())
+    rates = [tokens * flops / seconds for tokens, seconds in zip(*linear, strict=True)] if linear else []
+    content["ceilings"]["flops_per_second"] = max([content["ceilings"]["flops_per_second"], *rates])
+
+
 def put_model(
     content: dict[str, Any], spec: ModelSpec, origin: str, tables: Measured, host: HostTimes | None, degree: int
 ) -> None:

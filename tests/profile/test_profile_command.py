@@ -38,7 +38,15 @@ from experiments.profile.fitted import FittedLaboratory, features, fit_prices
 from experiments.profile.kernels import Kernel, Shares, shares, times_in_turn
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.measure import measure, mixed_bases
-from experiments.profile.tables import UNCOMPARED, captured_graphs, captured_rows, model_tables, put_links, put_model
+from experiments.profile.tables import (
+    UNCOMPARED,
+    captured_graphs,
+    captured_rows,
+    model_tables,
+    put_links,
+    put_model,
+    raise_ceiling,
+)
 from experiments.settings.presets import load_spec
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
@@ -425,3 +433,13 @@ def test_the_command_measures_a_model_and_keeps_the_others(
     assert origin.startswith("measured by python -m experiments.profile model=tiny backend=cpu batch=2,4 max_tokens=64")
     assert re.search(r"; \d{4}-\d\d-\d\d; [^;]* cores; commit [0-9a-f]{40}", origin)
     assert ProfileCost(profile, load_spec("tiny")).predict(BatchShape(((32, 0),), 2, 100)) > 0
+
+
+def test_products_that_were_measured_were_possible() -> None:
+    """Two layers of 64 x 64 weights for q, k, v and output, and three of 64 x 128: 2 * 2 * 40,960 operations for each token."""
+    spec = ModelSpec("small", "llama", 2, 64, 4, 4, 16, 128, 9, 64)
+    linear = PiecewiseLinear((8, 16), (1.0, 1.0))
+    for ceiling, expected in ((1e6, 16 * 163_840), (1e9, 1e9)):
+        content = {"ceilings": {"flops_per_second": ceiling}}
+        raise_ceiling(content, linear, spec)
+        assert content["ceilings"]["flops_per_second"] == expected

@@ -213,8 +213,8 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     parts = ("power (derived)", "host (fallback)")
     assert origin_of(simulated(not_measured=parts)) == "SIMULATED with profile h200 (error: 5%; 2 parts unmeasured)"
     assert "(error: TTFT 5%)" in origin_of(simulated(error=100 * "x", error_in_brief="error: TTFT 5%"))
-    assert "(error: see summary.json)" in origin_of(simulated(error=40 * "x"))
-    assert 39 * "x" in origin_of(simulated(error=39 * "x"))
+    assert "(error: see summary.json)" in origin_of(simulated(error=60 * "x"))
+    assert 59 * "x" in origin_of(simulated(error=59 * "x"))
     lines = run_text(make_summary(make_record(), simulated(3))).splitlines()[1:3]
     assert lines == ["SIMULATED with profile h200 (error: 5%)", "iterations outside the measured range: 3"]
     reused = notes_of([simulated(), {**simulated(), "prefixes": True}])[-1]
