@@ -114,10 +114,8 @@ def read_records(path: Path) -> pd.DataFrame:
             }
             table = pd.DataFrame({name: content[key] for name, key in keys.items()})
             later = np.array([sum(gaps) for gaps in content["itls"]])
-            table[TPOT], table[END_TO_END] = (
-                later / (table["output_tokens"] - 1).replace(0, np.nan),
-                table[TTFT] + later,
-            )
+            table[TPOT] = later / (table["output_tokens"] - 1).replace(0, np.nan)
+            table[END_TO_END] = table[TTFT] + later
             table = table[table["output_tokens"] > 0]
         table = table.dropna(subset=[TTFT]).sort_values("arrival", ignore_index=True, kind="stable")
         table["arrival"] -= table["arrival"].min()
