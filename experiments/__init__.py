@@ -1,4 +1,4 @@
-"""Commands and what they need: workloads, trace readers, results on disk. Nothing imports this package, but `cbatch` hands on `api`."""
+"""Commands and what they need: workloads, trace readers, results on disk."""
 
 import atexit
 import gc

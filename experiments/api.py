@@ -1,4 +1,4 @@
-"""`from cbatch import simulate, serve, compare`: runs from Python, by the same path as the commands `run` and `compare`."""
+"""Runs policies from Python: `simulate`, `serve` and `compare` give what the commands `run` and `compare` give."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

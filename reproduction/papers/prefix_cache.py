@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from tabulate import tabulate
 
-from cbatch import Eviction, Request, simulate
+from cbatch import Eviction, Request
 from cbatch.kv import PrefixPool, blocks_for
+from experiments.api import simulate
 from experiments.plots.style import line_style, new_figure, print_style, save
 from experiments.store.provenance import write_text
 from experiments.workloads.readers.traces import read_trace

@@ -1,4 +1,4 @@
-"""`from cbatch import simulate, serve, compare`: what they return is what the commands write and print."""
+"""`simulate`, `serve` and `compare` of `experiments.api`: what they return is what the commands write and print."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 from commands import command
 
-from cbatch import CbatchError, Plan, Request, View, compare, serve, simulate
+from cbatch import CbatchError, Plan, Request, View
 from cbatch.cluster import LeastLoaded
+from experiments.api import compare, serve, simulate
 from experiments.compare import pairs_of, read_replications, table_of
 from experiments.store.tables import read_requests, read_steps
 from experiments.workloads import GammaArrivals, OpenLoop

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from cbatch import BatchShape, ConfigError, KVSize, Limits, Server, Step, StepResult, simulate
+from cbatch import BatchShape, ConfigError, KVSize, Limits, Server, Step, StepResult
 from cbatch.cost import NO_COST
 from cbatch.sim import ProfileCost, load_profile
 from cbatch.sim.profile import Card
+from experiments.api import simulate
 from experiments.profile import card
 from experiments.profile.__main__ import main
 from experiments.profile.machine import Machine

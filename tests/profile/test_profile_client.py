@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cbatch import simulate
 from cbatch.sim import load_profile
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
+from experiments.api import simulate
 from experiments.profile import client
 from experiments.profile.__main__ import main
 from experiments.profile.client import END_TO_END, TPOT, TTFT, read_records
