@@ -32,7 +32,7 @@ class Section(NamedTuple):
     files: str
     key: str
     unit: str
-    peers: str = ""
+    peers: str
 
 
 class Entry(NamedTuple):
@@ -66,7 +66,7 @@ def text(folder: Path) -> str:
     parts = [TABLES["introduction"].strip().format_map(known)]
     for section in (Section(**section) for section in TABLES["sections"]):
         theirs = [_load(path) for path in sorted(folder.glob("peers/*.json"))]
-        theirs = [file for file in theirs if section.peers and file["section"][0] == section.peers]
+        theirs = [file for file in theirs if file["section"][0] == section.peers]
         ours = [_load(path) for path in sorted(folder.glob(section.files))]
         by_hand = peers.get(section.peers, {})
         entries = [*_by_hand(by_hand, peers), *map(_of_peer, theirs)]
@@ -95,7 +95,7 @@ def comparison(folder: Path) -> str:
 
 def _of_file(section: Section, file: Json) -> Iterator[Entry]:
     """Yields every way in a results file."""
-    names = [file["model"]] if section.key == "time" else [f"batch {file['batch']}"] if section.peers == "trace" else []
+    names = [f"batch {file['batch']}"] if section.peers == "trace" else []
     for key, found in _leaves(file["figures"], section.key):
         further = {name: _median(found[name]) for name in FURTHER if found.get(name) is not None}
         yield Entry(f"**cbatch, {', '.join([*names, key])}**", found[section.key], stamp(file), further)

@@ -22,7 +22,6 @@ from reproduction.bench.peers.cases import CASES, requests_of, speed
 from reproduction.papers import __main__ as papers
 from reproduction.validation import __main__ as validation
 
-NEED_TRITON = {"attention"}
 COMMANDS = {**bench.BENCHMARKS, **validation.COMPARISONS, **papers.COMMANDS}
 
 
@@ -32,7 +31,7 @@ def text_of(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - NEED_TRITON))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_defaults_and_presets_are_options(name: str) -> None:
     function = COMMANDS[name].load()
     defaults = {key: parameter.default for key, parameter in inspect.signature(function).parameters.items()}
