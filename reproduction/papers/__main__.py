@@ -32,7 +32,6 @@ COMMANDS = {
     "a6000": _command(
         "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers", f"{HERE}.a6000"
     ),
-    "closure": _command("check SARATHI's claims on simulated machines, as one table", f"{HERE}.a6000:closure"),
     "fig12_readings": _command(
         "show how Fig 12 depends on what the paper leaves open", f"{HERE}.figures.fig12:compare_readings"
     ),

@@ -1,7 +1,6 @@
 """The profile a6000-llama-13b, made from numbers printed in the SARATHI paper (arXiv 2308.16369) and nothing else.
 
     python -m reproduction.papers a6000        writes cbatch/sim/profiles/a6000-llama-13b.json
-    python -m reproduction.papers closure      checks the paper's end results against what the profile predicts
 
 The paper prints times of single iterations (Table 2, Fig 7, Fig 4a, Fig 13). None of its end results - throughput,
 speedup, the position of a peak - is an input: the profile is to predict those. How the printed numbers are read:
@@ -30,9 +29,8 @@ from cbatch.sim import PROFILES
 from cbatch.sim.profile_file import make_profile, profile_text
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import write_text
-from reproduction import RESULTS
 from reproduction.papers import quantities
-from reproduction.papers.claims import Claim, Verdict, check, conclusion, read_claims, table, write
+from reproduction.papers.claims import Claim, Verdict, check, read_claims
 from reproduction.papers.machines import Machines
 
 NAME, MODEL = "a6000-llama-13b", "nanogpt-13b"
@@ -152,37 +150,24 @@ def main(folder: str = str(PROFILES)) -> None:
     """Writes the profile with the error of the gains that it predicts."""
     path = Path(folder) / f"{NAME}.json"
     write_text(path, profile_text(make_profile(profile("not yet compared", ""))))
-    claims = [claim for claim in closure_claims() if claim.hardware == "a6000"]
-    verdicts = list(check(claims, Machines(a6000=str(path)), quantities, pd.DataFrame()))
+    verdicts = list(check(end_results(), Machines(a6000=str(path)), quantities, pd.DataFrame()))
     write_text(path, profile_text(make_profile(profile(*error_of_gains(verdicts)))))
     print(f"written: {path}")
 
 
-def closure_claims() -> list[Claim]:
-    """The paper's claims that are measured on a machine, not computed from a figure's data."""
-    return [claim for claim in read_claims() if claim.source == "sarathi" and hasattr(quantities, claim.quantity)]
+def end_results() -> list[Claim]:
+    """Returns the paper's claims about the A6000 that are measured on the machine, not computed from a figure's data."""
+    claims = [claim for claim in read_claims() if (claim.source, claim.hardware) == ("sarathi", "a6000")]
+    return [claim for claim in claims if hasattr(quantities, claim.quantity)]
 
 
 def error_of_gains(verdicts: Sequence[Verdict]) -> tuple[str, str]:
-    """How far the gains that the paper prints for LLaMA-13B are from ours, as the error of the A6000's profile; and in brief."""
-    gains = [verdict for verdict in verdicts if verdict.claim.hardware == "a6000" and verdict.claim.gain is not None]
+    """Returns how far our gains are from those that the paper prints for LLaMA-13B: the profile's error, in full and in brief."""
+    gains = [verdict for verdict in verdicts if verdict.claim.gain is not None]
     differences = [abs(verdict.value - (verdict.claim.printed or 0.0)) for verdict in gains]
     most = f"{max(differences):.3f}"
     printed = f"{len(gains)} gains printed in the paper for LLaMA-13B: median difference {median(differences):.3f}"
-    return f"{printed}, largest {most} (python -m reproduction.papers closure)", f"gains within {most}"
-
-
-def closure(tables: str | None = None, folder: str = RESULTS) -> int:
-    """Checks SARATHI's end results against those predicted from its single-iteration times; writes closure.json.
-
-    tables: published A100 kernel timings for LLaMA-33B, whose rows are left out without them. Returns 1 if a claim is missed unexpectedly.
-    """
-    machines = Machines(tables)
-    verdicts = list(check(closure_claims(), machines, quantities, pd.DataFrame()))
-    print(f"{table(verdicts)}\n\n{conclusion(verdicts)}\n{machines.left_out()}\n{error_of_gains(verdicts)[0]}")
-    rows = {"claims": [verdict.row() for verdict in verdicts]}
-    print(f"written: {write('closure', rows, machines.provenance(), folder)}")
-    return 1 if any(verdict.failed for verdict in verdicts) else 0
+    return f"{printed}, largest {most} (python -m reproduction.papers a6000)", f"gains within {most}"
 
 
 def _round(value: float) -> float:

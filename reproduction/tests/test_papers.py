@@ -18,7 +18,7 @@ from experiments.settings.backends import Cpu
 from experiments.settings.presets import load_spec
 from reproduction.papers import __main__ as command
 from reproduction.papers import a6000, gallery, quantities
-from reproduction.papers.a6000 import closure_claims, error_of_gains
+from reproduction.papers.a6000 import end_results, error_of_gains
 from reproduction.papers.claims import Claim, Verdict, check, quantity_of, read_claims
 from reproduction.papers.machines import Machines, origin_of
 from reproduction.papers.panels import Panel
@@ -34,10 +34,10 @@ def machines() -> Machines:
     return Machines()
 
 
-def stored(name: str) -> dict[str, float]:
-    """Our value of each claim, by its id, in the results file of a figure."""
-    file = json.loads((RESULTS / "paper" / f"{name}.json").read_text())
-    return {row["id"]: row["ours"] for row in file["claims"]}
+def stored(name: str = "*") -> dict[str, float]:
+    """Our value of each claim, by its id, in the results file of a figure; without a name, in those of all figures."""
+    files = [json.loads(path.read_text()) for path in (RESULTS / "paper").glob(f"{name}.json")]
+    return {row["id"]: row["ours"] for file in files for row in file["claims"]}
 
 
 class Immediate:
@@ -101,13 +101,13 @@ def test_a_figure_leaves_its_files_and_its_claims_are_those_stored(
 
 def test_sarathis_end_results_follow_from_its_single_iterations(pytestconfig: pytest.Config) -> None:
     """The claims of SARATHI on the A6000, as stored, and the error that its profile states. --slow: also nine peaks over P:D ratios."""
-    chosen = [claim for claim in closure_claims() if claim.hardware == "a6000"]
+    chosen = end_results()
     if not pytestconfig.getoption("--slow"):
         chosen = [claim for claim in chosen if not (claim.id.startswith("fig9") and claim.id.endswith("peak"))]
     verdicts = list(check(chosen, machines(), quantities, pd.DataFrame()))
     assert not any(verdict.failed for verdict in verdicts)
     ours = {verdict.claim.id: verdict.value for verdict in verdicts}
-    assert ours == pytest.approx({id_: value for id_, value in stored("closure").items() if id_ in ours}, rel=1e-4)
+    assert ours == pytest.approx({id_: value for id_, value in stored().items() if id_ in ours}, rel=1e-4)
     assert len({claim.id for claim in chosen if claim.gain is not None}) == 11
     file = json.loads((PROFILES / f"{a6000.NAME}.json").read_text())
     assert file["error"] == error_of_gains(verdicts)[0]
