@@ -32,9 +32,6 @@ COMMANDS = {
     "a6000": _command(
         "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers", f"{HERE}.a6000"
     ),
-    "fig12_readings": _command(
-        "show how Fig 12 depends on what the paper leaves open", f"{HERE}.figures.fig12:compare_readings"
-    ),
     "prefix_cache": _command(
         "measure and draw hits against the size of the prefix cache, on Mooncake's trace", f"{HERE}.prefix_cache"
     ),

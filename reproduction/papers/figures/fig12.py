@@ -1,7 +1,5 @@
 """Fig 12 of SARATHI (arXiv 2308.16369): GPT-3 on 64 A100s, bubble time per request, time to serve 10,000 requests.
 
-    python -m reproduction.papers fig12_readings tables=... links=... [num_requests=3000]
-
 orca: 8 pipeline stages of 8 GPUs, whole prompts mixed with decodes, 27 requests in each of 8 iterations in flight.
 sarathi: the same with chunks, 256 tokens an iteration. tp: 8 replicas of 8 GPUs without a pipeline, Orca, 11 requests
 each. P:D = 10, lengths by Zipf's law (theta 0.4) from 1K to 4K.
@@ -10,9 +8,9 @@ The paper does not say whether 27 requests are in each iteration or in the whole
 of weights, 90% of 64 x 80 GB holds 220 requests of 4K, 27 for each of 8 iterations in flight; 90% of 8 x 80 GB holds 11
 requests.
 
-`fig12_readings` shows how the ratios change with what else the paper leaves open. Chunks gain 2.7x over whole prompts here (3,000
-requests), 1.91x in the paper: all iterations behind a whole prompt wait for it, and the ratio depends on how many prompts start in the same
-round of the pipeline. With 27 requests in all the pipeline runs nearly empty, and 8 x TP8 is by far the fastest, against the figure.
+Chunks gain 2.7x over whole prompts here (3,000 requests), 1.91x in the paper: all iterations behind a whole prompt wait for that prompt, and
+the ratio depends on how many prompts start in the same round of the pipeline. With 27 requests in all, the pipeline runs nearly empty, and
+8 x TP8 is by far the fastest, against the figure.
 
 Bubble time of a request: seconds that stages waited for the iterations it was part of, mean over the stages.
 """
@@ -28,18 +26,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
-from tabulate import tabulate
 
-from cbatch import KVSize, Limits, Plan, Policy, Request, Server, Step, View
+from cbatch import KVSize, Limits, Policy, Request, Server, Step
 from cbatch.cluster import Cluster, RoundRobin
 from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.stages import Span
 from experiments.plots.style import line_style, new_figure
-from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
-from policies.chunking import Fixed, TileAligned
+from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.sarathi import Sarathi
 from reproduction.papers.claims import Claim
@@ -55,43 +51,6 @@ NUM_REQUESTS = 10_000
 NAMES = {"orca": "TP8-PP8, Orca", "sarathi": "TP8-PP8, Sarathi", "tp": "8 x TP8, Orca"}
 HEADING = "GPT-3 on 64 A100s: 8 pipeline stages of 8 tensor-parallel GPUs (TP8-PP8) or 8 replicas of 8 (8 x TP8)"
 HARDWARE, BUBBLES, ENDS = "64 A100s", "bubbles", "ends"
-
-
-class Aligned(Orca):
-    """Orca that starts prompts only in every `rounds`-th round of the pipeline, in any iteration of it."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def plan(self, view: View) -> Plan:
-        plan = view.plan()
-        plan.add_decodes()
-        if view.iteration // view.limits.num_stages % self.rounds == 0 or not plan.num_requests:
-            for request in view.waiting:
-                if not plan.add(request, whole=True, reserve=request.max_tokens):
-                    break
-        return plan.build()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """One way to read the paper. step: lengths are multiples of so many tokens. batch: of an iteration in the pipeline."""
-
-    orca: Callable[[], Policy] = Orca
-    sarathi: Callable[[], Policy] = lambda: Sarathi(TileAligned(256))
-    step: int = 1
-    batch: int = 27
-
-
-READINGS = {
-    "as the figure: 27 in each of 8 iterations in flight, lengths of any number of tokens": Reading(),
-    "27 in all: 3 in each of 8 iterations": Reading(batch=27 // 8),
-    "prompts start in every 4th round of the pipeline": Reading(orca=lambda: Aligned(4)),
-    "in every 8th": Reading(orca=lambda: Aligned(8)),
-    "in every 16th": Reading(orca=lambda: Aligned(16)),
-    "lengths in multiples of 512 tokens": Reading(step=512),
-    "a chunk of 256 tokens, decodes on top": Reading(sarathi=lambda: Sarathi(Fixed(256))),
-}
 
 
 class BubbleTimes(SimExecutor):
@@ -123,19 +82,19 @@ def load_linked_profile(tables: str, links: str) -> Profile:
     return replace(convert(Path(tables), [load_spec(MODEL)]), links=read_links(Path(links)))
 
 
-def run_systems(profile: Profile, count: int, reading: Reading = Reading()) -> Iterator[tuple[str, Outcome]]:
-    """Serves `count` requests with each of the three systems in turn."""
+def run_systems(profile: Profile) -> Iterator[tuple[str, Outcome]]:
+    """Serves the requests with each of the three systems in turn."""
     pipeline, replicas = Topology(8, 8), Topology(8, replicas=8)
-    yield "orca", run(profile, pipeline, reading.batch, reading.orca(), requests(count, reading.step))
-    yield "sarathi", run(profile, pipeline, reading.batch, reading.sarathi(), requests(count, reading.step))
-    yield "tp", run(profile, replicas, 11, Orca(), requests(count, reading.step))
+    yield "orca", run(profile, pipeline, 27, Orca(), requests())
+    yield "sarathi", run(profile, pipeline, 27, Sarathi(TileAligned(256)), requests())
+    yield "tp", run(profile, replicas, 11, Orca(), requests())
 
 
-def requests(count: int, step: int) -> list[Request]:
-    """Returns requests with lengths by Zipf's law over the multiples of `step` from 1K to 4K, P:D = 10."""
-    drawn = ZipfLengths(theta=0.4, min_length=SHORTEST // step, max_length=LONGEST // step, pd_ratio=1)
-    steps = OpenLoop(num_requests=count, arrivals=AllAtOnce(), lengths=drawn).requests(None)
-    totals = [step * request.max_tokens for request in steps]
+def requests() -> list[Request]:
+    """Returns requests with lengths by Zipf's law from 1K to 4K, P:D = 10."""
+    drawn = ZipfLengths(theta=0.4, min_length=SHORTEST, max_length=LONGEST, pd_ratio=1)
+    drawn_requests = OpenLoop(num_requests=NUM_REQUESTS, arrivals=AllAtOnce(), lengths=drawn).requests(None)
+    totals = [request.max_tokens for request in drawn_requests]
     return [Request(index, total - round(total / 11), round(total / 11)) for index, total in enumerate(totals)]
 
 
@@ -166,7 +125,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     elif machines.tables is None or machines.links is None:
         say("left out: give tables=.../aiconfigurator/a100_sxm and links=.../vidur/network/a100_dgx")
     else:
-        for name, outcome in run_systems(load_linked_profile(machines.tables, machines.links), NUM_REQUESTS):
+        for name, outcome in run_systems(load_linked_profile(machines.tables, machines.links)):
             say(NAMES[name])
             machines.note(HARDWARE, {"model": "gpt-3", **outcome.provenance})
             rows += _rows(name, outcome)
@@ -232,15 +191,3 @@ def _mark(panel: Axes, data: pd.DataFrame, claim: Claim, ratio: float) -> None:
     mark_printed(panel, [place], label="_")
     text = f"{NAMES[over]}\n{ratio:g} ({ours:.3g} here)"
     panel.annotate(text, place, xytext=(6, 5), textcoords="offset points", va="center", fontsize=6)
-
-
-def compare_readings(tables: str, links: str, num_requests: Count = 3000) -> None:
-    """Simulates the systems under each reading and prints the ratios. All rows together take some minutes."""
-    profile, rows = load_linked_profile(tables, links), []
-    for name, reading in READINGS.items():
-        orca, sarathi, tp = (outcome for _, outcome in run_systems(profile, num_requests, reading))
-        bubbles, (end, of_sarathi, of_tp) = np.median(orca.bubbles), (each.ends[-1] for each in (orca, sarathi, tp))
-        rows.append((name, bubbles / np.median(sarathi.bubbles), end / of_sarathi, of_tp / of_sarathi, end / of_tp))
-        print(f"{name}: orca/sarathi {end / of_sarathi:.2f}", flush=True)
-    head = ("reading", "bubbles orca/sarathi", "time orca/sarathi", "time tp/sarathi", "time orca/tp")
-    print(f"\n{tabulate(rows, head, floatfmt='.2f')}")
