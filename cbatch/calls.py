@@ -8,35 +8,28 @@ from typing import Any
 from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError
 
 
-def call(where: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a user's method; an exception in it becomes a PolicyError that begins with `where`."""
+def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a user's method; an exception in it becomes a PolicyError.
+
+    where: begins the message; a function is called only for an error.
+    """
     try:
         return method(*arguments)
-    except (CbatchError, Interruption, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise policy_raised(where, method, error) from error
-
-
-def call_at(where: Callable[[], str], method: Callable[[Any], Any], argument: Any) -> Any:
-    """Calls a user's method in the middle of a run. where: called only for an error."""
-    try:
-        return method(argument)
     except PlanError as error:  # a call of the plan builder that no plan may contain
-        raise PlanError(f"{where()}, {error}{line_in_policy(error)}") from error
+        raise PlanError(f"{_text(where)}, {error}{_line_in_policy(error)}") from error
     except (CbatchError, Interruption, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise policy_raised(where(), method, error) from error
+        name = getattr(method, "__name__", type(method).__name__)
+        problem = f"{name}() raised {type(error).__name__}: {error}{_line_in_policy(error)}"
+        raise PolicyError(f"{_text(where)}: {problem}") from error
 
 
-def policy_raised(where: str, method: Callable[..., Any], error: BaseException) -> PolicyError:
-    """Returns the error to raise for an exception in a method of the policy."""
-    name = getattr(method, "__name__", type(method).__name__)
-    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}{line_in_policy(error)}")
+def _text(where: str | Callable[[], str]) -> str:
+    return where if isinstance(where, str) else where()
 
 
-def line_in_policy(error: BaseException) -> str:
+def _line_in_policy(error: BaseException) -> str:
     """Returns " (file:line)" of the first line outside this package, whose own wrappers may call the policy."""
     package = Path(__file__).parent
     frames = ((Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__))

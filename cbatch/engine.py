@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, cast
 
 from cbatch.arrivals import Arrivals, Departures, Recorded, check_fits, not_submitted
-from cbatch.calls import call_at
+from cbatch.calls import call
 from cbatch.cost import CostModel
 from cbatch.executor import Executor, Turn
 from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
@@ -34,7 +34,10 @@ from cbatch.view import EngineView
 
 
 class Engine:
-    """Serves requests with one policy on one executor."""
+    """Serves requests with one policy on one executor.
+
+    arrivals: the requests to serve: those that are submitted, unless the owner sets others before the run.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,6 @@ class Engine:
         block_size: int,
         asynchronous: bool = True,
         patience: Patience = PATIENCE,
-        arrivals: Arrivals | None = None,
         prefix_cache: Eviction | None = None,
     ) -> None:
         """
@@ -55,7 +57,6 @@ class Engine:
             num_blocks, block_size: the KV cache, in blocks and tokens per block.
             asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one fewer.
             patience: how long to go on without a token while requests wait or run.
-            arrivals: the requests to serve; None: those that are submitted.
             prefix_cache: what the cache of prefixes evicts first; None: no such cache.
         """
         self.policy, self.policy_name = policy, type(policy).__name__
@@ -69,7 +70,7 @@ class Engine:
         self.record = RunRecord()
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
-        self.arrivals: Arrivals = arrivals or Recorded(getattr(executor, "server_seconds", 0.0))
+        self.arrivals: Arrivals = Recorded(getattr(executor, "server_seconds", 0.0))
         self._departures, self._stall_watch = Departures(), StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
@@ -155,7 +156,7 @@ class Engine:
     def _launch_next(self) -> InFlight | None:
         """Plans the next iteration and hands it to the device. Returns None if the policy plans nothing."""
         planned_at = self._take_arrivals()
-        plan = call_at(self._where, self._timed(self.policy.plan), self.view)
+        plan = call(self._where, self._timed(self.policy.plan), self.view)
         self._latest = None
         checked = check_plan(plan, self.state, self.view, self.policy_name)
         for request in plan.preempt:
@@ -287,7 +288,7 @@ class Engine:
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Calls a method of the policy; an exception in the method becomes an error that names the policy."""
-        return call_at(self._where, method, argument)
+        return call(self._where, method, argument)
 
     def _where(self) -> str:
         return f"policy {self.policy_name}, iteration {self.state.iteration}"

@@ -5,11 +5,10 @@ The policy is chosen per call, so that several can be compared on one executor.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 from cbatch.cost import CostModel
 from cbatch.engine import Engine
-from cbatch.executor import Executor
 from cbatch.kv import Eviction, KVSize
 from cbatch.limits import Limits
 from cbatch.policy import Policy, copy_policy
@@ -17,14 +16,12 @@ from cbatch.record import RunRecord
 from cbatch.request import Request
 from cbatch.stall import PATIENCE, Patience
 
-E_co = TypeVar("E_co", bound=Executor, covariant=True)
-
 
 @dataclass(frozen=True, eq=False)
-class Server(Generic[E_co]):
+class Server:
     """Serves requests on one executor.
 
-    executor: computes the iterations; its clock is set back to 0 for each engine; `close` closes it.
+    executor: an `Executor`; its clock is set back to 0 for each engine; `close` closes it.
     limits, kv: what the executor was built for. `dataclasses.replace` narrows them for some of the requests.
     cost: predicts iterations for policies.
     asynchronous: whether a call that does not say runs the asynchronous loop; see `Engine`.
@@ -32,7 +29,7 @@ class Server(Generic[E_co]):
     prefix_cache: see `Engine`; each engine has a copy of it.
     """
 
-    executor: E_co
+    executor: Any
     limits: Limits
     cost: CostModel
     kv: KVSize

@@ -105,7 +105,7 @@ class Runs(NamedTuple):
 
 
 def repeat(
-    server: Server[Any],
+    server: Server,
     policy: Callable[[], Policy],
     requests: Callable[[], Sequence[Request]],
     repeats: int,
@@ -141,7 +141,7 @@ def figures_of(record: RunRecord) -> dict[str, float]:
     }
 
 
-def _num_eager(server: Server[Any]) -> int:
+def _num_eager(server: Server) -> int:
     """Returns the number of iterations without a graph so far."""
     iteration = getattr(server.executor, "iteration", None)
     return 0 if iteration is None else int(iteration.num_eager)
@@ -157,7 +157,7 @@ def shortened(requests: Sequence[Request], number: int) -> list[Request]:
     ]
 
 
-def _stages_of(server: Server[Any], record: RunRecord) -> dict[str, Any]:
+def _stages_of(server: Server, record: RunRecord) -> dict[str, Any]:
     """Returns the share of the stages' time in bubbles, and the shares of each stage's time by cause; nothing of one stage."""
     if server.limits.num_stages == 1:
         return {}

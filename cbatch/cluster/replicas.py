@@ -15,7 +15,6 @@ from cbatch.calls import call
 from cbatch.cluster.routers import Replica, Router
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError, WorkloadError
-from cbatch.executor import Executor
 from cbatch.policy import Policy, copy_policy
 from cbatch.record import RunRecord
 from cbatch.request import Request
@@ -100,7 +99,7 @@ class ReplicatedServer:
     cluster: `LiveCluster` where time is real.
     """
 
-    servers: Sequence[Server[Executor]]
+    servers: Sequence[Server]
     router: Router
     cluster: Callable[[Sequence[Engine], Router], Cluster] = Cluster
 

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from cbatch.arrivals import check_fits
-from cbatch.calls import call_at
+from cbatch.calls import call
 from cbatch.errors import CbatchError, TooLongError, WorkloadError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
@@ -279,7 +279,7 @@ class Planner:
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Calls the policy; an exception in it becomes an error that names the policy."""
-        return call_at(self._where, method, argument)
+        return call(self._where, method, argument)
 
 
 def _warn_at_times(number: int, message: str, what: object) -> None:

@@ -5,7 +5,6 @@ tokens in the attention of prompts: no price is below 0.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from experiments.profile.laboratory import Batch, Laboratory
 class FittedLaboratory(Laboratory):
     """Returns the seconds of a fit to few batches; `time` measures as in a `Laboratory`."""
 
-    def __init__(self, server: Server[Any], vocabulary_size: int) -> None:
+    def __init__(self, server: Server, vocabulary_size: int) -> None:
         super().__init__(server, vocabulary_size)
         batches = [batch for batch in dict.fromkeys(_sample(self.limits)) if self.holds(batch)]
         self._prices = fit_prices(np.array([features(batch) / self.time(batch) for batch in batches]))

@@ -7,7 +7,7 @@ launching operation by operation adds is measured apart.
 """
 
 from itertools import pairwise
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from scipy.optimize import nnls
@@ -25,7 +25,7 @@ PROMPT, NEW = 16, 48
 _ATTEMPTS = 5
 
 
-def host_times(server: Server[Any], laboratory: Laboratory, vocabulary_size: int, captured: int) -> HostTimes:
+def host_times(server: Server, laboratory: Laboratory, vocabulary_size: int, captured: int) -> HostTimes:
     """Returns the host times of both loops. captured: most tokens of an iteration that a graph takes; 0 without graphs."""
     eager = eager_seconds(laboratory, captured) if captured else 0.0
     times = {loop: _host_time(server, vocabulary_size, loop == "async") for loop in get_args(Loop)}
@@ -35,7 +35,7 @@ def host_times(server: Server[Any], laboratory: Laboratory, vocabulary_size: int
     }
 
 
-def _host_time(server: Server[Any], vocabulary_size: int, asynchronous: bool) -> HostTime:
+def _host_time(server: Server, vocabulary_size: int, asynchronous: bool) -> HostTime:
     """Fits a line without a fall through the host times of decodes, by least squares.
 
     Measures again where other work on the machine hides the line, so that no time would be left without requests. If it always
@@ -57,7 +57,7 @@ def eager_seconds(laboratory: Laboratory, captured: int) -> float:
     return max(laboratory.launch_seconds(eager) - laboratory.launch_seconds(replayed), 0.0)
 
 
-def _medians(server: Server[Any], vocabulary_size: int, asynchronous: bool) -> dict[int, float]:
+def _medians(server: Server, vocabulary_size: int, asynchronous: bool) -> dict[int, float]:
     """Serves one request, a quarter of the batch and the whole batch; returns the median host seconds of decodes for all of them."""
     medians = {}
     most = server.limits.max_batch

@@ -7,7 +7,7 @@ runtime executes them, padding included. Knows nothing of policies or profiles.
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Laboratory:
     measured: seconds of every batch so far.
     """
 
-    def __init__(self, server: Server[Any], vocabulary_size: int) -> None:
+    def __init__(self, server: Server, vocabulary_size: int) -> None:
         self.executor, self.limits = server.executor, server.limits
         self.measured: dict[Batch, float] = {}
         limits = self.limits

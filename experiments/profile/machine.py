@@ -36,7 +36,7 @@ class Machine(NamedTuple):
     """
 
     name: str
-    server: Server[Any]
+    server: Server
     decode_sizes: Sequence[int]
     mixed_ranges: Sequence[tuple[int, int]]
     attention: str

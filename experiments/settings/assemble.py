@@ -51,7 +51,7 @@ class Run:
     cost: ProfileCost
     limits: Limits
     kv: KVSize
-    server: Server[Any] | ReplicatedServer
+    server: Server | ReplicatedServer
     engine: Engine | Cluster
     requests: Sequence[Request]
     rate: float | None
@@ -107,7 +107,7 @@ def assemble(
         if spec.weight_bytes >= LARGE:
             kind = "random weights" if spec.path is None else f"weights from {spec.path}"
             say(f"loading {spec.name} on {backend.hardware(profile)}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
-    servers: list[Server[Any]] = []
+    servers: list[Server] = []
     for replica in range(backend.replicas):
         with backend.place(replica):
             executor = backend.executor(spec, cost, limits, kv, options, runtime.asynchronous)

@@ -78,7 +78,7 @@ class Backend(ABC):
         """Returns the place of a replica, inside which its executor is built."""
         return nullcontext()
 
-    def replicated(self, servers: Sequence[Server[Any]]) -> ReplicatedServer:
+    def replicated(self, servers: Sequence[Server]) -> ReplicatedServer:
         """Returns a server of all replicas."""
         return ReplicatedServer(servers, self.router)
 

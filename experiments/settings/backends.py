@@ -125,7 +125,7 @@ class Real(Backend):
         topology = {key: getattr(self, key) for key in keys}
         return {"topology": topology, **super().facts(executor, cost, asynchronous)}
 
-    def replicated(self, servers: Sequence[Server[Any]]) -> ReplicatedServer:
+    def replicated(self, servers: Sequence[Server]) -> ReplicatedServer:
         return ReplicatedServer(servers, self.router, LiveCluster)
 
     def _with_own(self, options: Options) -> Options:

@@ -1,7 +1,6 @@
 """Servers of real tokens for commands that read no settings, with the KV cache that their largest batch needs."""
 
 import gc
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ def real_server(
     *,
     kv_tokens: int | None = None,
     block_size: int | None = None,
-) -> Server[Any]:
+) -> Server:
     """Builds a server of real tokens.
 
     kv_tokens: size of the KV cache; None: what the largest batch can use, as far as the memory holds it.

@@ -73,7 +73,7 @@ def lanes(record: RunRecord) -> list[dict[str, float]]:
 
 
 def kernel_shares(
-    server: Server[Any], requests: Sequence[Request], edges: tuple[int, int], asynchronous: bool = True
+    server: Server, requests: Sequence[Request], edges: tuple[int, int], asynchronous: bool = True
 ) -> list[float]:
     """Returns the share of these iterations in which each GPU runs at least one kernel or copy."""
     trace = KernelTrace()

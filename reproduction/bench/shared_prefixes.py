@@ -84,7 +84,7 @@ def main(
     print(f"written: {write_benchmark(name, hardware, about, folder, BENCH)}")
 
 
-def serve(server: Server[Any], policy: Callable[[], Any], turns: Turns) -> dict[str, float]:
+def serve(server: Server, policy: Callable[[], Any], turns: Turns) -> dict[str, float]:
     """Serves the turns one after the other; returns seconds, from the first plan to the last token, and the share of hits."""
     engine = server.engine(policy())
     for requests in turns:

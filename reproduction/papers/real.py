@@ -31,7 +31,7 @@ class RealSteadyState(SteadyState):
     server: its limits and KV cache hold every load.
     """
 
-    server: Server[Any] = field(kw_only=True)
+    server: Server = field(kw_only=True)
     hardware: str = field(kw_only=True)
 
     def provenance(self) -> dict[str, Any]:

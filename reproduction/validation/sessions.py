@@ -102,7 +102,7 @@ class Setting(NamedTuple):
     pause: float = PAUSE
 
 
-def serve(server: Server[Any], setting: Setting, vocabulary: int = 0) -> RunRecord:
+def serve(server: Server, setting: Setting, vocabulary: int = 0) -> RunRecord:
     """Serves the conversations of a setting, with real tokens or simulated."""
     chosen = compose_run(
         *setting.policy.split(), "max_tokens=2048", "prefix_cache=true", f"eviction={setting.eviction}"
@@ -140,7 +140,7 @@ def context_tokens(record: RunRecord) -> float:
     return SYSTEM + total / last
 
 
-def settings_of(server: Server[Any], number: int, seed: int) -> list[dict[str, Any]]:
+def settings_of(server: Server, number: int, seed: int) -> list[dict[str, Any]]:
     """Returns the load, cache, policy and eviction of each run. server: simulated."""
     size, unlimited = server.kv.block_size, UNLIMITED // server.kv.block_size
     at_once = serve(server, Setting(inf, number, seed, SERVE, "lru", unlimited))

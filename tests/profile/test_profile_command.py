@@ -111,7 +111,7 @@ class Clockwork:
         return 5e-3 + 2e-5 * size + idle + self.attention(shape)
 
 
-def server(executor: Clockwork, num_blocks: int = LIMITS.max_batch * 32) -> Server[Clockwork]:
+def server(executor: Clockwork, num_blocks: int = LIMITS.max_batch * 32) -> Server:
     return Server(executor, LIMITS, NO_COST, KVSize(num_blocks, 64))  # type: ignore[type-var]
 
 

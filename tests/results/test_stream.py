@@ -33,13 +33,13 @@ from policies.prefill_first import PrefillFirst
 from policies.sarathi_serve import SarathiServe
 
 
-def make_server(asynchronous: bool = True) -> Server[SimExecutor]:
+def make_server(asynchronous: bool = True) -> Server:
     """The KV cache is short, so that requests are preempted."""
     cost = make_cost(Topology())
     return Server(SimExecutor(cost, 1e-5), Limits(4, 130, 120, tile=1), cost, KVSize(40, 4), asynchronous)
 
 
-def serve_in_pieces(server: Server[Any], policy: Policy, requests: list[Request], folder: Path) -> StreamedRun:
+def serve_in_pieces(server: Server, policy: Policy, requests: list[Request], folder: Path) -> StreamedRun:
     engine, streamed = server.engine(policy), StreamedRun()
     with RunTables(folder) as tables:
 

@@ -16,7 +16,7 @@ from cbatch.sim.profile_file import load_profile
 BLOCK_SIZE = 16
 
 
-def cpu_server(spec: ModelSpec, limits: Limits, options: Options = Options()) -> Server[Any]:
+def cpu_server(spec: ModelSpec, limits: Limits, options: Options = Options()) -> Server:
     """Stands in for `real_server` on a GPU; every iteration runs without a graph."""
     kv = KVSize(limits.max_batch * blocks_for(limits.max_request_tokens, BLOCK_SIZE), BLOCK_SIZE)
     executor: Any = make_executor(spec, limits, *kv)

@@ -180,7 +180,7 @@ def time_simulation() -> None:
     print(f"written: {write_benchmark('sim', cpu_name(), {'figures': figures}, RESULTS, 'make speed')}")
 
 
-def simulated(limits: Limits, num_blocks: int) -> Server[SimExecutor]:
+def simulated(limits: Limits, num_blocks: int) -> Server:
     """Returns a server of Llama-3.1-8B on an H200 in the asynchronous loop, with blocks of 16 tokens."""
     profile = load_profile("h200")
     cost = ProfileCost(profile, load_spec("llama-3.1-8b"))
