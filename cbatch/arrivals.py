@@ -1,10 +1,10 @@
-"""Who arrives next: the one seam through which requests reach an engine. And who leaves next, without having been served.
+"""Which requests arrive next, the one way by which they reach an engine, and whose clients leave next.
 
     engine --- due(now, iteration) --> the requests that have arrived by now
-           --- next() ---------------> when the next one arrives: until then the engine may idle, or leap over iterations
-           --- wait(executor, time) -> nothing is to compute before that time, or before somebody arrives
-           --- withdraw(request) ----> a request that has not arrived will not: its client has left
-           --- ended(request) -------> what follows that request, if anything does, is known from now on
+           --- next() ---------------> the time of the next arrival: until then the engine may idle, or leap over iterations
+           --- wait(executor, time) -> there is nothing to compute before that time or the next arrival
+           --- withdraw(request) ----> the request will not arrive: its client has left
+           --- ended(request) -------> the request has ended: a request that follows it may become known
 
 Times are seconds on the executor's clock.
 """
@@ -12,6 +12,7 @@ Times are seconds on the executor's clock.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from operator import attrgetter
 from typing import Protocol
 
 from sortedcontainers import SortedKeyList
@@ -25,8 +26,8 @@ from cbatch.request import Request, Status, leaves_at
 class Arrivals(Protocol):
     """The requests of a run in the order of their arrival.
 
-    num_unfinished: requests that are known and have not ended, arrived or not. The run ends when it is 0.
-    server_seconds: that a request spends in a server before the engine sees it; its latencies hold them.
+    num_unfinished: known requests that have not ended, arrived or not. The run ends when it is 0.
+    server_seconds: spent by a request in a server before the engine sees the request; part of its latencies.
     """
 
     num_unfinished: int = 0
@@ -35,15 +36,15 @@ class Arrivals(Protocol):
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         """Takes out the requests that have arrived.
 
-        iteration: number of the iteration to plan next. None: nothing is left to compute, so that no iteration would come; the
-            first request that waits for one arrives at once.
+        iteration: number of the iteration to plan next. None: nothing is left to compute, so a request that waits for an
+            iteration arrives at once.
         """
 
     def next(self) -> float:
         """Returns the time of the next arrival; infinity if none is known."""
 
     def wait(self, executor: Executor, time: float) -> None:
-        """Waits until `time`, as there is nothing to compute; less long if somebody arrives or leaves whom nobody expected."""
+        """Waits until `time`, or until an unexpected arrival or departure."""
         executor.sleep_until(time)
 
     def withdraw(self, request: Request) -> None:
@@ -79,40 +80,20 @@ class Departures:
         return list(self._by_time.irange_key(max_key=now))
 
 
-class KnownIds:
-    """The ids of a run's requests. Those that follow each other from 0 on take no memory."""
-
-    def __init__(self) -> None:
-        self._below, self._others = 0, set[int]()
-
-    def add(self, request: Request) -> None:
-        """Raises WorkloadError if the id is known: tokens and figures of two requests would be taken for those of a single one."""
-        if 0 <= request.id < self._below or request.id in self._others:
-            problem = f"request {request.id} is submitted twice, or two requests have this id"
-            raise WorkloadError(f"{problem}; make a request with its own id for each")
-        self._others.add(request.id)
-        while self._below in self._others:
-            self._others.remove(self._below)
-            self._below += 1
-
-
 class Recorded(Arrivals):
     """Requests whose arrival times and iterations are known before the run, or are added while it goes on."""
 
     def __init__(self, server_seconds: float = 0.0) -> None:
         self.server_seconds = server_seconds
-        self._ids = KnownIds()
+        self._ids = set[int]()
         self._pending: deque[Request] = deque()
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Raises WorkloadError as `KnownIds.add`."""
+        """Raises WorkloadError as `note_id`."""
         for request in requests:
-            self._ids.add(request)
-        order = sorted(
-            [*self._pending, *requests],
-            key=lambda request: (request.arrival_time, request.arrival_iteration, request.id),
-        )
-        self._pending = deque(order)
+            note_id(request, self._ids)
+        by_arrival = attrgetter("arrival_time", "arrival_iteration", "id")
+        self._pending = deque(sorted([*self._pending, *requests], key=by_arrival))
         self.num_unfinished += len(requests)
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
@@ -144,10 +125,9 @@ class Stream(Arrivals):
             check: raises WorkloadError for a request that cannot be served (`Engine.check_fits`).
 
         Raises:
-            WorkloadError: a request arrives before an earlier one, or by iteration, or has a known id; also later, when that
-                request is made.
+            WorkloadError: a request arrives before an earlier one, arrives by iteration, or has a known id. `due` raises it, too.
         """
-        self.server_seconds, self._ids = server_seconds, KnownIds()
+        self.server_seconds, self._ids = server_seconds, set[int]()
         self._left, self._check = iter(requests), check
         self._first: Request | None = None
         self._make()
@@ -176,8 +156,16 @@ class Stream(Arrivals):
             problem = f"request {self._first.id} arrives by iteration, or before an earlier one"
             raise WorkloadError(f"{problem}; order a stream by arrival time")
         self._check(self._first)
-        self._ids.add(self._first)
+        note_id(self._first, self._ids)
         self.num_unfinished += 1
+
+
+def note_id(request: Request, known: set[int]) -> None:
+    """Adds an id to the known ones; raises WorkloadError if it is there: two requests would share their tokens and figures."""
+    if request.id in known:
+        problem = f"request {request.id} is submitted twice, or two requests have this id"
+        raise WorkloadError(f"{problem}; make a request with its own id for each")
+    known.add(request.id)
 
 
 def check_fits(request: Request, limits: Limits, num_kv_tokens: int, policy_name: str, num_at_once: int) -> None:

@@ -87,7 +87,7 @@ class Engine:
         return [self]
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queues requests for their arrival times; raises WorkloadError as `check_fits` and `KnownIds.add`."""
+        """Queues requests for their arrival times; raises WorkloadError as `check_fits` and `note_id`."""
         assert isinstance(self.arrivals, Recorded), "an engine with other arrivals gets its requests from them"
         new = list(requests)
         for request in new:

@@ -1,6 +1,6 @@
-"""A request: what its client asks for (`RequestSpec`), and how far it has come. Knows nothing of tensors, policies or executors.
+"""A request: what its client asks for (`RequestSpec`), and its progress. Knows nothing of tensors, policies or executors.
 
-The counters of an admitted `Request` live in a row of a `RequestTable`, and the request reads its own row.
+The counters of an admitted `Request` are in a row of a `RequestTable`, which the request reads.
 """
 
 from collections.abc import Collection, Mapping, Reversible, Sequence
@@ -40,7 +40,7 @@ SERVED = (FinishReason.LENGTH, FinishReason.STOP)
 
 
 class Columns(Protocol):
-    """What a request reads of the table that has its row."""
+    """What a request reads of its `RequestTable`."""
 
     known: Ints
     total: Ints
@@ -51,15 +51,8 @@ class Columns(Protocol):
     def token_times(self, row: int) -> tuple[float, float] | tuple[None, None]: ...
 
 
-class Cached(Protocol):
-    """What a waiting request reads of the prefix cache."""
-
-    @property
-    def num_cached(self) -> int: ...
-
-
 def _asked(name: str) -> Any:
-    """A read-only attribute that returns a field of the request's spec."""
+    """Returns a read-only attribute: a field of the request's spec."""
     return property(attrgetter(f"_spec.{name}"))
 
 
@@ -72,13 +65,12 @@ _OUTPUT = ("output", "token_times")
 class Request:
     """One request of a run.
 
-    What was asked for (see `RequestSpec`) never changes and is read-only here. The true output length is not shown:
-    `max_new_tokens` is the limit at which the request ends, if it has not ended by itself before.
+    The fields of `RequestSpec` are read-only here, and the true output length is not shown: `max_new_tokens` is the limit at
+    which the request ends, if it has not ended by itself before.
 
-    arrival_time: seconds; of a request that arrives by iteration, when that iteration was planned, from its arrival on.
+    arrival_time: seconds; of a request that arrives by iteration, once it has arrived, when that iteration was planned.
     admitted_at, finished_at: seconds; the first admission and the end. None before.
-    num_preemptions: how often it was preempted. num_recomputed_tokens: tokens in its KV cache that it lost by that, except those
-        that the prefix cache gave back when it was admitted again.
+    num_recomputed_tokens: tokens of its KV cache lost by preemptions, less those found in the prefix cache at later admissions.
     num_cached_tokens, num_cached_again: tokens that the prefix cache held at its first admission, and at all later ones.
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
     """
@@ -108,7 +100,7 @@ class Request:
     extra: Final[Mapping[str, Any]] = property(lambda request: MappingProxyType(request._spec.extra))  # type: ignore[assignment]
 
     def __init__(self, id: int, num_prompt_tokens: int, max_new_tokens: int, **fields: Any) -> None:
-        """Takes the fields of `RequestSpec`, and raises ValueError as it does."""
+        """Takes the fields of `RequestSpec`; raises ValueError as `RequestSpec` does."""
         self._begin(RequestSpec(id, num_prompt_tokens, max_new_tokens, **fields))
 
     @classmethod
@@ -124,7 +116,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.reject_reason, self.row = "", NEVER
         self.table: Columns | None = None
-        self.prefix: Cached | None = None  # with a prefix cache, until the request ends
+        self.prefix: Any = None  # a `kv.names.Prefix` with a prefix cache, until the request ends
         self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
         self.num_output_tokens = self.num_preemptions = self.num_recomputed_tokens = 0
@@ -133,7 +125,7 @@ class Request:
         self.finished_at: float | None = None  # seconds
 
     def arrive(self, now: float) -> None:
-        """Makes the request wait. now: seconds; the arrival time of a request that arrives by iteration."""
+        """Makes the request wait. now: seconds; becomes the arrival time of a request that arrives by iteration."""
         self.status = Status.WAITING
         if self._spec.arrival_iteration:
             self._arrival_time = now
@@ -145,7 +137,7 @@ class Request:
 
     @property
     def is_cut(self) -> bool:
-        """Whether `max_new_tokens` ended the request before its true length, or before a stop token or string; False until the end."""
+        """Whether `max_new_tokens` ended the request before its true length, a stop token or a stop string did."""
         spec = self._spec
         longer = spec.can_stop if spec.true_new_tokens is None else spec.true_new_tokens > spec.max_new_tokens
         return longer and self.finish_reason is FinishReason.LENGTH
@@ -159,14 +151,14 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens plus generated tokens, those that iterations in flight generate counted."""
+        """Prompt tokens plus generated tokens, including those in flight."""
         if self.table is None:
             return self.num_prompt_tokens + self.num_output_tokens
         return self.table.total.item(self.row)
 
     @property
     def num_new_tokens(self) -> int:
-        """Generated tokens, those in flight counted."""
+        """Generated tokens, including those in flight."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
@@ -181,17 +173,19 @@ class Request:
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose keys and values are in the KV cache, those in flight counted; of a waiting request, those in the prefix cache."""
+        """Tokens in the KV cache, including those in flight; of a waiting request, those in the prefix cache."""
         if self.prefix is not None and self.status is Status.WAITING:
-            return self.prefix.num_cached
+            num_cached: int = self.prefix.num_cached
+            return num_cached
         return 0 if self.table is None else self.table.computed.item(self.row)
 
     @property
     def num_ready(self) -> int:
-        """Tokens that could be computed in the next iteration: see `RequestTable.ready`."""
+        """Tokens that the next iteration could compute: see `RequestTable.ready`."""
         if self.prefix is not None and self.status is Status.WAITING:
             total = self.num_prompt_tokens if self.table is None else self.table.ready_of(self.row)
-            return total - self.prefix.num_cached
+            ready: int = total - self.prefix.num_cached
+            return ready
         if self.table is None:
             return 0 if self.status is Status.FINISHED else self.num_prompt_tokens
         return self.table.ready_of(self.row)
@@ -202,7 +196,7 @@ class Request:
 
 
 def spec_of(request: Request) -> RequestSpec:
-    """Returns what was asked for, its true length included. For the engine and results, not for policies."""
+    """Returns a request's specification with its true length. For the engine and results, not for policies."""
     return request._spec
 
 

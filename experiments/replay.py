@@ -62,7 +62,7 @@ def _replay(run_folder: str, *overrides: str) -> int:
 
 def _count(different: Sequence[Comparison], num_plans: int, name: str) -> str:
     """Says at how many views a policy differs from the recorded one, and how."""
-    num_illegal = sum(bool(comparison.answer.problem) for comparison in different)
+    num_illegal = sum(bool(comparison.problem) for comparison in different)
     num_reserves = sum(comparison.same_but_reserves for comparison in different)
     illegal = f"; {num_illegal} of its plans could not be carried out" if num_illegal else ""
     reserves = f", at {num_reserves} of them only in the KV cache that it reserves" if num_reserves else ""
@@ -71,8 +71,8 @@ def _count(different: Sequence[Comparison], num_plans: int, name: str) -> str:
 
 def _difference(comparison: Comparison, name: str) -> str:
     """Describes the view at which two policies differ, and both plans."""
-    recorded, answer = comparison.recorded, comparison.answer
-    before, now = recorded.decided, answer.decided
+    recorded, now = comparison.recorded, comparison.decided
+    before = recorded.decided
     seen = recorded.seen
     rows = [
         ("waiting", _some([str(id_) for id_ in seen.waiting])),
@@ -80,7 +80,7 @@ def _difference(comparison: Comparison, name: str) -> str:
         ("in flight", f"{seen.num_in_flight} iterations"),
         ("KV blocks", f"{seen.num_free} free, {seen.num_retiring} about to be"),
     ]
-    rows += [("recorded plans", _words(before)), (f"{name} plans", answer.problem or _words(now))]
+    rows += [("recorded plans", _words(before)), (f"{name} plans", comparison.problem or _words(now))]
     if before.reserve != now.reserve:
         for who, decided in (("recorded", before), (name, now)):
             rows.append((f"{who} reserves", _some([f"{id_}:{tokens}" for id_, tokens in decided.reserve], " ")))

@@ -10,7 +10,7 @@ from itertools import chain, groupby
 from operator import index
 from typing import Any, SupportsIndex
 
-from cbatch.arrivals import KnownIds
+from cbatch.arrivals import note_id
 from cbatch.calls import call
 from cbatch.cluster.routers import Replica, Router
 from cbatch.engine import Engine
@@ -32,7 +32,7 @@ class Cluster:
         self.executor = Executors([engine.executor for engine in engines])
         self.record = RunRecord()
         self._requests: list[Request] = []
-        self._ids = KnownIds()
+        self._ids = set[int]()
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queues requests. Raises WorkloadError for one that arrives by iteration, and as `Engine.submit` does."""
@@ -42,7 +42,7 @@ class Cluster:
                 problem = f"request {request.id} arrives by iteration, which several replicas do not share"
                 raise WorkloadError(f"{problem}; give arrival times")
             self.engines[0].check_fits(request)
-            self._ids.add(request)
+            note_id(request, self._ids)
         self._requests = sorted([*self._requests, *new], key=lambda request: (request.arrival_time, request.id))
 
     def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:

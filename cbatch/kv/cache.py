@@ -1,7 +1,6 @@
-"""The prefix cache of an engine: joins the pool of named blocks, the names of each request, and the eviction, for `State`."""
+"""The prefix cache of an engine, for `State`: joins the pool of named blocks, the names of each request, and the eviction."""
 
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 import numpy as np
 
@@ -14,11 +13,12 @@ from cbatch.request_table import RequestTable
 
 
 class PrefixCache:
-    """Which cached blocks a request finds, takes and leaves.
+    """Finds, shares and names cached blocks for requests.
 
-    A block is found from the iteration after the one that computes it, also while that one is in flight: iterations write in the
-    order of their launch. Blocks of generated tokens are found, too, once the host knows the tokens. In vLLM a request also finds what
-    an earlier one of the same iteration computes. No policy asks for that, and a plan would have to know hits that depend on its order.
+    A block can be found from the iteration after the one that computes the block, even while that iteration is in flight:
+    iterations write in the order of their launch. Blocks of generated tokens can be found once the host knows the tokens.
+    In vLLM a request also finds blocks that an earlier request of the same iteration computes. That is left out here: hits
+    would depend on the order of the plan that is being made.
     """
 
     def __init__(self, pool: PrefixPool, table: RequestTable) -> None:
@@ -37,27 +37,26 @@ class PrefixCache:
 
     def check(self, request: Request) -> None:
         """Raises WorkloadError for prefix hashes that are not cumulative ids of whole blocks."""
-        spec, size, problem = spec_of(request), self.pool.block_size, ""
-        if not spec.prefix_hashes or self._table.tokens is not None:
+        spec, size = spec_of(request), self.pool.block_size
+        hashes, tokens = spec.prefix_hashes, spec.hash_block
+        if not hashes or self._table.tokens is not None:
             return
-        if not spec.hash_block:
+        if not tokens:
             problem = "its hash ids stand for no whole number of tokens (hash_block=0)"
-            problem += f"; give a workload.length_scale that leaves them a multiple of block_size={size}"
-        elif spec.hash_block % size:
-            each = (
-                f"{spec.hash_block} tokens (workload.prefix, workload.system, or a trace's times workload.length_scale)"
-            )
-            problem = f"each of its hash ids stands for {each}, no multiple of block_size={size}"
-            problem += "; give a block_size that divides it"
-        elif len(set(spec.prefix_hashes)) < len(spec.prefix_hashes) or min(spec.prefix_hashes) < 0:
-            problem = (
-                "prefix_hashes repeat, or are negative; each must stand for the whole prompt up to its block's end"
-            )
-        if problem:
-            raise WorkloadError(f"request {spec.id}: {problem}")
+            remedy = f"give a workload.length_scale that leaves them a multiple of block_size={size}"
+        elif tokens % size:
+            keys = "workload.prefix, workload.system, or a trace's times workload.length_scale"
+            problem = f"each of its hash ids stands for {tokens} tokens ({keys}), no multiple of block_size={size}"
+            remedy = "give a block_size that divides it"
+        elif len(set(hashes)) < len(hashes) or min(hashes) < 0:
+            problem = "prefix_hashes repeat, or are negative"
+            remedy = "each must stand for the whole prompt up to its block's end"
+        else:
+            return
+        raise WorkloadError(f"request {spec.id}: {problem}; {remedy}")
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Begins to look up requests that will arrive, or arrive; those that are looked up already stay as they are."""
+        """Begins to look up requests that arrive or will arrive. A request that is looked up already stays as it is."""
         for request in requests:
             if request.prefix is None:
                 request.prefix = prefix = Prefix(request, self.pool, self._table)
@@ -67,21 +66,22 @@ class PrefixCache:
 
     def found(self, request: Request) -> Sequence[Name]:
         """Returns the names of the blocks that a waiting request finds."""
-        prefix = _prefix_of(request)
+        prefix: Prefix = request.prefix
         return prefix.names(0)[: prefix.num_found]
 
     def names(self, request: Request, at_most: int | None) -> Sequence[Name]:
         """Returns the names of the full blocks of a waiting request, or of the first `at_most`."""
         number = request.num_known // self.pool.block_size
         number = number if at_most is None else min(number, at_most)
-        return _prefix_of(request).names(number)[:number]
+        names: Sequence[Name] = request.prefix.names(number)[:number]
+        return names
 
     def num_shared(self, request: Request) -> int:
         """Blocks that a waiting request finds and that are not free."""
         return self.pool.num_in_use(self.found(request))
 
     def admit(self, requests: Sequence[Request], newcomers: Sequence[Request], num_tokens: Ints, now: float) -> None:
-        """Gives all newcomers of a plan, which have rows, the blocks that they found, before any of them takes a block from the cache.
+        """Gives newcomers of a plan, which have rows, the blocks that they found. No newcomer may take a cached block before.
 
         num_tokens: found when the plan was checked, [requests].
         """
@@ -90,7 +90,7 @@ class PrefixCache:
             self._admit(requests[place], num_tokens.item(place))
 
     def _admit(self, request: Request, num_tokens: int) -> None:
-        pool, prefix, number = self.pool, _prefix_of(request), num_tokens // self.pool.block_size
+        pool, prefix, number = self.pool, request.prefix, num_tokens // self.pool.block_size
         names = prefix.names(request.num_known // pool.block_size)[:number]  # makes all names that the prompt will need
         pool.share(request.row, names)
         if request.num_preemptions:
@@ -116,25 +116,21 @@ class PrefixCache:
             self._register(requests[place], number)
 
     def release(self, request: Request) -> None:
-        """Prepares the release of a request's blocks: all full ones get names, and the eviction hears of it."""
+        """Prepares the release of a request's blocks: names all full blocks, and reports the release to the eviction."""
         pool, table, row = self.pool, self._table, request.row
         number = min(table.computed.item(row), table.known.item(row)) // pool.block_size
         self._register(request, number)
-        prefix = _prefix_of(request)
+        prefix = request.prefix
         prefix.num_lost = table.computed.item(row)
         pool.note_holder(row, table.total.item(row))
         call(pool.eviction, "on_release", request, prefix.names(number)[:number], pool.now)
 
     def end(self, request: Request) -> None:
-        """Prepares the end of a request, wherever it is, and forgets it."""
+        """Prepares the end of a request in any state, and forgets the request."""
         if request.table is not None:
             self.release(request)
         request.prefix = None
         call(self.pool.eviction, "on_finish", request)
 
     def _register(self, request: Request, num_blocks: int) -> None:
-        self.pool.register(request.row, _prefix_of(request).names(num_blocks), num_blocks)
-
-
-def _prefix_of(request: Request) -> Prefix:
-    return cast(Prefix, request.prefix)
+        self.pool.register(request.row, request.prefix.names(num_blocks), num_blocks)

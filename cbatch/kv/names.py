@@ -1,10 +1,10 @@
-"""Names of the blocks of a request, and how many of these blocks a waiting request would find in the cache.
+"""Names the blocks of a request, and counts how many of these blocks a waiting request finds in the cache.
 
-A name is a hash of the name before and of the block's content:
+A name is a hash of the preceding name and of the block's content:
 
-    real tokens    128 bits of blake2b over the token ids; the first name before is that of the request's `salt`
-    simulation     64 bits over the hash id that covers the block (`RequestSpec.prefix_hashes`), or else over the conversation or the
-                   request, plus the block's place in it: the names of many blocks are made at once
+    real tokens    128 bits of blake2b over the token ids; the first block is preceded by the request's `salt`
+    simulation     64 bits over the hash id that covers the block (`RequestSpec.prefix_hashes`), or else over the conversation or
+                   the request, plus the block's place in it: the names of many blocks are made at once
 """
 
 from collections.abc import Sequence
@@ -20,26 +20,10 @@ from cbatch.request_table import RequestTable
 
 
 class Prefix:
-    """The names of one request, made as far as they are asked for.
+    """The names of one request's blocks, made on demand.
 
-    num_lost: tokens in its KV cache that its latest preemption lost.
+    num_lost: tokens of its KV cache that the latest preemption lost.
     """
-
-    __slots__ = (
-        "_hashes",
-        "_names",
-        "_num_found",
-        "_num_hashed",
-        "_num_parts",
-        "_pool",
-        "_prompt",
-        "_request",
-        "_seen",
-        "_table",
-        "_text",
-        "_text_name",
-        "num_lost",
-    )
 
     def __init__(self, request: Request, pool: PrefixPool, table: RequestTable) -> None:
         self._request, self._pool, self._table = request, pool, table
@@ -61,7 +45,7 @@ class Prefix:
 
     @property
     def num_found(self) -> int:
-        """Leading blocks that the cache holds. As names are closed, a lookup begins where the latest one ended."""
+        """Leading blocks that the cache holds. A lookup begins where the latest one ended, as names are closed (`PrefixPool`)."""
         pool, now = self._pool, (self._pool.version, self._request.num_known)
         if self._seen != now:
             names, number, most = self._names, self._num_found, (now[1] - 1) // pool.block_size
@@ -82,7 +66,7 @@ class Prefix:
         return names
 
     def _next_names(self, num_blocks: int, before: Name) -> Sequence[Name]:
-        """Returns names for the blocks behind those that have one: as many as are made at once."""
+        """Returns the next names: as many as are made at once."""
         index, size, tokens = len(self._names), self._pool.block_size, None
         if self._prompt is not None and (index + 1) * size <= len(self._prompt):
             tokens = self._prompt[index * size : (index + 1) * size]

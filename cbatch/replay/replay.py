@@ -22,18 +22,15 @@ from cbatch.request_spec import RequestSpec
 from cbatch.view import View, predict_end
 
 
-class Answer(NamedTuple):
-    """The plan that the other policy makes. problem: why it is illegal or failed; empty if it could be carried out."""
-
-    decided: Decided
-    problem: str
-
-
 class Comparison(NamedTuple):
-    """The recorded decision at one view, and the other policy's answer."""
+    """A recorded decision and the plan that another policy makes from the same view.
+
+    problem: why that plan is illegal, or the policy failed; empty if the plan could be carried out.
+    """
 
     recorded: Decision
-    answer: Answer
+    decided: Decided
+    problem: str
 
     @property
     def same(self) -> bool:
@@ -46,8 +43,7 @@ class Comparison(NamedTuple):
         return not self.same and self._same(note="", reserve=())
 
     def _same(self, **but: Any) -> bool:
-        recorded, answer = self.recorded.decided, self.answer.decided
-        return not self.answer.problem and answer._replace(**but) == recorded._replace(**but)
+        return not self.problem and self.decided._replace(**but) == self.recorded.decided._replace(**but)
 
 
 def replay(
@@ -77,23 +73,23 @@ def replay(
             shown.end(event)
             continue
         shown.look(event)
-        report(Comparison(event, ask(policy, shown.view)))
+        report(Comparison(event, *ask(policy, shown.view)))
         if event is not recorded.events[-1]:  # else it may be illegal
             shown.carry_out(event)
 
 
-def ask(policy: Policy, view: View) -> Answer:
-    """Returns the policy's plan, which is not carried out, or why it made none."""
+def ask(policy: Policy, view: View) -> tuple[Decided, str]:
+    """Returns the policy's plan, which is not carried out, and why it is illegal or missing."""
     decided = Decided(())
     try:
         plan = policy.plan(view)
         decided = read(plan)
         check_rules(plan, view, type(policy).__name__)
     except CbatchError as error:
-        return Answer(decided, str(error))
+        return decided, str(error)
     except Exception as error:
-        return Answer(decided, f"plan() raised {type(error).__name__}: {error}")
-    return Answer(decided, "")
+        return decided, f"plan() raised {type(error).__name__}: {error}"
+    return decided, ""
 
 
 class ReplayedRequest(Request):

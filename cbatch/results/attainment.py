@@ -1,8 +1,8 @@
-"""Attainment of the objectives that requests carry (`RequestSpec.slo`): shares of all that were asked for, by tier; goodput.
+"""Attainment of the objectives that requests carry (`RequestSpec.slo`), by tier, and goodput.
 
-A request attains its objectives if its first token, every gap between its tokens and its last token are all in time. A
-request that was rejected or cancelled, or had not ended when the run did, attains none and counts: leaving it out would
-reward a policy that drops late requests, or lets their clients wait until they leave.
+A request attains its objectives if its first token, every gap between its tokens and its last token are all in time.
+Requests that were rejected or cancelled, or had not ended with the run, attain none and stay in the denominator. Otherwise a
+policy would gain by dropping late requests, or by letting their clients wait until they leave.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from cbatch.request_spec import NO_SLO
 from cbatch.results.metrics import Asked, Floats, Objectives, Served, Window, mean
 
-_OBJECTIVES = ("ttft", "tbt", "total")
 _ALWAYS = Window(-np.inf, np.inf)
 
 
@@ -31,7 +30,7 @@ class Attained(NamedTuple):
 
 
 def attainment(requests: Collection[Asked], served: Served, window: Window) -> dict[str, Any]:
-    """Shares of the requests that have objectives and ended, in whatever way, in the window; empty if none has any.
+    """Returns shares of the requests that have objectives and ended in the window, served or not; empty without objectives.
 
     `share`: all objectives together; `ttft_share`, `tbt_share`, `total_share`: each objective, over the requests that
     have it; `tiers`: the same by tier.
@@ -51,13 +50,14 @@ def attainment(requests: Collection[Asked], served: Served, window: Window) -> d
 def goodput(
     requests: Collection[Asked], served: Served, window: Window, objectives: Objectives, seconds: float
 ) -> dict[str, float]:
-    """Requests that attain their own objectives, or `objectives` if they have none, per second and as a share; empty without any.
+    """Returns the requests that attain their objectives, per second and as a share; empty without objectives.
 
     Args:
         requests, window: see `attainment`; requests without objectives do not count.
+        objectives: of requests without their own.
         seconds: of the measured part of the run.
     """
-    requests = [request for request in requests if objectives.stated or request.slo != NO_SLO]
+    requests = [request for request in requests if objectives != Objectives() or request.slo != NO_SLO]
     if not requests:
         return {}
     judged = judge(requests, served, window, objectives)
@@ -71,7 +71,7 @@ def judge(
     window: Window = _ALWAYS,
     others: Objectives = Objectives(),  # noqa: B008
 ) -> Attained:
-    """Which objectives requests met: `SLO.ttft`, `tbt` and `total`, and TPOT. Those not among `served` met none.
+    """Returns which objectives requests met: `SLO.ttft`, `tbt` and `total`, and TPOT. Requests not among `served` met none.
 
     others: objectives of requests without their own.
     """
@@ -90,7 +90,7 @@ def judge(
 def _shares(attained: Attained) -> dict[str, float]:
     met, limits, counted = attained
     shares = {"requests": int(counted.sum()), "share": mean(met[:, counted].all(axis=0))}
-    for name, met_one, limit in zip(_OBJECTIVES, met, limits, strict=False):
+    for name, met_one, limit in zip(("ttft", "tbt", "total"), met, limits, strict=False):
         if np.isfinite(limit).any():
             shares[f"{name}_share"] = mean(met_one[counted & np.isfinite(limit)])
     return shares

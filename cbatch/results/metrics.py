@@ -3,13 +3,7 @@
 All times are seconds on the executor's clock. Percentiles interpolate linearly between the two nearest values (numpy's
 default, Hyndman and Fan's type 7). A metric without values, such as the gaps between tokens of a single one, is NaN.
 
-    arrival     admitted        first token      token   token      last token
-       |-----------|-----------------|-------------|-------|--- ... ---|
-       | scheduling delay            | time between tokens (TBT), each |
-       |            TTFT             |   their mean: TPOT              |
-       |                      end-to-end latency                       |
-
-Does not know what produced the run.
+docs/metrics.md defines them, with a picture. This module does not know what produced the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +28,7 @@ SUMMARIZED = (
     *("planned_at", "launched_at", "received_at", "done_at", "started", "ended", "num_requests"),
     *("num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used"),
 )
-"""Those that a summary needs."""
+"""Fields of `StepRecord` that a summary needs."""
 
 Limit = Annotated[float, positive("seconds; null sets none")]
 
@@ -79,15 +73,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service-level objectives in seconds; None: not set. A request attains them if it meets all (DistServe, OSDI 24)."""
+    """Service-level objectives in seconds; None: not set. A request must meet all to attain them (DistServe, OSDI 24)."""
 
     ttft: Limit | None = None
     tpot: Limit | None = None
     end_to_end: Limit | None = None
-
-    @property
-    def stated(self) -> bool:
-        return self != Objectives()
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +105,7 @@ class Served:
 
     @property
     def mean_waiting(self) -> float:
-        """Requests that waited for their first admission, on average from the first arrival to the last; 0 if all arrive at once."""
+        """The mean number of requests waiting for their first admission between first and last arrival; 0 if these coincide."""
         span = np.ptp(self.arrival) if len(self.arrival) else 0.0
         waited = np.minimum(self.admitted, self.arrival.max(initial=0.0)) - self.arrival
         return float(waited.sum() / span) if span > 0 else 0.0
@@ -187,7 +177,7 @@ def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
 
 
 def collect_served(record: RunRecord) -> Served:
-    """The requests of a run that got their whole output."""
+    """Returns the requests of a run that got their whole output."""
     return served_of(record.requests, *record.tokens())
 
 

@@ -1,9 +1,7 @@
-"""What a summary needs of a run whose record is taken piece by piece: all but its tokens, of which only the gaps are counted.
+"""Gathers what a summary needs from a record that is taken piece by piece.
 
-    pieces of a record    | tokens of requests 0 1 2 | ... of 1 2 3 | ...
-    request 0 ends        -> its times as a row, its gaps counted by time and length; its tokens are forgotten
-
-Memory grows by the rows of requests and iterations, not by tokens.
+When a request ends, its times become a row, its gaps between tokens are counted by time and length, and its tokens are forgotten.
+So memory grows with requests and iterations, not with tokens.
 """
 
 from dataclasses import dataclass, fields
@@ -29,6 +27,8 @@ from cbatch.results.metrics import (
 )
 
 Columns = dict[str, NDArray[Any]]
+Growing = dict[str, tuple[np.dtype[Any], bytearray]]
+"""Columns that grow at their ends: pieces that are joined would take twice the memory."""
 
 _row_of = attrgetter(*Ended._fields)
 
@@ -37,8 +37,8 @@ _row_of = attrgetter(*Ended._fields)
 class CountedServed(Served):
     """Requests without their tokens.
 
-    longest: as `longest_gap`. gap_times, gap_seconds, gap_counts: gaps between tokens, equal ones counted: when they ended, how
-        long they were, how many there are.
+    longest: as `longest_gap`. gap_times, gap_seconds, gap_counts: when gaps between tokens ended, their lengths, and how many
+        such gaps there are.
     """
 
     longest: Floats
@@ -51,7 +51,7 @@ class CountedServed(Served):
         return counted_statistics(self.gap_seconds[inside], self.gap_counts[inside])
 
     def num_tokens(self, window: Window) -> int:
-        """Each token is the first of a request, or ends a gap."""
+        """Returns the number of first tokens and of ends of gaps: each token is one of these."""
         return int(window.holds(self.first_token).sum() + self.gap_counts[window.holds(self.gap_times)].sum())
 
     @cached_property
@@ -68,8 +68,8 @@ class StreamedRun:
     def __init__(self) -> None:
         self.ended: list[Ended] = []
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of requests that have not ended
-        self._steps: dict[str, _Column] = {}
-        self._served: dict[str, _Column] = {}
+        self._steps: Growing = {}
+        self._served: Growing = {}
 
     def take(self, piece: RunRecord) -> Served:
         """Returns those of the piece's requests that were served, with all their tokens."""
@@ -93,36 +93,21 @@ class StreamedRun:
         return served
 
     def served(self) -> CountedServed:
-        """The requests, at the end."""
-        columns = {name: column.values for name, column in self._served.items()}
-        return CountedServed(**columns, token_ids=np.zeros(0, np.int64), token_times=np.zeros(0))
+        """Returns all requests that were served."""
+        return CountedServed(**_arrays(self._served), token_ids=np.zeros(0, np.int64), token_times=np.zeros(0))
 
     def steps(self) -> StepColumns:
-        """The steps, at the end: those of `step_columns` that a summary needs."""
-        return {name: column.values for name, column in self._steps.items()}
+        """Returns the columns of all steps that a summary needs."""
+        return _arrays(self._steps)
 
 
-class _Column:
-    """An array that grows at its end: pieces that are joined would take twice the memory."""
-
-    def __init__(self, kind: np.dtype[Any]) -> None:
-        self._room, self._length = np.empty(0, kind), 0
-
-    @property
-    def values(self) -> NDArray[Any]:
-        return self._room[: self._length]
-
-    def add(self, values: NDArray[Any]) -> None:
-        before, end = self.values, self._length + len(values)
-        if end > len(self._room):
-            self._room = np.empty(end + end // 4, before.dtype)
-            self._room[: len(before)] = before
-        self._room[len(before) : end], self._length = values, end
-
-
-def _add(columns: dict[str, _Column], more: Columns) -> None:
+def _add(columns: Growing, more: Columns) -> None:
     for name, values in more.items():
-        columns.setdefault(name, _Column(values.dtype)).add(values)
+        columns.setdefault(name, (values.dtype, bytearray()))[1].extend(values.tobytes())
+
+
+def _arrays(columns: Growing) -> Columns:
+    return {name: np.frombuffer(content, kind) for name, (kind, content) in columns.items()}
 
 
 def counted_statistics(values: Floats, counts: NDArray[Any]) -> dict[str, float]:

@@ -28,14 +28,14 @@ def summarize(
     submitted: Collection[Asked] | None = None,
     num_evicted_blocks: int | None = None,
 ) -> dict[str, Any]:
-    """All metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
+    """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
     Args:
-        num_blocks: size of the KV cache. max_batch: largest number of requests in an iteration.
-        overshoot_tokens: generated past an end-of-sequence token (`State.num_overshoot_tokens`).
+        num_blocks: size of the KV cache.
+        overshoot_tokens: `State.num_overshoot_tokens`.
         warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
         objectives: for `goodput`, of requests without objectives of their own.
-        client_weights: by name, for `service`; 1 for others.
+        client_weights: see `service_of`.
         requests, steps: `collect_served(record)` and `step_columns(record.steps)`, if already computed; a record whose steps were
             taken needs them.
         ended: the requests in the order of their ends; None: those of the record.
@@ -74,7 +74,7 @@ def summarize(
 
 
 def _prefix_cache(ended: Collection[Asked], num_evicted_blocks: int) -> dict[str, Any]:
-    """The whole run with warm-up and drain; also of each tier and of each client, if a request names one."""
+    """Returns the figures of the whole run, and those of each tier and client that a request names."""
     named = {"tiers": _hits_by("tier", ended), "clients": _hits_by("client", ended)}
     groups = {name: hits for name, hits in named.items() if hits}
     return {**hits_of(ended), "evicted_blocks": num_evicted_blocks, **groups}
@@ -89,7 +89,7 @@ def _hits_by(attribute: str, requests: Iterable[Asked]) -> dict[str, dict[str, f
 
 
 def hits_of(requests: Iterable[Asked]) -> dict[str, float]:
-    """What requests found in the prefix cache. Each is looked up at its first admission; what it finds again later is apart."""
+    """Returns what requests found in the prefix cache at their first admission, and apart from it what they found later."""
     admitted = [request for request in requests if request.admitted_at is not None]
     cached = sum(request.num_cached_tokens for request in admitted)
     looked_up = sum(request.num_prompt_tokens for request in admitted)
@@ -103,7 +103,7 @@ def hits_of(requests: Iterable[Asked]) -> dict[str, float]:
 def _run(
     ended: Collection[Asked], requests: Served, steps: StepColumns, window: Window, num_counted: int, num_cancelled: int
 ) -> Figures:
-    """The whole run with warm-up and drain, except `counted_*`, which are of the window. `cancelled_requests` is of those with some."""
+    """Returns figures of the whole run, warm-up and drain included; `counted_*` are those of the window."""
     computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
     recomputed = sum(request.num_recomputed_tokens for request in ended)
     return {
@@ -121,11 +121,7 @@ def _run(
 
 
 def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
-    """Useful work per second, without recomputed and overshoot tokens and those of rejected and cancelled requests.
-
-    A prompt counts when its first token arrives; `decode` is every generated token, the first included (vLLM's output
-    throughput); `total` is their sum (SARATHI's and vLLM's total throughput).
-    """
+    """Returns useful work per second: served requests and their tokens, as docs/metrics.md defines them."""
     seconds = window.seconds or float("nan")
     prefill = float(requests.prompt_tokens[window.holds(requests.first_token)].sum()) / seconds
     decode = requests.num_tokens(window) / seconds
@@ -138,7 +134,7 @@ def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
 
 
 def _iterations(steps: StepColumns, window: Window, num_blocks: int, max_batch: int) -> Figures:
-    """Unweighted means over the iterations whose tokens arrived within the window."""
+    """Returns unweighted means over the iterations whose tokens arrived within the window."""
     inside = window.holds(steps["received_at"])
     batch, prefill, decode, padding, kv = (
         metrics.mean(steps[name][inside])

@@ -1,15 +1,14 @@
 """A run as a timeline for chrome://tracing or https://ui.perfetto.dev: host and device lanes, requests, and counters.
 
     host      | plan 1 |wait 0| absorb 0 | plan 2 |wait 1| ...
-    copies in      | upload 1 |                         of real tokens
+    copies in      | upload 1 |                         real tokens, if the executor timed copies
     device     | compute 0     | compute 1          | ...
     copies out                | download 0 |
     requests  | queued | prefill | decode ...
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
-The device has a lane for each pipeline stage of real tokens.
-The file is JSON in Chrome's trace event format, compressed with gzip; its times are microseconds. It contains copies if
-the executor timed them.
+The device has a lane for each pipeline stage of real tokens. The file is JSON in Chrome's trace event format, compressed with
+gzip; its times are microseconds.
 """
 
 import gzip

@@ -32,7 +32,7 @@ from cbatch.errors import ReplayError, ResultsError
 from cbatch.model.topology import Topology
 from cbatch.policy import HOOKS
 from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, record_decisions
-from cbatch.replay.replay import Answer, Comparison, replay
+from cbatch.replay.replay import Comparison, replay
 from cbatch.request import spec_of
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.settings import backends
@@ -101,7 +101,7 @@ def test_plans_that_differ_in_anything_but_their_note_are_not_the_same(field: st
     others = Decided(((0, 2),), (4,), ((5, "why"),), ((0, 8),), 16, 3.0, "note")
     plan = Decided(((0, 1),))
     recorded = Decision(7, Seen(0.0, 0, 4, (), (), (), (), 9, 0), plan)
-    compared = Comparison(recorded, Answer(plan._replace(**{field: getattr(others, field)}), ""))
+    compared = Comparison(recorded, plan._replace(**{field: getattr(others, field)}), "")
     assert (compared.same, compared.same_but_reserves) == (field == "note", field == "reserve")
 
 
@@ -210,7 +210,7 @@ def test_a_policy_that_fails_or_breaks_a_rule_is_heard_and_the_run_goes_on() -> 
 
     recorded = record(make(Orca(), simulated()), requests())
     heard = ask(Moody(), recorded, requests())
-    problems = {followed.recorded.iteration: followed.answer.problem for followed in heard if not followed.same}
+    problems = {followed.recorded.iteration: followed.problem for followed in heard if not followed.same}
     assert problems.keys() == {3, 5}
     assert problems[3] == "plan() raised ZeroDivisionError: mood"
     assert problems[5].startswith("policy Moody, iteration 5, request")
