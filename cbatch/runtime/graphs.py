@@ -67,6 +67,7 @@ class GraphedIteration:
     """Replays a captured graph where a step fits one, and runs the others operation by operation. See `Iteration`.
 
     report: what the captures have cost.
+    shapes: captured ones that steps take, ascending.
     caches: each rank's part.
     graphs: by shape and slot, one for each rank.
     num_replayed, num_eager: iterations so far.
@@ -97,13 +98,17 @@ class GraphedIteration:
         self.graphs: dict[tuple[Shape, int], list[Captured]] = {}
         self.num_replayed = self.num_eager = 0
         self.report = self._capture_all(sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True))
-        self._shapes = sorted(shapes)
+        self.shapes = self._choose(sorted(shapes))
+
+    def _choose(self, shapes: Sequence[Shape]) -> Sequence[Shape]:
+        """Returns those of the captured shapes, ascending, that steps take."""
+        return shapes
 
     def shape(self, step: Step) -> Shape:
         """The smallest captured shape that holds the step, else the step's own."""
         decode = step.pad_to == len(step.rows)
         num_chunks = 0 if decode else int((step.num_tokens > 1).sum())
-        for shape in self._shapes:
+        for shape in self.shapes:
             if is_decode(shape) == decode and shape.num_tokens >= step.pad_to and max_chunks(shape) >= num_chunks:
                 return shape
         return self._eager.shape(step)

@@ -45,30 +45,24 @@ def attention_counts(captured: Sequence[int]) -> list[int]:
     return sorted({*decode_counts(captured), *between})
 
 
-def mixed_totals(ranges: Sequence[tuple[int, int]], tile: int, most: int) -> list[int]:
+def mixed_totals(sizes: Sequence[int], tile: int, most: int) -> list[int]:
     """Returns the tokens of iterations with prompts, ascending.
 
-    For captured shapes, the fewest and most tokens and one token beyond either; and the chunks, which are measured
-    anyway. Between these ranges, and beyond the last one, nothing is padded and time rises by tiles: both sides of each
-    tile up to the next range, or over the next half of `WHOLE` tokens; then, as steps matter less, the middle of a tile
-    at growing distances.
+    The chunks, which are measured anyway, and the captured sizes, each with one token more. Beyond the last of them nothing is
+    padded and time rises by tiles: both sides of each tile over the next half of `WHOLE` tokens; then, as steps matter less, the
+    middle of a tile at growing distances.
 
     Args:
-        ranges: fewest and most tokens of the iterations that each captured shape serves, ascending.
+        sizes: tokens of the captured shapes, ascending.
     """
     totals = {2, *(size for size in CHUNKS if size <= WHOLE)}
-    for fewest, largest in ranges:
-        totals |= {fewest - 1, fewest, largest, largest + 1}
-    edge = ranges[-1][1] if ranges else tile
-    totals |= {edge, edge + 1}
-    gaps = [(below, fewest) for (_, below), (fewest, _) in pairwise(ranges)]
-    for begin, end in [*gaps, (edge, edge + WHOLE // 2 + 1)]:
-        for tiles in range(begin + tile, end, tile):
-            totals |= {tiles, tiles + 1}
-    size: float = edge + WHOLE
-    while size < most:
-        totals.add(round(size / tile) * tile - tile // 2)
-        size *= GROWTH
+    edge = max(sizes, default=tile)
+    for size in [*sizes, *range(edge, edge + WHOLE // 2 + 1, tile)]:
+        totals |= {size, size + 1}
+    apart: float = edge + WHOLE
+    while apart < most:
+        totals.add(round(apart / tile) * tile - tile // 2)
+        apart *= GROWTH
     totals.add(most - tile // 2)
     return sorted(total for total in totals if 2 <= total <= most)
 

@@ -92,8 +92,8 @@ def _measure_model(
     machine = make(batch=batches[-1])
     with closing(machine.server):
         report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
-        laboratory, decode_sizes, ranges = machine.laboratory(spec), machine.decode_sizes, machine.mixed_ranges
-        iterations = measure(laboratory, decode_sizes, ranges, report, power_limited=on_gpu)
+        laboratory, decode_sizes, sizes = machine.laboratory(spec), machine.decode_sizes, machine.mixed_sizes
+        iterations = measure(laboratory, decode_sizes, sizes, report, power_limited=on_gpu)
         report("batches between the measured ones")
         between = [batch for batch in held_out(decode_sizes, laboratory.limits) if laboratory.holds(batch)]
         for batch in between:
@@ -101,14 +101,14 @@ def _measure_model(
         host = None
         if degree == 1:
             report("host time")
-            host = host_times(machine.server, laboratory, spec.vocab_size, ranges[-1][1] if ranges else 0)
+            host = host_times(machine.server, laboratory, spec.vocab_size, max(sizes, default=0))
         report("shares of kernels")
         alone, mixed = _shares(laboratory, machine, iterations) if on_gpu else (unknown, unknown)
         measured = laboratory.measured
     del laboratory, machine  # their memory is the next machine's
-    smaller = [_captured_by(make(batch=number), spec, iterations, report) for number in batches[:-1] if ranges]
-    bases = dict(zip(batches, (*(base for _, base in smaller), iterations.mixed), strict=False)) if ranges else {}
-    graphs = captured_graphs(decode_sizes, *(shorter for shorter, _ in smaller), ranges)
+    smaller = [_captured_by(make(batch=number), spec, iterations, report) for number in batches[:-1] if sizes]
+    bases = dict(zip(batches, (*(base for _, base in smaller), iterations.mixed), strict=False)) if sizes else {}
+    graphs = captured_graphs(decode_sizes, *(shorter for shorter, _ in smaller), sizes)
     tables = model_tables(iterations, alone, mixed, batches[-1])
     tables = replace(tables, captured_rows=captured_rows(bases), captured_graphs=graphs)
     if not on_gpu:  # a busy CPU may have been slower when its ceilings were measured
@@ -146,7 +146,7 @@ def _links(backend: str, spec: ModelSpec, report: Report) -> Links:
 def _shares(laboratory: Laboratory, machine: Machine, iterations: Iterations) -> tuple[ShareOf, ShareOf]:
     """Returns the shares of iterations without and with prompts."""
     alone = {size: Batch((), (1,) * size) for size in machine.decode_sizes}
-    totals = [*(size for _, size in machine.mixed_ranges), int(iterations.mixed.sizes[-1])]
+    totals = [*machine.mixed_sizes, int(iterations.mixed.sizes[-1])]
     mixed = {size: Batch(prompts(size)) for size in totals}
     return _shares_of(laboratory, alone), _shares_of(laboratory, mixed)
 
@@ -159,12 +159,12 @@ def _shares_of(laboratory: Laboratory, batches: dict[int, Batch]) -> ShareOf:
 
 def _captured_by(
     machine: Machine, spec: ModelSpec, iterations: Iterations, report: Report
-) -> tuple[Sequence[tuple[int, int]], PiecewiseLinear]:
-    """Returns the ranges and the bases of captured iterations on a machine with graphs for another batch."""
+) -> tuple[Sequence[int], PiecewiseLinear]:
+    """Returns the sizes and the bases of captured iterations on a machine with graphs for another batch."""
     report(f"captured rows: graphs for batch {machine.server.limits.max_batch}")
     with closing(machine.server):
-        edges = sorted({max(edge, 2) for ends in machine.mixed_ranges for edge in ends})
-        return machine.mixed_ranges, mixed_bases(machine.laboratory(spec), edges, iterations.chunks)
+        edges = sorted({2, *machine.mixed_sizes, *(size + 1 for size in machine.mixed_sizes[:-1])})
+        return machine.mixed_sizes, mixed_bases(machine.laboratory(spec), edges, iterations.chunks)
 
 
 def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:

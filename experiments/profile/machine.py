@@ -30,19 +30,18 @@ class Machine(NamedTuple):
 
     name: of the hardware.
     decode_sizes: requests of captured iterations without prompts; without graphs the powers of two.
-    mixed_ranges: fewest and most tokens of the iterations with prompts that each captured shape serves; none without
-        graphs.
+    mixed_sizes: tokens of captured iterations with prompts; none without graphs.
     attention: the attention kernels.
     """
 
     name: str
     server: Server
     decode_sizes: Sequence[int]
-    mixed_ranges: Sequence[tuple[int, int]]
+    mixed_sizes: Sequence[int]
     attention: str
 
     def laboratory(self, spec: ModelSpec) -> Laboratory:
-        return (Laboratory if self.mixed_ranges else FittedLaboratory)(self.server, spec.vocab_size)
+        return (Laboratory if self.mixed_sizes else FittedLaboratory)(self.server, spec.vocab_size)
 
 
 def hardware_name(backend: str) -> str:
@@ -81,7 +80,7 @@ def build(
         for pages in (cache.keys, cache.values):
             pages.normal_()  # about as large as a model's own keys and values; zeros compute faster
         torch.cuda.synchronize(cache.keys.device)
-    return Machine(name, server, decode_sizes(batch), iteration.ranges, server.executor.attention)
+    return Machine(name, server, decode_sizes(batch), iteration.mixed_sizes, server.executor.attention)
 
 
 def device_memory(backend: str) -> float:

@@ -49,12 +49,12 @@ class Iterations:
 def measure(
     laboratory: Laboratory,
     decode_sizes: Sequence[int],
-    mixed_ranges: Sequence[tuple[int, int]],
+    mixed_sizes: Sequence[int],
     report: Report,
     *,
     power_limited: bool = True,
 ) -> Iterations:
-    """Measures all parts; `report` receives a line as each begins. `decode_sizes`, `mixed_ranges`: those of `Machine`.
+    """Measures all parts; `report` receives a line as each begins. `decode_sizes`, `mixed_sizes`: those of `Machine`.
 
     power_limited: whether the device's clock follows its power; a CPU's varies for other reasons.
     """
@@ -69,7 +69,7 @@ def measure(
     sizes = batches.fit_in(batches.CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
     small = _chunks(laboratory, [size for size in sizes if size <= batches.WHOLE])
     report("iterations with prompts")
-    totals = batches.mixed_totals(mixed_ranges, limits.tile, limits.max_tokens)
+    totals = batches.mixed_totals(mixed_sizes, limits.tile, limits.max_tokens)
     mixed = mixed_bases(laboratory, totals, ChunkGrid.through(small))
     large = _chunks(laboratory, [size for size in sizes if size > batches.WHOLE], mixed)
     power = None
@@ -78,7 +78,7 @@ def measure(
         power = power_limit(laboratory, mixed, decode_sizes)
     chunks = ChunkGrid.through((*small, *large))
     report("decodes beside a chunk")
-    mixed_decodes = _mixed_decodes(laboratory, decode_sizes, [size for _, size in mixed_ranges], mixed, chunks)
+    mixed_decodes = _mixed_decodes(laboratory, decode_sizes, mixed_sizes, mixed, chunks)
     return Iterations(mixed, chunks, mixed_decodes, alone, decodes, power, shared)
 
 

@@ -110,19 +110,14 @@ def put_model(
         content |= {"host": {FROM: fallback, **models[first]["host"]}, "error": UNCOMPARED, "compared": {}}
 
 
-def captured_graphs(decodes: Sequence[int], *machines: Sequence[tuple[int, int]]) -> CapturedGraphs | None:
+def captured_graphs(decodes: Sequence[int], *machines: Sequence[int]) -> CapturedGraphs | None:
     """Returns the captured graphs; None without any.
 
     decodes: requests of the graphs for decodes alone.
-    machines: the ranges of each machine's graphs for prompts (see `Machine`). Those of the largest batch come last, and
-        stand.
+    machines: tokens of each machine's graphs for prompts.
     """
-    fewest: dict[int, int] = {}
-    for ranges in machines:
-        below = [0, *(largest for _, largest in ranges)]
-        fewest |= {last: first * (first > under + 1) for (first, last), under in zip(ranges, below, strict=False)}
-    tokens = tuple(sorted(fewest))
-    return CapturedGraphs(tuple(decodes), tokens, tuple(fewest[size] for size in tokens)) if fewest else None
+    tokens = sorted({size for sizes in machines for size in sizes})
+    return CapturedGraphs(tuple(decodes), tuple(tokens), (0,) * len(tokens)) if tokens else None
 
 
 def captured_rows(bases: Mapping[int, PiecewiseLinear]) -> BilinearGrid | None:

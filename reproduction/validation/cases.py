@@ -99,7 +99,7 @@ def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float 
     path: a trace, for its lengths. numbers: requests by the first word of the case's name.
     capacity: requests per second; open loops without it raise ConfigError.
     """
-    number = numbers[case.name.split()[0]]
+    number = numbers[case.name.split()[0].rstrip(",")]
     if case.name == "pd":
         return ClosedBatch(length=1024, pd_ratio=14, batch=case.batch, num_requests=number)
     rate = case.rate

@@ -3,11 +3,13 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from cbatch.limits import Limits
 from cbatch.runtime.batch import Bounds, Shape, Work
-from cbatch.runtime.fast.graph_shapes import HIDDEN, WORTH, MeasuredGraphs, find_shape, least_tokens, without_slow
+from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, mixed_sizes, without_slow
 from cbatch.runtime.graphs import Captured, GraphedIteration, max_chunks
 
 
@@ -25,52 +27,38 @@ def test_shapes_slower_than_a_larger_one_are_left_out() -> None:
     assert without_slow({}) == {}
 
 
-def test_a_step_far_below_the_next_shape_runs_unpadded_where_launching_hides() -> None:
-    seconds = shapes({256: 1.0, 512: 2.0, 1024: 4.0})
-    least = dict(zip(tokens(seconds), least_tokens(seconds, launch_seconds=1.3).values(), strict=True))
-    assert least[256] == least[512] == 0  # launching takes more than the 2 s of the padded step are worth
-    assert 512 < least[1024] < 1024
-    share = (least[1024] - 1 - 512) / 512
-    assert 2.0 + 2.0 * share == pytest.approx(WORTH * 4.0, rel=0.01)
-    assert set(least_tokens(seconds, launch_seconds=HIDDEN * 4.0).values()) == {0}
-    close = least_tokens(shapes({256: 1.0, 384: 1.1}), launch_seconds=0.0)
-    assert set(close.values()) == {0}
-
-
-@pytest.mark.parametrize(
-    ("layers", "ranks", "milliseconds", "unpadded"),
-    [
-        (32, 1, {768: 18.3, 1024: 23.9, 2048: 48.0}, [False, True]),  # Llama-3.1-8B on an H200
-        (40, 1, {768: 35.0, 1024: 46.0, 2048: 88.0}, [True, True]),  # LLaMA-13B
-        (32, 2, {768: 10.0, 1024: 13.0, 2048: 25.0}, [False, False]),  # on two GPUs, launched by one thread
-    ],
-)
-def test_which_steps_are_padded_depends_on_layers_and_ranks_not_on_the_speed_of_the_host(
-    monkeypatch: pytest.MonkeyPatch, layers: int, ranks: int, milliseconds: dict[int, float], unpadded: list[bool]
-) -> None:
-    """A server of a busy host padded prompts of 1,025 tokens to 2,048 that the simulated one computes unpadded."""
+def test_a_step_takes_the_first_shape_for_its_tokens_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    milliseconds = {64: 7.0, 256: 9.0, 384: 19.0, 512: 12.0, 1024: 24.0}  # 384 tokens take longer than 512
 
     class Timed(MeasuredGraphs):
         def _replay_seconds(self, shape: Shape) -> float:
             return milliseconds[shape.num_tokens] / 1e3
 
     monkeypatch.setattr(GraphedIteration, "_capture_all", lambda self, shapes: None)
-    model = SimpleNamespace(layers=SimpleNamespace(size=layers))
-    eager: Any = SimpleNamespace(models=[model] * ranks)
+    eager: Any = SimpleNamespace(shape=lambda step: None)
     stream: Any = None
-    (_, (of_1024, _), (of_2048, _)) = Timed(eager, [], [stream], [], list(shapes(milliseconds))).ranges
-    assert [of_1024 > 769, of_2048 > 1025] == unpadded
+    captured = [Shape(8, 8, 16), *(Shape(size, 33, 16) for size in milliseconds)]
+    iteration = Timed(eager, [], [stream], [], captured)
+    assert iteration.mixed_sizes == (64, 256, 512, 1024)
 
+    def size_of(pad_to: int, num_chunks: int, decodes: int = 0) -> int | None:
+        rows = num_chunks + decodes
+        step: Any = SimpleNamespace(
+            pad_to=pad_to, rows=range(rows), num_tokens=np.array([2] * num_chunks + [1] * decodes)
+        )
+        shape: Shape | None = iteration.shape(step)
+        return shape and shape.num_tokens
 
-def test_a_step_takes_the_first_shape_for_its_tokens_and_chunks_that_is_worth_it() -> None:
-    seconds = shapes({256: 1.0, 512: 2.0, 1024: 2.1})
-    least = least_tokens(seconds, launch_seconds=0.0)
-    assert tokens(least) == [256, 512, 1024] and least[Shape(1024, 33, 16)] == 0
-    assert [find_shape(least, size, 1) for size in (257, 300)] == [None, None]
-    assert [find_shape(least, size, 1) for size in (256, 500, 600, 1025)] == [*seconds, None]
+    assert [size_of(size, 1) for size in (9, 64, 65, 257, 512, 1024, 1025)] == [64, 64, 256, 512, 512, 1024, None]
     assert [max_chunks(Shape(size, 33, 16)) for size in (64, 256, 1024, 4096)] == [4, 8, 32, 33]
-    small, large = least = dict.fromkeys(shapes({64: 1.0, 256: 1.1}), 0)
-    assert [find_shape(least, 60, chunks) for chunks in (4, 5, 8, 9)] == [small, large, large, None]
+    assert [size_of(60, chunks) for chunks in (4, 5, 8, 9)] == [64, 256, 256, 512]
+    assert size_of(5, 0, decodes=5) == 8
+
+
+def test_sizes_are_every_tile_above_the_batch() -> None:
+    assert mixed_sizes(Limits(48, 4096, 4096, tile=128)) == [128, 192, *range(256, 2049, 128)]
+    assert mixed_sizes(Limits(200, 1024, 4096, tile=128)) == list(range(256, 1025, 128))
+    assert mixed_sizes(Limits(48, 4096, 4096, tile=128, graph_sizes=(32, 4096, 8192))) == [4096]
 
 
 def test_more_chunks_than_a_graph_holds_run_eagerly_though_the_shape_is_the_same() -> None:
