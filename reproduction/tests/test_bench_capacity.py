@@ -25,7 +25,7 @@ from reproduction.validation.serve import serve
 
 PROFILE = load_profile("h200")
 QUEUED = Case("card, queued", "llama-3.1-8b", 16, 2048, ("orca", "vtc", "sarathi_serve, 512 tokens"), held_out=True)
-NUMBERS = {"card,": 40, "capacity,": 40}
+NUMBERS = {"card": 40, "capacity": 40}
 SLOW = Card("slow", 1.06, 1.08)
 """Iterations with prompts take 6% longer than the profile says, decodes alone 8%."""
 

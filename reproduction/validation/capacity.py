@@ -71,7 +71,7 @@ def main(
         raise ConfigError(f"capacity: give a trace to serve on a GPU, {serve_it}, or kept runs, {kept_ones}")
     profile, files = load_profile(hardware), [Path(file) for file in measured]
     if path:
-        server, slo, numbers = (model, batch, 16384), SLO(ttft, tbt), {"card,": queued, "capacity,": requests}
+        server, slo, numbers = (model, batch, 16384), SLO(ttft, tbt), {"card": queued, "capacity": requests}
         cases = [Case("card, queued", *server, (SERVE, "orca", "vllm_v1, 2048 tokens"), start=600, held_out=True)]
         chosen = [
             Case(f"capacity, {policy}", *server, (policy,), start=1500, held_out=True, slo=slo)
@@ -117,7 +117,7 @@ def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainmen
     if low == 1 / _AT_ONCE:
         raise ConfigError(f"{case.name}: no rate meets the objectives; set a longer ttft= or tbt=")
     rates = np.sqrt(low * high) * np.geomspace(1 / _SPAN, _SPAN, _RATES)
-    return crossing(rates.tolist(), [share(rate) for rate in rates], numbers["capacity,"], attainment)
+    return crossing(rates.tolist(), [share(rate) for rate in rates], numbers["capacity"], attainment)
 
 
 def crossing(rates: Sequence[float], shares: Sequence[float], requests: int, attainment: float) -> float:
