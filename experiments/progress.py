@@ -1,10 +1,12 @@
 """A progress bar over the requests of a run. A step costs a clock read; the engine is read at most ten times per second."""
 
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from shutil import get_terminal_size
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 from cbatch import Engine
 
@@ -15,6 +17,13 @@ Setting = Literal["on", "off", "auto"]
 
 _INTERVAL = 0.1  # seconds between updates
 _DELAY = 2.0  # seconds before the bar shows
+_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of `ru_maxrss`
+
+
+def size() -> dict[str, Any]:
+    """Returns arguments of tqdm, which prints nothing where a terminal does not state its size."""
+    columns, lines = get_terminal_size()
+    return {"ncols": columns - 1, "nrows": lines - 1}
 
 
 @contextmanager
@@ -29,7 +38,8 @@ def progress(setting: Setting, num_requests: int) -> Iterator[Callable[..., None
     from tqdm import tqdm  # loaded only if shown
 
     layout = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
-    with tqdm(total=num_requests, bar_format=layout, delay=_DELAY, mininterval=0, miniters=0, leave=False) as bar:
+    look = {"mininterval": 0, "miniters": 0, "leave": False, **size()}
+    with tqdm(total=num_requests, bar_format=layout, delay=_DELAY, **look) as bar:
         yield _Watch(bar)
 
 
@@ -52,5 +62,6 @@ class _Watch:
         if seconds > 0:
             taken = steps and steps[0].iteration  # the results of a streamed run are forgotten
             rate = f"{seconds:,.0f} s simulated" if taken else f"{self._num_tokens / seconds:,.0f} tokens/s"
-            self.bar.set_postfix_str(rate, refresh=False)
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT / 1e9
+            self.bar.set_postfix_str(f"{rate}, {memory:.1f} GB of memory", refresh=False)
         self.bar.update((self.bar.total or 0) - to_come - engine.num_unfinished - self.bar.n)

@@ -32,6 +32,8 @@ from experiments.workloads.drawn import Drawn
 if TYPE_CHECKING:
     from experiments.store.decisions_file import DecisionsWriter
 
+_MANY_REQUESTS = 20_000  # take seconds to write
+
 Loop = Callable[[Run, Path | None], RunRecord]
 
 
@@ -84,6 +86,8 @@ def serve(
         result = _result_of(run, record, bounds, origin, folder if run.streamed else None)
         if folder:
             if settings.tables and not run.streamed:
+                if len(record.requests) >= _MANY_REQUESTS:
+                    say(f"writing the tables of {len(record.requests):,} requests")
                 write_results(
                     folder, record, result.served, result.summary, timeline=settings.timeline, decode=run.decode
                 )

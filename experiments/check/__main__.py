@@ -33,6 +33,7 @@ from cbatch.validation import Switch, nearest
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, Ending, History
 from experiments.check.search import Verdicts, describe_sizes, search, tiny_scenarios
+from experiments.progress import size
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
 from experiments.settings.overrides import check_effects, say_unread
@@ -68,7 +69,7 @@ def _check(*arguments: str) -> int:
     with suppress(ConfigError):
         source = copy_policy(policy)  # copies take much less time than building from settings
     endings, refusals = Counter[Ending](), list[str]()
-    with tqdm(unit=" workloads", leave=False, delay=0.1, disable=None) as bar:  # disabled unless stderr is a terminal
+    with tqdm(unit=" workloads", leave=False, delay=0.1, disable=None, **size()) as bar:  # on a terminal
 
         def count(history: History) -> None:
             endings[history.ending] += 1

@@ -5,10 +5,12 @@ is fitted, the second half judged. The delay is the median of what simulated tim
 """
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,11 +24,13 @@ from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.card import write_card
 from experiments.profile.measure import Report
-from experiments.serve import serve
+from experiments.serve import about_run, origin_of_run, serve
+from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
 from experiments.store.csv_tables import REQUESTS
 from experiments.store.provenance import write_text
+from experiments.store.run_folder import read_summary
 
 TTFT, TPOT, END_TO_END = "ttft_seconds", "tpot_seconds", "end_to_end_seconds"
 
@@ -46,7 +50,8 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
     server: keys of `experiments.run` that describe it.
 
     Raises:
-        ConfigError: records that cannot be read, that simulation serves in part, or that fitting does not predict better. CbatchError: as `experiments.run`.
+        ConfigError: records that cannot be read, of a run with other keys, that simulation serves in part, or that fitting does not predict
+            better. CbatchError: as `experiments.run`.
     """
     path = Path(records)
     recorded = read_records(path)
@@ -55,7 +60,12 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
         trace = Path(folder) / "trace.csv"
         recorded[list(TRACE)].rename(columns=TRACE).to_csv(trace, index=False)
         settings = compose_run("backend=sim", "workload=trace", f"workload.path={trace}", *server)
+        _check_server(path, settings)
         profile = replace(load_profile(settings.hardware), card=Card(f"the server of {path.stem}"))
+        began = time.perf_counter()
+        as_it_is = simulate(settings, profile, trace.with_suffix(".json"), len(recorded))
+        taken = time.perf_counter() - began
+        report(f"one simulation takes {taken:.1f} s, up to {MOST_SIMULATIONS} of them {MOST_SIMULATIONS * taken:.0f} s")
 
         def predicted(factors: Sequence[float]) -> tuple[Card, float, pd.DataFrame]:
             prompts, decodes = (round(float(factor), 4) for factor in factors)
@@ -74,7 +84,6 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
 
         options = {"initial_simplex": SIMPLEX, "maxfev": MOST_SIMULATIONS, **PRECISION}
         card, delay, fitted = predicted(minimize(fit, SIMPLEX[0], method="Nelder-Mead", options=options).x)
-        as_it_is = simulate(settings, profile, trace.with_suffix(".json"), len(recorded))
     print(f"requests {half + 1} to {len(recorded)}, not fitted: recorded seconds, and the error of simulation")
     print(_table(*(table[half:] for table in (recorded, as_it_is, fitted))))
     if error(fitted, slice(half, None)) >= error(as_it_is, slice(half, None)):
@@ -82,6 +91,29 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
         raise ConfigError(f"records={path}: {as_well}; use it, or correct the keys of the server; nothing is written")
     keys = f" backend.server_seconds={delay:.4g}" if delay else ""
     return write_card(profile, card, f"derived from {path.name}: python -m experiments.profile card", output, keys)
+
+
+def _check_server(records: Path, settings: Settings) -> None:
+    """Raises ConfigError if `records` is the folder of a run with another policy, model or limits than the settings give."""
+    if (summary := read_summary(records)) is None:
+        return
+    described = {**about_run(assemble(settings)), **origin_of_run(settings)}
+    recorded, given = _server(summary["about"]), _server(described)
+    if other := [key for key in given if given[key] != recorded[key]]:
+        ran, keys = (" ".join(f"{key}={server[key]}" for key in other) for server in (recorded, given))
+        raise ConfigError(f"records={records}: the run had {ran}, the keys give {keys}; give the keys of the run")
+
+
+def _server(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what decides how a server orders its requests, by the keys of a command line."""
+    limits, identity = about["limits"], about["identity"]
+    return {
+        **{key: about[key] for key in ("policy", "model", "runtime")},
+        **{key: identity.get(key) for key in ("prefix_cache", "eviction")},
+        "batch": limits["batch"],
+        "max_tokens": limits["tokens"],
+        "kv_tokens": limits["kv_blocks"] * limits["block_size"],
+    }
 
 
 def simulate(settings: Settings, profile: Profile, path: Path, number: int) -> pd.DataFrame:

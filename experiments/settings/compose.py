@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from cbatch import ConfigError
+from experiments.progress import size
 from experiments.settings.choices import with_arguments
 from experiments.settings.construct import PASSED_ON
 from experiments.settings.error_lines import explain
@@ -152,7 +153,7 @@ def _compose_jobs(name: str, master: DictConfig, grid: Sequence[list[str]]) -> I
         print(f"{len(grid):,} runs: composing and checking each before the first starts", flush=True)
     launching = list(master.hydra.overrides.hydra)
     version = version_of_files(launching)
-    for number, job in enumerate(tqdm(grid, unit="run", delay=2, leave=False, disable=None)):
+    for number, job in enumerate(tqdm(grid, unit="run", delay=2, leave=False, disable=None, **size())):
         with _explained(name, job):
             config = compose_config(name, [*launching, *job], version)
             OmegaConf.copy_cache(from_config=master, to_config=config)

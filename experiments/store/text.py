@@ -147,4 +147,7 @@ def format_number(value: float | None, factor: float = 1.0) -> str:
 
 
 def format_share(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{100 * value:.1f}%"
+    """Returns a share in percent to one decimal; a smaller one above 0 in two significant digits."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{100 * value:.2g}%" if 0 < value < 0.0005 else f"{100 * value:.1f}%"

@@ -18,7 +18,7 @@ from experiments.workloads.seeds import Stream, generator, request_seeds
 from experiments.workloads.trace import Column, Trace
 
 MOST_REQUESTS = 10_000_000
-"""The most requests of a run; each takes about a kilobyte, unless the run is streamed."""
+"""The most requests of a run."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

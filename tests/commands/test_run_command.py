@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -173,8 +174,18 @@ def test_progress_shows_requests_speed_and_time_left(
     with progress(setting, len(run.requests)) as on_step:
         run.engine.run(on_step)
     shown = capsys.readouterr().err.split("\r")
-    done = r"20/20 requests \|.+\| 00:00 elapsed, 00:00 left, [\d,]+ tokens/s *"
+    done = r"20/20 requests \|.+\| 00:00 elapsed, 00:00 left, [\d,]+ tokens/s, \d\.\d GB of memory *"
     assert any(re.fullmatch(done, line) for line in shown) == (setting == "on")
+
+
+def test_a_terminal_that_does_not_state_its_size_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.progress._DELAY", 0.0)
+    screen, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        with progress("auto", 20):
+            assert "0/20 requests" in os.read(screen, 2**16).decode()
+    os.close(screen)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

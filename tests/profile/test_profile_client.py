@@ -83,3 +83,13 @@ def test_other_files_are_refused(
 def test_a_server_that_cannot_serve_the_requests_is_refused(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["card", f"records={records / 'bench.json'}", *SERVER, "kv_tokens=1024"]) == 2
     assert "kv_tokens" in capsys.readouterr().err
+
+
+def test_keys_of_another_server_than_the_recorded_run_are_refused(
+    records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["card", f"records={records / 'run'}", *SERVER[:-1], "chunk=256", "kv_tokens=40960"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "the run had policy=vllm_v1(budget=512) kv_tokens=" in error
+    assert "the keys give policy=vllm_v1(budget=256) kv_tokens=40960;" in error

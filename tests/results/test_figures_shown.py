@@ -200,6 +200,7 @@ def test_numbers_have_three_digits_or_all_before_the_point() -> None:
     texts |= {4.756: "4.76", 0.03841: "0.0384", -1234.5: "-1,234"}
     assert {value: format_number(value) for value in texts} == texts
     assert [format_share(value) for value in (None, math.nan, 0.0384, 1.0)] == ["-", "-", "3.8%", "100.0%"]
+    assert [format_share(value) for value in (0.0, 0.0000123, 0.00049)] == ["0.0%", "0.0012%", "0.049%"]
 
 
 def simulated(outside: int = 0, **execution: object) -> dict[str, Any]:
