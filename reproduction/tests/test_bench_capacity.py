@@ -24,8 +24,7 @@ from reproduction.validation.runs import ServedRun
 from reproduction.validation.serve import serve
 
 PROFILE = load_profile("h200")
-QUEUED = Case("card, queued", "llama-3.1-8b", 16, 2048, ("orca", "vtc", "sarathi_serve, 512 tokens"), held_out=True)
-NUMBERS = {"card": 40, "capacity": 40}
+QUEUED = Case("card, queued", "llama-3.1-8b", 16, 2048, ("orca", "vtc", "sarathi_serve, 512 tokens"), 40)
 SLOW = Card("slow", 1.06, 1.08)
 """Iterations with prompts take 6% longer than the profile says, decodes alone 8%."""
 
@@ -37,7 +36,7 @@ def machine(speed: Card) -> Machine:
 
 
 def served(case: Case, trace: str, speed: Card) -> list[ServedRun]:
-    requests = workload(case, trace, NUMBERS, None)
+    requests = workload(case, trace, None)
     return [serve(machine(speed), load_spec(case.model), case, policy, requests) for policy in case.policies]
 
 
@@ -58,7 +57,7 @@ def test_violations_are_linear_in_their_logarithm_between_two_rates() -> None:
 
 
 def test_a_kept_run_on_each_side_gives_the_capacity(trace: str, tmp_path: Path) -> None:
-    found = capacity.simulated_capacity(at(1.0, 1.0), trace, NUMBERS, 0.9, PROFILE)
+    found = capacity.simulated_capacity(at(1.0, 1.0), trace, 0.9, PROFILE)
     cases = [QUEUED, at(0.9 * found, 0.9), at(1.1 * found, 1.1)]
     kept_runs.save(
         tmp_path / "a.npz", {"hardware": "NVIDIA H200"}, [run for case in cases for run in served(case, trace, Card())]

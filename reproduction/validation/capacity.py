@@ -71,13 +71,13 @@ def main(
         raise ConfigError(f"capacity: give a trace to serve on a GPU, {serve_it}, or kept runs, {kept_ones}")
     profile, files = load_profile(hardware), [Path(file) for file in measured]
     if path:
-        server, slo, numbers = (model, batch, 16384), SLO(ttft, tbt), {"card": queued, "capacity": requests}
-        cases = [Case("card, queued", *server, (SERVE, "orca", "vllm_v1, 2048 tokens"), start=600, held_out=True)]
+        server, slo = (model, batch, 16384), SLO(ttft, tbt)
+        cases = [Case("card, queued", *server, (SERVE, "orca", "vllm_v1, 2048 tokens"), queued, start=600)]
         chosen = [
-            Case(f"capacity, {policy}", *server, (policy,), start=1500, held_out=True, slo=slo)
+            Case(f"capacity, {policy}", *server, (policy,), requests, start=1500, slo=slo)
             for policy in beginning_with("policies", policies, POLICIES)
         ]
-        search = partial(simulated_capacity, path=path, numbers=numbers, attainment=attainment, profile=profile)
+        search = partial(simulated_capacity, path=path, attainment=attainment, profile=profile)
         with ProcessPoolExecutor(min(len(chosen), os.cpu_count() or 1)) as pool:
             for case, found in zip(chosen, pool.map(search, chosen), strict=True):
                 print(f"{case.name}: {found:.2f} requests/s simulated", flush=True)
@@ -88,14 +88,14 @@ def main(
         if not serve:
             return
         files = [Path(folder) / hardware / f"{name}.npz"]
-        _serve(cases, path, numbers, files[0], backend, hardware)
+        _serve(cases, path, files[0], backend, hardware)
     kept = [kept_runs.load(file) for file in files]
     result = _results([found for _, found in kept], attainment, profile)
     about = {"measured": [each for each, _ in kept], "attainment": attainment}
     print(f"written: {write_benchmark(name, kept[0][0]['hardware'], about | result, folder, VALIDATION)}")
 
 
-def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainment: float, profile: Profile) -> float:
+def simulated_capacity(case: Case, path: str, attainment: float, profile: Profile) -> float:
     """Bisects the rate to a bracket, and simulates rates around its middle; requests per second.
 
     Raises:
@@ -103,7 +103,7 @@ def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainmen
     """
 
     def share(rate: float) -> float:
-        asked = workload(replace(case, rate=rate), path, numbers, None).requests(None)
+        asked = workload(replace(case, rate=rate), path, None).requests(None)
         run = ServedRun({"policy": case.policies[0], **sizes(case, asked)}, {}, {})
         return figures(simulate(run, profile, requests=asked))["attainment"]
 
@@ -117,7 +117,7 @@ def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainmen
     if low == 1 / _AT_ONCE:
         raise ConfigError(f"{case.name}: no rate meets the objectives; set a longer ttft= or tbt=")
     rates = np.sqrt(low * high) * np.geomspace(1 / _SPAN, _SPAN, _RATES)
-    return crossing(rates.tolist(), [share(rate) for rate in rates], numbers["capacity"], attainment)
+    return crossing(rates.tolist(), [share(rate) for rate in rates], case.num_requests, attainment)
 
 
 def crossing(rates: Sequence[float], shares: Sequence[float], requests: int, attainment: float) -> float:
@@ -125,13 +125,13 @@ def crossing(rates: Sequence[float], shares: Sequence[float], requests: int, att
     return Shares(np.array(rates), asked * np.array(shares), asked, attainment).crossing()
 
 
-def _serve(cases: Sequence[Case], path: str, numbers: dict[str, int], file: Path, backend: str, hardware: str) -> None:
+def _serve(cases: Sequence[Case], path: str, file: Path, backend: str, hardware: str) -> None:
     """Serves the cases on one server, the lowest shares first, and keeps the runs."""
     from reproduction.validation.serve import serve_cases  # loads torch
 
-    asked = [request for case in cases for request in workload(case, path, numbers, None).requests(None)]
+    asked = [request for case in cases for request in workload(case, path, None).requests(None)]
     longest, ordered = max(request.max_tokens for request in asked), sorted(cases, key=lambda case: case.load or 0)
-    for about, served in serve_cases(ordered, path, numbers, (), backend, longest, hardware):
+    for about, served in serve_cases(ordered, path, (), backend, longest, hardware):
         kept_runs.save(file, about, served)
     print(f"written: {file}")
 

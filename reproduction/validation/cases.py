@@ -1,6 +1,6 @@
 """The cases by which simulation is validated: workloads, each under several policies, served and then simulated.
 
-Those whose names begin with "held out" had no part in building the profile: other rows of the trace, other arrivals, other policies.
+No case had a part in building the profile: rows of the trace, arrivals and policies are others.
 """
 
 import sys
@@ -18,7 +18,7 @@ from cbatch.kv import blocks_for
 from cbatch.request import spec_of
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
-from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
+from experiments.workloads import GammaArrivals, TraceReplay
 from experiments.workloads.annotate import Limit, Tier
 from experiments.workloads.base import Vocabulary
 from experiments.workloads.seeds import Stream, generator
@@ -32,11 +32,10 @@ POLICIES: Mapping[str, str] = _TABLES["policies"]
 SERVE = "sarathi_serve, 512 tokens"
 
 TIERS = {"interactive": Tier(share=0.5, slo=SLO(ttft=1.0, tbt=0.05)), "batch": Tier(share=0.5, slo=SLO(total=30.0))}
-"""Service classes of held-out requests, which are also their clients."""
+"""Service classes of the requests, which are also their clients."""
 
 MOST_NEW_TOKENS = 1024
-"""Limit of held-out requests, which hides their true lengths; the longest output of the Azure conversation trace is 992."""
-
+"""Limit of a request's output, which hides the true length; the longest output of the Azure conversation trace is 992."""
 
 _BLOCK, _TILE = 128, 128  # of the GPU backend
 
@@ -55,8 +54,7 @@ class Case:
         variation; 1 is Poisson.
     capacity_of: the case whose requests per second under `SERVE` are the capacity.
     rate: requests per second of an open loop, instead of that share of a measured capacity.
-    start: seconds into the trace at which the requests begin. held_out: hides output lengths, adds `TIERS`.
-    slo: objectives of both tiers instead of their own.
+    start: seconds into the trace at which the requests begin. slo: objectives of both tiers instead of their own.
     kv_blocks: most blocks of the KV cache; None: as many as the batch can use, if there is room. loop: the engine's.
     """
 
@@ -65,12 +63,12 @@ class Case:
     batch: int
     max_tokens: int
     policies: tuple[str, ...]
+    num_requests: int = 400
     load: float | None = None
     arrivals: Arrivals = 1.0
-    capacity_of: str = "trace"
+    capacity_of: str = "held out, queued"
     rate: float | None = None
     start: float = 0.0
-    held_out: bool = False
     slo: SLO | None = None
     kv_blocks: int | None = None
     loop: Loop = "async"
@@ -93,29 +91,20 @@ def _settings(name: str) -> Settings:
     return compose_run(*POLICIES[name].split())
 
 
-def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float | None) -> Workload:
+def workload(case: Case, path: str, capacity: float | None) -> "HeldOut":
     """Returns the workload of a case.
 
-    path: a trace, for its lengths. numbers: requests by the first word of the case's name.
-    capacity: requests per second; open loops without it raise ConfigError.
+    path: a trace, for its lengths. capacity: requests per second; open loops without a capacity or a rate raise ConfigError.
     """
-    number = numbers[case.name.split()[0].rstrip(",")]
-    if case.name == "pd":
-        return ClosedBatch(length=1024, pd_ratio=14, batch=case.batch, num_requests=number)
     rate = case.rate
     if rate is None and case.load is not None and capacity is not None:
         rate = case.load * capacity
     elif rate is None and case.load is not None:
         problem = f"arrives at a share of the capacity, which case {case.capacity_of} measures"
         raise ConfigError(f"fidelity: case {case.name!r} {problem}; add {case.capacity_of} to cases")
-    if case.held_out:
-        tiers = TIERS if case.slo is None else {tier: Tier(share=0.5, slo=case.slo) for tier in TIERS}
-        held = HeldOut(path=path, num_requests=number, start=case.start, rate=rate, arrivals=case.arrivals)
-        return replace(held, tiers=tiers)
-    if rate is None:
-        return TraceReplay(path=path, num_requests=number, queued=True)
-    arrivals = GammaArrivals(rate=rate)
-    return OpenLoop(arrivals=arrivals, lengths=TraceLengths(path=path), num_requests=number)
+    tiers = TIERS if case.slo is None else {tier: Tier(share=0.5, slo=case.slo) for tier in TIERS}
+    held = HeldOut(path=path, num_requests=case.num_requests, start=case.start, rate=rate, arrivals=case.arrivals)
+    return replace(held, tiers=tiers)
 
 
 def sizes(case: Case, asked: Sequence[Request]) -> dict[str, Any]:
@@ -155,15 +144,12 @@ class HeldOut(TraceReplay):
 
 
 def chosen_cases(cases: str, policies: str = "") -> list[Case]:
-    """Returns the cases and their policies whose names begin with one of those given, separated by ";".
-
-    Without names, all but the held-out ones.
-    """
+    """Returns the cases and their policies whose names begin with one of these beginnings, separated by ";"."""
     wanted = beginning_with("cases", cases, [case.name for case in CASES])
     allowed = beginning_with("policies", policies, POLICIES)
     chosen = []
     for case in CASES:
         policies_of = tuple(name for name in case.policies if name in allowed)
-        if case.name in wanted and policies_of and (cases or not case.held_out):
+        if case.name in wanted and policies_of:
             chosen.append(replace(case, policies=policies_of))
     return chosen

@@ -32,31 +32,26 @@ from reproduction.validation.stored import pool, stored_runs
 Kept = tuple[dict[str, Any], list[ServedRun]]
 """What is known of a card, and its runs."""
 
-Requests = Annotated[int, whole(1, unit="number of requests")]
-
 
 def main(
     path: str = "",
     measured: tuple[str, ...] = (),
-    cases: str = "",
+    cases: str = "held out",
     policies: str = "",
-    pd: Requests = 144,
-    trace: Requests = 512,
-    poisson: Requests = 256,
-    held: Requests = 400,
+    held: Annotated[int, whole(1, unit="number of requests")] = 400,
     name: str = "fidelity",
     hardware: str = "h200",
     stamp: Switch = False,
     folder: str = RESULTS,
 ) -> None:
-    """Measures if there is a trace, simulates, compares, writes NAME.json and a plot.
+    """Measures if there is a trace, simulates, compares, writes NAME.json.
 
     Args:
         path: a trace file; real runs are measured, and added to those in `measured`.
         measured: files of kept runs, each of a card, separated by commas; with `path` at most one. Or written comparisons
-            (.json), also of `capacity`: their errors are printed as one and drawn beside the first; with `path`, one is simulated again instead.
+            (.json), also of `capacity`: their errors are printed as one; with `path`, one is simulated again instead.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
-        pd, trace, poisson, held: requests of each case. hardware: profile to simulate with. stamp: on writes the errors of these runs, or of these comparisons, into it.
+        held: requests of each case. hardware: profile to simulate with. stamp: on writes the errors of these runs, or of these comparisons, into it.
 
     Raises:
         ConfigError: neither a trace nor measured runs, or no GPU.
@@ -70,23 +65,21 @@ def main(
         raise ConfigError(
             "stamp=on: what is simulated again is not written; leave out path= to state what the file holds"
         )
-    profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
+    profile = load_profile(hardware)
+    chosen = [replace(case, num_requests=held) for case in chosen_cases(cases, policies)]
     if measured and measured[0].endswith(".json"):
         comparisons = [Path(file) for file in measured]
         again = stored_runs(comparisons[0], path) if path else []
         results = [_compared(again, profile)] if path else list(pool(comparisons, profile.name).values())
         for result in results:
             show(result)
-        if not path:
-            _draw(results[0], comparisons[0])
     else:
         files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
         kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
         if path:
             from reproduction.validation.serve import serve_cases  # loads torch
 
-            numbers = {"pd": pd, "trace": trace, "poisson": poisson, "held": held, "ranked": held}
-            for about, served in serve_cases(chosen, path, numbers, tuple(kept[0][1]), hardware=hardware):
+            for about, served in serve_cases(chosen, path, tuple(kept[0][1]), hardware=hardware):
                 kept_runs.save(files[0], about, served)
                 kept = [(about, served)]
             print(f"written: {files[0]}")
@@ -96,14 +89,13 @@ def main(
 
 
 def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str) -> Path:
-    """Simulates and compares what was kept of each card; prints, writes and draws it; returns the written file."""
+    """Simulates and compares what was kept of each card; prints and writes it; returns the written file."""
     origins, order = [about for about, _ in kept], [case.name for case in CASES]
     cards = [sorted(runs, key=lambda run: order.index(run.settings["case"])) for _, runs in kept]
     result = {"measured": origins, **_compared([run for runs in by_card(cards) for run in runs], profile)}
     show(result)
     written = write_benchmark(name, origins[0]["hardware"], result, folder, VALIDATION)
     print(f"written: {written}")
-    _draw(result, written)
     return written
 
 
@@ -111,13 +103,6 @@ def _compared(runs: Sequence[ServedRun], profile: Profile) -> dict[str, Any]:
     """Simulates runs, whose cases name their cards; returns the comparison, also at the speed of the cards."""
     found = compare([pair(run, profile) for run in runs], profile)
     return {**found, "at_card_speed": errors_at_card_speed(runs, profile)}
-
-
-def _draw(result: Mapping[str, Any], beside: Path) -> None:
-    from experiments.plots.style import save
-    from reproduction.validation.plot import draw  # loads matplotlib
-
-    print(*save(draw(result), beside.parent, beside.stem), sep="\n")
 
 
 def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:

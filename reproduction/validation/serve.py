@@ -25,7 +25,6 @@ WARM_UP = (64, 16)
 def serve_cases(
     cases: Iterable[Case],
     path: str,
-    numbers: Mapping[str, int],
     runs: Iterable[ServedRun],
     backend: str = "cuda",
     longest: int = 0,
@@ -33,7 +32,7 @@ def serve_cases(
 ) -> Iterator[tuple[dict[str, Any], list[ServedRun]]]:
     """Serves the cases; yields what all runs so far have in common, and the runs. A run replaces an earlier one of its name.
 
-    path, numbers: see `cases.workload`. runs: earlier ones. backend: "cuda", or "cpu" for small models.
+    path: of a trace. runs: earlier ones. backend: "cuda", or "cpu" for small models.
     longest: tokens of requests for which servers are built, at least; a longer request needs another server.
     hardware: profile for the predictions of policies, as in simulation; by default the backend's.
 
@@ -45,7 +44,7 @@ def serve_cases(
     before: Case | None = None
     with ExitStack() as in_use:
         for case in cases:
-            requests = workload(case, path, numbers, capacity(case, by_name))
+            requests = workload(case, path, capacity(case, by_name))
             lengths = requests.requests(None)
             needed = max(longest, *(request.max_tokens for request in lengths))
             spec = load_spec(case.model)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,7 @@ def stored_runs(file: Path, path: str) -> list[ServedRun]:
             for policy, run in policies.items():
                 if missing := TARGETS.keys() - run["measured"].keys():
                     raise KeyError(*missing)
-                numbers = {case.name.split()[0]: run["requests"]}
-                asked = workload(case, path, numbers, capacity).requests(None)
+                asked = workload(replace(case, num_requests=run["requests"]), path, capacity).requests(None)
                 settings = {"case": name, "policy": policy, **sizes(case, asked), "load": case.load, "rate": case.rate}
                 settings["iterations"] = run.get("iterations", {})
                 found.append(asked_run({**settings, "loop": case.loop}, run["measured"], asked))
