@@ -48,8 +48,8 @@ def draw(folder: Path, look: Look = PLAIN) -> Figure:
     colours = [colour for _, colour in shown_tokens.values()]
     tokens.stackplot(drawn["started"], *counts, step="post", labels=list(shown_tokens), colors=colours, linewidth=0)
     tokens.set_ylabel("tokens per iteration")
-    for name, style in (("running", "-"), ("waiting", "--")):
-        requests.plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post")
+    for name, style in (("running", "k-"), ("waiting", "r--")):
+        requests.plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post", linewidth=1)
     requests.set_ylabel("requests")
     used = drawn["kv_blocks_used"] / run["limits.kv_blocks"]
     memory.plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
@@ -57,7 +57,7 @@ def draw(folder: Path, look: Look = PLAIN) -> Figure:
     for row in rows[3:]:
         _draw_prompts(row[0], served, steps["started"].max())
     for row in rows[2:]:
-        row[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        row[0].yaxis.set_major_formatter(PercentFormatter(1.0))
     for [panel] in rows:
         panel.set_ylim(bottom=0)
         panel.xaxis.grid(visible=False)
@@ -81,9 +81,8 @@ def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
     kinds = {name: tokens for name, tokens in kinds.items() if tokens.any()}
     sums = np.array([np.histogram(admitted["admitted"], edges, weights=tokens)[0] for tokens in kinds.values()])
     shares = np.pad(sums / np.maximum(sums.sum(axis=0), 1), ((0, 0), (0, 1)), mode="edge")
-    panel.stackplot(
-        edges, *shares, step="post", labels=list(kinds), colors=[_PARTS[name] for name in kinds], linewidth=0
-    )
+    colours = [_PARTS[name] for name in kinds]
+    panel.stackplot(edges, *shares, step="post", labels=list(kinds), colors=colours, linewidth=0)
     panel.set(ylabel="prompt tokens", ylim=(0, 1))
 
 

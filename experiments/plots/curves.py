@@ -5,7 +5,7 @@ against rate (QoServe), and throughput, and its gain over a baseline policy, aga
 """
 
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from textwrap import fill
@@ -34,7 +34,7 @@ Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 
 USUAL_BASELINE = "request_level"
 _MOST_ACROSS = 3  # panels of a page's width
-_REFERENCE = "belady"  # an eviction that reads the future
+_FUTURE = " (reads the future)"
 _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
 
@@ -116,7 +116,9 @@ def draw(
         raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
     if not (keys := matching(y, frame)):
         raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
-    frame = frame.assign(of=frame["workload"].str.partition("(")[0])
+    reads = frame.get("eviction", pd.Series("", frame.index)) == "belady"
+    labels = frame["label"].where(~reads, frame["label"] + _FUTURE)
+    frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels)
     frame = leave_out(frame.assign(**{x: _places(frame, x, axis)}), (x, keys[0]))
     equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]
     if baseline == USUAL_BASELINE and baseline not in set(frame["policy"]):
@@ -124,7 +126,6 @@ def draw(
         baseline = ""
     is_base = is_baseline(frame, baseline) if baseline else frame["label"] == ""
     frame = pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame
-    references = set(frame.loc[frame["eviction"] == _REFERENCE, "label"]) if "eviction" in frame else set()
     bases = frame.loc[is_base, "label"].head(1).tolist()
     cells = [
         (of, key, over) for of in frame["of"].unique() for key in keys if key not in equal for over in ("", *bases)
@@ -132,7 +133,7 @@ def draw(
     figure, panels = _panels([of for of, _, _ in cells])
     for panel, (of, key, over) in zip(panels, cells, strict=True):
         points = points_of(frame[frame["of"] == of], x, key)
-        _draw_panel(panel, points, list(frame["label"].unique()), references, heading_of(key), over)
+        _draw_panel(panel, points, list(frame["label"].unique()), heading_of(key), over)
         _finish_panel(panel, axis, sorted(points["x"].unique()), heading_of(key).kind, goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
     handles, below = panels[0].get_legend_handles_labels()[0], _notes(frame, x, keys, equal)
@@ -174,21 +175,15 @@ def _panels(workloads: Sequence[str]) -> tuple[Figure, list[Axes]]:
     return figure, panels[: len(workloads)]
 
 
-def _draw_panel(
-    panel: Axes, points: pd.DataFrame, labels: Sequence[str], references: Set[str], heading: Heading, over: str
-) -> None:
-    """Draws a line for each label, and a band of its intervals; divided by the means of the label `over` at the same x, unless it is empty.
-
-    references: labels of lines that no policy reaches.
-    """
+def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], heading: Heading, over: str) -> None:
+    """Draws a line for each label, and a band of its intervals; divided by the means of the label `over` at the same x, unless it is empty."""
     if over:
         base = points["x"].map(points[points["label"] == over].set_index("x")["mean"])
         points = points.assign(**points[["mean", "low", "high"]].div(base, axis=0)).dropna()
         panel.axhline(1.0, **_GREY)
     for index, label in enumerate(labels):
         line, style = points[points["label"] == label], line_style(index)
-        if label in references:
-            style, label = {"color": "#777777", "linestyle": "--", "linewidth": 1.2}, f"{label} (reads the future)"
+        style |= {"color": "#777777", "linestyle": "--"} if label.endswith(_FUTURE) else {}
         panel.plot(line["x"], line["mean"], label=label, **style)
         if (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)

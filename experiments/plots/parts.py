@@ -13,7 +13,8 @@ _MOST_VALUES = 7  # that are labelled on an axis
 
 
 def label_log(axis: Axis, values: Sequence[float] = ()) -> None:
-    """Labels a logarithmic axis, after drawing, with a few plain numbers however few decades it spans; ticks all multiples.
+    """Labels a logarithmic axis, after drawing, with a few plain numbers however few decades it spans; ticks all multiples;
+    ends its name with "(log)".
 
     Without a positive value, as of gaps between single tokens, no logarithmic axis can be drawn: it becomes linear.
 
@@ -36,6 +37,7 @@ def label_log(axis: Axis, values: Sequence[float] = ()) -> None:
     exact = isinstance(axis.get_major_locator(), FixedLocator)
     axis.set_minor_locator(NullLocator() if exact else LogLocator(subs=range(2, 10), numticks=99))
     axis.set_minor_formatter(NullFormatter())
+    axis.set_label_text(f"{axis.get_label_text()} (log)")
 
 
 def lane_axes(panel: Axes, names: Sequence[str], begin: float, end: float) -> None:

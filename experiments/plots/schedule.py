@@ -33,7 +33,7 @@ _LABELS = {Doing.PREFILL: "prefill, with its tokens", Doing.PAUSED: "paused, wit
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count = 60) -> Figure:
+def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count = 32) -> Figure:
     """Draws a cell for each request and iteration of a run with decisions=true; the number is that of prompt tokens.
 
     Args:
@@ -55,7 +55,7 @@ def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count =
         raise ConfigError(f"{first=} {iterations=}: {num} requests, {_MOST_REQUESTS} can be shown; {remedy}")
     figure, [[panel]] = new_figure(1, 1, 1.3 + 0.17 * max(num, 4))
     handles = draw_schedule(panel, schedule, file.requests)
-    panel.set_ylabel("request:\nprompt/output tokens")
+    panel.set_ylabel("request:\nprompt/\noutput tokens")
     last = min(first + iterations, whole.num_iterations)
     note = "" if last - first == whole.num_iterations else f"iterations {first} to {last - 1} of {whole.num_iterations}"
     add_title(figure, shown, str(shown.iloc[0]["label"]), handles, note, look=look)
@@ -89,7 +89,7 @@ def draw_schedule(
     panel.set_xlabel("iteration")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     present = {cell.doing for row in rows.values() for cell in row.values()}
-    labels = _LABELS if most_digits else {**_LABELS, Doing.PREFILL: "prefill"}
+    labels = _LABELS if any(text.get_text() != "x" for text in panel.texts) else {**_LABELS, Doing.PREFILL: "prefill"}
     return [Patch(label=labels.get(doing, doing), **style) for doing, style in _STYLES.items() if doing in present]
 
 

@@ -22,9 +22,8 @@ def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
     """
     runs, omitted = select_runs(folder, look.runs)
     if len(runs) > most:
-        limit = "one run" if most == 1 else f"at most {most} runs"
-        choice = "give the folder of one, or choose with runs=TEXT, a part of folder names"
-        raise ConfigError(f"this plot shows {limit}, the folder holds {len(runs)}; {choice}")
+        shown = f"this plot shows at most {most}, the folder holds {len(runs)} runs"
+        raise ConfigError(f"{shown}; give the folder of one, or choose with runs=TEXT, a part of folder names")
     print_omitted(omitted)
     return _arrange(runs.assign(label=label_runs(runs, apart=True)), look)
 

@@ -45,9 +45,7 @@ def draw(folder: Path, look: Look = PLAIN, window: Seconds = WINDOW_SECONDS) -> 
     _draw_clients(rate, times, (service.received(end) - service.received(begin)) / (end - begin)[:, None], service)
     windows = measure_windows(service, window)
     if not len(windows.middle):
-        print_omitted(
-            [Omitted(str(run["label"]), f"has no service difference: its arrivals span less than window={window:g} s")]
-        )
+        print_omitted([Omitted(str(run["label"]), f"has no service difference: arrivals span less than {window=:g} s")])
     unfair.plot(windows.middle, windows.difference, color="black", marker="o", markersize=3, linewidth=1)
     what = "service / weight" if np.ptp(service.weight) else "service"
     total.set_ylabel(f"{what} received\n[thousands]")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import matplotlib
@@ -35,7 +36,7 @@ _SHARED = {
     "workload.pd_ratio": "P:D ",
 }
 """Settings that a heading names if all runs share them, and what is written before their values."""
-_LEGEND_WIDTH, _LEGEND_ROW = 125, 0.15  # characters per line of a legend; inches
+_HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH = 105, 125, 140  # characters in a line as wide as a page
 
 PREFILL, DECODE, PADDING, HOST, IDLE, COPY = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2", "#009E73"
 """Fills; they differ in lightness as well."""
@@ -138,12 +139,18 @@ def add_title(
 def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] = ()) -> None:
     """Adds a heading, with the legend's handles if given; below the figure, where the times come from."""
     pages = figure.get_figwidth() / PAGE
+    heading = fill(heading, int(_HEADING_WIDTH * pages))
+    for panel in figure.axes:
+        panel.set_xlabel(fill(panel.get_xlabel(), int(_LABEL_WIDTH * panel.bbox.width / figure.bbox.width * pages)))
     if handles:
         longest = max(len(str(handle.get_label())) for handle in handles)
         widest = min(len(handles), 4, max(int(_LEGEND_WIDTH * pages) // (longest + 8), 1))
         ncols = ceil(len(handles) / ceil(len(handles) / widest))
-        figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * (ceil(len(handles) / ncols) - 1))
-        figure.legend(handles=handles, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9)
+        figure.set_figheight(figure.get_figheight() + 0.15 * (ceil(len(handles) / ncols) - 1))
+        legend = figure.legend(
+            handles=handles, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9
+        )
+        legend.get_title().set_multialignment("center")
     else:
         figure.suptitle(heading, fontsize=9)
     figure.align_ylabels()

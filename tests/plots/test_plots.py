@@ -106,7 +106,7 @@ def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_pat
     best, lru = panel.get_lines()
     assert (best.get_label(), best.get_linestyle()) == ("eviction=belady (reads the future)", "--")
     assert (lru.get_label(), list(lru.get_ydata())) == ("eviction=lru", [pytest.approx(10), pytest.approx(70)])
-    assert panel.get_xlabel() == "size of the KV cache [tokens]" and list(panel.get_xticks()) == [20000, 80000]
+    assert panel.get_xlabel() == "size of the KV cache [tokens] (log)" and list(panel.get_xticks()) == [20000, 80000]
     assert figure.legends[0].get_title().get_text().startswith("prefill_first: ")
 
 

@@ -92,12 +92,12 @@ def test_the_chart_of_a_run_is_drawn_from_its_decisions(tmp_path: Path) -> None:
 
 def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = with_decisions(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"first=9 iterations=60: the run has 9 iterations; choose among them"):
+    with pytest.raises(ConfigError, match=r"first=9 iterations=32: the run has 9 iterations; choose among them"):
         schedule.draw(folder, first=9)
     monkeypatch.setattr(schedule, "_MOST_REQUESTS", 2)
-    with pytest.raises(ConfigError, match=r"first=0 iterations=60: 3 requests, 2 can be shown; give a part with fewer"):
+    with pytest.raises(ConfigError, match=r"first=0 iterations=32: 3 requests, 2 can be shown; give a part with fewer"):
         schedule.draw(folder)
     with pytest.raises(ReplayError, match=r"record a run's decisions with decisions=true"):
         schedule.draw(write_run(tmp_path / "other", speed=1))
-    with pytest.raises(ConfigError, match=r"this plot shows one run, the folder holds 2"):
+    with pytest.raises(ConfigError, match=r"this plot shows at most 1, the folder holds 2"):
         schedule.draw(tmp_path)
