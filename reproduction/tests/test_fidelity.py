@@ -55,11 +55,6 @@ def runs_of(case: Case, trace: str, machine: Machine, policies: tuple[str, ...] 
     return [serve(machine, load_spec(case.model), case, policy, requests) for policy in policies]
 
 
-def test_every_case_has_a_number_of_requests(trace: str) -> None:
-    numbers = {"pd": 5, "trace": 5, "poisson": 5, "held": 5, "ranked": 5}  # the options of the command
-    assert {workload(case, trace, numbers, 50.0).num_requests for case in CASES} == {5}
-
-
 @pytest.mark.parametrize("case", [QUEUED, OPEN, SYNCHRONOUS], ids=["queued", "open loop", "synchronous loop"])
 def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case, trace: str) -> None:
     profile = load_profile("h200")
