@@ -16,7 +16,6 @@ from experiments.settings.command_line import keyword_arguments
 from experiments.settings.compose import compose_run
 from experiments.settings.presets import load_spec
 from reproduction.bench import __main__ as bench
-from reproduction.bench.in_vllm.host import pair
 from reproduction.bench.page import BEGIN, END, comparison, text
 from reproduction.bench.peers.cases import CASES, requests_of, speed
 from reproduction.papers import __main__ as papers
@@ -69,16 +68,6 @@ def test_the_speed_of_what_took_3_seconds(name: str, value: float) -> None:
 def test_pages_are_those_of_the_stored_results() -> None:
     assert (RESULTS / "h200" / "README.md").read_text() == text(RESULTS / "h200")
     assert f"{BEGIN}\n{comparison(RESULTS / 'h200')}\n{END}" in (ROOT / "README.md").read_text()
-
-
-def test_a_machine_that_becomes_slower_moves_no_ratio_of_host_times() -> None:
-    own = {number: {"milliseconds": 0.4 * number, "schedule": 0.2 * number, "cpu": 0.0} for number in (1, 2, 3)}
-    other = {number: {"milliseconds": 0.5 * number, "schedule": 0.3 * number, "cpu": 0.0} for number in (2, 3, 4)}
-    found = pair({"32": {"vllm": own, "orca": other}})["orca"]["32"]
-    assert set(found) == {"milliseconds", "schedule"}, "the CPU clock stood still"
-    for what, ratio in (("milliseconds", 1.25), ("schedule", 1.5)):
-        assert found[what]["ratio"]["repeats"] == 2, "of passes that have both"
-        assert found[what]["interval"] == pytest.approx([ratio, ratio])
 
 
 def test_what_a_client_measured_is_simulated(tmp_path: Path) -> None:

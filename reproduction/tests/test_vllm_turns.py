@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from experiments.settings.presets import load_spec
 from experiments.vllm import make_adapter
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST
 from reproduction.bench.in_vllm.offline import _coverage
-from reproduction.bench.in_vllm.turns import SETTLING, SWITCHING, TurnsScheduler
+from reproduction.bench.in_vllm.turns import SETTLING, TurnsScheduler
 
 
 def test_an_idle_engine_changes_what_serves_the_next_requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -42,33 +41,6 @@ def test_an_idle_engine_changes_what_serves_the_next_requests(monkeypatch: pytes
     for figures in (own, first):
         assert figures["milliseconds"] > figures["schedule"] > 0 and figures["cpu"] >= 0
         assert figures.keys() >= {"young", "old", "waits", "preempted"}
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_iterations_of_the_same_requests_alternate(
-    asynchronous: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Newcomers are the policy's; every request gets its tokens, and no plan after a stretch of vLLM's own asks for too many."""
-    monkeypatch.setenv("CBATCH_TIMES", str(tmp_path / "times.json"))
-    rig = Rig(None, Limits(4, 64, 300), 300, 4, asynchronous=asynchronous)
-    rig.scheduler = rig.make(TurnsScheduler)
-    policy, stretch = "policy=vllm_v1 chunk=16", 12
-    given = [Request(id_, 20, 200 + 10 * id_) for id_ in range(3)]
-    for request in given:
-        rig.scheduler.add_request(rig.request(request, cbatch=policy, turn=stretch))
-    received = Counter[str]()
-    while rig.in_flight or rig.scheduler.has_requests():
-        for outputs in rig.step().values():
-            received.update({each.request_id: len(each.new_token_ids) for each in outputs.outputs})
-    assert received == {str(request.id): request.max_new_tokens for request in given}
-    written = json.loads((tmp_path / "times.json").read_text())
-    assert "0 grants smaller" in written["counts"][policy] and "0 preemptions" in written["counts"][policy]
-    timed = {side: figures["iterations"] + SETTLING for side, figures in written["host"]["3"].items()}
-    of_stretch = stretch - SWITCHING - 1
-    assert timed.keys() == {"vllm", policy}
-    assert all(7 * of_stretch <= number <= 9 * of_stretch for number in timed.values()), (
-        "195 iterations are 8 stretches each"
-    )
 
 
 def test_what_is_recorded_for_a_profile_fits_vllms_limits() -> None:

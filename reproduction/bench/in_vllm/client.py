@@ -41,8 +41,8 @@ class Client:
         lengths = {"random-input-len": PROMPT, "random-output-len": OUTPUT, "random-range-ratio": RATIO}
         return self._run(side, number, {"dataset-name": "random", "request-rate": rate, **lengths})
 
-    def replay(self, side: str, requests: Sequence[Request], stretch: int = 0) -> tuple[dict[str, float], Rows]:
-        """The same for requests of these lengths that arrive when they say, in seconds since the first. stretch: of `turns`."""
+    def replay(self, side: str, requests: Sequence[Request]) -> tuple[dict[str, float], Rows]:
+        """The same for requests of these lengths that arrive when they say, in seconds since the first."""
         path = self._folder / "trace.jsonl"
         prompts = (" ".join(f"t{request.id % 1000}" for _ in range(request.num_prompt_tokens)) for request in requests)
         pairs = zip(prompts, requests, strict=True)
@@ -57,9 +57,9 @@ class Client:
 
         with patch.object(self._module, "get_request", at_its_time):
             options = {"dataset-name": "custom", "dataset-path": path, "custom-output-len": -1}
-            return self._run(side, len(requests), options, stretch)
+            return self._run(side, len(requests), options)
 
-    def _run(self, side: str, number: int, options: dict[str, Any], stretch: int = 0) -> tuple[dict[str, float], Rows]:
+    def _run(self, side: str, number: int, options: dict[str, Any]) -> tuple[dict[str, float], Rows]:
         options |= {
             "backend": "openai",
             "model": self._folder,
@@ -70,7 +70,7 @@ class Client:
             "extra-body": json.dumps({"vllm_xargs": {"cbatch": side, **SLO}}),
             "percentile-metrics": "ttft,tpot,itl,e2el",
         }
-        self._take_up(side, stretch)
+        self._take_up(side)
         words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
         flags = ["--ignore-eos", "--save-detailed", "--disable-tqdm", "--disable-shuffle", "--skip-chat-template"]
         with redirect_stdout(io.StringIO()) as printed:
@@ -84,9 +84,9 @@ class Client:
         figures = {key: float(value) for key, value in result.items() if key in KEPT or key.endswith("_ms")}
         return figures, [f"{time:.4f} {prompt} {output}" for time, prompt, output in rows]
 
-    def _take_up(self, side: str, stretch: int) -> None:
+    def _take_up(self, side: str) -> None:
         """Sends a short request, with which the scheduler begins a turn of this side."""
-        begin = {"cbatch": side, "turn": stretch}
+        begin = {"cbatch": side, "turn": 1}
         asked = {"model": str(self._folder), "prompt": "t1 t2", "max_tokens": 2, "vllm_xargs": begin}
         url = f"http://127.0.0.1:{self._port}/v1/completions"
         with urlopen(

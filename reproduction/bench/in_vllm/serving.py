@@ -17,14 +17,12 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from cbatch import CbatchError
-from cbatch.validation import Switch
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from experiments.workloads import TraceReplay
 from reproduction import BENCH, RESULTS
 from reproduction.bench.in_vllm.client import OUTPUT, PROMPT, RATIO, SLO, Client, Rows
-from reproduction.bench.in_vllm.host import Turns, pair, report, take_turns
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from reproduction.bench.peers.measure import graphics_card
 from reproduction.bench.peers.vllm_engine import ENVIRONMENT, MEMORY_SHARE
@@ -45,7 +43,6 @@ def main(
     trace: str = "",
     traced: str = "0.75",
     model: str = "llama-3.1-8b",
-    host: Switch = False,
     port: Count = 8000,
     name: str = "vllm-serving",
     folder: str = RESULTS,
@@ -54,8 +51,7 @@ def main(
 
     `policies` as for benchmark vllm. `capacity` is in requests per second; 0 measures it first: all requests at once, vLLM's own rule.
     `shares` of it are offered for about `seconds` each, as requests of random lengths at random times; and, given a `trace`, the shares
-    `traced`, as its first requests when they came, faster or slower as the share asks. `host` on serves 32 and 256 equal requests before, by
-    vLLM's own rule and `policy=vllm_v1` in turns of 16 iterations: the host's time in the scheduler at these numbers, as ratios within each pass.
+    `traced`, as its first requests when they came, faster or slower as the share asks.
     """
     spec = load_spec(model)
     hardware, driver = graphics_card()
@@ -76,11 +72,6 @@ def main(
             client.run(VLLM, float("inf"), 32)  # warms up
             capacity = capacity or client.run(VLLM, float("inf"), 2 * BATCH)[0]["request_throughput"]
             print(f"capacity: {capacity:.2f} requests/s", flush=True)
-            turns: Turns = {}
-            for turns in take_turns(client.replay, SAME_RULE, times, spec.vocab_size) if host else ():
-                about |= {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
-                written = write_benchmark(name, hardware, about, folder, BENCH)
-            report(turns)
             for load, side in product(loads, (VLLM, *policies.split(";"))):
                 rate = float(load.split()[-1]) * capacity
                 found, rows = _offer(client, side, rate, round(rate * seconds), trace if "trace" in load else "")
