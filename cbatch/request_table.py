@@ -1,10 +1,10 @@
-"""The counters of admitted requests, one column each: the engine updates a whole batch with one array operation.
+"""The counters of admitted requests as columns, so that one array operation updates a whole batch.
 
-Counters are *predicted*: the work of iterations in flight is counted as done, so that a policy plans the next iteration
-without knowing whether the engine runs asynchronously.
+Counters are *predicted*: work in flight counts as done, so that a policy plans in the same way whether or not the engine runs
+asynchronously.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import isnan
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from cbatch.request import NEVER, Ints, Request
 from cbatch.request_spec import RequestSpec
 
 ZERO, ONE, NONE = np.array(0), np.array(1), np.array(NEVER)
-"""Operands for columns of a batch: converting a Python integer to an array takes numpy as long as the operation."""
+"""Operands for columns of a batch: numpy takes as long to convert a Python integer as for the operation."""
 
 
 class Counters(NamedTuple):
@@ -33,11 +33,9 @@ class Counters(NamedTuple):
 class RequestTable:
     """Counters of the requests that have been admitted, one row each, from the first admission until the end.
 
-    Owner and only writer: `State`. Like KV blocks, a row is freed once no iteration in flight refers to it, so a step
-    in flight can name its rows.
+    Owner and only writer: `State`. Like KV blocks, a row is freed once no iteration in flight refers to it.
 
-    carries: whether the executor needs to know which iteration samples an input token; only then are `sampled_at` and
-        `sampled_row` kept. A simulation of one stage does not need them.
+    carries: whether `sampled_at` and `sampled_row` are kept; a simulation of one stage does not need them.
 
     Columns, all int64 [rows] unless noted:
         known, total, computed: see `Counters`.
@@ -47,7 +45,8 @@ class RequestTable:
         sampled_row: the request's place in that iteration's batch.
         first_token_at, last_token_at: seconds when its first and its latest token reached the host; float64, NaN before.
         stop: tokens at which the request ends by itself; 0 if that is not below `limit`.
-        can_stop: bool; the request has stop tokens or strings. ended: bool; iterations in flight may still compute tokens of it.
+        can_stop: bool; the request has stop tokens or strings.
+        ended: bool; the request has ended, and iterations in flight may still compute tokens of it.
         temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64.
         tokens: int32 [rows, width]; prompt and known output, where token values matter. None in simulation.
     """
@@ -79,12 +78,12 @@ class RequestTable:
         return Counters(self.known[rows], self.total[rows], self.computed[rows])
 
     def ready(self, rows: Ints, counters: Counters | None = None) -> Ints:
-        """Tokens that each of these running or waiting requests could compute in the planned iteration, [len(rows)].
+        """Returns the tokens of running or waiting requests that the planned iteration could compute, [len(rows)].
 
         The rest of the prompt (after a preemption, of prompt and output); 1 for a decode whose input the host knows or
         the device can carry over; 0 while that input is still deeper in the pipeline.
 
-        counters: those of `rows`, if already read.
+        counters: of `rows`, if already read.
         """
         known, total, computed = counters or self.counters(rows)
         ready = total - computed
@@ -93,7 +92,7 @@ class RequestTable:
         return ready
 
     def ready_of(self, row: int) -> int:
-        """`ready` of one row, without the cost of arrays; 0 once its end is in flight."""
+        """Returns `ready` of one row, without the cost of arrays; 0 once its end is in flight."""
         total = self.total.item(row)
         if total >= self.limit.item(row):
             return 0
@@ -129,7 +128,7 @@ class RequestTable:
         return row
 
     def token_times(self, row: int) -> tuple[float, float] | tuple[None, None]:
-        """Seconds when the first and the latest token of a row reached the host; None before the first."""
+        """Returns when the first and the latest token of a row reached the host, in seconds; None before the first."""
         first = self.first_token_at.item(row)
         return (None, None) if isnan(first) else (first, self.last_token_at.item(row))
 
@@ -145,7 +144,7 @@ class RequestTable:
         self._free_rows.append(row)
 
     def _grow(self) -> None:
-        """Double the table: preempted requests keep their rows, so the batch limit does not bound them."""
+        """Doubles the table: preempted requests keep their rows, so the batch limit does not bound their number."""
         old = self.num_rows
         for name, column in list(vars(self).items()):
             if isinstance(column, np.ndarray):
@@ -154,10 +153,7 @@ class RequestTable:
 
 
 class RequestSet:
-    """An ordered set of requests; their list and table rows are rebuilt only after a change.
-
-    To a policy it is a read-only `Collection[Request]`; `State` alone adds and removes.
-    """
+    """An ordered set of requests, read-only for policies. Its list and table rows are rebuilt only after a change."""
 
     __slots__ = ("_list", "_members", "_rows")
 
@@ -190,10 +186,6 @@ class RequestSet:
         if self._rows is None:
             self._rows = np.fromiter(self._members.values(), np.int64, len(self._members))
         return self._rows
-
-    def among(self, requests: Iterable[Request]) -> list[Request]:
-        """Returns the `requests` that are members, in the order given."""
-        return list(filter(self._members.__contains__, requests))
 
     def without(self, requests: set[Request]) -> set[Request]:
         """Returns the `requests` that are not members."""

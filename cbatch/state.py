@@ -1,8 +1,7 @@
-"""The engine's state: queues, counters and KV blocks, and how they change.
+"""The engine's state: queues, counters and KV blocks, and how they change. Knows nothing of policies, executors or clocks.
 
 `apply` carries out a checked plan and returns the `Step` to compute; `absorb` takes in the step's tokens. Between the
-two, the step is in flight. `end` frees what an ended, cancelled or rejected request holds. Knows nothing of policies,
-executors or clocks.
+two, the step is in flight. `end` frees what an ended, cancelled or rejected request holds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,13 +19,13 @@ from cbatch.request_table import NONE, ONE, ZERO, Counters, RequestSet, RequestT
 
 
 class CheckedPlan(NamedTuple):
-    """A legal plan, with intermediate results of the check that carrying it out needs.
+    """A legal plan, with results of the check that `State.apply` needs.
 
     newcomers: the waiting requests among `plan.requests`, in plan order.
     rows: int64 [batch], table rows; -1 before the first admission, which fills it in.
     num_tokens: int64 [batch], tokens to compute. end: int64 [batch], those in the KV cache thereafter.
     taking, num_blocks: places of the requests that take KV blocks, and how many each.
-    num_batch_tokens: tokens to compute in all, and num_decodes requests that have only their newest token left.
+    num_batch_tokens: tokens to compute in all. num_decodes: requests that have only their newest token left.
     counters: of the batch, before the plan is carried out.
     """
 
@@ -45,7 +44,7 @@ class CheckedPlan(NamedTuple):
 class Absorbed(NamedTuple):
     """The effect of a step's tokens.
 
-    receivers: ids of the requests that received one, and places their places in the batch, [receivers] each.
+    receivers, places: ids of the requests that received a token, and their places in the batch, [receivers] each.
     finished: the requests that ended.
     """
 
@@ -62,9 +61,9 @@ class State:
         in flight has none left and is no longer in it.
     decoding, prefilling: the two parts of `running`.
     cache: the prefix cache; None: blocks end with their requests.
-    ends_text: told of each token of a request with stop strings, in turn, says whether it completes one. By default none is seen.
-    iteration: number of the next iteration; num_ended: iterations whose results are in.
-    latest: the step of the latest plan, if since then nobody has begun or ceased to decode, or ceased to run.
+    ends_text: called with each token of a request with stop strings; returns whether the token completes one. By default none does.
+    iteration: number of the next iteration. num_ended: iterations whose results are in.
+    latest: the step of the latest plan, if no request has begun or ceased to decode, or ceased to run, since then.
     """
 
     def __init__(self, table: RequestTable, pool: BlockPool) -> None:
@@ -167,7 +166,7 @@ class State:
         self.prefilling.add(request)
 
     def _expect_samples(self, step: Step) -> None:
-        """Counts the tokens that the step will sample, and moves requests from prefilling to decoding, or out of both."""
+        """Counts the tokens that the step will sample. Requests begin to decode, or leave `running` before their last token."""
         table, places = self.table, step.sampled
         rows = step.rows[places]
         total = table.total[rows] + ONE
@@ -183,13 +182,13 @@ class State:
                 self._leave(request)
 
     def _begin_decoding(self, requests: Iterable[Request]) -> None:
-        for request in self.prefilling.among(requests):
+        for request in [request for request in requests if request in self.prefilling]:
             self.prefilling.discard(request)
             self.decoding.add(request)
             self.latest = None
 
     def preempt(self, request: Request) -> None:
-        """Takes the request's blocks and sends the request back to wait; the request keeps its output."""
+        """Takes a request's blocks and makes the request wait again; its output is kept."""
         self._leave(request)
         row = request.row
         request.num_preemptions += 1
@@ -232,7 +231,7 @@ class State:
         return Absorbed(receivers, places, finished)
 
     def repeat(self, step: Step, num_times: int, now: float) -> None:
-        """Counts further iterations of a batch of decodes, in each of which every request received a token. now: of the last."""
+        """Counts further iterations of a batch of decodes, each with a token for every request. now: seconds, of the last one."""
         table, rows = self.table, step.rows
         computed = table.computed[rows] + num_times
         table.computed[rows] = computed
@@ -269,9 +268,9 @@ class State:
         return list(done)
 
     def end(self, request: Request, reason: FinishReason, now: float, why: str = "") -> None:
-        """Ends a request, wherever it is. Its KV blocks and its row stay taken while an iteration in flight refers to them.
+        """Ends a request in any state. KV blocks and row stay taken while an iteration in flight refers to them.
 
-        why: for its `reject_reason`.
+        why: the `reject_reason`.
         """
         if request.status is Status.WAITING:
             self.waiting.remove(request)

@@ -1,12 +1,9 @@
-"""Which cached block goes when a plan takes more blocks than are blank: a plug-in, asked when a block must go."""
+"""The plug-in that chooses the cached block to evict when a plan takes more blocks than are blank."""
 
 from collections.abc import Hashable, Sequence
-from itertools import chain
-from operator import ne
 from typing import Any, NamedTuple
 
 from cbatch import calls
-from cbatch.errors import PolicyError
 from cbatch.request import Request
 
 Name = Hashable
@@ -16,11 +13,11 @@ Name = Hashable
 class CachedBlock(NamedTuple):
     """A block that no request holds, as an eviction sees it.
 
-    name: see `Name`. start, end: its tokens are those from `start` to before `end` of its prefix.
-    is_spare: an older copy of the name is held, which is the one that lookups find.
+    start, end: its tokens are those from `start` to before `end` of its prefix.
+    is_spare: lookups find an older copy of the same name.
     num_uses: 1, and 1 for each admission that found the block.
-    created, released: order in which blocks got their names and were given up by their last holder.
-    released_at: seconds of the latter. holder_tokens: prompt and output of that holder.
+    created, released: numbers, ascending in the order in which blocks got their names, and were given up by their last holder.
+    released_at: seconds when the last holder gave the block up. holder_tokens: prompt and output of that holder.
     """
 
     name: Name
@@ -37,15 +34,15 @@ class CachedBlock(NamedTuple):
 class Eviction:
     """Orders the cached blocks that no request holds. This base class evicts the block released longest ago.
 
-    The pool asks for keys only when a block must go, and only of leaves: blocks without a cached successor. The smallest key goes;
-    among equal keys, the block released longest ago. A key of a block may depend on what `CachedBlock` says alone, and is asked
-    for once per release. While `dynamic` is true, keys depend on anything else, and are asked for before each single eviction.
+    The pool asks for keys only when a block must go, and only of leaves: blocks without a cached successor. It evicts the block
+    of the smallest key, among equal keys the block released longest ago. A key may depend on its `CachedBlock` alone, and is asked
+    for once per release. While `dynamic` is true, keys may depend on anything, and are asked for before each eviction.
     """
 
     dynamic = False
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[Any]:
-        """Returns a key per block; all keys of an eviction can be compared. now: seconds of the current iteration."""
+        """Returns a number, or a tuple of numbers, for each block. now: seconds of the current iteration."""
         return [0] * len(blocks)
 
     def on_submit(self, request: Request, names: Sequence[Name]) -> None:
@@ -64,23 +61,3 @@ class Eviction:
 def call(eviction: Eviction, method: str, *arguments: Any) -> Any:
     """Calls a method of an eviction. Raises PolicyError, which names both, where the method fails."""
     return calls.call(f"eviction {type(eviction).__name__}", getattr(eviction, method), *arguments)
-
-
-def keys_of(eviction: Eviction, blocks: Sequence[CachedBlock], now: float) -> Sequence[Any]:
-    """Returns a key for each block. Raises PolicyError where `keys` fails, or returns another number of keys."""
-    keys: Sequence[Any] = call(eviction, "keys", blocks, now)
-    returned = f"{len(keys)} keys" if hasattr(keys, "__len__") else f"a {type(keys).__name__}"
-    if returned != f"{len(blocks)} keys":
-        raise key_error(eviction, returned, f"a list of {len(blocks)} keys, one per block")
-    return keys
-
-
-def check_numbers(keys: Sequence[Any]) -> None:
-    """Raises ValueError if a key, or a part of a tuple, is NaN, which has no order."""
-    parts = [*chain.from_iterable(keys)] if len(keys) and isinstance(keys[0], tuple) else keys
-    if any(map(ne, parts, parts)):
-        raise ValueError("NaN")
-
-
-def key_error(eviction: Eviction, returned: str, wanted: str) -> PolicyError:
-    return PolicyError(f"eviction {type(eviction).__name__}: keys() returned {returned}; return {wanted}")

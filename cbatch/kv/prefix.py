@@ -1,4 +1,4 @@
-"""A pool whose blocks several requests can hold, and which keeps a block's content when no request holds the block.
+"""A pool whose blocks several requests can share, and which keeps the content of blocks that no request holds.
 
              extend              register                release              extend
     blank -----------> live ----------------> live, named -----------> cached ----------> live (its name is forgotten)
@@ -6,20 +6,22 @@
       |     release      |                         |        share         |
       +------------------+                         +----------------------+
 
-A full block gets a *name*, which stands for its content and that of all blocks before it, so that a lookup needs no tree (vLLM V1).
-Blocks of equal content computed at the same time are all kept. The pool knows no tokens: names are made in `names`.
+A full block gets a *name*, which stands for the content of the block and of all blocks before it, so that a lookup needs no tree
+(vLLM V1). Blocks of equal content computed at the same time are all kept. The pool knows no tokens: `names` makes the names.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import chain, islice
+from operator import ne
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.kv.eviction import CachedBlock, Eviction, Name, check_numbers, key_error, keys_of
+from cbatch.errors import PolicyError
+from cbatch.kv.eviction import CachedBlock, Eviction, Name, call
 from cbatch.kv.pool import BlockPool
 
 
@@ -75,22 +77,22 @@ class PrefixPool(BlockPool):
         return self._num_repeated * self.block_size
 
     def num_in_use(self, names: Iterable[Name]) -> int:
-        """How many of these held names need no free block to be shared: their blocks are live or retiring."""
+        """Returns how many blocks of these held names are live or retiring, so that sharing them takes no free block."""
         blocks = self._find(names)
         return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks]))
 
     def num_alone(self, row: int) -> int:
-        """Blocks of a row that are in no other table, and that no other iteration in flight uses."""
+        """Returns the blocks of a row that are in no other table, and that no other iteration in flight uses."""
         blocks = self.tables[row, : self.held_by(row)]
         return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks] == 1))
 
     def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[Name]] = ()) -> int:
         """Returns the free blocks gained if these rows are released at once, and newcomers then share the blocks of these names."""
-        given = Counter(chain.from_iterable(self.tables[row, : self.held_by(row)].tolist() for row in rows))
-        freed = {block for block, number in given.items() if self.live[block] + self.leaving[block] == number}
-        found = self._find({*chain.from_iterable(newcomers)})
-        num_free = len(found) - int(np.count_nonzero(self.live[found] + self.leaving[found]))
-        return len(freed) - num_free - len(freed.intersection(found.tolist()))
+        held = Counter(chain.from_iterable(self.tables[row, : self.held_by(row)].tolist() for row in rows))
+        freed = {block for block, number in held.items() if self.live[block] + self.leaving[block] == number}
+        shared = self._find({*chain.from_iterable(newcomers)})
+        num_free = len(shared) - int(np.count_nonzero(self.live[shared] + self.leaving[shared]))
+        return len(freed) - num_free - len(freed.intersection(shared.tolist()))
 
     def share(self, row: int, names: Sequence[Name]) -> None:
         """Begins the table of an empty row with the blocks of these names."""
@@ -108,7 +110,7 @@ class PrefixPool(BlockPool):
         self.num_named[row] = len(blocks)
 
     def register(self, row: int, names: Sequence[Name], num_blocks: int) -> None:
-        """Names the first blocks of a row, which are full; those that have a name already keep it."""
+        """Names the first blocks of a row, which are full. A block that has a name keeps it."""
         first = self.num_named.item(row)
         if not (new := names[first:num_blocks]):
             return
@@ -185,7 +187,7 @@ class PrefixPool(BlockPool):
         return blocks
 
     def _give(self, blocks: NDArray[np.int32]) -> None:
-        """Frees those that neither a table nor an iteration in flight uses any more, the last one first."""
+        """Frees the blocks that no table and no iteration in flight uses any more, last block first."""
         free = blocks[self.live[blocks] + self.leaving[blocks] == 0][::-1].tolist()
         self.num_retiring -= len(free)
         self.num_free += len(free)
@@ -200,7 +202,7 @@ class PrefixPool(BlockPool):
         self._clock += len(named)
 
     def _forget(self, block: int) -> None:
-        """Takes a block's name away; if that was the last copy, the block before may have become a leaf."""
+        """Removes a block's name. After the last copy of a name, the block before may have become a leaf."""
         name, before = self._names[block], self._before[block]
         self._names[block] = None
         self.num_evicted += 1
@@ -229,7 +231,7 @@ class PrefixPool(BlockPool):
         return name not in self._num_successors or name in self._copies
 
     def _evict_oldest(self, at_most: int) -> list[int]:
-        """Takes the names of the blocks released longest ago, as far as each is a leaf in its turn and the only copy; returns the blocks."""
+        """Removes the names of the blocks released longest ago, while each is a leaf and the only copy; returns the blocks."""
         names, copies, successors = self._names, self._copies, self._num_successors
         evicted = []
         for block in islice(self._cached, at_most):
@@ -249,7 +251,7 @@ class PrefixPool(BlockPool):
         return evicted
 
     def _evict(self) -> int:
-        """Takes the name of the cached leaf that the eviction puts first; returns the block."""
+        """Removes the name of the cached leaf with the smallest key; returns the block."""
         heap, cached = self._heap, self._cached
         if self._in_order:
             block = next(filter(self._is_leaf, cached))  # there is one: see the class
@@ -268,16 +270,16 @@ class PrefixPool(BlockPool):
         return block
 
     def _rank(self, leaves: Sequence[int]) -> None:
-        """Pushes leaves to the heap under the eviction's keys. Raises as `keys_of`; PolicyError for keys that cannot be compared."""
-        keys = keys_of(self.eviction, list(map(self._describe, leaves)), self.now)
+        """Pushes leaves to the heap under the eviction's keys. Raises PolicyError for keys that cannot be compared, or too few."""
+        keys = call(self.eviction, "keys", list(map(self._describe, leaves)), self.now)
         try:
-            check_numbers(keys)
             for key, block in zip(keys, leaves, strict=True):
+                if key != key or (isinstance(key, tuple) and any(map(ne, key, key))):
+                    raise ValueError("NaN has no order")
                 heappush(self._heap, (key, self._released.item(block), block))
-        except (TypeError, ValueError) as error:
-            raise key_error(
-                self.eviction, f"keys that cannot be compared ({error})", "numbers, or tuples of numbers"
-            ) from error
+        except Exception as error:
+            wanted = f"return a number, or a tuple of numbers, for each of {len(leaves)} blocks"
+            raise PolicyError(f"eviction {type(self.eviction).__name__}: keys() ({error}); {wanted}") from error
 
     def _describe(self, block: int) -> CachedBlock:
         name, start = self._names[block], self._depth.item(block) * self.block_size
