@@ -1,7 +1,6 @@
-"""How long an iteration would take: the one question that policies, chunk selectors and the simulator ask.
+"""Predicts how long an iteration takes from the shape of its batch, for policies (`view.cost`), chunk selectors and the simulator.
 
-The shape of a batch is all that a cost model sees. Implementations live in `cbatch.sim`; a policy finds one at
-`view.cost`.
+`cbatch.sim` has implementations.
 """
 
 from collections.abc import Callable
@@ -10,13 +9,12 @@ from typing import NamedTuple, Protocol
 
 
 class BatchShape(NamedTuple):
-    """The features of a batch that decide the iteration's time.
+    """The features of a batch that determine the iteration's time.
 
     chunks: (tokens, context) for each request that computes prompt tokens; context = tokens already in its KV cache.
-    num_decodes: requests that compute one token.
-    decode_context: tokens of KV cache that the decodes read, summed over them.
-    num_padding: tokens added to reach the shape that was asked for (`Plan.pad_to`).
-    num_shared: tokens of `decode_context` in KV blocks that several requests hold, without the first reading of each.
+    num_decodes: requests that compute one token. decode_context: tokens of KV cache that all decodes read.
+    num_padding: tokens added to reach `Plan.pad_to`.
+    num_shared: tokens of `decode_context` that repeat tokens of another request, in KV blocks that both hold.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
@@ -39,10 +37,8 @@ class BatchShape(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Predicts the device time of one iteration."""
-
     def predict(self, shape: BatchShape) -> float:
-        """Seconds that the device is busy with an iteration of this shape."""
+        """Returns the seconds that the device is busy with an iteration of this shape."""
 
 
 @dataclass(frozen=True)

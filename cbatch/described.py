@@ -10,9 +10,8 @@ from typing import Any
 class Described:
     """Prints an object as its name and the arguments that differ from their defaults.
 
-    The class keeps each argument in an attribute of the same name. A seed is not printed: runs that differ in seeds alone are
-    replications of one thing. `inlined = True` in its own class, not in those derived from it, prints the arguments of an object in
-    place of the object where it is an argument itself.
+    The class keeps each argument in an attribute of the same name. Seeds are not printed: runs that differ only in seeds are
+    replications of one run. Where an object with `inlined = True` in its own class is an argument, its arguments are printed in its place.
     """
 
     def __repr__(self) -> str:
@@ -50,7 +49,7 @@ def name_of_class(kind: type) -> str:
 
 
 def text_of(value: object) -> str:
-    """Returns a value as a command line gives it; of a path the last part, of an object without a text of its own the class."""
+    """Returns a value as a command line gives it: of a path the last part, of an object without a `__repr__` the class."""
     match value:
         case None:
             return "null"

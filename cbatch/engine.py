@@ -6,8 +6,8 @@
     async    host    | plan 0 | plan 1 | wait 0 | absorb 0, plan 2 | wait 1 | absorb 1, plan 3 ...
              device           | compute 0       | compute 1               | compute 2 ...
 
-In the asynchronous form iteration 1 is planned from predicted counters, before the tokens of iteration 0 exist; the
-device carries them over. The host blocks in one place: `executor.wait`.
+In the asynchronous form iteration 1 is planned from predicted counters, before the tokens of iteration 0 exist. The device
+carries these tokens over. The host blocks in one place: `executor.wait`.
 """
 
 from collections import deque
@@ -54,10 +54,9 @@ class Engine:
     ) -> None:
         """
         Args:
-            num_blocks, block_size: the KV cache, in blocks and tokens per block.
-            asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one fewer.
-            patience: how long to go on without a token while requests wait or run.
-            prefix_cache: what the cache of prefixes evicts first; None: no such cache.
+            num_blocks, block_size: of the KV cache; tokens per block.
+            asynchronous: keep `executor.num_stages` iterations in flight while another one is planned; else one fewer.
+            prefix_cache: the eviction of the prefix cache; None: no such cache.
         """
         self.policy, self.policy_name = policy, type(policy).__name__
         self.executor, self.limits = executor, limits
@@ -83,7 +82,7 @@ class Engine:
 
     @property
     def engines(self) -> list["Engine"]:
-        """This engine; a cluster of replicas (`cluster.Cluster`) has several."""
+        """This engine; a `cluster.Cluster` has several."""
         return [self]
 
     def submit(self, requests: Iterable[Request]) -> None:
@@ -97,9 +96,9 @@ class Engine:
             self.state.cache.expect(new)
 
     def cancel(self, request: Request) -> None:
-        """Ends a request between two turns: its client has left; one that has ended stays as it is.
+        """Ends a request whose client has left, between two turns. A request that has ended stays as it is.
 
-        Raises WorkloadError: the request was not submitted to this engine.
+        Raises WorkloadError if the request was not submitted to this engine.
         """
         if request.status is Status.FINISHED:
             return
@@ -107,17 +106,17 @@ class Engine:
             self.arrivals.withdraw(request)
         elif not self.state.holds(request):
             raise not_submitted(request)
-        self._latest = None  # it is not repeated
+        self._latest = None  # the plan is not repeated
         self.state.end(request, FinishReason.CANCELLED, self.executor.now())
         self._ended(request, known=not pending)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that are known and have not ended, arrived or not."""
+        """Known requests that have not ended, arrived or not."""
         return self.arrivals.num_unfinished
 
     def run(self, on_step: Callable[["Engine"], None] = lambda engine: None) -> RunRecord:
-        """Serves until every request has ended. `on_step`, for progress bars, is called after each turn or leap over several."""
+        """Serves until every request has ended. `on_step`, for progress bars, is called after each turn or leap."""
         turn = self._turn()
         while self.arrivals.num_unfinished or self._in_flight:
             turn()
@@ -181,7 +180,7 @@ class Engine:
         return launched
 
     def _leap_or_step(self) -> None:
-        """Takes the turns of the loop that repeat the latest turn; if there are none, takes one turn."""
+        """Takes the turns that repeat the latest turn; if there are none, takes one turn."""
         latest, executor = self._latest, cast(Any, self.executor)
         change = self._next_change() if latest else -inf
         if latest is None or executor.now() >= change or not self._call(is_steady, self.policy):
@@ -198,7 +197,7 @@ class Engine:
                 self._repeated(latest, foreseen, turns, num_computed)
 
     def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int) -> None:
-        """Enters turns that have repeated the latest turn in the state and the record."""
+        """Enters turns that repeated the latest turn in the state and the record."""
         first, num_turns = latest.step, len(turns)
         self._latest, steps = entered(latest, foreseen, turns, num_computed, self._depth)
         if self._depth:
@@ -213,7 +212,7 @@ class Engine:
                 self._call(self._on_step, step)
 
     def foresee(self, *, ends: bool = False) -> list[int]:
-        """Returns the KV blocks in use after each of the next iterations that a steady policy plans like the latest.
+        """Returns the KV blocks in use after each of the next iterations for which a steady policy repeats the latest plan.
 
         ends: include the iteration in which a request ends, which cannot be leapt over.
         """
@@ -238,7 +237,7 @@ class Engine:
             self._stall_watch.check(received_at, self.view, self._where)
 
     def _take_arrivals(self) -> float:
-        """Moves the requests that have arrived to the waiting queue, and cancels those whose clients have left; returns the time."""
+        """Queues requests that have arrived, and cancels requests whose clients have left; returns the time."""
         now = self.executor.now()
         vars(self.view)["now"] = now  # as `view.update`, in a tenth of its time
         if self.arrivals.next() <= now:
@@ -262,7 +261,7 @@ class Engine:
         self._call(self._on_arrival, request)
 
     def _idle(self, plan: Plan) -> None:
-        """Sleeps until the next arrival, cancellation or the plan's `wake_at`: nothing is in flight and the policy plans nothing."""
+        """Sleeps until the next arrival, cancellation or the plan's `wake_at`: nothing is in flight and the plan is empty."""
         state, now = self.state, self.view.now
         change, wake_at = self._next_change(), inf
         if plan.wake_at is not None and plan.wake_at > now and (state.waiting or state.running):
@@ -279,7 +278,7 @@ class Engine:
             raise standstill(self._where(), self.view, plan, self.num_unfinished)
 
     def _ended(self, request: Request, known: bool = True) -> None:
-        """known: to the policy, which has heard of its arrival."""
+        """Reports the end of a request. known: the policy knows of the request's arrival."""
         self.arrivals.ended(request)
         self._departures.ended(request)
         self.record.requests.append(request)
@@ -287,7 +286,7 @@ class Engine:
             self._call(self._on_finish, request)
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
-        """Calls a method of the policy; an exception in the method becomes an error that names the policy."""
+        """Calls a method of the policy; an exception in it becomes an error that names the policy."""
         return call(self._where, method, argument)
 
     def _where(self) -> str:

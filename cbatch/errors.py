@@ -4,7 +4,7 @@ from typing import Any
 
 
 class CbatchError(Exception):
-    """Base of every error that a user can cause; a command prints its message alone and exits non-zero."""
+    """Base of every error that a user can cause. A command prints only the message and exits with a non-zero status."""
 
 
 class Interruption(BaseException):
@@ -16,7 +16,7 @@ class ConfigError(CbatchError):
 
 
 class TooLongError(ConfigError):
-    """A policy asks for more tokens of a request at once than an iteration may hold. request: a `cbatch.Request`."""
+    """A policy asks for more tokens of a request at once than an iteration holds. request: a `cbatch.Request`."""
 
     def __init__(self, request: Any, problem: str) -> None:
         super().__init__(f"request {request.id}: {problem}")
@@ -32,11 +32,11 @@ class PlanError(CbatchError):
 
 
 class PolicyError(CbatchError):
-    """A policy raised, or changed what is not its own."""
+    """A policy raised, or changed state that is not its own."""
 
 
 class StallError(PolicyError):
-    """A policy makes no progress: it plans nothing although only it could, or too little for too long (`cbatch.stall.Patience`)."""
+    """A policy makes no progress: its plan is empty with nothing else to wait for, or `cbatch.stall.Patience` has ended."""
 
 
 class ModelError(CbatchError):
@@ -56,7 +56,7 @@ class ResultsError(CbatchError):
 
 
 class DeviceError(CbatchError):
-    """Work on the device failed: the message names the stream or iteration, and the exception that it met."""
+    """Work on the device failed: the message names the stream and the exception."""
 
 
 class ReplayError(CbatchError):

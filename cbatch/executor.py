@@ -1,7 +1,7 @@
-"""The one seam between deciding and doing: an engine hands a `Step` to an `Executor` and waits for its tokens.
+"""The seam between deciding and computing: an engine hands a `Step` to an `Executor` and waits for its tokens.
 
-Three executors exist: real tokens on a CPU, real tokens on a GPU, and predicted time in simulation. The engine, and
-every policy, cannot tell which one is behind the seam.
+There are three executors: real tokens on a CPU, real tokens on a GPU, and predicted time in simulation. Engine and policies
+cannot tell which one computes.
 """
 
 from dataclasses import dataclass, replace
@@ -22,21 +22,18 @@ Tokens = NDArray[np.int32]
 class Step:
     """One iteration, checked and entered in the state, ready to be computed. Never changed.
 
-    Arrays have one entry for each request of the batch, in plan order; "place" means the index into them.
+    Arrays have an entry for each request of the batch, in plan order; "place" means the index into them.
 
     index: number of the iteration, from 0.
-    requests: the batch.
-    rows: each request's row in `table` and `pool`.
-    num_tokens: tokens to compute for each request.
-    start: tokens of each request already in the KV cache, which is the position of the first token computed.
-    sampled: places of the requests of which this iteration samples a token (those whose last known token it computes).
-    carry: for each request, the place in iteration `index - table.num_stages` whose sampled token is this request's
-        last input token; -1 where the host knows all input tokens, or tokens are not carried over
-        (`RequestTable.carries`).
-    num_batch_tokens: tokens of the batch, and num_decode_tokens those of requests with only their newest token left.
+    rows: of the requests in `table` and `pool`.
+    num_tokens: tokens to compute. start: tokens already in the KV cache, which is the position of the first token computed.
+    sampled: places of the requests of which this iteration samples a token.
+    carry: the place in iteration `index - table.num_stages` whose sampled token is this request's last input token; -1
+        where the host knows all input tokens, or tokens are not carried over (`RequestTable.carries`).
+    num_batch_tokens: tokens of the batch. num_decode_tokens: those of requests with only their newest token left.
     pad_to: tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. Live: an executor reads them inside `launch` and never later.
-    known_shape: `shape()`, where it is known already. known_seconds: `seconds()`, once it was called.
+    known_shape, known_seconds: `shape()` and `seconds()`, where they are known already.
     """
 
     index: int
@@ -56,20 +53,20 @@ class Step:
     known_seconds: float | None = None
 
     def again(self, num_times: int) -> "Step":
-        """Returns the iteration that follows so many times after one of decodes, whose batch stays as it is."""
+        """Returns the iteration `num_times` later, if this one has only decodes and the batch stays the same."""
         _, num_decodes, context, num_padding, num_shared = self.shape()
         shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding, num_shared)
         index, start = self.index + num_times, self.start + num_times
         return replace(self, index=index, start=start, known_shape=shape, known_seconds=None)
 
     def seconds(self, cost: CostModel) -> float:
-        """Returns the predicted seconds, for which the cost model is asked once."""
+        """Returns the predicted seconds; calls the cost model once."""
         if self.known_seconds is None:
             self.known_seconds = cost.predict(self.shape())
         return self.known_seconds
 
     def shape(self) -> BatchShape:
-        """Returns the batch's shape for a cost model. A request that computes one token counts as a decode."""
+        """Returns the shape for a cost model. A request that computes one token counts as a decode."""
         if self.known_shape is not None:
             return self.known_shape
         start = self.start.tolist()  # summing a short list is faster than a short array
@@ -83,7 +80,7 @@ class Step:
             chunks.append((self.num_tokens.item(place), before))
             context -= before + 1
         num_decodes = num_requests - len(chunks)
-        if num_shared:  # as if all requests shared the same
+        if num_shared:  # the decodes' part, as if all requests shared the same tokens
             num_shared = min(num_shared * max(num_decodes - 1, 0) // max(num_requests - 1, 1), context)
         return BatchShape(tuple(chunks), num_decodes, context, num_padding, num_shared)
 
@@ -104,12 +101,10 @@ StageSpans = tuple[tuple[float, float], ...]
 class StepResult(NamedTuple):
     """The outcome of an iteration.
 
-    tokens: int32 [batch], the token sampled at each place (only those in `Step.sampled` mean anything); None in
-        simulation.
+    tokens: int32 [batch], the token sampled at each place, undefined outside `Step.sampled`; None in simulation.
     started, ended: when the device began and finished computing, seconds on the executor's clock.
     copies: None where nothing is copied, or copy timing is off.
-    num_computed_tokens: of the shape that was computed, such as a captured graph's, padding included; None:
-        `Step.pad_to`.
+    num_computed_tokens: tokens of the computed shape, such as a captured graph's, with padding; None: `Step.pad_to`.
     stages: None for a single stage, and in simulation, which accounts for its stages itself.
     """
 
@@ -122,41 +117,41 @@ class StepResult(NamedTuple):
 
 
 Turn = tuple[float, float, Any, float]
-"""When an iteration was planned and launched, its handle, and when the one that was waited for then had ended."""
+"""When an iteration was planned and launched, its handle, and when the iteration that the turn waited for had ended."""
 
 
 class Executor(Protocol):
-    """Computes steps in the order of their launch.
+    """Computes steps in the order of their launch. Methods that return nothing do nothing by default.
 
-    `num_stages` is the carry distance: a token sampled by iteration N can be fed back on the device from iteration
-    N + num_stages on. 1 for one GPU, the number of stages for a pipeline. At most `num_stages` iterations are in flight
-    when a further one is launched.
+    num_stages: the carry distance: a token sampled by iteration N can be fed back on the device from iteration N + num_stages
+        on. 1 for one GPU, the number of stages for a pipeline. At most `num_stages` iterations are in flight when another one
+        is launched.
+    needs_tokens: whether prompts must hold real token values.
 
-    `needs_tokens` says whether prompts must hold real token values. A subclass inherits methods that return nothing; they
-    do nothing. One whose `repeats` is true has a method that stands for several launches and waits: `SimExecutor.repeat`.
-    One that has a method `timed` is given each plan's function and returns the one to call: `PlanningExecutor.timed`.
+    An executor whose `repeats` is true has `repeat`, which stands for several launches and waits: `SimExecutor.repeat`. An
+    executor may have `timed`, which wraps the policy's `plan`: `PlanningExecutor.timed`.
     """
 
     num_stages: int
     needs_tokens: bool
 
     def launch(self, step: Step) -> Any:
-        """Start computing and return a handle at once. `step.table` and `step.pool` are read here and never later."""
+        """Starts computing and returns a handle at once."""
 
     def wait(self, in_flight: Any) -> StepResult:
-        """Block until the step's tokens are on the host. Called once for each launch, in launch order."""
+        """Blocks until the step's tokens are on the host. Called once for each launch, in launch order."""
 
     def restart(self) -> None:
-        """Set the clock back to 0: a new run begins. No step is in flight."""
+        """Sets the clock back to 0 for a new run. No step is in flight."""
         return
 
     def now(self) -> float:
         """Seconds since the clock was first read after a restart; virtual in simulation."""
 
     def sleep_until(self, time: float) -> None:
-        """Wait: there is nothing to compute before `time`."""
+        """Waits until `time`: there is nothing to compute before."""
         return
 
     def close(self) -> None:
-        """Release threads and memory. No step is in flight."""
+        """Releases threads and memory. No step is in flight."""
         return

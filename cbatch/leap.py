@@ -1,10 +1,10 @@
-"""Exact leaps: iterations that repeat the latest plan, without asking a steady policy (`Policy`) for it again.
+"""Exact leaps over iterations for which a steady policy (`Policy`) would repeat its latest plan.
 
     turn of the loop    plan, check, apply, launch | wait, absorb
     leap over three                         launch | wait | launch | wait | launch | wait, count and record three
 
-The latest plan computes one token of each running request. It repeats until one of them ends, a request arrives, or KV blocks
-run short. Every iteration is computed and recorded as if it had been planned (`SimExecutor.repeat`).
+The latest plan computes one token of each running request. It repeats until a request ends or arrives, or KV blocks run
+short. Every iteration is computed and recorded as if it had been planned (`SimExecutor.repeat`).
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from cbatch.record import InFlight, StepRecord
 from cbatch.state import State
 
 MOST = 512
-"""Iterations of one leap: bounds what is computed in advance and then not used, as a request arrives."""
+"""Iterations of one leap: bounds what is computed in vain if a request arrives."""
 
 
 def foresee(latest: InFlight | None, state: State, ends: bool) -> list[int]:
@@ -31,7 +31,7 @@ def foresee(latest: InFlight | None, state: State, ends: bool) -> list[int]:
 def repeats(latest: InFlight, state: State) -> bool:
     """Whether the latest plan computes one token of each running request, and nothing has changed since.
 
-    With a prefix cache also: no time decides what is evicted, and those who wait find what they found.
+    With a prefix cache, also whether evictions do not depend on time and waiting requests find what they found before.
     """
     if state.cache is not None and not state.cache.is_steady(bool(state.waiting)):
         return False
@@ -51,9 +51,9 @@ def num_repeats(step: Step, state: State) -> int:
 
 
 def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
-    """Returns the KV blocks in use after each of so many iterations that repeat this one, as long as there are enough.
+    """Returns the KV blocks in use after each of `num_iterations` iterations that repeat this one, while there are enough.
 
-    With a prefix cache, and while somebody waits: as long as no cached block is taken.
+    With a prefix cache and waiting requests, the iterations end before a cached block is taken.
     """
     pool, rows = state.pool, step.rows
     # requests, by the iteration in which each takes its next block
@@ -69,9 +69,9 @@ def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
 def entered(
     latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int, num_in_flight: int
 ) -> tuple[InFlight, list[StepRecord]]:
-    """Returns the last of the turns that repeated the latest one, and the records of the iterations that have ended in them.
+    """Returns the last of the turns that repeated the latest one, and the records of the iterations that ended in these turns.
 
-    foreseen: the KV blocks in use, of each turn or more. num_computed: tokens of an iteration, with padding.
+    foreseen: the KV blocks in use after each turn, perhaps of more turns. num_computed: tokens of an iteration, with padding.
     num_in_flight: 1 if each turn waited for the iteration launched in the turn before, 0 if for its own.
     """
     first, num_requests = latest.step, len(latest.step.rows)

@@ -1,4 +1,4 @@
-"""What a plan can use: the capacities of an iteration, and of the host its KV blocks, places and running requests."""
+"""What a plan can use: the limits of an iteration, and the host's KV blocks, places and running requests."""
 
 from abc import ABC
 from collections.abc import Mapping, Set
@@ -22,7 +22,7 @@ class Limits:
     max_tokens: tokens in one iteration.
     max_request_tokens: prompt and output of one request (the model's positions).
     tile: tokens by which matrix products are tiled; a total that is a multiple wastes nothing. 1: unknown.
-    graph_sizes: tokens of the mixed iterations to capture graphs for, ascending; empty: as the runtime chooses.
+    graph_sizes: tokens of the mixed iterations to capture graphs for, ascending; empty: chosen by the runtime.
     num_stages: pipeline stages; a token sampled by iteration N can be fed to iteration N + num_stages.
     max_running: requests admitted at once, at least max_batch; 0, the default, becomes max_batch * num_stages. An admitted
         request that is not in an iteration's batch is paused: it keeps its KV blocks.
@@ -49,7 +49,6 @@ class Limits:
 class Resources(ABC):
     """The part of a `View` that the plan builder reads.
 
-    limits, kv: of the host.
     running: admitted requests with tokens left to compute, in admission order.
     decoding: those of `running` that have only their newest token left to compute.
     """
@@ -68,15 +67,15 @@ class Resources(ABC):
         return self.limits.max_running - len(self.running)
 
     def ready_decodes(self, at_most: int, without: Set[Request] = frozenset()) -> tuple[list[Request], int]:
-        """The first of `decoding` that have a token ready to compute, and the free blocks that those tokens take.
+        """Returns the first of `decoding` with a token ready to compute, and the free blocks that these tokens take.
 
-        without: requests to leave out. The list is not to be changed.
+        without: requests to leave out. Callers must not change the list.
         """
         ready = (request for request in self.decoding if request.num_ready and request not in without)
         requests = list(islice(ready, at_most))
         return requests, sum(self.kv.num_lacking(request, request.num_computed + 1) for request in requests)
 
     def decode_blocks(self) -> Mapping[Request, int]:
-        """Those of `decoding` that have a token ready to compute, and the free blocks that it takes: 0 or 1."""
+        """Returns those of `decoding` with a token ready to compute, and the free blocks that this token takes: 0 or 1."""
         ready = (request for request in self.decoding if request.num_ready)
         return {request: self.kv.num_lacking(request, request.num_computed + 1) for request in ready}

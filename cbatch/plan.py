@@ -7,21 +7,21 @@ from cbatch.request import Request
 
 
 class Plan:
-    """An ordered list of (request, num_tokens): who computes how many tokens in the next iteration.
+    """An ordered list of (request, num_tokens) for the next iteration.
 
-    A plan has no prefill or decode phase: a request with uncomputed prompt left gets a chunk, a request without gets 1
-    token. A waiting request that the plan names is thereby admitted.
+    A plan has no prefill or decode phase: a request with uncomputed prompt gets a chunk, any other request 1 token. A
+    waiting request that the plan names is thereby admitted.
 
     Attributes:
-        requests, num_tokens: the two columns of the list.
+        requests, num_tokens: the columns of the list.
         preempt: running requests that give up their KV blocks and wait again; their tokens are recomputed later.
         reject: (waiting request, reason) pairs; these requests end without being served.
-        reserve: by request, tokens of KV cache that the request holds from now on; at least what it computes.
+        reserve: by request, tokens of KV cache that the request holds from now on.
         pad_to: tokens to pad the iteration to (a tile, or the shape of a captured graph).
         wake_at: seconds; the policy plans again at this time unless a request arrives before. Ignored unless the plan is
             empty and nothing is in flight. A time that is not after `View.now` counts as None.
         note: free text for the log of this iteration.
-        refusal: why the builder's last `add` granted nothing; None if that `add` granted tokens, or there was no builder.
+        refusal: why the builder's last `add` granted nothing; None if it granted tokens, or there was no builder.
     """
 
     __slots__ = ("note", "num_tokens", "pad_to", "preempt", "refusal", "reject", "requests", "reserve", "wake_at")

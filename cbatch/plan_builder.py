@@ -1,6 +1,7 @@
 """The builder with which a policy fills a plan, call by call, within the limits of batch, tokens and KV cache."""
 
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from math import inf
 from operator import attrgetter, index
 from typing import Any, Final
@@ -21,13 +22,13 @@ def _read_only(name: str) -> Any:
 
 
 class PlanBuilder:
-    """Fills the plan of one iteration up to the limits of batch, tokens and KV cache; it builds no illegal plan.
+    """Fills the plan of one iteration up to the limits of batch, tokens and KV cache. No illegal plan can be built.
 
-    A policy adds requests in the order of its priorities. Nothing can be assigned to a builder.
+    A policy adds requests in the order of its priorities. The attributes are read-only:
 
-    plan: the plan so far. num_tokens, num_requests: tokens in it, and requests that compute them.
-    tokens_left, rows_left: tokens and requests that the iteration can still take. free_blocks: KV blocks that are left.
-    can_admit: whether a waiting request still finds a place.
+    plan: the plan so far. num_tokens, num_requests: tokens in the plan, and requests that compute them.
+    tokens_left, rows_left, free_blocks: tokens, requests and KV blocks that the iteration can still take.
+    can_admit: whether there is a place for another waiting request.
     refusal: why the latest `add` granted nothing; None if it granted tokens.
     """
 
@@ -66,16 +67,16 @@ class PlanBuilder:
         return self._places > 0 and self._rows_left > 0 and self._tokens_left > 0
 
     def add(self, request: Request, num_tokens: int | None = None, *, reserve: int = 0, whole: bool = False) -> int:
-        """Compute up to `num_tokens` further tokens of a request; returns those granted.
+        """Computes up to `num_tokens` further tokens of a request; returns the number granted.
 
         Args:
             num_tokens: default all that are ready; below 1, such as what is left of a spent budget, grants none.
-            reserve: KV cache in tokens that the request must hold from now on, at most `request.max_tokens` and the whole
-                cache; the request is not added where that does not fit.
-            whole: add all `num_tokens` or nothing.
+            reserve: tokens of KV cache that the request holds from now on, capped at `request.max_tokens` and the whole cache.
+                Nothing is granted where they do not fit.
+            whole: grant all `num_tokens` or nothing.
 
         Raises:
-            TooLongError: `whole`, and an iteration never holds that many tokens.
+            TooLongError: `whole`, and no iteration holds that many tokens.
             PlanError: a number of tokens that is not whole, or a negative `reserve`.
         """
         if not reserve and request in self._view.decoding and (num_tokens is None or num_tokens >= 1):
@@ -92,9 +93,7 @@ class PlanBuilder:
             most = f"exceed max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"
             raise TooLongError(request, f"{wanted} tokens to compute in one iteration {most}")
         if reserve:
-            reserve = _whole(
-                min(reserve, request.max_tokens, self._kv.num_blocks * self._block_size), "reserve", request
-            )
+            reserve = _whole(min(reserve, request.max_tokens, self._kv.num_tokens), "reserve", request)
         held, computed = self._num_held(request, waiting), request.num_computed
         room = (held + self._free_blocks) * self._block_size
         granted = min(wanted, self._tokens_left, room - computed)
@@ -110,9 +109,7 @@ class PlanBuilder:
         return self._grant(request, granted)
 
     def add_decodes(self, *, at_most: int | None = None, preempt_newest: bool = False) -> int:
-        """Compute one token of each request in `View.decoding`, in order; returns the number of requests added.
-
-        Those that the plan names already are left out.
+        """Computes one token of each request in `View.decoding` that the plan does not name; returns the number of requests added.
 
         Args:
             at_most: requests to add; default as many as the limits allow.
@@ -134,13 +131,12 @@ class PlanBuilder:
         return len(ready)
 
     def preempt(self, request: Request) -> None:
-        """Preempt a running request: it loses its KV blocks, waits again and will be recomputed.
+        """Preempts a running request, and takes back the tokens that this plan granted it.
 
-        Tokens that this plan granted it are taken back. Blocks that an iteration in flight still uses come free when it
-        has ended, too late for this plan.
+        The request loses its KV blocks, waits again and is recomputed later. Blocks that an iteration in flight still uses come
+        free when that iteration ends, too late for this plan.
 
-        Raises:
-            PlanError: the request does not run, or is preempted already.
+        Raises PlanError if the request does not run, or is preempted already.
         """
         if request not in self._view.running:
             raise _illegal(request, "preempted, and does not run", "only a running request can be preempted")
@@ -152,9 +148,9 @@ class PlanBuilder:
         self._coming_blocks += later
 
     def wait_for_blocks(self, request: Request, num_tokens: int) -> bool:
-        """Whether blocks that come free when the iterations in flight have ended suffice for these tokens of a request.
+        """Whether the blocks that come free when the iterations in flight end suffice for these tokens of a request.
 
-        They are then set aside for it: a later call does not count them for another request.
+        The blocks are then set aside: later calls do not count them for other requests.
         """
         lacking = max(self._kv.num_lacking(request, request.num_computed + num_tokens) - self._free_blocks, 0)
         if lacking > self._coming_blocks:
@@ -163,10 +159,9 @@ class PlanBuilder:
         return True
 
     def reject(self, request: Request, reason: str) -> None:
-        """End a waiting request unserved. Tokens that this plan granted it are taken back.
+        """Ends a waiting request unserved, and takes back the tokens that this plan granted it.
 
-        Raises:
-            PlanError: the request does not wait, or is rejected already.
+        Raises PlanError if the request does not wait, or is rejected already.
         """
         if not self._view.is_waiting(request):
             raise _illegal(request, "rejected, and does not wait", "only a waiting request can be rejected")
@@ -174,14 +169,11 @@ class PlanBuilder:
         self._plan.reject.append((request, reason))
 
     def pad_to(self, num_tokens: int) -> None:
-        """Pad the iteration to `num_tokens`, at most `max_tokens`, if the plan then has fewer and more than none."""
+        """Pads the iteration to `num_tokens`, at most `max_tokens`, unless the plan ends up empty or larger."""
         self._padding = index(num_tokens)
 
     def build(self, note: str = "", *, wake_at: float | None = None) -> Plan:
-        """The finished plan.
-
-        wake_at: seconds; see `Plan`. Infinity counts as None.
-        """
+        """Returns the finished plan. wake_at: seconds, see `Plan`; infinity counts as None."""
         plan = self._plan
         plan.note, plan.wake_at, plan.refusal = note, None if wake_at == inf else wake_at, self._refusal
         if self._padding is not None:
@@ -189,7 +181,7 @@ class PlanBuilder:
         return plan
 
     def _add_decode(self, request: Request) -> int:
-        """Add one token of a request that decodes: `add`, for policies that order all decodes themselves."""
+        """Adds one token of a request that decodes: `add`, for policies that order all decodes themselves."""
         if self._decodes is None:
             self._decodes = self._view.decode_blocks()
         if self._rows_left <= 0:
@@ -204,13 +196,13 @@ class PlanBuilder:
         return self._grant(request, 1)
 
     def _num_held(self, request: Request, waiting: bool) -> int:
-        """Blocks that cost nothing more. A preemption may free what a later newcomer shares, so that nothing is shared any more."""
+        """Returns blocks that cost nothing more: after a preemption, which may free shared blocks, no shared ones."""
         if not waiting:
             return self._kv.num_held(request)
         return 0 if self._plan.preempt else self._kv.num_shared(request)
 
     def _refusal_of(self, request: Request, waiting: bool) -> Refusal | None:
-        """Why the request cannot be added, apart from tokens and blocks."""
+        """Returns why the request cannot be added, apart from tokens and blocks."""
         if self._rows_left <= 0:
             return Refusal.ROWS
         if waiting and self._places <= 0:
@@ -241,7 +233,7 @@ class PlanBuilder:
         self._num_tokens += num_tokens
 
     def _depart(self, request: Request, how: str) -> None:
-        """Take back what the plan granted a request that is preempted or rejected."""
+        """Takes back what the plan granted a request that is preempted or rejected."""
         plan, planned = self._plan, self._plan.requests
         if request in planned:
             place = planned.index(request)
@@ -269,7 +261,7 @@ class PlanBuilder:
         return added
 
     def _add_by_preempting(self, request: Request) -> int:
-        """Free a block for `request` at the cost of newer ones, unless enough blocks are about to come free."""
+        """Preempts newer requests to free a block for `request`, unless enough blocks are about to come free."""
         while self._free_blocks == 0:
             if self.wait_for_blocks(request, 1):
                 return 0
@@ -282,14 +274,11 @@ class PlanBuilder:
 
 
 def _whole(value: int, name: str, request: Request) -> int:
-    try:
-        whole = index(value)
-    except TypeError:
-        whole = -1
-    if whole >= 0:
-        return whole
+    with suppress(TypeError):
+        if (whole := index(value)) >= 0:
+            return whole
     raise _illegal(request, f"{name}={value!r}", "token counts are whole numbers, at least 0")
 
 
-def _illegal(request: Request, found: str, rule: str) -> PlanError:
-    return PlanError(f"request {request.id}: illegal plan ({found}); rule: {rule}")
+def _illegal(request: Request, problem: str, rule: str) -> PlanError:
+    return PlanError(f"request {request.id}: illegal plan ({problem}); rule: {rule}")

@@ -1,8 +1,7 @@
 """The rules that every plan must keep, and the engine's check of them.
 
-A plan that breaks a rule is an error that names the policy; it is never repaired. `Rules.check` finds the rule that is
-broken, over the public view, request by request. `check_plan` only detects that a plan is illegal, over the engine's own
-arrays, a whole batch at a time.
+A plan that breaks a rule is an error that names the policy; it is never repaired. `check_plan` detects illegal plans over the
+engine's arrays, a whole batch at a time. `Rules.check` then finds the broken rule over the public view, request by request.
 """
 
 from collections import Counter
@@ -45,10 +44,7 @@ class Rules:
         return f"policy {self.policy_name}, iteration {self.view.iteration}"
 
     def enforce(self, check: Callable[[], T]) -> T:
-        """Returns what a check of the plan returns.
-
-        If the check raises anything but a PlanError, `Rules.check` finds the rule that is broken.
-        """
+        """Returns the result of `check`. If it raises anything but a PlanError, `Rules.check` finds the broken rule."""
         try:
             self._check_form()
             return check()
@@ -85,7 +81,7 @@ class Rules:
                 self._fail("a request is named once in a plan", request, "it is preempted or rejected, and named again")
 
     def _check_members(self) -> int:
-        """Every request runs or waits, and the plan names it once. Returns how many wait."""
+        """Checks that every request runs or waits and is named once; returns how many wait."""
         requests, running = self.plan.requests, self.view.running
         count = Counter(requests)
         if len(count) < len(requests):
@@ -108,7 +104,7 @@ class Rules:
                 self._fail(rule, request, f"{count} planned, {request.num_ready} ready")
 
     def check_limits(self, num_newcomers: int, num_tokens: int) -> None:
-        """Check the totals of a plan that computes something."""
+        """Checks the totals of a plan that computes something."""
         plan, limits = self.plan, self.view.limits
         if len(plan.requests) > limits.max_batch:
             rule = f"an iteration holds at most max_batch={limits.max_batch} requests"
@@ -126,7 +122,7 @@ class Rules:
             self._fail("pad_to lies between the tokens planned and max_tokens", plan.requests[0], problem)
 
     def _check_blocks(self) -> None:
-        """The blocks that the plan takes are free, or come free at once by its own preemptions."""
+        """Checks that the blocks which the plan takes are free, or come free at once by its own preemptions."""
         kv = self.view.kv
         reserved = self.reserved_tokens()
         lacking = (
@@ -141,7 +137,7 @@ class Rules:
             self._fail("the KV blocks that a plan takes must be free", self.plan.requests[place], problem)
 
     def reserved_tokens(self) -> dict[int, int]:
-        """Tokens that the plan reserves, by the request's place in it."""
+        """Returns the tokens that the plan reserves, by the request's place in the plan."""
         places: dict[int, int] = {}
         for request, num_tokens in self.plan.reserve.items():
             if request not in self.plan.requests:
@@ -157,7 +153,7 @@ class Rules:
         return places
 
     def num_gained(self) -> int:
-        """Blocks that the plan's own preemptions free at once: see `KVView.num_gained`."""
+        """Returns the blocks that the plan's preemptions free at once: see `KVView.num_gained`."""
         return self.view.kv.num_gained(self.plan.preempt, filter(self.view.is_waiting, self.plan.requests))
 
     def _waits(self, request: Request) -> bool:
@@ -175,7 +171,7 @@ class Rules:
         raise PlanError(f"{self._where}, request {request.id}: illegal plan ({problem}); rule: {rule}")
 
     def _check_form(self) -> None:
-        """Raises PlanError if it is not a `Plan`, or a field holds a value of the wrong kind."""
+        """Raises PlanError if the plan is no `Plan`, or a field has a value of the wrong type."""
         plan = self.plan
         if not isinstance(plan, Plan):
             remedy = "return plan.build()" if isinstance(plan, PlanBuilder) else "return a Plan, Plan() to wait"
@@ -269,8 +265,7 @@ def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints
 
 
 def _set_start_values(requests: list[Request], rows: Ints, counters: Counters, room: Ints, state: State) -> None:
-    """Requests that were never admitted have no row yet: nothing computed, no blocks held. With a prefix cache, newcomers have
-    what they find in it."""
+    """Sets the counters of newcomers: requests without a row, and with a prefix cache what they find there."""
     known, total, computed = counters
     for place in (rows < 0).nonzero()[0].tolist():
         known[place] = total[place] = requests[place].num_prompt_tokens

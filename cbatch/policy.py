@@ -48,15 +48,15 @@ class Policy(Protocol):
 
     `steady = True` in the policy's own class is a promise: if the plan is one decode per running request, the next plan is the
     same until a request arrives or ends, or the number of free KV blocks changes. `steady` may be a property. The simulator
-    (`cbatch.leap`) repeats such a plan without calling `plan`, and calls `on_step` afterwards; a policy with `on_tokens` is
-    always asked. vLLM's adapter does the same; it always asks a policy with `on_step`, too. `experiments.check` tests the
-    promise. With `steady = False` in the class, `plan` may set `self.steady` for the plan that it returns.
+    (`cbatch.leap`) repeats such a plan without calling `plan`, and calls `on_step` afterwards, unless the policy has
+    `on_tokens`. vLLM's adapter repeats it unless the policy has `on_tokens` or `on_step`. `experiments.check` tests the promise.
+    With `steady = False` in the class, `plan` may set `self.steady` for the plan that it returns.
 
-    `depends_on = ("prefix_cache", "clients")` in the class: results have a note where a run has none of them.
+    `depends_on = ("prefix_cache", "clients")` in the class: a run that lacks one of these has a note in its results.
     """
 
     def plan(self, view: View) -> Plan:
-        """Plan the next iteration; an empty plan waits for the next arrival or completion, or until `plan.wake_at`."""
+        """Plans the next iteration. An empty plan waits for the next arrival or completion, or until `plan.wake_at`."""
 
 
 class WholePrompts(Described):
@@ -69,7 +69,7 @@ class WholePrompts(Described):
 def is_steady(policy: object) -> bool:
     """Returns whether the class of a policy, or of a part of a policy, says that it is steady.
 
-    Subclasses do not inherit `steady`: they may plan in another way. Raises PolicyError if `steady` is neither True nor False.
+    Subclasses, which may plan otherwise, do not inherit `steady`. Raises PolicyError if `steady` is neither True nor False.
     """
     kind = type(policy)
     steady = "steady" in vars(kind) and policy.steady  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def is_steady(policy: object) -> bool:
 
 
 def copy_policy(policy: P, what: str = "policy") -> P:
-    """Returns a deep copy of a policy, eviction or router, which `what` says, for a replica or a fresh run.
+    """Returns a deep copy of a policy, eviction or router, as `what` names it, for a replica or a new run.
 
     Raises:
         ConfigError: the object cannot be copied, or keeps a function that in a copy would read the original's attributes.

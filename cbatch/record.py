@@ -19,10 +19,9 @@ class StepRecord(NamedTuple):
     planned_at, launched_at: the host began to plan; the step was handed to the device.
     waited_at, received_at: the host began to wait for this step; its tokens were on the host.
     done_at: the host had absorbed the tokens.
-    started, ended: the device computed.
+    started, ended: the device began and finished computing.
     num_prefill_tokens: prompt tokens (after a preemption, also recomputed output); num_decode_tokens: the others.
-    num_padding_tokens: computed for no request: what the plan asks for (`Plan.pad_to`), and up to a captured graph's
-        tokens.
+    num_padding_tokens: computed for no request: up to `Plan.pad_to`, and up to a captured graph's tokens.
     num_sampled: tokens generated and received.
     kv_blocks_used, num_waiting, num_running: after the plan was carried out.
     """
@@ -99,12 +98,12 @@ class RunRecord:
         self.receivers.append(receivers)
 
     def drain(self, receive: Callable[["RunRecord"], object], at_once: int = 1000) -> None:
-        """Passes what `take` returns to `receive`, once more than `at_once` iterations have been added."""
+        """Passes a piece from `take` to `receive` if there are more than `at_once` iterations."""
         if len(self.steps) > at_once:
             receive(self.take())
 
     def take(self) -> "RunRecord":
-        """Returns what was added since the last call and forgets it, except the latest iteration, which views read."""
+        """Returns the part added since the last call, and drops it except the latest iteration, which views read."""
         taken, first = RunRecord(), self._num_taken
         for name in ("steps", "receivers", "copies", "stages"):
             kept: list[Any] = getattr(self, name)
@@ -115,10 +114,7 @@ class RunRecord:
         return taken
 
     def tokens(self) -> tuple[Ints, NDArray[np.float64]]:
-        """Returns each generated token that reached its request: (request id, seconds when on the host), [tokens] each.
-
-        Ordered by time; without overshoot (tokens past a request's end-of-sequence token).
-        """
+        """Returns request ids and times on the host, in seconds, of all tokens that requests received, by time, [tokens] each."""
         if not self.steps:
             return np.zeros(0, np.int64), np.zeros(0)
         times = np.repeat([step.received_at for step in self.steps], [len(ids) for ids in self.receivers])

@@ -1,20 +1,20 @@
-"""What a client asks for: one frozen record, made by workloads and carried unchanged into decision files and results."""
+"""What a client asks for: a frozen record, made by workloads and kept unchanged in decision files and results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 LATEST_ARRIVAL = 1e10
-"""Seconds; later, such as in time stamps of micro- or nanoseconds, a number has no room for fractions of a token's time."""
+"""Seconds. Larger floats, such as time stamps in micro- or nanoseconds, cannot represent fractions of a token's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the tokens of one request are drawn.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 switch the two filters off; both apply to the tempered
-    distribution, top-k first. The random number of a token depends on `seed` and the token's position only, so the
-    same seed gives the same tokens in any batch, under any policy, sync or async.
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 switch the filters off; both apply to the tempered distribution, top-k
+    first. A token's random number depends only on `seed` and the token's position, so a seed gives the same tokens in any
+    batch, under any policy, sync or async.
     """
 
     temperature: float = 0.0
@@ -32,10 +32,7 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """Service-level objectives of one request, in seconds; None: no objective.
-
-    ttft: from arrival to the first token. tbt: between two tokens. total: from arrival to the last token.
-    """
+    """Objectives of one request in seconds, or None: arrival to first token, between tokens, and arrival to last token."""
 
     ttft: float | None = None
     tbt: float | None = None
@@ -51,36 +48,33 @@ NO_SLO = SLO()
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """One request as it was asked for. The runtime reads none of the fields below `stop_tokens`.
+    """What a client asks for. The runtime reads none of the fields below `stop_tokens`.
 
-    id: unique in the run.
-    num_prompt_tokens: at least 1.
+    id: unique in the run. num_prompt_tokens: at least 1.
     max_new_tokens: the request ends when it has generated this many tokens; at least 1.
-    true_new_tokens: tokens after which the request ends by itself, hidden from policies. None, or at least
-        `max_new_tokens`: the limit ends it. If lower, the last token acts as an end-of-sequence token: its arrival on
-        the host ends the request, and what iterations in flight generate beyond it is overshoot.
+    true_new_tokens: tokens after which the request ends by itself, hidden from policies; None, or at least `max_new_tokens`:
+        it does not. The last of them acts as an end-of-sequence token: the request ends when it reaches the host, and what
+        iterations in flight generate beyond it is overshoot.
     arrival_time: seconds from the start of the run.
     timeout: seconds from the arrival until the client leaves: an unfinished request is cancelled before the next iteration is
         planned. None: the client stays.
-    arrival_iteration: the request arrives no earlier than this iteration of the engine (a stagger that does not depend
-        on the hardware's speed). If nothing else is left to run, it arrives at once.
+    arrival_iteration: the request arrives no earlier than this iteration, which does not depend on the hardware's speed. If
+        nothing else is left to run, the request arrives at once.
     prompt: token ids; None where only lengths matter (simulation).
-    stop_tokens: token ids that end the request; the stop token itself is the last token of the output.
+    stop_tokens: token ids that end the request, as the last token of the output.
     stop_strings: texts that end the request; the last token of the output completes one. See `State.ends_text`.
-    priority: higher is more urgent. tier: name of a service class.
-    session: requests of one conversation share it.
+    priority: higher is more urgent. tier: name of a service class. session: shared by the requests of a conversation.
     predicted_new_tokens: a prediction of the output length, of any origin.
     prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to its block's end (as in Mooncake's
         traces): two prompts with n equal leading hashes share n blocks.
-    hash_block: tokens that each of them stands for; the prompt may end within those of the last. 0: unknown.
-    conversation: requests of one conversation hold the same text, place by place, behind the tokens that hashes stand for: the prompt of a
-        turn begins with the turns before and their answers. None: the text is the request's own. Only where token values do not matter.
+    hash_block: tokens that each hash stands for, the last one perhaps for fewer. 0: unknown.
+    conversation: after the hashed tokens, requests of one conversation contain the same text, place by place: a turn's prompt
+        begins with all turns before and their answers. None: a text of its own. Only where token values do not matter.
     salt: requests share cached blocks only with requests of the same salt.
     extra: the workload's own attributes, by name.
 
-    Raises:
-        ValueError: a length below 1, more hashes than the prompt has blocks, a negative arrival or one after `LATEST_ARRIVAL`, a timeout that is not above 0, or a prompt that
-            is not num_prompt_tokens long.
+    Raises ValueError for a length below 1, a prompt of another length, more hashes than the prompt has blocks, an arrival that is
+    negative or after `LATEST_ARRIVAL`, or a timeout that is not above 0.
     """
 
     id: int
@@ -116,7 +110,7 @@ class RequestSpec:
         if self.arrival_time < 0 or self.arrival_iteration < 0:
             raise ValueError(f"request {self.id}: arrival must not be negative")
         if not self.arrival_time <= LATEST_ARRIVAL:
-            problem = f"arrival_time={self.arrival_time}: is not in seconds from the start of the run"
+            problem = f"arrival_time={self.arrival_time} is not in seconds from the start of the run"
             raise ValueError(f"request {self.id}: {problem}; subtract the time of the first request")
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"request {self.id}: timeout={self.timeout} must be above 0 seconds")
@@ -136,10 +130,10 @@ class RequestSpec:
 
     @property
     def can_stop(self) -> bool:
-        """Whether what is generated may end the request before its limit."""
+        """Whether a generated token or text may end the request before its limit."""
         return bool(self.stop_tokens or self.stop_strings)
 
     @property
     def has_hidden_length(self) -> bool:
-        """Whether the request ends before its limit, unknown to policies."""
+        """Whether the request ends before its limit, which policies do not know."""
         return self.true_new_tokens is not None and self.true_new_tokens < self.max_new_tokens

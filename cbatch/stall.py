@@ -1,7 +1,4 @@
-"""Notices a policy that never ends: requests wait or run, and for too long none of them receives a token.
-
-Also says whether a full KV cache is the cause.
-"""
+"""Ends the run of a policy under which requests wait or run and receive no token; says whether a full KV cache is the cause."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +12,11 @@ from cbatch.view import View
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a run goes on without a token while requests wait or run; then it ends with a StallError.
+    """The limits after which a run without a token ends with a StallError, while requests wait or run.
 
-    seconds: since the last token. Time spent waiting for an arrival does not count.
-    empty_plans: in a row, each asked for again at its `wake_at`.
+    seconds: since the last token, without time spent waiting for an arrival. empty_plans: in a row, each with a `wake_at`.
 
-    Raises:
-        ConfigError: a value that is not above 0.
+    Raises ConfigError for a value that is not above 0.
     """
 
     seconds: float = 3600.0
@@ -46,18 +41,18 @@ class StallWatch:
         self._num_empty_plans = 0
 
     def note_progress(self, now: float) -> None:
-        """A request has received a token, or arrived after nothing else was to come."""
+        """Notes that a request has received a token, or arrived when there was nothing else to do."""
         self._since, self._num_empty_plans = now, 0
 
     def note_launch(self) -> None:
-        """An iteration computes something, though perhaps no token."""
+        """Notes an iteration that computes something, though perhaps samples no token."""
         self._num_empty_plans = 0
 
     def note_empty_plan(self) -> None:
         self._num_empty_plans += 1
 
     def check(self, now: float, view: View, where: Callable[[], str]) -> None:
-        """Raises StallError if requests wait or run, and for too long none has received a token. where: begins the message."""
+        """Raises StallError if requests wait or run and the patience has ended. where: returns the beginning of the message."""
         patience, idle = self._patience, now - self._since
         if self._num_empty_plans > patience.empty_plans:
             stalled, setting = f"{patience.empty_plans} empty plans in a row", "empty_plans"
@@ -66,12 +61,12 @@ class StallWatch:
         else:
             return
         if view.waiting or view.running:
-            remedy = describe_shortage(view) or "; compute their tokens"
+            remedy = _describe_shortage(view) or "; compute their tokens"
             raise StallError(f"{where()}: {stalled} with {_held(view)}{remedy}, or raise patience.{setting}")
 
 
-def describe_shortage(view: View) -> str:
-    """Returns text for an error, "; ...", if no running request finds the KV blocks for its next token; else nothing."""
+def _describe_shortage(view: View) -> str:
+    """Returns "; ..." for an error if no running request has the KV blocks for its next token, else ""."""
     kv, running = view.kv, view.running
     if not running or any(kv.num_lacking(request, request.num_computed + 1) <= kv.num_free for request in running):
         return ""
@@ -80,7 +75,7 @@ def describe_shortage(view: View) -> str:
 
 
 def standstill(where: str, view: View, plan: Plan, num_unfinished: int) -> PolicyError:
-    """Returns the error to raise where a plan is empty, nothing is in flight, and nobody is to arrive or leave."""
+    """Returns the error to raise for an empty plan when nothing is in flight and no arrival or departure is to come."""
     if not (view.waiting or view.running):
         lost = f"{num_unfinished} requests are gone from view.waiting, which a policy must not change"
         return PolicyError(f"{where}: {lost}; copy it, as in list(view.waiting)")
@@ -93,8 +88,8 @@ def _held(view: View) -> str:
 
 
 def _describe_empty(view: View, plan: Plan) -> str:
-    """Returns text for an error, "; ...": why a plan is empty, and the remedy."""
-    if shortage := describe_shortage(view):
+    """Returns "; ..." for an error: why a plan is empty, and the remedy."""
+    if shortage := _describe_shortage(view):
         return shortage
     why = f"; its last add granted nothing ({plan.refusal.value})" if plan.refusal else ""
     remedy = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={view.now:g}"

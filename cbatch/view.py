@@ -1,7 +1,7 @@
 """What a policy sees of the host that serves its requests.
 
-`View`, and `KVView` in `kv.view`, are abstract. `EngineView` and `EngineKVView` implement them over this package's engine;
-another serving system can implement them over its own state, and the same policies run there.
+`View`, and `KVView` in `kv.view`, are abstract. `EngineView` and `EngineKVView` implement them over the state of our engine,
+`cbatch.vllm` over that of vLLM's scheduler.
 """
 
 from abc import abstractmethod
@@ -23,13 +23,11 @@ from cbatch.state import State
 
 
 class View(Resources):
-    """What a policy may look at: the host's state as it is now, without copies.
-
-    The host changes attributes by `update`; an assignment raises AttributeError.
+    """What a policy sees: the host's current state, live and read-only. Hosts change attributes by `update`.
 
     now: seconds since the start of the run.
-    limits, kv, running, decoding: see `Resources`. cost: predicts the seconds of an iteration of a given shape.
-    waiting: requests that have arrived and hold nothing, in arrival order; preempted ones are among them.
+    limits, kv, running, decoding: see `Resources`. cost: predicts the seconds of an iteration from its shape.
+    waiting: requests that have arrived and hold nothing, in arrival order, preempted ones included.
     prefilling: those of `running` with prompt tokens (after a preemption, prompt and output) left.
     """
 
@@ -44,7 +42,7 @@ class View(Resources):
         super().__setattr__(name, value)
 
     def update(self, **attributes: Any) -> None:
-        """Sets attributes; for the host alone."""
+        """Sets attributes; for hosts only."""
         vars(self).update(attributes)
 
     @property
@@ -67,12 +65,12 @@ class View(Resources):
         """Whether an iteration in flight computes tokens of this request."""
 
     def plan(self) -> PlanBuilder:
-        """A fresh, empty plan for this iteration."""
+        """Returns a builder with an empty plan for this iteration."""
         return PlanBuilder(self)
 
 
 def _read_only(path: str) -> Any:
-    """A read-only attribute that returns an attribute of the engine's state."""
+    """Returns a read-only attribute: one of the engine's state."""
     return property(attrgetter(path))
 
 
@@ -157,7 +155,7 @@ class EngineView(View):
         return dict(zip(requests, self._lack_a_block(rows).tolist(), strict=True))
 
     def _ready_decodes(self) -> tuple[list[Request], Ints]:
-        """Decodes with a token ready, and their rows; neither is to be changed."""
+        """Returns the decodes with a token ready, and their rows; callers must change neither."""
         requests, rows = self._state.decoding.members, self._state.decoding.rows
         if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
             ready = self._state.table.ready(rows) > 0
@@ -165,14 +163,14 @@ class EngineView(View):
         return requests, rows
 
     def _lack_a_block(self, rows: Ints) -> NDArray[np.bool_]:
-        """Whether the next token of each row needs a block."""
+        """Returns whether the next token of each row needs a block."""
         return self._state.table.computed[rows] >= self._state.pool.room[rows]
 
 
 def predict_end(last: StepRecord | None, launched: Iterable[tuple[float, float]], num_stages: int) -> float:
     """Returns when the iterations in flight will have ended, in seconds.
 
-    last: the latest iteration that has ended. launched: seconds in the busiest stage, and when launched, of those in flight.
+    last: the latest iteration that has ended. launched: of those in flight, seconds in the busiest stage and time of launch.
     """
     free_at = end = 0.0  # when the first stage can begin an iteration, and the last one has ended
     if last is not None:

@@ -3,7 +3,7 @@
     caller     sleeps until t1 | routes what arrives at t1 | sleeps until t2 ...
     replica    serves until t1 | takes what was routed to it | serves until t2 ...
 
-A replica takes its requests when its iteration under way has ended, as an engine alone does, and waits for no other replica.
+A replica takes its requests when its current iteration has ended, as a single engine does, and waits for no other replica.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +21,9 @@ from cbatch.request import Request
 
 
 class LiveReplica(Replica):
-    """A replica on a thread of its own. Counters are those of the moment in which they are read.
+    """A replica on a thread of its own. Counters are current when they are read.
 
-    served: its record once all requests have ended, or the exception that ended it.
+    served: the record once all requests have ended, or the exception that ended the replica.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -37,7 +37,7 @@ class LiveReplica(Replica):
         return len(self.requests)  # the engine's own count lacks those that it has not taken yet
 
     def submit(self) -> None:
-        """Hands the requests taken to the replica's thread; for `LiveCluster`."""
+        """Passes the requests taken to the replica's thread; for `LiveCluster`."""
         self._routed.put(self._new)
         self._new, self._outstanding = [], None
 
@@ -47,7 +47,7 @@ class LiveReplica(Replica):
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, whose executor is closed, before its requests have ended."""
+        """Ends the thread before its requests have ended. Its executor is closed."""
         self._routed.put(None)
         if self._thread is not None:
             self._thread.join(timeout=10)
@@ -78,7 +78,7 @@ class LiveCluster(Cluster):
         self.replicas = [LiveReplica(engine) for engine in self.engines]
 
     def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:
-        """See `Cluster`. An exception in one replica, or here, ends all."""
+        """Serves as `Cluster`. An exception in a replica, or here, ends all replicas."""
         groups = groupby(self._requests, key=lambda request: request.arrival_time)
         arrivals = [(time, list(requests)) for time, requests in groups]
         with self._serving([time for time, _ in arrivals]):
@@ -90,7 +90,7 @@ class LiveCluster(Cluster):
         return self.record
 
     def _wait(self, seconds: float | None) -> None:
-        """Waits until all replicas have served everything, or for some time; raises what a replica has raised."""
+        """Waits until all replicas have ended, or for `seconds`; raises the exception of a replica."""
         timeout = None if seconds is None else max(seconds, 0.0)
         for future in wait([replica.served for replica in self.replicas], timeout, FIRST_EXCEPTION).done:
             future.result()

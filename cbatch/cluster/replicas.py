@@ -70,7 +70,7 @@ class Cluster:
 
 
 class Executors:
-    """The executors of all replicas, with those methods of one that are called after a run."""
+    """The executors of all replicas, with the methods of an executor that are called after a run."""
 
     def __init__(self, executors: Sequence[Any]) -> None:
         self.executors = executors
@@ -93,10 +93,9 @@ class Executors:
 
 @dataclass(frozen=True, eq=False)
 class ReplicatedServer:
-    """Serves like a `Server`, on one server per replica behind a router. Each replica has a copy of the policy,
-    and each run a copy of the router.
+    """Serves like a `Server`, on one server per replica behind a router. Each replica has a copy of the policy.
 
-    cluster: `LiveCluster` where time is real.
+    router: copied for each run. cluster: `LiveCluster` where time is real.
     """
 
     servers: Sequence[Server]
@@ -119,9 +118,9 @@ class ReplicatedServer:
 
 
 def merge(records: Sequence[RunRecord]) -> RunRecord:
-    """Returns one record of all replicas: steps renumbered in the order in which their tokens were received.
+    """Returns one record of all replicas, with steps renumbered in the order in which tokens were received.
 
-    Times of copies and stages, which are a replica's own, stay in its record.
+    Times of copies and stages are left out: they are a replica's own.
     """
     whole = RunRecord()
     steps = (zip(record.steps, record.receivers, strict=True) for record in records)

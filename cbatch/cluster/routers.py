@@ -10,10 +10,7 @@ from cbatch.request import Request, Status
 
 
 class Replica:
-    """What a router sees of a replica: the requests routed to it that have not ended, and its KV cache.
-
-    Counters include the iteration that is being computed when the new request arrives, as policies see them.
-    """
+    """What a router sees of a replica: its unfinished requests and its KV cache. Counters include iterations in flight."""
 
     def __init__(self, engine: Engine) -> None:
         self.kv: KVView = engine.view.kv
@@ -24,7 +21,7 @@ class Replica:
 
     @property
     def requests(self) -> Sequence[Request]:
-        """Those routed to this replica that have not ended, in the order of their arrival."""
+        """The requests routed to this replica that have not ended, in the order of their arrival."""
         self._requests = [request for request in self._requests if request.status is not Status.FINISHED]
         return self._requests
 

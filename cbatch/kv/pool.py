@@ -1,7 +1,7 @@
-"""All block arithmetic of the paged KV cache, and the pool that records which blocks each request holds.
+"""The block arithmetic of the paged KV cache, and the pool that records which blocks each request holds.
 
-A block is `block_size` tokens of keys and values in every layer (PagedAttention, Kwon et al., SOSP 2023). The pool
-hands out block numbers; it knows nothing of the memory behind them.
+A block holds keys and values of `block_size` tokens in every layer (PagedAttention, Kwon et al., SOSP 2023). The pool
+knows blocks by number, and nothing of their memory.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ N = TypeVar("N", int, Ints)
 
 
 def blocks_for(num_tokens: N, block_size: int) -> N:
-    """Returns the blocks needed to hold `num_tokens`: a number, or an array of them."""
+    """Returns the blocks needed to hold `num_tokens`, a number or an array."""
     return -(-num_tokens // block_size)
 
 
@@ -40,11 +40,11 @@ class KVSize(NamedTuple):
 class BlockPool:
     """The blocks of the KV cache and the block tables of the requests that hold them.
 
-    Owner and only writer: `State`. Blocks given up while an iteration in flight may still read or write them are
+    Owner and only writer: `State`. Blocks released while an iteration in flight may still read or write them are
     *retiring*: they count as taken until that iteration has ended.
 
-    `tables` is int32 [rows, blocks per request]: the blocks of each row of the `RequestTable`, in token order. Entries
-    beyond `held[row]` are stale. `room` is int64 [rows]: tokens that the blocks of each row hold.
+    tables: int32 [rows, blocks per request]; the blocks of each row of the `RequestTable`, in token order, stale beyond `held`.
+    room: int64 [rows]; tokens that the blocks of each row can hold.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
@@ -67,7 +67,7 @@ class BlockPool:
 
     @property
     def num_shared_tokens(self) -> int:
-        """Tokens of blocks that several rows hold, counted in each of them but one."""
+        """Tokens of blocks that several rows hold, counted once less than there are rows."""
         return 0
 
     @property
@@ -102,13 +102,13 @@ class BlockPool:
         return places, [-(-tokens // self.block_size) for tokens in more[places].tolist()]
 
     def extend(self, row: int, num_blocks: int) -> None:
-        """Append blocks to one row's table. The plan was checked: they are free."""
+        """Appends free blocks to one row's table."""
         held = self.held_by(row)
         self.tables[row, held : held + num_blocks] = self._take(num_blocks)
         self.room[row] += num_blocks * self.block_size
 
     def extend_each(self, rows: Ints, num_blocks: list[int]) -> None:
-        """Append blocks to the tables of several rows: usually one block, and several for a chunk."""
+        """Appends free blocks to the tables of several rows."""
         blocks, held, first = self._take(sum(num_blocks)), self.room[rows] // self.block_size, len(rows)
         self.tables[rows, held] = blocks[:first]
         for row, begin, number in zip(rows.tolist(), (held + 1).tolist(), num_blocks, strict=True):
@@ -117,7 +117,7 @@ class BlockPool:
         self.room[rows] += np.array(num_blocks) * self.block_size
 
     def release(self, row: int, after: int | None) -> None:
-        """Give up a row's blocks: at once, or after the end of an iteration in flight that still uses them."""
+        """Releases a row's blocks: at once, or after the end of an iteration in flight that still uses them."""
         held = self.held_by(row)
         blocks = self.tables[row, :held].copy()
         self.room[row] = 0
@@ -128,13 +128,13 @@ class BlockPool:
             self.num_retiring += held
 
     def retire(self, iteration: int) -> None:
-        """An iteration has ended: the blocks that only it still used are free."""
+        """Frees the blocks that only this iteration, which has ended, still used."""
         for blocks in self._retiring.pop(iteration, ()):
             self.num_retiring -= len(blocks)
             self._give(blocks)
 
     def grow(self, num_rows: int) -> None:
-        """Extend to the rows of a `RequestTable` that has grown."""
+        """Extends the pool to the rows of a `RequestTable` that has grown."""
         extra = num_rows - len(self.room)
         self.room = np.concatenate([self.room, np.zeros(extra, np.int64)])
         self.tables = np.concatenate([self.tables, np.zeros((extra, self.tables.shape[1]), np.int32)])
@@ -150,7 +150,7 @@ class BlockPool:
 
 
 class CountingPool(BlockPool):
-    """Counts blocks without numbering them, for executors that store nothing. `tables` stays stale."""
+    """Counts blocks without numbering them, for executors that store nothing. `tables` is not kept."""
 
     def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
         super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)

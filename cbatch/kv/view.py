@@ -10,17 +10,17 @@ from cbatch.request import Request
 
 
 class Freed(NamedTuple):
-    """KV blocks that preempting a request frees: now, for the plan being made, and later, after an iteration."""
+    """KV blocks that preempting a request frees: now, for the plan being made, or later, after an iteration."""
 
     now: int
     later: int
 
 
 class KVView(ABC):
-    """The KV cache as a policy sees it. Blocks that come free only when an iteration in flight ends count as taken.
+    """The KV cache as a policy sees it.
 
     block_size: tokens per block. num_blocks: of the whole cache. num_free: blocks that a plan can take.
-    num_retiring: blocks that come free when the iterations in flight have ended.
+    num_retiring: taken blocks that come free when the iterations in flight have ended.
     num_cached: free blocks whose content waiting requests may find; 0 without a prefix cache.
     """
 
@@ -37,33 +37,33 @@ class KVView(ABC):
 
     @abstractmethod
     def num_held(self, request: Request) -> int:
-        """Blocks that a request holds."""
+        """Returns the blocks that a request holds."""
 
     @abstractmethod
     def freed_by_preempting(self, request: Request) -> Freed: ...
 
     def num_shared(self, request: Request) -> int:
-        """Blocks that a waiting request finds in the prefix cache and that are not free, as others hold them: they cost nothing."""
+        """Returns the blocks that a waiting request finds in the prefix cache and that other requests hold: they cost nothing."""
         return 0
 
     def prefix_names(self, request: Request, at_most: int | None = None) -> Sequence[Name]:
-        """Names of the full blocks of a waiting request; two requests begin alike as far as their names are equal. Empty: unknown.
+        """Returns names of the full blocks of a waiting request, equal as far as requests begin alike; empty if unknown.
 
         The first `request.num_computed / block_size` of them are in the prefix cache. at_most: names to return; default all.
         """
         return ()
 
     def changed_names(self) -> Sequence[Name] | None:
-        """Names that have entered or left the prefix cache since the call before, for one reader. None: unknown, any may have."""
+        """Returns names that have entered or left the prefix cache since the last call, for a single reader; None: unknown."""
         return None
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
-        """Free blocks that a plan gains at once by preempting, beside what `num_lacking` says that these newcomers take."""
+        """Returns the free blocks that preempting gains at once, beyond those that `num_lacking` counts for these newcomers."""
         return sum(self.freed_by_preempting(request).now for request in preempted)
 
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
 
     def num_lacking(self, request: Request, num_tokens: int) -> int:
-        """Free blocks that a request needs beyond its own, and those that it shares, to hold `num_tokens`."""
+        """Returns the free blocks that a request needs to hold `num_tokens`, beyond held and shared ones."""
         return blocks_lacking(num_tokens, self.num_held(request) + self.num_shared(request), self.block_size)

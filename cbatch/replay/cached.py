@@ -1,4 +1,4 @@
-"""Carries recorded plans out in the state of an engine with a prefix cache: what the cache held at each view is not recorded."""
+"""Replays runs with a prefix cache by carrying out recorded plans: the content of the cache is not recorded."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from cbatch.view import EngineView
 
 
 class CachedReplay:
-    """Shows a policy the views of a run, and tells it of what happened between them.
+    """Shows a policy the views of a run, and calls its hooks between them.
 
-    Raises ReplayError for a newcomer that finds other tokens than in the run: `eviction` decides otherwise than the run's.
+    Raises ReplayError for a newcomer that finds other tokens than in the run: `eviction` decides differently.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CachedReplay:
         return plan
 
     def end(self, event: StepEnd) -> None:
-        """Takes in the tokens of an iteration, and tells the policy, as the engine does."""
+        """Takes in the tokens of an iteration, and calls the policy's hooks as the engine does."""
         step, record, table = self._in_flight.popleft().step, event.record, self._state.table
         for request in [step.requests[place] for place in step.sampled.tolist()]:
             if request.status is not Status.FINISHED and request.id not in event.received:
@@ -101,7 +101,7 @@ class CachedReplay:
         absorbed = self._state.absorb(step, None, record.received_at)
         self._record.steps.append(record)
         for request in absorbed.finished:
-            if request.id in event.stopped:  # perhaps with the last token that it may have
+            if request.id in event.stopped:  # perhaps at its limit
                 request.finish_reason = FinishReason.STOP
         if len(absorbed.places):
             self._tell(self._on_tokens, [step.requests[place] for place in absorbed.places.tolist()])

@@ -1,6 +1,6 @@
-"""Records the views that a policy saw, the plans that it made and the steps that ended, while an engine runs.
+"""Records the views that a policy sees, its plans and the steps that end, while an engine runs. Knows nothing of files.
 
-Together with its requests that is all that `cbatch.replay.replay` needs. Knows nothing of files.
+`cbatch.replay.replay` needs these and the requests of the run.
 """
 
 from collections import Counter
@@ -61,7 +61,7 @@ class Decided(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        """As in `0:64 1:1 -2 !3`: minus marks preempted requests, an exclamation mark rejected ones."""
+        """Returns text as in `0:64 1:1 -2 !3`: minus marks preempted requests, an exclamation mark rejected ones."""
         words = [f"{id_}:{count}" for id_, count in self.entries]
         words += [f"-{id_}" for id_ in self.preempt]
         words += [f"!{id_}" for id_, _ in self.reject]
@@ -71,7 +71,7 @@ class Decided(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A view and the plan made from it. found: (id, tokens) of what the plan's newcomers find in the prefix cache, if there is one."""
+    """A view and the plan made from it. found: (id, tokens) that the plan's newcomers find in the prefix cache, if any."""
 
     iteration: int
     seen: Seen
@@ -82,8 +82,8 @@ class Decision(NamedTuple):
 class StepEnd(NamedTuple):
     """The end of a step.
 
-    received: ids of the requests that received a token. stopped: those that ended before their limit.
-    tokens: what they received; empty where no prefix cache names blocks by them.
+    received: ids of the requests that received a token. stopped: ids of those that ended before their limit.
+    tokens: that were received; empty unless a prefix cache names blocks by them.
     """
 
     record: StepRecord
@@ -95,8 +95,7 @@ class StepEnd(NamedTuple):
 class Recorded(NamedTuple):
     """What a run's decisions depend on, except its requests.
 
-    num_blocks, block_size: of the KV cache. prefix_cache: whether blocks outlive requests; token_values: and have names by their tokens.
-    events: in order.
+    events: in order. prefix_cache: whether blocks outlive requests. token_values: whether they are named by their tokens.
     """
 
     limits: Limits
@@ -157,7 +156,7 @@ def found_by(plan: Plan) -> tuple[tuple[int, int], ...]:
 
 @contextmanager
 def record_decisions(engine: Engine, sink: Sink) -> Iterator[None]:
-    """Sends each plan and the end of each step of an engine that has not begun to `sink`. Copies every view."""
+    """Sends each plan and the end of each step of an engine that has not started to `sink`. Copies every view."""
     policy = engine.policy
     engine.policy = recorded = RecordedPolicy(policy, engine, sink)
     try:
@@ -204,7 +203,7 @@ class RecordedPolicy:
             self._sink(StepEnd(step, received, tuple(stopped), tuple(tokens)))
 
     def _next_token(self, request: Request) -> int:
-        """Returns the first token of a request that was not returned yet."""
+        """Returns a request's first token that was not returned before."""
         place = self._num_received[request.id]
         self._num_received[request.id] += 1
         if request.table is None:

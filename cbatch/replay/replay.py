@@ -1,7 +1,7 @@
 """Replays recorded decisions: another policy sees the recorded views, and its plans are compared with the recorded ones.
 
-No engine runs and none of the other policy's plans is carried out, so the same views appear in the same order on any machine,
-whichever host served the requests. A policy that remembers its own plans, rather than reading the view, may go wrong here.
+No engine runs, and the other policy's plans are not carried out. So the same views appear in the same order on any machine, for
+any host that served the requests. A policy that relies on its own plans, rather than on the view, may go wrong here.
 """
 
 from collections import deque
@@ -34,12 +34,12 @@ class Comparison(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether both compute, preempt, reject and reserve the same; notes do not count."""
+        """Whether both plans are equal except for their notes."""
         return self._same(note="")
 
     @property
     def same_but_reserves(self) -> bool:
-        """Whether they differ, and in nothing but the KV cache that they reserve."""
+        """Whether the plans differ only in notes and the KV cache that they reserve."""
         return not self.same and self._same(note="", reserve=())
 
     def _same(self, **but: Any) -> bool:
@@ -57,8 +57,8 @@ def replay(
     """Calls `report` with what `policy` plans at each recorded view.
 
     Args:
-        requests: those of the run; they are left as they are. cost: the cost model of the run, for `View.cost`.
-        eviction: a fresh one, as the run's; None: the run had no prefix cache.
+        requests: of the run; they are not changed. cost: the cost model of the run, for `View.cost`.
+        eviction: a new one, as the run's; None: the run had no prefix cache.
 
     Raises:
         ConfigError: the policy refuses the limits of the run. PolicyError: a hook of the policy failed.
@@ -93,7 +93,7 @@ def ask(policy: Policy, view: View) -> tuple[Decided, str]:
 
 
 class ReplayedRequest(Request):
-    """A request with the counters of the recorded view, and of what was recorded since. held: KV blocks."""
+    """A request with the counters of the latest view, updated by the events recorded since. held: KV blocks."""
 
     __slots__ = ("computed", "held", "known", "ready", "total")
 
@@ -159,7 +159,7 @@ class _Replay:
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
 
     def look(self, decision: Decision) -> None:
-        """Takes over a recorded view."""
+        """Shows a recorded view."""
         view, known, seen = self.view, self._requests, decision.seen
         view.update(iteration=decision.iteration, num_in_flight=seen.num_in_flight)
         view.update(now=seen.now, num_places=seen.num_places)
@@ -186,7 +186,7 @@ class _Replay:
             self._tell(self._on_arrival, request)
 
     def carry_out(self, event: Decision) -> None:
-        """Does to the requests what was decided."""
+        """Carries out the recorded plan on the requests."""
         known, decided = self._requests, event.decided
         for request in (known[id_] for id_ in decided.preempt):
             request.num_preemptions += 1
@@ -217,7 +217,7 @@ class _Replay:
                 request.admitted_at = event.seen.now
 
     def end(self, event: StepEnd) -> None:
-        """Tells the policy of the end of an iteration, as the engine does."""
+        """Calls the policy's hooks at the end of an iteration, as the engine does."""
         record = event.record
         ids = self.view.in_flight.popleft().ids
         self.view.update(last=record)

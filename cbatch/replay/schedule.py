@@ -1,4 +1,4 @@
-"""The schedule of a recorded run: what each request does in each iteration. Made from decisions, so that any run has one."""
+"""The schedule of a recorded run: what each request does in each iteration."""
 
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -12,8 +12,8 @@ from cbatch.request import Request
 class Doing(StrEnum):
     """What a request does in an iteration.
 
-    PREFILL, DECODE: it computes tokens of its prompt (after a preemption, of its output too), or its newest one.
-    WAITING: it has not been admitted. PAUSED: it is left out and keeps its KV blocks. PREEMPTED: it loses them.
+    PREFILL, DECODE: computes tokens of its prompt (after a preemption, also of its output), or its newest token.
+    WAITING: has not been admitted. PAUSED: is left out and keeps its KV blocks. PREEMPTED: loses them.
     """
 
     PREFILL = "prefill"
@@ -24,7 +24,7 @@ class Doing(StrEnum):
 
 
 class Cell(NamedTuple):
-    """A request in an iteration. tokens: that it computes."""
+    """A request in an iteration. tokens: that are computed."""
 
     doing: Doing
     tokens: int = 0
@@ -45,14 +45,14 @@ class Schedule:
         return 1 + max((iteration for row in self.cells.values() for iteration in row), default=-1)
 
     def window(self, first: int, iterations: int) -> "Schedule":
-        """The same in `iterations` from the `first` on."""
+        """Returns the schedule of `iterations` iterations from the `first` on."""
         part = copy(self)
         shown = range(first, first + iterations)
         part.cells = {id_: {at: row[at] for at in row if at in shown} for id_, row in self.cells.items()}
         return part
 
     def text(self, names: Sequence[str]) -> str:
-        """As in "A2 B2 | A1 B3 pre C": requests with the tokens that they compute, and those preempted, by iteration."""
+        """Returns text as in "A2 B2 | A1 B3 pre C": by iteration, requests with the tokens computed, and those preempted."""
         entries = []
         for iteration in range(self.num_iterations):
             column = {names[id_]: row[iteration] for id_, row in self.cells.items() if iteration in row}

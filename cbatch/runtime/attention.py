@@ -1,7 +1,6 @@
 """The paged KV cache, and attention over it: one small interface, several kernels behind it.
 
-A kernel knows nothing of models, streams or requests. `ReferenceAttention` is the plain one that the others are tested
-against; the fast ones are in `cbatch.runtime.fast.attention`.
+A kernel knows nothing of models, streams or requests. The fast kernels are in `cbatch.runtime.fast.attention`.
 """
 
 from typing import Protocol
@@ -18,11 +17,9 @@ from cbatch.runtime.batch import Bounds, Fields
 class PagedCache:
     """The memory of the blocks of `cbatch.kv`: keys and values, [blocks + 1, block size, kv heads, head dim] per layer.
 
-    layers: of the stage that the cache belongs to; a layer's index is its number in the model.
+    layers: of the stage that the cache belongs to.
 
-    The last block is the dummy block: padding writes to it, so that padding needs no branch, and no row reads it. Which
-    request a block belongs to is known to the block pool; here it is only a number.
-
+    The last block is the dummy block: padding writes to it, so that padding needs no branch, and no row reads it.
     Owner: the iteration; only the compute stream reads and writes.
     """
 
@@ -40,12 +37,9 @@ class PagedCache:
         return self.keys[place], self.values[place]
 
     def write(self, layer: int, indices: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store the keys and values of new tokens.
+        """Stores the keys and values of new tokens, [tokens, kv heads, head dim] each.
 
-        Args:
-            layer: its number in the model.
-            indices: int64 [tokens]; block * block size + offset.
-            keys, values: [tokens, kv heads, head dim].
+        layer: its number in the model. indices: int64 [tokens]; block * block size + offset.
         """
         for cache, new in zip(self.layer(layer), (keys, values), strict=True):
             cache.flatten(0, 1).index_copy_(0, indices, new)
@@ -54,9 +48,9 @@ class PagedCache:
 class Attention(Protocol):
     """Causal, grouped-query attention of one layer.
 
-    The queries are the tokens of all requests of the iteration, one request after the other, chunks and decodes alike.
-    A request's queries are the *last* tokens of its context (aligned bottom right): query i of n sees the keys 0 to
-    context_len - n + i. Query head h reads kv head h // (heads / kv heads).
+    The queries are the tokens of the iteration's requests, one request after the other, chunks and decodes alike. A
+    request's queries are the *last* tokens of its context: query i of n sees the keys 0 to context_len - n + i. Query head h
+    reads kv head h // (heads / kv heads).
     """
 
     name: str
@@ -70,7 +64,7 @@ class Attention(Protocol):
             query: [tokens, heads, head dim].
             keys, values: [blocks + 1, block size, kv heads, head dim] of a layer; those of this iteration are written.
             batch: `query_starts`, `context_lens` and `block_tables` are read.
-            bounds: so that a kernel need not read them from the device.
+            bounds: lets a kernel do without reading lengths from the device.
             scaling: factor of the products of query and key.
 
         Returns:
@@ -81,9 +75,8 @@ class Attention(Protocol):
 class ReferenceAttention:
     """Paged attention in plain PyTorch: runs on CPUs, and the other kernels are tested against it.
 
-    It copies each request's blocks into contiguous memory and calls PyTorch's attention: once, padded, for all requests
-    with one query, and once for each prompt chunk. It reads lengths as plain numbers, so on a GPU every call waits for
-    the device, and it cannot be captured in a graph.
+    Copies each request's blocks into contiguous memory and calls PyTorch's attention: once, padded, for all requests with
+    one query, and once for each prompt chunk. Reads lengths from the device, so it cannot be captured in a graph.
     """
 
     name = "reference"
@@ -108,17 +101,16 @@ class ReferenceAttention:
 
 
 def _gather(keys: Tensor, values: Tensor, block_tables: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Copies of the first `length` keys and values of some requests, [rows, kv heads, length, head dim] each."""
+    """Returns copies of the first `length` keys and values of some requests, [rows, kv heads, length, head dim] each."""
     tables = block_tables[:, : blocks_for(length, keys.shape[1])]
     first, second = (part[tables].flatten(1, 2)[:, :length].transpose(1, 2) for part in (keys, values))
     return first, second
 
 
 def _decode(query: Tensor, keys: Tensor, values: Tensor, context_lens: Tensor, scaling: float) -> Tensor:
-    """One query of each request, [rows, heads, head dim], against its own context, padded to the longest.
+    """Attends with one query of each request, [rows, heads, head dim], to the request's context, padded to the longest.
 
-    What lies beyond a context may be anything, even NaN; it is zeroed as well as masked, since 0 * NaN is not 0. Keys
-    and values are copies, so this is done in place.
+    Beyond a context keys and values may be NaN. They are zeroed, in place, as well as masked, since 0 * NaN is not 0.
     """
     beyond = torch.arange(keys.shape[2], device=keys.device) >= context_lens[:, None]  # [rows, length]
     for part in (keys, values):
@@ -129,7 +121,7 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, context_lens: Tensor, s
 
 
 def _chunk(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """The last queries of one request, [tokens, heads, head dim], against the keys up to their own."""
+    """Attends with the last queries of one request, [tokens, heads, head dim], to the keys up to their own."""
     num_queries, num_keys = query.shape[0], keys.shape[2]
     position = torch.arange(num_keys - num_queries, num_keys, device=query.device)
     seen = torch.arange(num_keys, device=query.device) <= position[:, None]  # [queries, keys]

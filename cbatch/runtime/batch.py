@@ -1,11 +1,10 @@
-"""The inputs of one iteration, packed into one buffer so that one copy takes them to the device.
+"""Packs the inputs of an iteration into one buffer, so that one copy takes them to the device.
 
     | token_ids carry positions kv_indices | query_starts context_lens temperature top_k top_p uniform | block_tables |
       int32 [tokens] each                    int32 [rows] each (query_starts one more)                   [rows, blocks]
 
-A row is a request of the batch. Padding is data, not a branch: rows beyond the real ones are empty, and tokens beyond
-the real ones are in no row; their keys and values go to the dummy block, which follows the last block of the pool.
-Knows nothing of streams or models.
+A row is a request of the batch. Padding is data, not a branch: padding rows are empty, and padding tokens are in no row and
+write to the dummy block, which follows the last block of the pool. Knows nothing of streams or models.
 """
 
 from dataclasses import dataclass, fields
@@ -28,7 +27,7 @@ NOT_CARRIED = -1
 
 
 class Shape(NamedTuple):
-    """The padded size of an iteration: what a CUDA graph is captured for. num_blocks: width of the block tables."""
+    """The padded size of an iteration, for which a CUDA graph can be captured. num_blocks: width of the block tables."""
 
     num_tokens: int
     num_rows: int
@@ -36,18 +35,18 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, step: Step) -> "Shape":
-        """The step's own shape, with the padding that the plan asks for."""
+        """Returns the step's shape with the padding of its plan."""
         return cls(step.pad_to, len(step.rows), step.pool.blocks_for(int((step.start + step.num_tokens).max())))
 
     @classmethod
     def largest(cls, limits: Limits, block_size: int) -> "Shape":
-        """The largest iteration within the limits, also of decodes alone."""
+        """Returns the shape of the largest iteration within the limits."""
         width = blocks_for(limits.max_request_tokens, block_size)
         return cls(max(limits.max_tokens, limits.max_batch), limits.max_batch, width)
 
     @property
     def size(self) -> int:
-        """int32 words of the packed buffer."""
+        """Words of the packed buffer, int32."""
         return 4 * self.num_tokens + 6 * self.num_rows + 1 + self.num_rows * self.num_blocks
 
 
@@ -80,9 +79,9 @@ class Fields(Generic[Array]):
 
 
 class Bounds(NamedTuple):
-    """Upper bounds over the rows of an iteration, padding included: plain numbers, so the device need not be read.
+    """Upper bounds over the rows of an iteration, padding included, as numbers on the host.
 
-    max_query_len: tokens that a row computes. max_context_len: of its context. max_chunks: rows with several tokens.
+    max_query_len: tokens of a row. max_context_len: tokens of its context. max_chunks: rows with several tokens.
     """
 
     max_query_len: int
@@ -91,7 +90,7 @@ class Bounds(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the host knows of an iteration besides its buffers. sampling: whether any row's temperature is above 0."""
+    """Shape and bounds of an iteration. sampling: whether any row's temperature is above 0."""
 
     shape: Shape
     bounds: Bounds
@@ -99,7 +98,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, packed: Fields[NDArray[Any]]) -> "Work":
-        """Read it off the packed inputs; the bounds are the tightest."""
+        """Reads the work from packed inputs, with the tightest bounds."""
         query_lens = np.diff(packed.query_starts)
         bounds = Bounds(int(query_lens.max()), int(packed.context_lens.max()), int((query_lens > 1).sum()))
         return cls(shape, bounds, bool(packed.temperature.any()))
@@ -117,7 +116,7 @@ def device_views(buffer: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
 
 
 def _views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
-    """Cut the start of an int32 buffer (numpy array or tensor) into the fields of `shape`; copies nothing."""
+    """Cuts the start of an int32 buffer (numpy array or tensor) into the fields of `shape`; copies nothing."""
     tokens, rows, blocks = shape
     sizes = {"query_starts": rows + 1, "block_tables": rows * blocks}
     parts: dict[str, Any] = {}
@@ -132,7 +131,7 @@ def _views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
 
 
 def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
-    """Write a step's inputs into the host buffer. Reads the step's table and pool, which later iterations change."""
+    """Writes a step's inputs into the host buffer. Reads the step's table and pool, which later iterations change."""
     table, pool, table_rows, counts = step.table, step.pool, step.rows, step.num_tokens
     assert table.tokens is not None, "a packed batch needs token values"
     num_rows, block_size = len(table_rows), pool.block_size
@@ -166,7 +165,7 @@ def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
 
 
 def pack_dummies(shape: Shape, dummy_block: int, block_size: int, out: Fields[NDArray[Any]]) -> None:
-    """Write a batch of padding only: inputs with which a shape can be computed before there are requests."""
+    """Writes a batch of padding only, with which a shape can be computed before there are requests."""
     out.query_starts[0] = 0
     _pad(0, 0, shape, dummy_block, block_size, out)
 
@@ -185,10 +184,7 @@ def _pad(
 
 
 def uniform(seed: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """A random number in [0, 1) that depends on seed and position only (SplitMix64, Steele et al., OOPSLA 2014).
-
-    It has 24 bits, so that float32 represents it exactly.
-    """
+    """Returns random numbers in [0, 1) of seed and position (SplitMix64, Steele et al., OOPSLA 2014); 24 bits, exact in float32."""
     with np.errstate(over="ignore"):
         z = seed * np.uint64(0x9E3779B97F4A7C15) + position * np.uint64(0xD1342543DE82EF95)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

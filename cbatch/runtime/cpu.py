@@ -27,14 +27,13 @@ CPU = torch.device("cpu")
 
 
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> StreamExecutor:
-    """Returns an executor that computes `spec` on this machine's CPU, each stage on its own thread.
+    """Returns an executor that computes `spec` on this machine's CPU, each stage on its own thread, a stage's ranks in turn.
 
-    The ranks of a stage take turns on the stage's thread. Option `compiled` needs a C++ compiler.
+    Option `compiled` needs a C++ compiler.
 
     Raises:
         ModelError: the model cannot be built or loaded.
-        ConfigError: more stages than layers, heads that the ranks do not divide, or requests may be longer than the
-            model's positions.
+        ConfigError: stages or ranks do not divide the model, or requests may be longer than its positions.
         CapacityError: weights and KV cache exceed the machine's memory.
     """
     check_fits(spec, limits, kv)
@@ -56,7 +55,7 @@ def make_models(
     attention: Attention,
     options: Options = Options(),
 ) -> list[list[PagedModel]]:
-    """Returns the models of each stage's ranks, each with its part of the KV cache."""
+    """Returns the model of each rank of each stage, with its part of the KV cache."""
     if len(ranks) == 1:
         caches = [PagedCache(spec, kv, CPU, part) for part in layers]
         return [[PagedModel(weights, cache, attention, compiled=options.compiled)] for cache in caches]
@@ -77,7 +76,7 @@ def make_models(
 def assemble(
     stages: Sequence[Sequence[PagedModel]], vocabulary: Vocabulary, limits: Limits, options: Options = Options()
 ) -> StreamExecutor:
-    """Combines the models of all stages and ranks on the CPU with streams and slots."""
+    """Returns an executor of these models, of each stage's ranks, on the CPU."""
     streams = Streams.of([ThreadStream(name) for name in stream_names(len(stages))])
     first = stages[0][0]
     devices = [[CPU] * len(models) for models in stages]
@@ -88,7 +87,7 @@ def assemble(
 
 
 def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 1) -> None:
-    """Raises ConfigError or CapacityError if that many calls of `build` would, before weights are loaded."""
+    """Raises ConfigError or CapacityError where `num_replicas` calls of `build` would, before weights are loaded."""
     check_positions(spec, limits)
     _check_memory(spec, kv.num_tokens, num_replicas)
 
@@ -102,13 +101,13 @@ def check_positions(spec: ModelSpec, limits: Limits) -> None:
 
 
 def _leave_a_core_to_the_host() -> None:
-    """Lets PyTorch use all cores but one: the host's thread plans while the compute stream's thread computes."""
+    """Limits PyTorch to all cores but one, on which the host plans."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(min(torch.get_num_threads(), max(cores - 1, 1)))
 
 
 def _check_memory(spec: ModelSpec, kv_tokens: int, num_replicas: int) -> None:
-    """Raises CapacityError for more than this machine's memory, if the system says how much there is."""
+    """Raises CapacityError if this machine's memory, where the system states it, does not suffice."""
     weights, cache = num_replicas * spec.weight_bytes, num_replicas * kv_tokens * spec.kv_bytes_per_token
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     if memory is not None and weights + cache > memory:

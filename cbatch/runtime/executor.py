@@ -11,8 +11,7 @@ the last stage of iteration N - num_stages, whose tokens stage 0 carries over:
     compute 0   carry-over, layers N --computed-->             carry-over, layers N+2 ...
     compute 1                            layers, sampling N --computed-->
 
-CPU and GPU differ in the kind of streams, in pinned memory, and in what computes an iteration. This module knows nothing of
-policies, and of requests only the step.
+CPU and GPU differ in their streams, in pinned memory, and in what computes an iteration. Knows nothing of policies.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ class StreamExecutor:
     """Implements `cbatch.executor.Executor`.
 
     vocabulary: token ids and tokenizer of the model, for workloads.
-    times_copies: whether results tell when the copies ran; two more events per iteration. Set before a run.
+    times_copies: whether results have the times of copies; two more events per iteration. Set before a run.
     """
 
     needs_tokens = True
@@ -47,11 +46,7 @@ class StreamExecutor:
     def __init__(
         self, streams: Streams, slots: Sequence[Slot], iterations: Sequence[Iteration], vocabulary: Vocabulary
     ) -> None:
-        """
-        Args:
-            slots: `num_stages + 1`, of these streams.
-            iterations: one for each stage; the first chooses the shapes.
-        """
+        """slots: `num_stages + 1`, of these streams. iterations: of each stage; the first one chooses the shapes."""
         self.num_stages = len(iterations)
         self.vocabulary = vocabulary
         self.times_copies = False
@@ -92,8 +87,7 @@ class StreamExecutor:
     def wait(self, in_flight: InFlight) -> StepResult:
         """Blocks until the step's tokens are on the host. Nothing else in the runtime blocks the host.
 
-        Raises:
-            StreamError: an operation of the step, or of one before it, failed.
+        Raises StreamError if an operation of this step or an earlier one failed.
         """
         slot, origin = in_flight.slot, self._origin
         try:

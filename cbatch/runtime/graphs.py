@@ -1,12 +1,12 @@
 """CUDA graphs of a stage's iterations: carry-over, layers and sampling in one launch per rank, for a handful of padded shapes.
 
-A small iteration of several hundred kernels takes the host longer to launch than the device to compute; a graph is one
-launch. Its shape is fixed, so a step is padded up to the smallest captured one that holds it. A step that fits none
-runs operation by operation and is counted.
+The host takes longer to launch the several hundred kernels of a small iteration than the device to compute them; a graph is one
+launch. Its shape is fixed, so a step is padded to the smallest captured shape that holds it. A step that fits none runs
+operation by operation and is counted.
 
-Graphs share a memory pool for what they compute between inputs and tokens: they never run at the same time, and as the
-largest is captured first, each of the others fits into what the first has taken. Those of few tokens have a small pool of
-their own. Inputs are views of the slot's buffer, so each shape is captured once for each slot.
+Graphs, which never run at the same time, share a memory pool: the largest is captured first, and the others fit into its
+memory. Graphs of few tokens have a pool of their own. Inputs are views of the slot's buffer, so each shape is captured for
+each slot.
 """
 
 import time
@@ -26,11 +26,11 @@ from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import RankSlot, StageSlot
 
 TOKENS_PER_CHUNK, MIN_CHUNKS = 32, 4
-"""A graph takes one chunk for each 32 of its tokens, and at least 4."""
+"""A graph takes a chunk for each 32 of its tokens, and at least 4."""
 
 FEW_TOKENS = 4
-"""Graphs of at most so many tokens have a memory pool of their own. In that of mixed iterations what they compute is far apart:
-a single decode of LLaMA-2-7B took 1.1% longer on an H200."""
+"""Graphs of at most so many tokens have a memory pool of their own. In the pool of mixed iterations their memory is scattered: a
+single decode of LLaMA-2-7B took 1.1% longer on an H200."""
 
 
 class Captured(NamedTuple):
@@ -66,10 +66,8 @@ def max_chunks(shape: Shape) -> int:
 class GraphedIteration:
     """Replays a captured graph where a step fits one, and runs the others operation by operation. See `Iteration`.
 
-    report: what the captures have cost.
     shapes: captured ones that steps take, ascending.
-    caches: each rank's part.
-    graphs: by shape and slot, one for each rank.
+    caches: of each rank. graphs: of each rank, by shape and slot.
     num_replayed, num_eager: iterations so far.
     """
 
@@ -81,7 +79,7 @@ class GraphedIteration:
         caches: Sequence[PagedCache],
         shapes: Sequence[Shape],
     ) -> None:
-        """Capture every shape for every slot.
+        """Captures every shape for every slot.
 
         Args:
             slots: the stage's part of each slot.
@@ -105,7 +103,7 @@ class GraphedIteration:
         return shapes
 
     def shape(self, step: Step) -> Shape:
-        """The smallest captured shape that holds the step, else the step's own."""
+        """Returns the smallest captured shape that holds the step, else the step's own."""
         decode = step.pad_to == len(step.rows)
         num_chunks = 0 if decode else int((step.num_tokens > 1).sum())
         for shape in self.shapes:
@@ -143,7 +141,7 @@ class GraphedIteration:
 
     @torch.inference_mode()
     def _warm_up(self, shape: Shape) -> None:
-        """Compute padding once, so that every kernel is compiled and loaded: a capture must do neither."""
+        """Computes padding once, so that every kernel is compiled and loaded: a capture must do neither."""
         with self._current_streams():
             self._put_dummies(shape)
             self._eager(self._slots[0], self._work(shape))
@@ -166,14 +164,14 @@ class GraphedIteration:
 
     @contextmanager
     def _current_streams(self) -> Iterator[None]:
-        """Inside, each rank's stream is its GPU's current one, and the first rank's GPU is the current one."""
+        """Makes each rank's stream its GPU's current stream, and the first rank's GPU the current GPU."""
         with ExitStack() as current:
             for stream in reversed(self._streams):
                 current.enter_context(torch.cuda.stream(stream))
             yield
 
     def _work(self, shape: Shape) -> Work:
-        """The upper bounds of an iteration of this shape."""
+        """Returns the work of any iteration of this shape, with its upper bounds."""
         max_query_len = 1 if is_decode(shape) else shape.num_tokens
         bounds = Bounds(max_query_len, shape.num_blocks * self.caches[0].size.block_size, max_chunks(shape))
         return Work(shape, bounds, sampling=False)
@@ -190,7 +188,7 @@ class GraphedIteration:
             raise ModelError(f"{what} cannot be captured ({reason}); set runtime.graphs=off") from error
 
     def _used_bytes(self) -> int:
-        """Used device memory, from the driver: PyTorch does not see all that graphs take."""
+        """Returns the used device memory from the driver: PyTorch does not see all memory of graphs."""
         torch.cuda.synchronize(self._stream.device)
         free, total = torch.cuda.mem_get_info(self._stream.device)
         return total - free

@@ -1,7 +1,7 @@
-"""One iteration in one pipeline stage as its device sees it, from the inputs in a slot to what leaves the stage.
+"""One iteration in one pipeline stage, from the inputs in a slot to what leaves the stage.
 
-The first stage begins with carry-over, the last ends with sampling; a single stage does both. This is the unit that a
-captured graph replays, one on each rank. `EagerIteration` runs it operation by operation, for any shape.
+The first stage begins with carry-over, the last ends with sampling; a single stage does both. A captured graph replays this
+unit on each rank; `EagerIteration` runs it operation by operation, for any shape.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Send = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def copy(values: torch.Tensor, out: torch.Tensor) -> None:
-    """Writes what leaves a stage to `out`, of the same shape, on the same device."""
+    """Writes what leaves a stage to `out`, on the same device."""
     out.copy_(values)
 
 
@@ -41,21 +41,17 @@ class Iteration(Protocol):
     """Computes a stage's part of iterations; called on its compute stream, never synchronizes."""
 
     def shape(self, step: Step) -> Shape:
-        """The padded shape in which a step is to be packed and computed."""
+        """Returns the padded shape in which to pack and compute a step."""
 
     def __call__(self, stage: StageSlot, work: Work) -> None:
-        """Compute on each rank, from its inputs and what arrives there, what leaves it."""
+        """Computes on each rank what leaves it, from its inputs and what arrives there."""
 
 
 class EagerIteration:
     """Runs an iteration operation by operation, its ranks in turn."""
 
     def __init__(self, models: Sequence[Model], *, send: Send = copy) -> None:
-        """
-        Args:
-            models: of each rank.
-            send: writes drawn tokens where they leave for, as `copy`.
-        """
+        """models: of each rank. send: writes drawn tokens to where they leave for, as `copy`."""
         self.models = models
         self.is_last = models[0].layers.is_last
         self._is_first = models[0].layers.is_first
@@ -72,10 +68,9 @@ class EagerIteration:
             self.sample(stage, outputs, work)
 
     def steps(self, index: int, rank: RankSlot, work: Work) -> Steps[torch.Tensor]:
-        """One rank's carry-over and layers, and in the last stage the most likely tokens.
+        """Computes one rank's carry-over and layers, and in the last stage the most likely tokens.
 
-        Returns:
-            In the last stage its logits, [rows, its share of the vocabulary], else what has left.
+        Returns in the last stage the rank's logits, [rows, its share of the vocabulary], else what has left.
         """
         batch, num_tokens = device_views(rank.device, work.shape), work.shape.num_tokens
         if self._is_first:
@@ -89,10 +84,7 @@ class EagerIteration:
         return outputs
 
     def sample(self, stage: StageSlot, outputs: Sequence[torch.Tensor], work: Work) -> None:
-        """Replace the most likely tokens by drawn ones, on the first rank's device.
-
-        outputs: the logits of each rank.
-        """
+        """Replaces the most likely tokens by drawn ones, on the first rank's device. outputs: the logits of each rank."""
         first, *others = stage.ranks
         whole = torch.cat([logits.to(outputs[0].device) for logits in outputs], -1) if others else outputs[0]
         tokens = sample(whole, device_views(first.device, work.shape))

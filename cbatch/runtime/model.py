@@ -1,7 +1,7 @@
-"""A `transformers` decoder, or a pipeline stage of one, over the paged KV cache: its modules unchanged, except that their attention is ours.
+"""A `transformers` decoder, or a pipeline stage of one, over the paged KV cache: only the attention of its modules is replaced.
 
-`transformers` looks an attention function up by name and passes it every keyword that the model's `forward` was given.
-In this way the batch and the cache of one call reach the attention of each layer; nothing is kept between calls.
+`transformers` looks an attention function up by name and passes it every keyword of the model's `forward`. So the batch and
+the cache of a call reach the attention of each layer, and nothing is kept between calls.
 """
 
 from collections.abc import Callable
@@ -53,14 +53,10 @@ def paged_attention(
     paged: PagedCall,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Store the new keys and values, then attend to all of each request's; signature and layouts are `transformers`'.
+    """Stores the new keys and values, [1, kv heads, tokens, head dim] each, then attends to all of each request's.
 
-    Args:
-        query: [1, heads, tokens, head dim]; positions already applied.
-        key, value: [1, kv heads, tokens, head dim].
-
-    Returns:
-        [1, tokens, heads, head dim], and None for the weights.
+    Signature and layouts are those of `transformers`. query: [1, heads, tokens, head dim], positions applied. Returns
+    [1, tokens, heads, head dim], and None for the weights.
     """
     layer: Any = module.layer_idx
     paged.cache.write(layer, paged.kv_indices, key[0].transpose(0, 1), value[0].transpose(0, 1))
@@ -73,8 +69,7 @@ def paged_attention(
 class PagedModel:
     """A causal language model, or a pipeline stage of one, that reads and writes one paged KV cache.
 
-    layers: those that it computes: the cache's.
-    hidden_size: width of the hidden states.
+    layers: that it computes: those of the cache. hidden_size: width of the hidden states.
     """
 
     def __init__(
@@ -90,10 +85,9 @@ class PagedModel:
         """
         Args:
             model: made by `weights.load_model`, with `ATTENTION_NAME` for its attention.
-            compiled: let `torch.compile` fuse what lies between the attentions, in place. Each layer is compiled, not
-                the whole model: all layers run the same code, so it is compiled once. That happens at the first call,
-                for its number of tokens, and at the first call with another number, for any number but 1.
-            send: writes hidden states where they leave for.
+            compiled: let `torch.compile` fuse what lies between the attentions, in place, layer by layer: all layers run
+                the same code, which is compiled at the first call and at the first one with another number of tokens.
+            send: writes hidden states to where they leave for.
             greedy: finds the most likely tokens, as `sampling.greedy`.
         """
         self.cache, self.layers = cache, cache.layers
@@ -112,18 +106,15 @@ class PagedModel:
     def steps(
         self, inputs: Tensor, batch: Fields[Tensor], bounds: Bounds, leaving: Tensor | None = None
     ) -> Steps[Tensor]:
-        """Compute one iteration.
+        """Computes one iteration.
 
         Args:
             inputs: in the first stage token ids, int32 [tokens], carry-over done; else the hidden states of the stage
                 before, float32 [tokens, hidden].
-            batch: the other inputs.
-            bounds: of its rows.
             leaving: float32 [tokens, hidden]; receives the hidden states; None in the last stage.
 
         Returns:
-            In the last stage logits of each row's last token, [rows, vocabulary]: only these pass through the output
-            head. Else `leaving`.
+            In the last stage the logits of each row's last token, [rows, vocabulary]. Else `leaving`.
         """
         paged = PagedCall(self.cache, self._attention, batch, batch.kv_indices.long(), bounds)
         hidden = yield from self._hidden(inputs, batch.positions, paged)  # [tokens, hidden]
@@ -134,7 +125,7 @@ class PagedModel:
         return leaving
 
     def choose(self, logits: Tensor, out: Tensor) -> Steps[None]:
-        """Write the most likely token of each row to `out`, int32 [rows]; on a tie the lowest token id."""
+        """Writes the most likely token of each row to `out`, int32 [rows]; on a tie the lowest token id."""
         yield from ()
         self._greedy(logits, out)
 
@@ -149,7 +140,7 @@ class PagedModel:
 
 
 def _body_of_stage(model: PreTrainedModel, layers: Layers, device: torch.device) -> Any:
-    """The part of `transformers`' model below the head that computes these layers; it shares the model's weights."""
+    """Returns the part of `transformers`' model below the head with these layers; it shares the model's weights."""
     body: Any = copy_object(model.base_model)
     body._modules = dict(body._modules)
     body.layers = torch.nn.ModuleList(body.layers[layers.first : layers.end])

@@ -15,8 +15,7 @@ class Options:
     graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
     attention: of prompt chunks: flash-attn-4, our Triton kernel, or "auto": the faster one that fits. GPU only.
     layers: number of layers of each pipeline stage; None: equally many.
-    tensor_parallel: ranks that share every layer of a stage.
-    times_copies: report when the inputs and tokens of each iteration were copied; two more events per iteration.
+    tensor_parallel: ranks that share every layer of a stage. times_copies: see `StreamExecutor`.
     """
 
     compiled: bool = False

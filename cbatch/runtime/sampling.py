@@ -1,7 +1,7 @@
 """From logits to tokens: greedy, or drawn from the tempered, filtered distribution.
 
-Each row is sampled from its own logits and its own random number, so a request gets the same tokens in any batch.
-Shapes are fixed and the device is not read, so both functions can be captured in a graph.
+Each row is sampled from its own logits and random number, so a request gets the same tokens in any batch. Shapes are fixed
+and the device is not read, so both functions can be captured in a graph.
 """
 
 import torch
@@ -10,27 +10,16 @@ from cbatch.runtime.batch import Fields
 
 
 def greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
-    """Find the most likely token of each row; on a tie the lowest token id.
-
-    Args:
-        logits: [rows, vocabulary].
-        out: int32 [rows]; receives the tokens.
-    """
+    """Writes the most likely token of each row of `logits`, [rows, vocabulary], to `out`, int32 [rows]; on a tie the lowest id."""
     out.copy_(logits.argmax(dim=-1))
 
 
 def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
-    """Draw a token for each row by the inverse of the cumulative distribution; rows of temperature 0 are greedy.
+    """Draws a token for each row of `logits`, [rows, vocabulary]; rows of temperature 0 are greedy. Returns int32 [rows].
 
-    The distribution is softmax(logits / temperature) in descending order. Top-k keeps its first k tokens (0: all);
-    top-p then keeps the fewest, at least one, whose share of the remaining weight reaches p (Holtzman et al. 2020).
-
-    Args:
-        logits: [rows, vocabulary].
-        batch: `temperature`, `top_k`, `top_p` and `uniform` are read, [rows] each.
-
-    Returns:
-        int32 [rows].
+    The distribution is softmax(logits / temperature) in descending order, and is inverted at the row's `uniform`. Top-k keeps
+    its first k tokens (0: all); top-p then keeps the fewest, at least one, whose share of the remaining weight reaches p
+    (Holtzman et al. 2020).
     """
     temperature = torch.where(batch.temperature > 0, batch.temperature, 1)
     ordered, tokens = (logits.float() / temperature[:, None]).sort(dim=-1, descending=True, stable=True)

@@ -1,9 +1,8 @@
 """I/O slots: the buffers of one iteration in flight, the operations on them, and the events between these.
 
 `num_stages + 1` slots are used in turn: with one stage, iteration N + 1 is packed and copied in while N is computed. A
-slot is free again when the host has waited for the slot's `downloaded`. A slot has a `StageSlot` for each pipeline stage. A
-`StageSlot` has a `RankSlot` for each rank of the stage's tensor-parallel group, on the rank's device. The `RankSlot`s of a rank
-form a ring, through which an iteration's tokens come back to the first stage:
+slot is free again when the host has waited for its `downloaded`. A `Slot` has a `StageSlot` for each pipeline stage, which has a
+`RankSlot` for each rank of the stage, on the rank's device. The `RankSlot`s of a rank form a ring:
 
     stage 0  tokens that iteration N - num_stages sampled --> hidden states --+
     stage 1  hidden states --> hidden states, or in the last stage sampled tokens, on the first stage's device
@@ -22,16 +21,13 @@ from cbatch.runtime.batch import Shape, Work, host_views, pack
 from cbatch.runtime.streams import Event, Streams
 
 Devices = Sequence[Sequence[torch.device]]
-"""Of each stage, that of each of its ranks."""
+"""The device of each rank, by stage."""
 
 
 def make_slots(
     limits: Limits, block_size: int, devices: Devices, streams: Streams, hidden_size: int = 0
 ) -> list["Slot"]:
-    """Returns `num_stages + 1` slots, each for the largest iteration within the limits.
-
-    hidden_size: width of the hidden states between stages.
-    """
+    """Returns `num_stages + 1` slots for the largest iteration. hidden_size: width of the hidden states between stages."""
     largest = Shape.largest(limits, block_size)
     slots = [Slot(index, largest, devices, streams, hidden_size) for index in range(len(devices) + 1)]
     for slot in slots:
@@ -48,21 +44,15 @@ class Slot:
                                               d2h                     computed of the last stage
         tokens         d2h                    the host (`fetch`)      downloaded
 
-    stages: the buffers of each stage.
     host: int32 [words]; the packed inputs (`batch.Fields`), in pinned memory where there is a GPU.
     sampled: int32 [rows] for each rank; the token sampled for each row, on the first stage's devices, the same on all.
-    tokens: int32 [rows]; that of the first rank on the host.
-    downloaded: recorded by d2h after its work for this iteration.
-    download_started: recorded by d2h before it; only where copies are timed.
+    tokens: int32 [rows]; the sampled tokens on the host.
+    download_started, downloaded: recorded by d2h before its work, where copies are timed, and after it.
     in_use: from `launch` to the end of `wait`.
     """
 
     def __init__(self, index: int, largest: Shape, devices: Devices, streams: Streams, hidden_size: int) -> None:
-        """
-        Args:
-            index: iteration N uses slot N modulo the number of slots.
-            largest: the largest iteration that the slot must hold.
-        """
+        """index: iteration N uses slot N modulo the number of slots. largest: the largest iteration that the slot holds."""
         pinned = devices[0][0].type == "cuda"
         self.index = index
         self.in_use = False
@@ -77,7 +67,7 @@ class Slot:
         self.download_started, self.downloaded = streams.d2h.event(), streams.d2h.event()
 
     def carry_from(self, source: "Slot") -> None:
-        """Connects the stages. The first stage reads the tokens of `source`, the slot of iteration N - num_stages."""
+        """Connects the stages in a ring. The first stage reads the tokens of `source`, the slot of iteration N - num_stages."""
         first, last = self.stages[0], self.stages[-1]
         for rank, arriving in zip(first.ranks, source.sampled, strict=True):
             rank.arriving = arriving
@@ -133,10 +123,9 @@ class StageSlot:
     """One iteration in one stage: the buffers of each rank, and the stage's events.
 
     index: of the slot. stage: number of the stage.
-    uploaded, computed: recorded by h2d and compute after their work for this iteration.
+    upload_started, uploaded: recorded by h2d before its work, where copies are timed, and after it.
+    started, computed: recorded by compute before and after its work.
     awaited: events for which compute waits.
-    started: recorded by compute before its work, to time it; no stream waits for it.
-    upload_started: the same for h2d; recorded only where copies are timed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Streams and events: the order in which a device does its work, and the one way in which the host waits for it.
+"""Streams and events: they order a device's work, and the host waits for events alone.
 
 The rules are CUDA's:
 
@@ -8,10 +8,7 @@ The rules are CUDA's:
     event.synchronize()        the host blocks until the most recent record is reached
 
 "Most recent" is decided when the call is made: recording an event again does not affect waits already enqueued. Waiting
-for an event that was never recorded returns at once.
-
-On a CPU a stream is a worker thread, so streams really are concurrent: where a wait is missing, work does overtake
-other work.
+for an event that was never recorded returns at once. On a CPU a stream is a worker thread, so that a missing wait shows.
 """
 
 import threading
@@ -37,21 +34,17 @@ class Event(Protocol):
     """A point in a stream's work."""
 
     def synchronize(self) -> None:
-        """Block the host until the most recent record is reached.
-
-        Raises:
-            StreamError: work that the record stands for failed.
-        """
+        """Blocks the host until the most recent record is reached. Raises StreamError if work before the record failed."""
 
     def time(self) -> float:
-        """When the most recent record was reached, in seconds of `time.perf_counter`. It must have been reached."""
+        """Returns when the most recent record, which must be reached, was reached: seconds of `time.perf_counter`."""
 
 
 class Stream(Protocol):
     """Work done in the order in which it was enqueued. All calls come from the host's thread and return at once."""
 
     def event(self) -> Any:
-        """Return a new event that this stream can record."""
+        """Returns a new event that this stream can record."""
 
     def run(self, operation: Operation) -> None: ...
 
@@ -60,7 +53,7 @@ class Stream(Protocol):
     def wait(self, event: Any) -> None: ...
 
     def close(self) -> None:
-        """Release the stream. Work that has not begun may be dropped; synchronize first if it matters."""
+        """Releases the stream. Work that has not begun may be dropped; synchronize first if it matters."""
 
 
 class Streams(NamedTuple):
@@ -75,7 +68,7 @@ class Streams(NamedTuple):
 
     @classmethod
     def of(cls, streams: Sequence[Stream]) -> Self:
-        """Combine streams in the order of `stream_names`."""
+        """Combines streams in the order of `stream_names`."""
         num_stages = len(streams) // 2
         return cls(streams[:num_stages], streams[num_stages:-1], streams[-1])
 
@@ -89,7 +82,7 @@ class Streams(NamedTuple):
 
 
 def stream_names(num_stages: int = 1) -> list[str]:
-    """The names of an executor's streams; with several stages those of a stage end with its number."""
+    """Returns the names of an executor's streams; several stages are numbered."""
     ends = [f" {stage}" for stage in range(num_stages)] if num_stages > 1 else [""]
     return [*(f"{kind}{end}" for kind in ("h2d", "compute") for end in ends), "d2h"]
 
@@ -130,11 +123,11 @@ class ThreadEvent:
 
 
 class ThreadStream:
-    """A stream whose work is done by its own thread.
+    """A stream with a worker thread.
 
-    An operation that raises ends the stream's work: what was enqueued behind it, and what other streams do after an
-    event that stands for it, is skipped, because its inputs were never written. Events are still reached, so no wait
-    hangs; the host gets the exception at its next `synchronize`, and from then on the stream refuses work.
+    After an operation that raises, the operations behind it are skipped, also in streams that wait for an event behind it:
+    their inputs were never written. Events are still reached, so that no wait hangs. The host's next `synchronize` raises the
+    exception, and from then on the stream refuses work.
     """
 
     def __init__(self, name: str) -> None:
@@ -149,11 +142,7 @@ class ThreadStream:
         return ThreadEvent()
 
     def run(self, operation: Operation) -> None:
-        """Enqueue an operation.
-
-        Raises:
-            StreamError: the stream is closed, or it has failed and the host knows.
-        """
+        """Enqueues an operation. Raises StreamError if the stream is closed, or has failed and the host knows."""
         self._enqueue(partial(self._run, operation))
 
     def record(self, event: ThreadEvent) -> None:
@@ -166,9 +155,9 @@ class ThreadStream:
             self._enqueue(lambda: self._await(record))
 
     def close(self, timeout: float = 10.0) -> None:
-        """Drop the work that has not begun, wait for the operation that has, end the thread. May be called twice.
+        """Drops work that has not begun, waits for the current operation and ends the thread. May be called twice.
 
-        timeout: seconds to wait; a thread that is still busy then is left to end by itself.
+        timeout: seconds, after which a busy thread is left alone.
         """
         if not self._closing.done():
             self._closing.set_result(None)
@@ -196,7 +185,7 @@ class ThreadStream:
             operation()
 
     def _await(self, record: Future[Reached]) -> None:
-        """Block the worker until the record is reached or the stream closes; adopt the failure behind the record."""
+        """Blocks the worker until the record is reached or the stream closes; takes over a failure before the record."""
         if not record.done():
             either: tuple[Future[Any], ...] = (record, self._closing)
             wait_for(either, return_when=FIRST_COMPLETED)

@@ -13,10 +13,9 @@ from cbatch.runtime.model import ATTENTION_NAME, paged_attention
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
-    """Build the model on the device, ready for inference with paged attention.
+    """Returns the model on the device, ready for inference with paged attention.
 
-    Raises:
-        ModelError: the model cannot be built, or the checkpoint is missing, broken, or does not match `spec`.
+    Raises ModelError if the model cannot be built, or the checkpoint is missing, broken, or does not match `spec`.
     """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     if spec.path is not None:
@@ -27,7 +26,7 @@ def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
 
 
 def move_stages(model: PreTrainedModel, layers: Sequence[Layers], devices: Sequence[torch.device]) -> None:
-    """Move each stage's weights to its device, in place, and the rotary embedding to the first."""
+    """Moves each stage's weights to its device, in place, and the rotary embedding to the first."""
     body: Any = model.base_model
     embedding, head = model.get_input_embeddings(), cast(Any, model.get_output_embeddings())
     if head.weight is embedding.weight and devices[0] != devices[-1]:
@@ -52,13 +51,10 @@ def can_fuse(spec: ModelSpec) -> bool:
 
 
 def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
-    """The configuration of `transformers` for a model with random weights.
+    """Returns the configuration of `transformers` for a model with random weights, of variance 1 / hidden_size.
 
     "nanogpt" is GPT-NeoX with its sequential residual: LayerNorm, plain 4 H feed-forward with GELU, 12 H^2 parameters
     per layer; its positions are rotary where nanoGPT's are learned, which changes no matrix product.
-
-    Weights have the variance 1 / hidden_size, so that activations keep their scale, and attention its influence, at any
-    width.
     """
     nanogpt = spec.family == "nanogpt"
     settings: dict[str, Any] = {
@@ -91,7 +87,7 @@ def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
 
 
 def load_skeleton(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
-    """The modules of a model with random weights, ready for inference, without memory for the weights."""
+    """Returns the modules of a model with random weights, ready for inference, without memory for the weights."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     with torch.device("meta"):
         return _build(spec, config)
@@ -119,7 +115,7 @@ def _pretrained(spec: ModelSpec, path: str) -> PreTrainedModel:
 
 
 def _check_shape(spec: ModelSpec, stored: ModelSpec) -> None:
-    """The KV cache and all accounting follow `spec`, so it must match the checkpoint."""
+    """Raises ModelError if the checkpoint does not match `spec`, which the KV cache and all accounting follow."""
     for field in ("family", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
         wanted, actual = getattr(spec, field), getattr(stored, field)
         if wanted != actual:

@@ -56,9 +56,9 @@ def test_a_request_shows_what_was_asked_for_except_its_true_length_and_when_the_
         ({"arrival_time": -1.0}, "request 0: arrival must not be negative"),
         (
             {"arrival_time": 1.79e15},
-            "request 0: arrival_time=1790000000000000.0: is not in seconds from the start of the run",
+            "request 0: arrival_time=1790000000000000.0 is not in seconds from the start of the run",
         ),
-        ({"arrival_time": float("nan")}, "request 0: arrival_time=nan: is not in seconds"),
+        ({"arrival_time": float("nan")}, "request 0: arrival_time=nan is not in seconds"),
         ({"timeout": 0.0}, "request 0: timeout=0.0 must be above 0 seconds"),
         ({"arrival_iteration": -1}, "request 0: arrival must not be negative"),
         ({"prompt": [1, 2]}, "request 0: prompt has 2 tokens, num_prompt_tokens says 3"),
