@@ -1,8 +1,9 @@
 """The schedule of a small run: requests down, iterations across, what each request does in each iteration as colour."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from cbatch import ConfigError, Request
-from cbatch.replay.schedule import Cell, Doing, Schedule
+from cbatch.replay.decisions import Decision, StepEnd
 from cbatch.request import spec_of
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
@@ -18,6 +19,31 @@ from experiments.plots.style import DECODE, IDLE, PAGE, PLAIN, PREFILL, Look, ad
 from experiments.settings.command_line import Count, Index
 from experiments.store.decisions_file import read_decisions
 from experiments.store.run_folder import DECISIONS
+
+
+class Doing(StrEnum):
+    """What a request does in an iteration.
+
+    PREFILL, DECODE: computes tokens of its prompt (after a preemption, also of its output), or its newest token.
+    WAITING: has not been admitted. PAUSED: is left out and keeps its KV blocks. PREEMPTED: loses them.
+    """
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    PREEMPTED = "preempted"
+
+
+class Cell(NamedTuple):
+    """A request in an iteration. tokens: that are computed."""
+
+    doing: Doing
+    tokens: int = 0
+
+
+Schedule = dict[int, dict[int, Cell]]
+"""By request id, then by iteration, from the arrival of a request to its end."""
 
 _MOST_REQUESTS = 64
 _DIGIT = 0.06  # inches
@@ -45,21 +71,44 @@ def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count =
     """
     shown = load_runs(folder, look, 1)
     file = read_decisions(Path(shown.iloc[0]["folder"]) / DECISIONS)
-    whole = Schedule(file.recorded.events, file.requests)
-    schedule = whole.window(first, iterations)
-    num = sum(bool(row) for row in schedule.cells.values())
+    whole = schedule_of(file.recorded.events, file.requests)
+    length, last = num_iterations(whole), min(first + iterations, num_iterations(whole))
+    schedule = {id_: {at: row[at] for at in range(first, last) if at in row} for id_, row in whole.items()}
+    num = sum(map(bool, schedule.values()))
     if not num:
-        raise ConfigError(f"{first=} {iterations=}: the run has {whole.num_iterations} iterations; choose among them")
+        raise ConfigError(f"{first=} {iterations=}: the run has {length} iterations; choose among them")
     if num > _MOST_REQUESTS:
         remedy = f"give a part with fewer, or workload.num_requests={_MOST_REQUESTS}"
         raise ConfigError(f"{first=} {iterations=}: {num} requests, {_MOST_REQUESTS} can be shown; {remedy}")
     figure, [[panel]] = new_figure(1, 1, 1.3 + 0.17 * max(num, 4))
     handles = draw_schedule(panel, schedule, file.requests)
     panel.set_ylabel("request:\nprompt/\noutput tokens")
-    last = min(first + iterations, whole.num_iterations)
-    note = "" if last - first == whole.num_iterations else f"iterations {first} to {last - 1} of {whole.num_iterations}"
+    note = "" if last - first == length else f"iterations {first} to {last - 1} of {length}"
     add_title(figure, shown, str(shown.iloc[0]["label"]), handles, note, look=look)
     return figure
+
+
+def schedule_of(events: Iterable[Decision | StepEnd], requests: Sequence[Request]) -> Schedule:
+    """Returns the schedule of a run. events: as `record_decisions(engine, events.append)` or a decisions file gives them."""
+    cells: Schedule = {request.id: {} for request in requests}
+    for event in events:
+        if isinstance(event, StepEnd):
+            continue
+        iteration, seen, decided, _ = event
+        for id_ in seen.waiting:
+            cells[id_].setdefault(iteration, Cell(Doing.WAITING))
+        for progress in seen.running:
+            if progress.ready:  # else its next token is still being computed
+                cells[progress.id][iteration] = Cell(Doing.PAUSED)
+        for id_ in decided.preempt:
+            cells[id_][iteration] = Cell(Doing.PREEMPTED)
+        for id_, tokens in decided.entries:
+            cells[id_][iteration] = Cell(Doing.DECODE if id_ in seen.decoding else Doing.PREFILL, tokens)
+    return cells
+
+
+def num_iterations(schedule: Schedule) -> int:
+    return 1 + max((iteration for row in schedule.values() for iteration in row), default=-1)
 
 
 def draw_schedule(
@@ -71,13 +120,11 @@ def draw_schedule(
 ) -> list[Patch]:
     """Draws a schedule into a panel and returns the handles of its legend. For use in notebooks too.
 
-    `Schedule(events, requests)` is made of the events that `record_decisions(engine, events.append)` has recorded.
-
     Args:
         names: of requests by id; without, the id with prompt and output tokens.
         width: of the panel, as a share of a page.
     """
-    rows = {id_: row for id_, row in schedule.cells.items() if row}
+    rows = {id_: row for id_, row in schedule.items() if row}
     by_id = {request.id: request for request in requests}
     lanes = [names[id_] if names else _name(by_id[id_]) for id_ in rows]
     columns = [iteration for row in rows.values() for iteration in row]

@@ -9,9 +9,8 @@ from typing import Any
 
 from cbatch import SLO, CostFunction, KVSize, Limits, Policy, Request, Server
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
-from cbatch.replay.schedule import Schedule
 from cbatch.sim import SimExecutor
-from experiments.plots.schedule import draw_schedule
+from experiments.plots.schedule import Doing, Schedule, draw_schedule, num_iterations, schedule_of
 from experiments.plots.style import new_figure, print_style
 from experiments.settings.compose import compose_run, policy_names
 from experiments.store.provenance import atomic_write
@@ -55,7 +54,7 @@ def record(policy: str) -> tuple[Schedule, list[Request]]:
     engine = server.engine(_policy(policy), requests)
     with record_decisions(engine, events.append):
         engine.run()
-    return Schedule(events, requests), requests
+    return schedule_of(events, requests), requests
 
 
 def main(folder: str = "docs/figures/policies") -> None:
@@ -66,8 +65,19 @@ def main(folder: str = "docs/figures/policies") -> None:
         schedule, requests = record(policy)
         path = Path(folder) / f"{policy}.png"
         panels = {policy: schedule} if policy == FCFS else {FCFS: fcfs, policy: schedule}
-        _draw(path, panels, requests, schedule.text(NAMES))
+        _draw(path, panels, requests, text_of(schedule))
         print(path)
+
+
+def text_of(schedule: Schedule) -> str:
+    """Returns text as in "A2 B2 | A1 B3 pre C": by iteration, requests with the tokens computed, and those preempted."""
+    entries = []
+    for iteration in range(num_iterations(schedule)):
+        column = {NAMES[id_]: row[iteration] for id_, row in schedule.items() if iteration in row}
+        words = [f"{name}{cell.tokens}" for name, cell in column.items() if cell.tokens]
+        words += [f"pre {name}" for name, cell in column.items() if cell.doing is Doing.PREEMPTED]
+        entries.append(" ".join(words))
+    return " | ".join(entries)
 
 
 @print_style()
@@ -84,7 +94,7 @@ def _draw(path: Path, panels: Mapping[str, Schedule], requests: list[Request], t
         handles |= {str(handle.get_label()): handle for handle in drawn}
         settings = [f"{key}={value:g}" for key, value in OWN_SETTINGS.get(name, {}).items()]
         panel.set_title(f"{name} (first come, first served)" if name == FCFS else ", ".join([name, *settings]))
-        panel.set_xlim(-0.5, max(each.num_iterations for each in panels.values()) - 0.5)
+        panel.set_xlim(-0.5, max(map(num_iterations, panels.values())) - 0.5)
     for panel in axes[len(panels) :]:
         panel.set_axis_off()
     figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=len(handles))

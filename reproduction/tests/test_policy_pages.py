@@ -5,7 +5,7 @@ import re
 from commands import ROOT
 from PIL import Image
 
-from cbatch.replay.schedule import Doing
+from experiments.plots.schedule import Doing
 from experiments.settings.compose import policy_names
 from reproduction.papers import schedules
 
@@ -24,9 +24,9 @@ def test_the_schedules_of_the_pages_are_todays() -> None:
     for name in policy_names():
         [figure] = re.findall(r"!\[.+\]\((.+)\)\n\n[A-Z]", (PAGES / f"{name}.md").read_text())  # with words below it
         assert (PAGES / figure).stem == name
-        made[name] = schedules.record(name)[0].text(schedules.NAMES)
+        made[name] = schedules.text_of(schedules.record(name)[0])
         with Image.open(PAGES / figure) as picture:
             again = "draw it again with python -m reproduction.papers schedules, and look at the words below it"
             assert picture.info["Description"] == made[name], again
     assert made["trail"] == made["length_order"] and len(set(made.values())) == len(made) - 1
-    assert {cell.doing for row in schedules.record("mlfq")[0].cells.values() for cell in row.values()} == set(Doing)
+    assert {cell.doing for row in schedules.record("mlfq")[0].values() for cell in row.values()} == set(Doing)

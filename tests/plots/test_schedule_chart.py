@@ -10,8 +10,8 @@ from unit_machine import AMPLE, asked
 from cbatch import ConfigError, Engine, Limits, Request
 from cbatch.errors import ReplayError
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
-from cbatch.replay.schedule import Cell, Doing, Schedule
 from experiments.plots import schedule
+from experiments.plots.schedule import Cell, Doing, Schedule, num_iterations, schedule_of
 from experiments.store.decisions_file import write_decisions
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
@@ -24,7 +24,7 @@ def run(engine: Engine, requests: list[Request]) -> Schedule:
     engine.submit(requests)
     with record_decisions(engine, events.append):
         engine.run()
-    return Schedule(events, requests)
+    return schedule_of(events, requests)
 
 
 PREEMPTED = "A 2/4 @0, B 6/2 @0, C 2/3 @0"  # with 4 tokens in an iteration and 10 of KV cache
@@ -39,24 +39,25 @@ def preempting() -> tuple[Engine, list[Request]]:
 def doing(found: Schedule) -> list[str]:
     """A letter for each iteration: prefill, decode, Waiting, paused as ".", preempted as "x"; a space if not there."""
     letters = {Doing.PREFILL: "p", Doing.DECODE: "d", Doing.WAITING: "w", Doing.PAUSED: ".", Doing.PREEMPTED: "x"}
-    span = range(found.num_iterations)
-    rows = found.cells.values()
-    return ["".join(letters[row[at].doing] if at in row else " " for at in span).rstrip() for row in rows]
+    span = range(num_iterations(found))
+    return ["".join(letters[row[at].doing] if at in row else " " for at in span).rstrip() for row in found.values()]
+
+
+def tokens(found: Schedule) -> list[list[int]]:
+    return [[cell.tokens for cell in row.values() if cell.tokens] for row in found.values()]
 
 
 def test_what_each_request_does_in_each_iteration() -> None:
     """B is recomputed with the token that it had: 4 + 3 tokens; C, whose prompt of 2 is cut by the budget, waits until then."""
     found = run(*preempting())
-    assert found.text("ABC") == "A2 B2 | A1 B3 | A1 B1 | A1 pre B | B4 | B3 C1 | C1 | C1 | C1"
     assert doing(found) == ["pddd", "pppxpp", "wwwwwppdd"]
-    assert found.cells[1][5] == Cell(Doing.PREFILL, 3)
-    assert doing(found.window(3, 2)) == ["   d", "   xp", "   ww"]
+    assert tokens(found) == [[2, 1, 1, 1], [2, 3, 1, 4, 3], [1, 1, 1, 1]]
+    assert found[1][5] == Cell(Doing.PREFILL, 3)
 
 
 def test_a_request_that_is_left_out_pauses() -> None:
     requests = list(asked("A 1/4 @0, B 1/2 @1").values())
     found = run(make_engine(MLFQ(quantum=1), Limits(1, 8, AMPLE, tile=1, max_running=4), block_size=1), requests)
-    assert found.text("AB") == "A1 | A1 | B1 | B1 | A1 | A1"
     assert doing(found) == ["pd..dd", " wpd"]
 
 
