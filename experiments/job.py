@@ -30,7 +30,7 @@ from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder
 from experiments.store.sources import differences, sources_of
 from experiments.store.text import run_line, run_text
 from experiments.sweep import table_of_sweep
-from experiments.workloads.readers.source import read_text
+from experiments.workloads.readers.table import read_text
 
 _LONGEST_NAME = 150  # characters of a folder's name
 _QUOTED_WORD = re.compile(r"'(?!(?:true|false|null|nan|inf)')([a-z_][\w./-]*)'", re.IGNORECASE)

@@ -8,11 +8,10 @@ from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.clients import Clients
 from experiments.workloads.closed import ClosedBatch
 from experiments.workloads.lengths import FixedLengths, Lengths, MixedLengths, TraceLengths, UniformLengths, ZipfLengths
-from experiments.workloads.open_loop import AllAtOnce, Arrivals, GammaArrivals, OpenLoop
+from experiments.workloads.open_loop import AllAtOnce, Arrivals, Chat, GammaArrivals, OpenLoop, PrefixGroups
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.servegen import ServeGen
-from experiments.workloads.shared_prefixes import Chat, PrefixGroups
 from experiments.workloads.trace import Trace
 
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]

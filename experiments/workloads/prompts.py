@@ -12,9 +12,8 @@ from cbatch.errors import CbatchError
 from cbatch.request_spec import LATEST_ARRIVAL
 from cbatch.validation import Give, read, whole
 from experiments.text import read_messages
-from experiments.workloads.annotate import Timeout
-from experiments.workloads.base import SamplingKeys, Vocabulary, Workload
-from experiments.workloads.readers.source import at_line, json_objects, read_text
+from experiments.workloads.base import SamplingKeys, Timeout, Vocabulary, Workload
+from experiments.workloads.readers.table import at_line, json_objects, read_text
 from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Column, Fit, Ints, Trace
 

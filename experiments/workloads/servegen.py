@@ -27,8 +27,7 @@ import numpy as np
 from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary
-from experiments.workloads.readers.source import at_line, read_text
-from experiments.workloads.readers.table import parse_table
+from experiments.workloads.readers.table import at_line, parse_table, read_text
 from experiments.workloads.recorded import Replay
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Floats, Ints, Strings, Trace, join_clients

@@ -19,8 +19,7 @@ from cbatch.request import spec_of
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
 from experiments.workloads import GammaArrivals, TraceReplay
-from experiments.workloads.annotate import Limit, Tier
-from experiments.workloads.base import Vocabulary
+from experiments.workloads.base import Limit, Tier, Vocabulary
 from experiments.workloads.seeds import Stream, generator
 from reproduction.selection import beginning_with
 

@@ -17,7 +17,6 @@ from test_workloads import Letters, closed, facts, open_loop, prompt_file
 from cbatch import SLO, FinishReason
 from cbatch.request import Request, spec_of
 from experiments.workloads import TraceReplay
-from experiments.workloads.annotate import Annotations
 from experiments.workloads.drawn import totals_of
 from experiments.workloads.readers.traces import read_trace
 from experiments.workloads.trace import Fit
@@ -85,9 +84,9 @@ def test_a_request_that_its_limit_ends_before_its_own_end_is_cut() -> None:
 def test_outputs_are_padded_to_the_longest_of_their_batch() -> None:
     """Seven requests in batches of 3: two full ones and the last request alone."""
     outputs = np.array([5, 9, 2, 4, 4, 7, 3])
-    columns = Annotations(pad_outputs=3).annotate(outputs, seed=0)
+    columns = replace(closed(), pad_outputs=3).annotate(outputs, seed=0)
     assert columns["max_new_tokens"].tolist() == [9, 9, 9, 7, 7, 7, 3]
-    limited = Annotations(pad_outputs=3, max_new_tokens=8).annotate(outputs, seed=0)
+    limited = replace(closed(), pad_outputs=3, max_new_tokens=8).annotate(outputs, seed=0)
     assert limited["true_new_tokens"].tolist() == [9, 9, 9, 7, 7, 7, 3]
 
 

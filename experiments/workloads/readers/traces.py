@@ -31,8 +31,7 @@ import numpy as np
 
 from cbatch import SLO, RequestSpec, WorkloadError
 from cbatch.validation import nearest, shorten
-from experiments.workloads.readers.source import at_line, read_text
-from experiments.workloads.readers.table import Table, as_number, parse_table
+from experiments.workloads.readers.table import Table, as_number, at_line, parse_table, read_text
 from experiments.workloads.trace import MOST_TOKENS, Column, Format, Ints, Trace
 
 
