@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cbatch import ConfigError, Policy
 from experiments.objective import check_figure
-from experiments.result import Result
+from experiments.serve import Result
 from experiments.serve import serve as serve_settings
+from experiments.settings.hardware import count_gpus
 from experiments.settings.keywords import OF_FILES, settings_of
-from experiments.settings.this_machine import count_gpus
 from experiments.workloads import Workload
 
 if TYPE_CHECKING:

@@ -40,8 +40,7 @@ from experiments.store import headings
 from experiments.store.intervals import Compared, compare
 from experiments.store.labels import is_baseline, is_seed, label_runs, settings_of
 from experiments.store.notes import notes_of, tail_text
-from experiments.store.run_table import ONE_REPLICATION, matching
-from experiments.store.runs import choose_runs, print_omitted, select_runs
+from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
 from experiments.store.text import disagree, figures_text, flat, intervals_text, values_text
 from experiments.sweep import sweep_folder
 

@@ -16,8 +16,7 @@ from experiments.store.headings import COLUMNS, MORE_COLUMNS
 from experiments.store.notes import made_text
 from experiments.store.provenance import arguments, write_text
 from experiments.store.run_folder import PLOTS
-from experiments.store.run_table import run_table
-from experiments.store.runs import select_runs
+from experiments.store.runs import run_table, select_runs
 
 NAMES = {
     "curves": "any figures against a setting, y=FIGURE,... x=KEY (of a sweep)",

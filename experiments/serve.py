@@ -2,10 +2,10 @@
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from shutil import copy
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from cbatch import ConfigError, Engine, FinishReason, Request, RunRecord
 from cbatch.arrivals import Stream
-from cbatch.results.metrics import collect_served
+from cbatch.results.metrics import Served, collect_served
 from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
 from cbatch.results.streamed import StreamedRun
+from cbatch.results.summary import summarize
 from experiments.progress import progress
-from experiments.result import Result
 from experiments.settings.assemble import BoundsOf, Run, assemble, bounds_of, with_workload
 from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.settings.identity import identity
@@ -27,14 +27,63 @@ from experiments.store.csv_tables import RunTables
 from experiments.store.provenance import commit, now, versions, write_json
 from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_folder, write_results
 from experiments.store.sources import sources_of
+from experiments.store.text import run_text, title_of
 from experiments.workloads.drawn import Drawn
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from experiments.store.decisions_file import DecisionsWriter
 
 _MANY_REQUESTS = 20_000  # take seconds to write
 
 Loop = Callable[[Run, Path | None], RunRecord]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """What a run has given. Figures and frames are made when they are first read; `print` shows the figures.
+
+    record: the iterations, and the requests in the order of their ends, each with its tokens (`output`); empty if streamed.
+    served: the times of the requests that were served, as columns.
+    about: where the figures come from. measures: further arguments of `summarize`.
+    regret: returns the figures of `bounds=true`; None without.
+    streamed: the folder in which a streamed run has its tables.
+    """
+
+    record: RunRecord
+    served: Served
+    about: Mapping[str, Any]
+    measures: Mapping[str, Any]
+    regret: Callable[[], Mapping[str, float]] | None = None
+    streamed: Path | None = None
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures by group and name, as summary.json has them; docs/metrics.md defines them."""
+        figures = summarize(self.record, requests=self.served, **self.measures)
+        return {"about": self.about, **figures, **({"regret": self.regret()} if self.regret else {})}
+
+    @cached_property
+    def requests(self) -> "pd.DataFrame":
+        """A row for each request, in the order of their ends: the columns of requests.csv, seconds and tokens."""
+        from experiments.store.tables import frame_of_requests, read_requests  # loads pandas
+
+        cached = self.measures.get("num_evicted_blocks") is not None
+        return read_requests(self.streamed) if self.streamed else frame_of_requests(self.record, self.served, cached)
+
+    @cached_property
+    def steps(self) -> "pd.DataFrame":
+        """A row for each iteration: the columns of steps.csv, those of `cbatch.StepRecord`; times in seconds."""
+        from experiments.store.tables import frame_of_steps, read_steps
+
+        return read_steps(self.streamed) if self.streamed else frame_of_steps(self.record)
+
+    def __str__(self) -> str:
+        return run_text(self.summary)
+
+    def __repr__(self) -> str:
+        return f"<Result of {title_of(self.about)}>"
 
 
 def serve(

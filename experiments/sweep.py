@@ -84,8 +84,7 @@ def end_of_sweep(sweep: str, folders: Callable[[Path], list[Path]], table: Calla
 
 def table_of_sweep(folder: Path) -> str:
     """Returns the table of the sweep's runs; instead, what is wrong with a file that was changed after its run."""
-    from experiments.store.run_table import run_table  # loads pandas
-    from experiments.store.runs import drop_repeats, read_runs
+    from experiments.store.runs import drop_repeats, read_runs, run_table  # loads pandas
 
     try:
         return run_table(*drop_repeats(read_runs(folder)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from cbatch import ConfigError
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
-from experiments.settings.this_machine import count_gpus
+from experiments.settings.hardware import count_gpus
 
 
 @dataclass(frozen=True)

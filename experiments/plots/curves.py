@@ -26,8 +26,7 @@ from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figu
 from experiments.store.headings import Heading, heading_of
 from experiments.store.labels import coincide_text, is_baseline
 from experiments.store.notes import tail_text
-from experiments.store.run_table import matching
-from experiments.store.runs import read_runs
+from experiments.store.runs import matching, read_runs
 from experiments.store.tables import read_requests
 
 Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]

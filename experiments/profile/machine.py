@@ -15,8 +15,8 @@ from experiments.profile.fitted import FittedLaboratory
 from experiments.profile.laboratory import Laboratory
 from experiments.settings.assemble import LARGEST_ITERATION
 from experiments.settings.backends import Cpu, Cuda
+from experiments.settings.hardware import count_gpus, cpu_name, memory_bytes
 from experiments.settings.servers import real_server, release_memory
-from experiments.settings.this_machine import count_gpus, cpu_name, memory_bytes
 
 TILES = {"cuda": 128, "cpu": 16}
 """Tokens per step of the matrix products' time."""

@@ -17,8 +17,7 @@ from cbatch.runtime.options import AttentionName, Options
 from cbatch.sim import HostTime, PlanningExecutor, Profile, ProfileCost, SimExecutor
 from cbatch.validation import Give, Switch, check, not_negative
 from experiments.settings.backend import Backend
-from experiments.settings.hardware import CPU, cost_model
-from experiments.settings.this_machine import card_name, count_gpus, cpu_name
+from experiments.settings.hardware import CPU, card_name, cost_model, count_gpus, cpu_name
 from experiments.store.notes import PLANNING
 from experiments.workloads import Vocabulary
 

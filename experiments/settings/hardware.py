@@ -1,10 +1,13 @@
-"""What predicts iterations, by `hardware=`: a profile of the package, one in a file, or `cpu`, this machine's CPU.
+"""This machine's processors, and what predicts iterations, by `hardware=`: a profile of the package, one in a file, or `cpu`, this CPU.
 
 The CPU is measured with a model when a policy first asks for a prediction (`experiments.profile.command.measure_cpu`),
 and the profile kept in a file of the user's cache folder.
 """
 
+import ctypes
 import os
+import platform
+import re
 from copy import copy
 from dataclasses import asdict
 from functools import lru_cache
@@ -17,7 +20,6 @@ from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, load_profile
 from cbatch.sim.roofline import Ceilings
-from experiments.settings.this_machine import cpu_name, memory_bytes
 
 CPU = "cpu"
 
@@ -70,3 +72,36 @@ def cpu_profile(spec: ModelSpec) -> Path:
     measured = (cpu_name(), os.environ.get("OMP_NUM_THREADS"), version("torch"), shape)
     digest = sha256(repr(measured).encode()).hexdigest()[:12]
     return Path.home() / ".cache" / "cbatch" / f"{CPU}-{digest}.json"
+
+
+def cpu_name() -> str:
+    """Returns the processor's own name and the number of cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
+    return f"{found.group(1) if found else platform.machine()}, {cores} cores"
+
+
+def memory_bytes() -> float:
+    """Returns the size of this machine's memory."""
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def card_name() -> str:
+    """Returns the current GPU's name and the first digits of its number, which tell cards of a kind apart. Loads torch."""
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"{properties.name} {str(properties.uuid)[:8]}"
+
+
+def count_gpus() -> int:
+    """Returns the number of NVIDIA GPUs that this process may use. Asks the driver: importing torch takes seconds."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value

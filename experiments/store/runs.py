@@ -1,4 +1,4 @@
-"""The complete runs of a folder as one frame, those of them that are shown, and which are left out, and why.
+"""The complete runs of a folder as one frame, those of them that are shown, which are left out and why, and the table of a sweep.
 
 Plots, tables and comparisons read runs in no other way.
 """
@@ -6,22 +6,32 @@ Plots, tables and comparisons read runs in no other way.
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import pandas as pd
+from tabulate import tabulate
 
 from cbatch import ConfigError
 from experiments.store.claim import read_state
+from experiments.store.headings import COLUMNS, heading_of
+from experiments.store.intervals import mean_of
 from experiments.store.labels import code_text, label_runs, settings_of
+from experiments.store.notes import notes_of, tail_text
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, read_summary, run_folders
-from experiments.store.text import Summary, figures_text, flat
+from experiments.store.text import Summary, figures_text, flat, format_mean
 
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error)
 _REPEATED = "each repeats another run: its policy does not read what differs"
+
+ONE_REPLICATION = (
+    "the seed changes nothing here: 1 replication, no interval; draw from a trace's lengths "
+    "(workload=traces/azure_conv_lengths), or compare capacities"
+)
 
 
 def read_runs(folder: str | Path) -> pd.DataFrame:
@@ -161,3 +171,51 @@ def omitted_text(omitted: Iterable[Omitted]) -> str:
         runs = "1 run" if len(names) == 1 else f"{len(names)} runs"
         lines += [f"{runs} not shown: {reason}", *(f"  {name}" for name in names)]
     return "\n".join(lines)
+
+
+def run_table(
+    runs: pd.DataFrame, omitted: Iterable[Omitted] = (), columns: Sequence[str] = COLUMNS, tablefmt: str = "simple"
+) -> str:
+    """Returns a table of runs, which runs are left out, and where the times come from.
+
+    Runs with the same label, such as those of several seeds, share a row: means and their 95% intervals.
+
+    Args:
+        runs: a frame of `read_runs`.
+        columns: figures by key or pattern; those that no run has are left out.
+    """
+    shown = matching(columns, runs)
+    groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
+    factors = [heading_of(key).factor for key in shown]
+    rows = [
+        [label, *(format_mean(mean_of([*values])) for _, values in (group[shown].astype(float) * factors).items())]
+        for label, group in groups
+    ]
+    heads = ["run", *(heading_of(key).text for key in shown)]
+    aligned = ("left", *["right"] * len(shown))
+    table = tabulate(rows, heads, tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
+    end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
+    tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
+    origins = notes_of(summary["about"] for summary in runs["summary"])
+    replications = _replications_text(dict(groups))
+    return "\n".join(filter(None, [table + end, replications, tail, omitted_text(omitted), *origins]))
+
+
+def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
+    """Returns the columns of the frame that match one of the patterns and have a value, in the order of the patterns."""
+    known = [str(column) for column, has_values in runs.notna().any().items() if has_values]
+    return [key for pattern in patterns for key in known if fnmatchcase(key, pattern)]
+
+
+def _replications_text(groups: Mapping[str, pd.DataFrame]) -> str:
+    """Explains rows that average several runs, and names those of fewer runs than others; empty if there are none."""
+    several = [group for group in groups.values() if len(group) > 1]
+    sizes = [len(group) for group in several if group["summary"].map(figures_text).nunique() > 1]
+    equal = len(several) - len(sizes)
+    note = f"{ONE_REPLICATION}; so in {equal} of {len(several)} rows" if equal and sizes else ONE_REPLICATION
+    if not sizes:
+        return note if equal else ""
+    fewer = "; ".join(f"{label}: {len(group)}" for label, group in groups.items() if len(group) < max(sizes))
+    number = f"{max(sizes)} runs" + (f" (fewer: {fewer})" if fewer else "")
+    text = f"mean ± half of the 95% interval over {number}; percentiles are those of each run, averaged"
+    return f"{text}\n{note}" if equal else text

@@ -19,7 +19,7 @@ from typing import Any
 from cbatch.sim import PROFILES
 from experiments.store.provenance import ROOT
 
-_FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "workloads", "serve.py", "result.py")))
+_FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "workloads", "serve.py")))
 """What every run depends on. Policies are not in it: a run depends on its own."""
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -27,7 +27,7 @@ from tabulate import tabulate
 from cbatch import ConfigError
 from cbatch.validation import positive
 from experiments.settings.command_line import Count
-from experiments.settings.this_machine import cpu_name
+from experiments.settings.hardware import cpu_name
 from experiments.store.provenance import spread, write_benchmark
 from reproduction import BENCH, RESULTS
 

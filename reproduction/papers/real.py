@@ -11,10 +11,9 @@ from typing import Any
 from cbatch import ConfigError, Limits, ModelSpec, Server
 from cbatch.kv import blocks_for
 from experiments.settings.backends import Cpu, Cuda
-from experiments.settings.hardware import cost_model
+from experiments.settings.hardware import cost_model, count_gpus
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import real_server
-from experiments.settings.this_machine import count_gpus
 from reproduction.papers import steady
 from reproduction.papers.panels import PANELS, Panel
 from reproduction.papers.steady import WARM_UP, Load, Scheme, SteadyState

@@ -15,9 +15,8 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.profile import command as profile_command
 from experiments.profile import host, laboratory
-from experiments.settings.hardware import UnmeasuredError, cost_model, cpu_profile
+from experiments.settings.hardware import UnmeasuredError, cost_model, cpu_name, cpu_profile
 from experiments.settings.presets import load_spec
-from experiments.settings.this_machine import cpu_name
 
 TINY = load_spec("tiny")
 SMALL = ("workload.num_requests=3", "workload.length=40", "timeline=off")

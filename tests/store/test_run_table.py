@@ -16,8 +16,7 @@ from experiments.compare import read_replications, report
 from experiments.plots import curves, latency_cdf
 from experiments.settings.overrides import with_seeds
 from experiments.store.intervals import Mean, mean_of
-from experiments.store.run_table import ONE_REPLICATION, run_table
-from experiments.store.runs import Omitted, frame_of
+from experiments.store.runs import ONE_REPLICATION, Omitted, frame_of, run_table
 
 SHOWN = {
     "tokens/s": "1.91",

@@ -214,7 +214,7 @@ def stored_rows(folder: str | None) -> dict[str, Row]:
 
 def record(rows: dict[str, Row], folder: str) -> None:
     """Writes all rows, each with the date, commit and machine at which it was judged."""
-    from experiments.settings.this_machine import cpu_name  # not earlier: each mutant imports a copy of its own
+    from experiments.settings.hardware import cpu_name  # not earlier: each mutant imports a copy of its own
     from experiments.store.provenance import commit, today, write_benchmark
 
     judged = {"date": today(), "commit": commit(), "hardware": cpu_name()}
