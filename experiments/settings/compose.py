@@ -51,11 +51,12 @@ def compose(*overrides: str, name: str = "config") -> Composed:
     """Composes the settings of one run. name: of the command's file in conf/. Raises ConfigError, as all functions here."""
     plain = with_arguments(overrides)
     with _explained(name, plain), initialized():
-        if swept := [given.input_line for given in parse(plain) if given.is_sweep_override()]:
-            raise ConfigError(f"{swept[0]}: several values are a sweep; add -m to experiments.run, or quote the value")
         # without a name for the sweep that a single run is not, each composition would have another one, the time
         unnamed = [] if any(override.startswith("sweep=") for override in plain) else ["sweep=none"]
-        return _resolve(compose_config(name, [*plain, *unnamed], version_of_files(plain)))
+        parsed = parse([*plain, *unnamed])
+        if swept := [override.input_line for override in parsed if override.is_sweep_override()]:
+            raise ConfigError(f"{swept[0]}: several values are a sweep; add -m to experiments.run, or quote the value")
+        return _resolve(compose_config(name, parsed, version_of_files(plain)))
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _compose_jobs(name: str, master: DictConfig, grid: Sequence[list[str]]) -> I
     version = version_of_files(launching)
     for number, job in enumerate(tqdm(grid, unit="run", delay=2, leave=False, disable=None, **size())):
         with _explained(name, job):
-            config = compose_config(name, [*launching, *job], version)
+            config = compose_config(name, parse([*launching, *job]), version)
             OmegaConf.copy_cache(from_config=master, to_config=config)
             yield _resolve(config, number)
 

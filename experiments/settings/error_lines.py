@@ -17,7 +17,7 @@ from yaml import MarkedYAMLError
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.settings.construct import check_argument
-from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, version_of_files
+from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, parse, version_of_files
 from experiments.settings.settings import GROUPS
 from experiments.store.text import flat
 
@@ -106,7 +106,8 @@ def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
     """
     try:
         with nullcontext() if GlobalHydra.instance().is_initialized() else initialized():  # it is in a sweep
-            keys: Any = OmegaConf.to_container(compose_config(name, options, version_of_files(options)), resolve=False)
+            config = compose_config(name, parse(options), version_of_files(options))
+            keys: Any = OmegaConf.to_container(config, resolve=False)
     except HydraException as error:
         raise ConfigError(explain(error, name, options)) from error
     return {key: value for key, value in keys.items() if key != "hydra"}

@@ -41,15 +41,15 @@ def version_of_files(overrides: Sequence[str]) -> int:
     return max(path.stat().st_mtime_ns for path in CONFIG_FOLDER.rglob("*"))
 
 
-def compose_config(name: str, overrides: Sequence[str], version: int) -> DictConfig:
+def compose_config(name: str, overrides: Sequence[Override], version: int) -> DictConfig:
     """Composes what `hydra.compose` does, with the section `hydra`. name: of the command's file in conf/. version: of the files."""
-    parsed, folders = parse(overrides), (CONFIG_FOLDER, *folders_of(overrides))
-    groups = [override for override in parsed if _chooses(override, folders)]
+    folders = (CONFIG_FOLDER, *folders_of([str(override.input_line) for override in overrides]))
+    groups = [override for override in overrides if _chooses(override, folders)]
     stored = [ConfigStore.instance().repo.get(group.key_or_group, {}).get(f"{group.value()}.yaml") for group in groups]
     lines = tuple(str(group.input_line) for group in groups)
     config: DictConfig = pickle.loads(_compose_groups(name, lines, repr(stored), version))
-    ConfigLoaderImpl._apply_overrides_to_config([override for override in parsed if override not in groups], config)
-    config.hydra.overrides.task = [override.input_line for override in parsed if not override.is_hydra_override()]
+    ConfigLoaderImpl._apply_overrides_to_config([override for override in overrides if override not in groups], config)
+    config.hydra.overrides.task = [override.input_line for override in overrides if not override.is_hydra_override()]
     config.hydra.runtime.cwd = str(Path.cwd())
     return config
 

@@ -131,7 +131,7 @@ class TraceLengths(_Checked, ScaledFit):
 
     @cached_property
     def _trace(self) -> Trace:
-        return read_trace(self.path, self.format, "workload.lengths")
+        return read_trace(self.path, self.format, "workload.lengths", timed=False)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -71,13 +71,18 @@ _OTHER_WORKLOADS = {"window_start_s": "servegen", "prompt": "prompts", "token_id
 
 
 def read_trace(
-    path: str, format: Format = "auto", section: str = "workload", columns: Mapping[str, str] | None = None
+    path: str,
+    format: Format = "auto",
+    section: str = "workload",
+    columns: Mapping[str, str] | None = None,
+    timed: bool = True,
 ) -> Trace:
     """Reads a trace file, plain or compressed.
 
     format: "auto" tells the formats apart by their columns. section: whose keys are `path` and `format`, for messages.
     columns: further columns by the attribute that they fill. In `extra`, a CSV column of numbers becomes numbers, an empty value
         None; JSON values stay as they are.
+    timed: whether the arrival times are read.
 
     Raises:
         WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known format,
@@ -100,7 +105,7 @@ def read_trace(
         source=path,
         prompt_tokens=prompts,
         output_tokens=tokens(known.output),
-        arrival_time=_arrivals(table, known) if known.arrival in table.columns else None,
+        arrival_time=_arrivals(table, known) if timed and known.arrival in table.columns else None,
         line=np.array(table.lines),
         fields={**filled, **_fields(table, columns or {})},
     )
