@@ -80,7 +80,7 @@ class Departures:
         return list(self._by_time.irange_key(max_key=now))
 
 
-class Recorded(Arrivals):
+class Submitted(Arrivals):
     """Requests whose arrival times and iterations are known before the run, or are added while it goes on."""
 
     def __init__(self, server_seconds: float = 0.0) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, cast
 
-from cbatch.arrivals import Arrivals, Departures, Recorded, check_fits, not_submitted
+from cbatch.arrivals import Arrivals, Departures, Submitted, check_fits, not_submitted
 from cbatch.calls import call
 from cbatch.cost import CostModel
 from cbatch.executor import Executor, Turn
@@ -69,7 +69,7 @@ class Engine:
         self.record = RunRecord()
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
-        self.arrivals: Arrivals = Recorded(getattr(executor, "server_seconds", 0.0))
+        self.arrivals: Arrivals = Submitted(getattr(executor, "server_seconds", 0.0))
         self._departures, self._stall_watch = Departures(), StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
@@ -87,7 +87,7 @@ class Engine:
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queues requests for their arrival times; raises WorkloadError as `check_fits` and `note_id`."""
-        assert isinstance(self.arrivals, Recorded), "an engine with other arrivals gets its requests from them"
+        assert isinstance(self.arrivals, Submitted), "an engine with other arrivals gets its requests from them"
         new = list(requests)
         for request in new:
             self.check_fits(request)

@@ -23,20 +23,13 @@ MOST = 512
 
 def foresee(latest: InFlight | None, state: State, ends: bool) -> list[int]:
     """Returns what `Engine.foresee` does. latest: the latest turn's iteration, if its plan is of decodes alone."""
-    if latest is None or not repeats(latest, state):
+    if latest is None or state.latest is None:
+        return []
+    if state.cache is not None and not state.cache.is_steady(bool(state.waiting)):
+        return []
+    if latest.state[1:] != (state.pool.num_used, len(state.waiting), len(latest.step.rows)):
         return []
     return blocks_used(latest.step, state, num_repeats(latest.step, state) + ends)
-
-
-def repeats(latest: InFlight, state: State) -> bool:
-    """Whether the latest plan computes one token of each running request, and nothing has changed since.
-
-    With a prefix cache, also whether evictions do not depend on time and waiting requests find what they found before.
-    """
-    if state.cache is not None and not state.cache.is_steady(bool(state.waiting)):
-        return False
-    unchanged = state.pool.num_used, len(state.waiting), len(latest.step.rows)
-    return state.latest is not None and latest.state[1:] == unchanged
 
 
 def num_repeats(step: Step, state: State) -> int:

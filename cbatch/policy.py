@@ -115,14 +115,9 @@ def check_policy(policy: Policy, limits: Limits) -> None:
 
 
 def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
-    """Returns an optional method of the policy, or `ignore`; raises PolicyError if it cannot be read or called."""
+    """Returns an optional method of the policy, or `ignore`; raises PolicyError if the attribute cannot be read or called."""
     where = f"policy {type(policy).__name__}"
-    try:
-        method = getattr(policy, name, ignore)
-    except (Interruption, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise PolicyError(f"{where}: reading {name} raised {type(error).__name__}: {error}") from error
+    method: Callable[[Any], Any] = call(f"{where}, attribute {name}", getattr, policy, name, ignore)
     if not callable(method):
         raise PolicyError(f"{where}: {name} is a {type(method).__name__}; make it a method, or call it something else")
     return method

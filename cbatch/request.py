@@ -51,7 +51,7 @@ class Columns(Protocol):
     def token_times(self, row: int) -> tuple[float, float] | tuple[None, None]: ...
 
 
-def _asked(name: str) -> Any:
+def _of_spec(name: str) -> Any:
     """Returns a read-only attribute: a field of the request's spec."""
     return property(attrgetter(f"_spec.{name}"))
 
@@ -77,26 +77,26 @@ class Request:
 
     __slots__ = (*_PLACE, *_TIMES_AND_REASONS, *_COUNTS, *_OUTPUT)
 
-    id: Final[int] = _asked("id")
-    num_prompt_tokens: Final[int] = _asked("num_prompt_tokens")
-    max_new_tokens: Final[int] = _asked("max_new_tokens")
-    max_tokens: Final[int] = _asked("max_tokens")
+    id: Final[int] = _of_spec("id")
+    num_prompt_tokens: Final[int] = _of_spec("num_prompt_tokens")
+    max_new_tokens: Final[int] = _of_spec("max_new_tokens")
+    max_tokens: Final[int] = _of_spec("max_tokens")
     arrival_time: Final[float] = property(attrgetter("_arrival_time"))  # type: ignore[assignment]
-    arrival_iteration: Final[int] = _asked("arrival_iteration")
-    prompt: Final[Sequence[int] | None] = _asked("prompt")
-    sampling: Final[Sampling] = _asked("sampling")
-    stop_tokens: Final[tuple[int, ...]] = _asked("stop_tokens")
-    stop_strings: Final[tuple[str, ...]] = _asked("stop_strings")
-    client: Final[str | None] = _asked("client")
-    session: Final[str | None] = _asked("session")
-    tier: Final[str | None] = _asked("tier")
-    priority: Final[int] = _asked("priority")
-    slo: Final[SLO] = _asked("slo")
-    predicted_new_tokens: Final[int | None] = _asked("predicted_new_tokens")
-    prefix_hashes: Final[tuple[int, ...]] = _asked("prefix_hashes")
-    hash_block: Final[int] = _asked("hash_block")
-    conversation: Final[int | None] = _asked("conversation")
-    salt: Final[str] = _asked("salt")
+    arrival_iteration: Final[int] = _of_spec("arrival_iteration")
+    prompt: Final[Sequence[int] | None] = _of_spec("prompt")
+    sampling: Final[Sampling] = _of_spec("sampling")
+    stop_tokens: Final[tuple[int, ...]] = _of_spec("stop_tokens")
+    stop_strings: Final[tuple[str, ...]] = _of_spec("stop_strings")
+    client: Final[str | None] = _of_spec("client")
+    session: Final[str | None] = _of_spec("session")
+    tier: Final[str | None] = _of_spec("tier")
+    priority: Final[int] = _of_spec("priority")
+    slo: Final[SLO] = _of_spec("slo")
+    predicted_new_tokens: Final[int | None] = _of_spec("predicted_new_tokens")
+    prefix_hashes: Final[tuple[int, ...]] = _of_spec("prefix_hashes")
+    hash_block: Final[int] = _of_spec("hash_block")
+    conversation: Final[int | None] = _of_spec("conversation")
+    salt: Final[str] = _of_spec("salt")
     extra: Final[Mapping[str, Any]] = property(lambda request: MappingProxyType(request._spec.extra))  # type: ignore[assignment]
 
     def __init__(self, id: int, num_prompt_tokens: int, max_new_tokens: int, **fields: Any) -> None:

@@ -1,4 +1,4 @@
-"""Validation of user input by type: dataclasses declare what fields accept, pydantic checks it; errors are one line.
+"""Validates user input by type: dataclasses declare what fields accept, and pydantic checks it. Errors are one line.
 
     @dataclass(frozen=True)
     class Arrivals:
@@ -10,7 +10,7 @@
 
 `Arrivals(rate=-1)` raises "workload.arrivals.rate=-1: give a finite number above 0 (requests per second)".
 
-Importing this loads pydantic, which takes longer than `import cbatch`: only what reads settings and files does it.
+Only modules that read settings and files import this one: it loads pydantic, which takes longer than `import cbatch`.
 """
 
 import re
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Give:
-    """Annotates a type with what a message asks for. schema: checked in place of the type."""
+    """Annotates a type with a message's remedy. schema: checked in place of the type."""
 
     wanted: str
     schema: CoreSchema | None = None
@@ -70,9 +70,9 @@ Switch = Annotated[
 
 
 def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) -> None:
-    """Checks the fields of a dataclass at the end of its construction; `on` and `off` become booleans, mappings dataclasses.
+    """Checks the fields of a dataclass at the end of its construction, and converts `on` and `off` and mappings to their types.
 
-    prefix: of the fields' names in messages. Raises ConfigError, as `read`, for the keys of such a mapping.
+    prefix: of the fields' names in messages. Raises `error`, and ConfigError, as `read`, for the keys of a mapping.
     """
     kind: Any = type(instance)
     given, hints = {field.name: getattr(instance, field.name) for field in fields(kind)}, _hints(kind)
@@ -92,10 +92,9 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
 
 
 def read(kind: type[T], data: object, prefix: str = "") -> T:
-    """Build a dataclass, and those within it, from the mappings of a file or configuration.
+    """Builds a dataclass, and those within it, from the mappings of a file or configuration.
 
-    Raises:
-        ConfigError: an unknown or missing key, or a value that is not of its type; the message names the key.
+    Raises ConfigError for an unknown or missing key, or a value that is not of its type; the message names the key.
     """
     _check_keys(kind, data, prefix)
     reader: Any = _reader
@@ -107,10 +106,7 @@ def read(kind: type[T], data: object, prefix: str = "") -> T:
 
 
 def parse(kind: Any, text: str, key: str) -> Any:
-    """Reads a value of a type from text; the elements of a tuple are separated by commas.
-
-    Raises ConfigError, beginning with the key, if the text is not of the type.
-    """
+    """Reads a value of a type from text; commas separate the elements of a tuple. Raises ConfigError that begins with the key."""
     if get_origin(kind) is tuple:
         return tuple(parse(get_args(kind)[0], part, key) for part in text.split(","))
     try:
@@ -120,10 +116,10 @@ def parse(kind: Any, text: str, key: str) -> Any:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """`did you mean X? known: X, Y, Z`, for messages.
+    """Returns `did you mean X? known: X, Y, Z`, for messages.
 
-    X is nearly the same name, or else a word of it that is known, as in chunk_size, or else begins with it, punctuation
-    aside, as llama-3.1-8b with llama3, or else the most similar name.
+    X is nearly the same name, else a known word of the name, as in chunk_size, else begins with the name, punctuation aside, as
+    llama-3.1-8b with llama3, else the most similar name.
     """
     similar = get_close_matches(name, list(known), 1, cutoff=0.9) or [word for word in name.split("_") if word in known]
     similar = similar or [name.lower()] * (name.lower() in known)
@@ -135,14 +131,14 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def check_known(given: Collection[Any], known: Collection[str], prefix: str = "") -> None:
-    """Raise ConfigError for a key that is not known, with the nearest one that is."""
+    """Raises ConfigError for an unknown key, with the nearest known one."""
     for key in given:
         if key not in known:
             raise ConfigError(f"{prefix}{key}: no such key; {nearest(str(key), known)}")
 
 
 def shorten(value: object) -> str:
-    """A value on one line, for messages."""
+    """Returns a value on one line, for messages."""
     text = " ".join(str(value).split())
     return text if len(text) <= 60 else f"{text[:60]}..."
 
@@ -152,7 +148,7 @@ _hints: Any = cache(get_type_hints)
 
 @cache
 def _fields_of(kind: Any) -> TypeAdapter[Any]:
-    """What the fields of a dataclass accept; the class itself would be built, and checked, without end."""
+    """Returns an adapter of the fields of a dataclass. One of the class itself would call `check` without end."""
     hints = get_type_hints(kind, include_extras=True)
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     names: Any = {field.name: hints[field.name] for field in fields(kind)}
@@ -169,7 +165,7 @@ def _reader(kind: Any) -> TypeAdapter[Any]:
 
 
 def _check_keys(kind: Any, data: object, prefix: str) -> None:
-    """Refuse unknown keys of a dataclass and of dataclasses within it, and other values in their place."""
+    """Raises ConfigError for unknown keys of a dataclass and of dataclasses within it, and for other values in their place."""
     if NoneType in get_args(kind):
         if data is None:
             return

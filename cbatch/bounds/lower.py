@@ -1,4 +1,4 @@
-"""Lower bounds of a set of requests: what no policy can beat, preemptive or not, even if it knows the future."""
+"""Lower bounds of a set of requests, which no policy can beat, preemptive or not, even if it knows the future."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ _MOST_TRIED = 8  # minorants and shares for B9, those of the most work
 
 
 class Bounds:
-    """The bounds of these requests, on a machine of these limits. Seconds.
+    """The bounds of these requests on a machine of these limits, in seconds.
 
     Work. A minorant (`Minorant`) is charged to the members of an iteration: its slopes to their tokens and contexts, its
     fixed part in shares th1 + th2 + th3 = 1: th1 / max_batch to each request, th2 / max_tokens to each token, th3 / kv_tokens
@@ -44,9 +44,9 @@ class Bounds:
     no other request holds, a further token that follows a preemption two tokens, and nothing for held KV cache, which is shared.
 
     Args:
-        minorants: of the cost model, as from `minorants_of`; for one of your own, `Minorant.check` compares them.
+        minorants: of the cost model, as from `minorants_of`; `Minorant.check` tests others.
         kv_tokens: of one replica.
-        found: by id, from `findable_tokens` over all requests of the run; None without a prefix cache.
+        findable: by id, from `findable_tokens` over all requests of the run; None without a prefix cache.
 
     Raises:
         ConfigError: a request arrives by iteration, so that its arrival depends on the schedule; or there is no request.
@@ -59,7 +59,7 @@ class Bounds:
         limits: Limits,
         kv_tokens: int,
         replicas: int = 1,
-        found: Mapping[int, Findable] | None = None,
+        findable: Mapping[int, Findable] | None = None,
     ) -> None:
         specs = [spec_of(request) for request in requests]
         if not specs or any(spec.arrival_iteration for spec in specs):
@@ -71,9 +71,8 @@ class Bounds:
         self._asks_all = np.array([spec.slo.tbt is not None or spec.slo.total is not None for spec in specs])
         self.prompt, self.output = np.array([spec.num_prompt_tokens for spec in specs]), np.array(outputs)
         nothing = Findable(0, 0)
-        pairs = [nothing if found is None else found[spec.id] for spec in specs]
-        self._earlier, self._ever = np.array(pairs).T
-        self._shares = found is not None
+        self._earlier, self._ever = np.array([findable[spec.id] if findable else nothing for spec in specs]).T
+        self._shares = findable is not None
         self._minorants, self._limits, self._kv_tokens, self._replicas = minorants, limits, kv_tokens, replicas
 
     @cached_property
@@ -120,7 +119,7 @@ class Bounds:
 
     def _work(
         self,
-        found: Floats,
+        shared: Floats,
         member: float,
         token: float,
         score: float,
@@ -128,12 +127,13 @@ class Bounds:
         held: float = 0.0,
         machines: int = 1,
     ) -> tuple[Floats, Floats]:
-        """The seconds charged to each request: for its prompt, and for its further tokens.
+        """Returns the seconds charged to each request for its prompt and for its further tokens.
 
-        The charges are such that their sum over the members of an iteration is at most the seconds of the iteration.
+        The charges of the members of an iteration sum to at most the seconds of the iteration.
 
         Args:
-            found: leading tokens that others compute, [requests]. member: for each iteration. token, score, context: as in `Minorant`. held: for each token in the KV cache, in each iteration.
+            shared: leading tokens that others compute, [requests].
+            member: seconds per iteration. token, score, context: as in `Minorant`. held: per token of KV cache and iteration.
         """
         prompt, last = self.prompt, self.prompt + self.output - 1
         size = np.arange(1, int(last.max()) + 1, dtype=float)  # tokens in the KV cache when a token is sampled
@@ -142,7 +142,7 @@ class Bounds:
         first = again[prompt - 1] + held * prompt
         if self._shares:
             spared = passes[prompt - 1] - passes[prompt - self._ever - 1]
-            first -= member * spared + token * found + score * found * (found + 1) / 2
+            first -= member * spared + token * shared + score * shared * (shared + 1) / 2
             again = member + token * np.minimum(size, 2) + score * (2 * size - 1)  # its two newest tokens, at least
         decode = member + token + context * size
         until = np.concatenate(([0.0], np.cumsum(np.minimum(again, decode) + held * size)))

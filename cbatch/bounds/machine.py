@@ -1,7 +1,4 @@
-"""One machine that does one job at a time and may interrupt it: the relaxation that all bounds rest on.
-
-[arrays] are float64, one value per job, seconds.
-"""
+"""The relaxation behind all bounds: a machine that does one job at a time and may interrupt it. Arrays are seconds, [jobs]."""
 
 from heapq import heappop, heappush
 
@@ -12,7 +9,7 @@ Floats = NDArray[np.float64]
 
 
 def srpt(release: Floats, work: Floats) -> Floats:
-    """The ends of all jobs under shortest remaining processing time, ascending.
+    """Returns the ends of all jobs under shortest remaining processing time, ascending.
 
     For every k, no schedule ends its k-th job earlier (Schrage, Operations Research 16, 1968).
     """
@@ -39,16 +36,16 @@ def _run(remaining: list[float], ends: list[float], now: float, until: float) ->
 
 
 def makespan(release: Floats, work: Floats) -> float:
-    """The end of the last job of any schedule that is never idle while there is work."""
+    """Returns the end of the last job of any schedule that is never idle while there is work."""
     order = np.argsort(release)
     after = np.cumsum(work[order][::-1])[::-1]
     return float((release[order] + after).max(initial=0.0))
 
 
 def fewest_late(release: Floats, due: Floats, work: Floats) -> int:
-    """The fewest jobs that any schedule ends late, if jobs released later are due no earlier.
+    """Returns the fewest jobs that any schedule ends late, if jobs released later are due no earlier.
 
-    In the order of their releases, jobs join a set; whenever its last one would be late, the job leaves without which the set
+    Jobs join a set in the order of their releases. Whenever the last job would be late, the set drops the job without which it
     ends earliest (Kise, Ibaraki and Mine, Operations Research 26, 1978).
     """
     order = np.lexsort((due, release))
@@ -65,14 +62,14 @@ def _later(due: Floats) -> Floats:
 
 
 class _Kept:
-    """The jobs on time since the machine was last idle. `chain`: release of a job plus the work from it to the last one."""
+    """The jobs on time since the machine was last idle. `chain`: release of a job plus all work from it on."""
 
     def __init__(self, most: int) -> None:
         self._work, self._chain = np.zeros(most), np.zeros(most)
         self._number, self._end = 0, -np.inf
 
     def join(self, release: float, due: float, work: float) -> bool:
-        """Adds a job; returns whether one had to leave."""
+        """Adds a job; returns whether a job had to leave."""
         if release >= self._end:
             self._number = 0
         number = self._number

@@ -1,7 +1,7 @@
 """Linear minorants: straight lines below a cost model, which charge every request its share of every iteration.
 
-If no iteration is faster than a line says, the work that a request brings is known before anything is scheduled. Lines are
-fitted as lower envelopes of a profile's tables, never as regressions: a line through the middle of a table does not bound it.
+If no iteration is faster than a line, the work of a request is known before anything is scheduled. Lines are lower envelopes
+of a profile's tables, not regressions: a line through the middle of a table does not bound the table.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,11 +21,11 @@ _MOST_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class Minorant:
-    """No iteration takes less than the sum over all parts: seconds, times what the iteration holds.
+    """A lower bound of an iteration's seconds: the sum of all parts.
 
-    fixed: once. per_request, per_token: of the iteration; per_request alone may be negative. per_score: of chunks, tokens *
-    (context + (tokens + 1) / 2), the products of queries and keys. per_context: of `BatchShape.decode_context`. A chunk of one
-    token counts as a decode there; so that prompts cost no less in single tokens, per_score is at most per_context.
+    fixed: once. per_request, per_token: of the iteration; per_request may be negative. per_score: of chunks, tokens * (context +
+    (tokens + 1) / 2), the products of queries and keys. per_context: of `BatchShape.decode_context`, where a chunk of one token
+    counts as a decode. per_score is at most per_context, so that single tokens cost no less than chunks.
     """
 
     fixed: float
@@ -48,8 +48,7 @@ class Minorant:
     def check(self, cost: CostModel, limits: Limits) -> None:
         """Compares the line with the cost model at one request, a full batch and full iterations: a test, not a proof.
 
-        Raises:
-            ProfileError: an iteration is faster than the line.
+        Raises ProfileError if an iteration is faster than the line.
         """
         for shape in _samples(limits):
             if cost.predict(shape) < self.seconds(shape) * (1 - _ROUNDING):
@@ -59,7 +58,7 @@ class Minorant:
 
 
 def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
-    """Lines under a profile's tables, at the GPU's full clock, from the flattest to the steepest.
+    """Returns lines under a profile's tables, at the GPU's full clock, from the flattest to the steepest.
 
     Proof. An iteration takes f(tokens) + h(requests) + a(shape): products and small operations, the output head, attention.
     f + min h is evaluated at every number of tokens up to `limits.max_tokens`, with prompts and without, less all that a full
@@ -69,8 +68,7 @@ def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
     columns, so that a bound below the table at all breakpoints is below it everywhere. In a pipeline the times are
     those of its last stage, which every iteration occupies.
 
-    Raises:
-        ProfileError: the fitted line lies above the cost model (an error in a table, such as a negative time).
+    Raises ProfileError if a line lies above the cost model (an error in a table, such as a negative time).
     """
     attention, layers = cost.operations.attention, cost.topology.share(cost.spec).num_layers
     base = layers * attention.rates.base_seconds if isinstance(attention, RateAttention) else 0.0
@@ -103,7 +101,7 @@ def _least_seconds(cost: ProfileCost, max_tokens: int, max_batch: int) -> dict[i
 
 
 def _hull(points: dict[int, float]) -> list[tuple[float, float]]:
-    """(value at 0, slope) of lines below all points with neither negative: edges of their lower convex hull."""
+    """Returns (value at 0, slope), not negative, of lines below all points: edges of their lower convex hull."""
     hull: list[tuple[int, float]] = []
     for point in sorted(points.items()):
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) * (1 + _ROUNDING) >= _slope(hull[-1], point):
@@ -122,7 +120,7 @@ def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
 
 
 def _per_score(attention: Attention, limits: Limits) -> float:
-    """Seconds of one layer for a score, of any chunk at least."""
+    """Returns the least seconds of one layer for a score of any chunk."""
     if isinstance(attention, RateAttention):
         return attention.per_score
     if not isinstance(attention, TableAttention):
@@ -132,9 +130,9 @@ def _per_score(attention: Attention, limits: Limits) -> float:
 
 
 def _per_context(attention: Attention, limits: Limits) -> list[tuple[float, float]]:
-    """(tokens of context spared to each decode, seconds of one layer for each of the others), of any decodes at least.
+    """Returns (tokens of context that are free for each decode, least seconds of one layer for each further token).
 
-    Sparing the shortest contexts, which a table may measure as free, gives a steeper line for the rest.
+    A table may measure the shortest contexts as free; leaving them out gives a steeper line for the rest.
     """
     if isinstance(attention, RateAttention):
         return [(0.0, attention.per_decode_context)]

@@ -1,4 +1,4 @@
-"""How much of each prompt a prefix cache can hold at best: from the names of all blocks, as if nothing were ever evicted."""
+"""Computes how much of each prompt a prefix cache can hold at best, as if no block were ever evicted."""
 
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
@@ -12,8 +12,8 @@ from cbatch.request import Request, spec_of
 class Findable(NamedTuple):
     """Leading tokens of a request's prompt that others hold, in whole blocks, and at least one token less than all.
 
-    earlier: in prompts and outputs of requests that arrive earlier, or at the same time with a lower id; somebody computes the
-        other tokens after this request has arrived. ever: of any other requests.
+    earlier: in prompts and outputs of requests that arrive earlier, or at the same time with a lower id; the other tokens are
+        computed after this request has arrived. ever: in those of any other requests.
     """
 
     earlier: int
@@ -21,26 +21,31 @@ class Findable(NamedTuple):
 
 
 def findable_tokens(requests: Iterable[Request], block_size: int) -> dict[int, Findable]:
-    """Returns what each request can find at best, by id. requests: all of a run, in simulation."""
+    """Returns what each request can find at best, by id. requests: all requests of a run, in simulation."""
     by_arrival = sorted(requests, key=lambda request: (request.arrival_time, request.id))
     names = [_names_of(request, block_size) for request in by_arrival]
     seen: set[Name] = set()
     repeated: set[Name] = set()
     earlier = []
-    for own in names:
-        earlier.append(next((place for place, name in enumerate(own) if name not in seen), len(own)))
-        repeated.update(own[: earlier[-1]])
-        seen.update(own)
-    found = {}
-    for request, own, before in zip(by_arrival, names, earlier, strict=True):
+    for blocks in names:
+        earlier.append(_num_in(seen, blocks))
+        repeated.update(blocks[: earlier[-1]])
+        seen.update(blocks)
+    findable = {}
+    for request, blocks, before in zip(by_arrival, names, earlier, strict=True):
         most = (request.num_prompt_tokens - 1) // block_size
-        ever = next((place for place, name in enumerate(own) if name not in repeated), len(own))
-        found[request.id] = Findable(min(before, most) * block_size, min(ever, most) * block_size)
-    return found
+        ever = _num_in(repeated, blocks)
+        findable[request.id] = Findable(min(before, most) * block_size, min(ever, most) * block_size)
+    return findable
+
+
+def _num_in(known: set[Name], names: Sequence[Name]) -> int:
+    """Returns how many leading names are known."""
+    return next((place for place, name in enumerate(names) if name not in known), len(names))
 
 
 def _names_of(request: Request, block_size: int) -> Sequence[Name]:
-    """Returns the names of the blocks of prompt and output that another request can have as well."""
+    """Returns the names of the blocks of prompt and output that another request can have, too."""
     spec = spec_of(request)
     held = spec.num_prompt_tokens if spec.prompt is not None else len(spec.prefix_hashes) * spec.hash_block
     held = min(held, spec.num_prompt_tokens)

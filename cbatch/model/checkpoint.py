@@ -37,13 +37,10 @@ _ROPE_OPTIONS = {
 
 
 def spec_from_checkpoint(path: str | Path) -> ModelSpec:
-    """Returns the shape of the model in a checkpoint folder, from its config.json.
+    """Returns the shape of the model in a checkpoint folder, from its config.json; raises ModelError as `read_config`.
 
     `max_positions` is at most the sliding window: up to there windowed attention is plain attention. Yarn stretches the
     positions that the model was trained on.
-
-    Raises:
-        ModelError: as `read_config`.
     """
     file, config = Path(path) / "config.json", read_config(path)
     rope, positions, window = config.rope_parameters, config.max_position_embeddings, sliding_window(config)
@@ -73,8 +70,7 @@ def spec_from_checkpoint(path: str | Path) -> ModelSpec:
 def read_config(path: str | Path) -> "PreTrainedConfig":
     """Returns the configuration of a checkpoint as the class of its family reads config.json. Loads torch.
 
-    Raises:
-        ModelError: the folder or its config.json is missing or malformed, or has a setting that is not computed here.
+    Raises ModelError if the folder or its config.json is missing or malformed, or has a setting that is not computed here.
     """
     file = Path(path) / "config.json"
     content = _read(file)
@@ -96,7 +92,7 @@ def read_config(path: str | Path) -> "PreTrainedConfig":
 
 
 def sliding_window(config: "PreTrainedConfig") -> int | None:
-    """Returns the tokens to which the attention of some layer is limited; None without such a layer."""
+    """Returns the sliding window of a layer's attention in tokens; None without such a layer."""
     windowed = "sliding_attention" in getattr(config, "layer_types", ["sliding_attention"])
     return getattr(config, "sliding_window", None) if windowed else None
 
@@ -107,7 +103,7 @@ def one_line(error: Exception) -> str:
 
 
 def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[str, Any]:
-    """Returns the settings of a config.json, by name, that would be ignored although they may change tokens."""
+    """Returns the settings of a config.json that would be ignored although they may change tokens."""
     defaults = {field.name: field.default for field in fields(config)}
     others = {
         key: value
@@ -126,11 +122,7 @@ def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[s
 
 
 def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
-    """Returns the end-of-sequence tokens of a checkpoint: those of its generation_config.json, then others of its config.json.
-
-    Raises:
-        ModelError: a file is malformed, or as `read_config`.
-    """
+    """Returns the end-of-sequence tokens of generation_config.json, then others of config.json; raises as `read_config`."""
     files = (Path(path) / name for name in ("generation_config.json", "config.json"))
     stated = [_read(file).get("eos_token_id") for file in files if file.is_file()]
     if stated in ([], [None], [None, None]):
@@ -141,9 +133,8 @@ def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
 
 
 class Vocabulary:
-    """What a workload needs to generate prompts.
+    """Token ids from 0 to `size` - 1, and the tokenizer of a checkpoint.
 
-    size: token ids are 0 to size - 1.
     stop_tokens: ids that end a request; none for a model with random weights.
     """
 
@@ -154,21 +145,18 @@ class Vocabulary:
         self._name, self._path = spec.name, spec.path
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a prompt, with the special tokens of the tokenizer; a text that begins with them gets no second ones.
-
-        Raises ModelError if the model has no tokenizer.
-        """
+        """Returns the token ids of a prompt, with a single token of its beginning; raises ModelError without a tokenizer."""
         ids: list[int] = self._tokenizer.encode(text)
         return ids[1:] if ids[:2] == [self._tokenizer.bos_token_id] * 2 else ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Returns the token ids of a chat in the form that the model was trained on, up to where its answer begins.
+        """Returns the token ids of a chat in the form that the model was trained on, up to the beginning of its answer.
 
-        messages: role and content of each. Control tokens in a content count as such, as in other engines.
+        messages: role and content of each. Control tokens in a content are not escaped, as in other engines.
 
         Raises:
             ModelError: the model has no tokenizer, or no chat template.
-            WorkloadError: the chat template refuses the messages, such as two of a user in a row.
+            WorkloadError: the chat template refuses the messages, such as two user messages in a row.
         """
         tokenizer = self._tokenizer
         if not tokenizer.chat_template:
@@ -177,7 +165,7 @@ class Vocabulary:
             return list(tokenizer.apply_chat_template([*messages], add_generation_prompt=True, return_dict=False))
         except Exception as error:
             problem = f"messages: the chat template of {self._name} refuses them ({one_line(error)})"
-            raise WorkloadError(f"{problem}; give others") from error
+            raise WorkloadError(f"{problem}; give other messages") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns text without control tokens; raises ModelError if the model has no tokenizer."""
@@ -185,12 +173,12 @@ class Vocabulary:
 
     @cached_property
     def token_text(self) -> Callable[[int], str]:
-        """Returns the text of a single token, from memory the second time."""
+        """A cached function that returns the text of a single token."""
         return cache(lambda id_: self.decode([id_]))
 
     @cached_property
     def control_tokens(self) -> dict[int, str]:
-        """The tokens that are not text, by id; raises ModelError if the model has no tokenizer."""
+        """The text of control tokens, by id; raises ModelError without a tokenizer."""
         added = self._backend.get_added_tokens_decoder()
         return {id_: token.content for id_, token in added.items() if token.special}
 
@@ -201,7 +189,7 @@ class Vocabulary:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        """Loaded at the first use: most workloads are token ids."""
+        """The tokenizer, loaded at the first use: most workloads are token ids."""
         give = "give prompts as token ids"
         if self._path is None:
             raise ModelError(f"model {self._name} has random weights and no tokenizer; {give}, or set model.path")

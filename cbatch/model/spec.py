@@ -63,7 +63,7 @@ class ModelSpec:
 
     @property
     def shape(self) -> dict[str, int]:
-        """What the times of an iteration depend on, by name: all sizes but the positions."""
+        """The sizes that the time of an iteration depends on, by name."""
         return {name: getattr(self, name) for name in _SIZES[:-1]} | {"dtype_bytes": DTYPE_BYTES[self.dtype]}
 
     @property
@@ -73,7 +73,7 @@ class ModelSpec:
 
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """(inputs, outputs) of each matrix product of one layer, projections of one input fused."""
+        """(inputs, outputs) of each matrix product of one layer; projections of the same input are fused."""
         heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         up = self.intermediate_size * (2 if self.gated else 1)
         return {
@@ -95,9 +95,9 @@ class ModelSpec:
 
 
 class Layers(NamedTuple):
-    """Consecutive layers of a model, `first` to `end` - 1 of `total`: those of one pipeline stage.
+    """The layers of one pipeline stage, `first` to `end` - 1 of `total`.
 
-    The stage of the first layer also has the embedding, that of the last layer the final norm and the output head.
+    The first stage also has the embedding, the last one the final norm and the output head.
     """
 
     first: int
@@ -117,7 +117,7 @@ class Layers(NamedTuple):
         return self.end == self.total
 
     def weight_bytes(self, spec: ModelSpec) -> int:
-        """Bytes of the stage's matrices and embeddings; a tied embedding is stored by the first and the last stage."""
+        """Returns the bytes of the stage's matrices and embeddings; first and last stage both store a tied embedding."""
         layer = sum(inputs * outputs for inputs, outputs in spec.linear_shapes.values())
         shared = spec.tied_embeddings and self.is_first and self.is_last
         num_embeddings = 1 if shared else self.is_first + self.is_last
@@ -126,31 +126,27 @@ class Layers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank of a tensor-parallel group: it has a share of every matrix of a stage.
-
-    index: its number in the group. size: ranks in the group.
-    """
+    """A rank of a tensor-parallel group: has a share of every matrix of a stage. size: ranks in the group."""
 
     index: int = 0
     size: int = 1
 
     def share(self, total: int) -> slice:
-        """Its share of `total` outputs, columns or tokens of the vocabulary; shares differ by one at most."""
+        """Returns the share of `total` outputs, columns or tokens of the vocabulary; shares differ by one at most."""
         return slice(total * self.index // self.size, total * (self.index + 1) // self.size)
 
     def kv_heads(self, total: int) -> slice:
-        """Its key-value heads; ranks share one if there are more ranks than heads."""
+        """Returns the key-value heads; ranks share a head if there are more ranks than heads."""
         first = total * self.index // self.size
         return slice(first, first + max(total // self.size, 1))
 
 
 def split_layers(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None = None) -> list[Layers]:
-    """The layers of each pipeline stage.
+    """Returns the layers of each pipeline stage.
 
     sizes: number of layers of each stage; None: as equal as possible, earlier stages get the remainder.
 
-    Raises:
-        ConfigError: more stages than layers, or `sizes` that do not match stages or layers.
+    Raises ConfigError for more stages than layers, or `sizes` that do not match stages or layers.
     """
     total = spec.num_layers
     if num_stages > total:

@@ -43,7 +43,7 @@ class Topology:
         return node[0] != node[1]
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise ConfigError if the topology does not divide the model; it names every degree that does."""
+        """Raises ConfigError if the topology does not divide the model; the message names every degree that does."""
         for key in ("tensor_parallel", "pipeline_stages"):
             if what := _uneven(spec, key, getattr(self, key)):
                 divisors = ", ".join(str(degree) for degree in range(1, 65) if not _uneven(spec, key, degree))
@@ -51,10 +51,7 @@ class Topology:
                 raise ConfigError(f"{problem}; choose one of {divisors}")
 
     def share(self, spec: ModelSpec) -> ModelSpec:
-        """One GPU's part of the model, as a model with fewer layers, heads and columns.
-
-        Key-value heads are replicated if there are fewer of them than GPUs.
-        """
+        """Returns one GPU's part of the model, as a smaller model; GPUs share key-value heads if there are too few."""
         self.check(spec)
         parts = self.tensor_parallel
         return replace(
@@ -68,7 +65,7 @@ class Topology:
 
 
 def _uneven(spec: ModelSpec, key: str, degree: int) -> str | None:
-    """Names what so many ranks or stages cannot share evenly. More ranks than key-value heads share a head each."""
+    """Returns the part that `degree` ranks or stages cannot share evenly, or None. Ranks may share key-value heads."""
     ranks = {
         "attention heads": spec.num_heads,
         "columns of the feed-forward layer": spec.intermediate_size,
@@ -79,13 +76,13 @@ def _uneven(spec: ModelSpec, key: str, degree: int) -> str | None:
 
 
 def split_ranks(spec: ModelSpec, tensor_parallel: int) -> list[Rank]:
-    """The ranks of a tensor-parallel group; raises ConfigError if they do not divide the model."""
+    """Returns the ranks of a tensor-parallel group; raises ConfigError if they do not divide the model."""
     Topology(tensor_parallel, gpus_per_node=tensor_parallel).check(spec)
     return [Rank(index, tensor_parallel) for index in range(tensor_parallel)]
 
 
 def share_of(spec: ModelSpec, rank: Rank) -> ModelSpec:
-    """One rank's part of the model, as `Topology.share`, with its exact share of the vocabulary."""
+    """Returns one rank's part of the model, as `Topology.share`, with its exact share of the vocabulary."""
     tokens = rank.share(spec.vocab_size)
     share = Topology(rank.size, gpus_per_node=rank.size).share(spec)
     return replace(share, vocab_size=tokens.stop - tokens.start)

@@ -12,14 +12,11 @@ from cbatch.results.metrics import Served
 def regret(
     requests: Sequence[Request], served: Served, bounds: Callable[[Sequence[Request]], Bounds]
 ) -> dict[str, float]:
-    """Figures of the whole run; empty if no request was served.
+    """Returns figures of the whole run; empty if no request was served. bounds: returns the bounds of some of the requests.
 
-    `latency`, `makespan`: over their lower bounds B6 and B2, of the requests that were served. `violations`: requests that
-    missed their own objectives, less their lower bound B9, of all requests with objectives. `*_bound`: the bounds, in seconds
-    and requests. The true regret, against the best policy, is at most this.
-
-    Args:
-        bounds: the bounds of some of the requests.
+    `latency`, `makespan`: over their lower bounds B6 and B2, of served requests. `violations`: requests that missed their own
+    objectives, less the lower bound B9. `*_bound`: the bounds, in seconds and requests. The true regret, relative to the best
+    policy, is at most this.
     """
     if not len(served.id):
         return {}

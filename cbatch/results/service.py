@@ -1,8 +1,8 @@
 """Service of clients, as VTC measures it (Sheng et al., "Fairness in serving large language models", OSDI 2024).
 
-A request's service is 1 for each prompt token and 2 for each output token. As in the code behind that paper's figures
-(Ying1123/VTC-artifact, fair_bench/plot/visualize.py), it is received evenly from the request's first token to its last,
-and counts as requested when the request arrives. Only served requests count.
+A request's service is 1 for each prompt token and 2 for each output token. As in the code of that paper's figures
+(Ying1123/VTC-artifact, fair_bench/plot/visualize.py), it is requested when the request arrives, and received evenly from the
+request's first token to its last. Only served requests count.
 """
 
 import math
@@ -26,7 +26,7 @@ NO_CLIENT = "no client"
 
 @dataclass(frozen=True, eq=False)
 class Service:
-    """Served requests as columns [requests]; times in seconds. weights: of clients by name; 1 for others."""
+    """Served requests as columns, [requests]; times in seconds. weights: of clients by name; 1 for others."""
 
     client: NDArray[Any]
     arrival: Floats
@@ -52,7 +52,7 @@ class Service:
         return PROMPT_WEIGHT * self.prompt_tokens + OUTPUT_WEIGHT * self.output_tokens
 
     def received(self, times: Floats) -> Floats:
-        """Service that each client has received by each time, [times, clients]."""
+        """Returns the service that each client has received by each time, [times, clients]."""
         seconds = self.last_token - self.first_token
         at_once = seconds <= 0
         return self._by_client(
@@ -61,11 +61,11 @@ class Service:
         )
 
     def requested(self, times: Floats) -> Floats:
-        """Service that each client has asked for by each time, [times, clients]."""
+        """Returns the service that each client has requested by each time, [times, clients]."""
         return self._by_client(self.arrival <= time for time in times)
 
     def _by_client(self, parts: Iterable[NDArray[Any]]) -> Floats:
-        """parts: for each time, the share of each request, which is clipped to 0 .. 1."""
+        """Sums service by client. parts: for each time, the share of each request, clipped to 0 .. 1."""
         index = np.searchsorted(self.clients, self.client)
         num = len(self.clients)
         return np.array([np.bincount(index, self.amount * np.clip(part, 0, 1), num) for part in parts])
@@ -74,10 +74,7 @@ class Service:
 def service_of(
     requests: Collection[Asked], served: Served, weights: Mapping[str, float] | None = None
 ) -> Service | None:
-    """The service of a run; None if no request names its client.
-
-    requests: in the order of their ends. weights: of clients by name; 1 for others.
-    """
+    """Returns the service of a run; None if no request names its client. requests: in the order of their ends."""
     if not any(request.client for request in requests):
         return None
     ended = (request for request in requests if request.finish_reason in SERVED)
@@ -87,7 +84,7 @@ def service_of(
 
 
 class Windows(NamedTuple):
-    """Fairness in windows of a run, [windows] each. middle: seconds. difference: per second. jain: NaN without service."""
+    """Fairness in the windows of a run, [windows] each. middle: seconds. difference: per second. jain: NaN without service."""
 
     middle: Floats
     difference: Floats
@@ -95,7 +92,7 @@ class Windows(NamedTuple):
 
 
 def fairness(service: Service) -> dict[str, Any]:
-    """Mean and worst of `measure_windows` (NaN without windows), and the total service of each client, not over its weight."""
+    """Returns mean and worst of `measure_windows` (NaN without windows), and the total service of each client."""
     totals = dict(zip(service.clients, service.received(np.array([np.inf]))[0].tolist(), strict=True))
     windows = measure_windows(service)
     difference, jain = windows.difference, windows.jain[~np.isnan(windows.jain)]
@@ -108,14 +105,14 @@ def fairness(service: Service) -> dict[str, Any]:
 
 
 def measure_windows(service: Service, seconds: float = WINDOW_SECONDS) -> Windows:
-    """Service difference and Jain's index in 19 windows, whose middles divide the time from half a window to the last
-    arrival into 20 equal parts. There are none if the last arrival comes before the end of a window.
+    """Returns service difference and Jain's index in 19 windows, none if the last arrival comes before the end of a window.
 
-    difference: summed over clients: how far each is below the client that received most, or from what it requested,
-        whichever is less, in service over weight (VTC, table 2, and its weighted variant).
-    jain: (sum x)^2 / (n sum x^2), where x is a client's service over its share in the weighted max-min division of what
-        all received in the window, given the service that it waits for (Jain, Chiu and Hawe, DEC-TR-301, 1984); 1 is fair,
-        1/n the opposite.
+    The middles of the windows divide the time from half a window to the last arrival into 20 equal parts.
+
+    difference: summed over clients, the lesser of the distances to the client that received most and to the service requested,
+        in service over weight (VTC, table 2, and its weighted variant).
+    jain: (sum x)^2 / (n sum x^2), where x is a client's service over its share in the weighted max-min division of all service
+        in the window, given the service that it waits for (Jain, Chiu and Hawe, DEC-TR-301, 1984); 1 is fair, 1/n the opposite.
     """
     last = float(service.arrival.max(initial=0.0))
     if last < seconds:
@@ -134,16 +131,16 @@ def measure_windows(service: Service, seconds: float = WINDOW_SECONDS) -> Window
 
 
 def _jain(received: Floats, wanted: Floats, weight: Floats) -> float:
-    """Jain's index of one window; NaN if no client received anything. All are [clients]."""
+    """Returns Jain's index of one window, from [clients]; NaN if no client received anything."""
     fair = max_min_shares(float(received.sum()), wanted, weight)
     ratio = received[fair > 0] / fair[fair > 0]
     return float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())) if ratio.any() else float("nan")
 
 
 def max_min_shares(total: float, wanted: Floats, weight: Floats) -> Floats:
-    """The weighted max-min fair division of `total` among clients, none of whom gets more than it wants, [clients].
+    """Returns the weighted max-min fair division of `total` among clients, [clients].
 
-    A client that gets less than it wants has as much per weight as any other, or more.
+    No client gets more than it wants, and one that gets less has at least as much per weight as any other.
     """
     level = wanted / weight  # at which a client has all that it wants
     order = np.argsort(level)

@@ -1,4 +1,4 @@
-"""The seconds of each stage of a real pipeline by cause, from its events, with the accounting of simulated stages."""
+"""Accounts for the seconds of each stage of a real pipeline by cause, from its events, as simulated stages do."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ class MeasuredStages(Stages):
     def observe(
         self, launched_at: float, shape: BatchShape, spans: StageSpans, *, full: bool, source: Span | None
     ) -> Span:
-        """Account for an iteration's way through the stages.
+        """Accounts for an iteration's way through the stages.
 
         full: as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
         source: the iteration num_stages before, for whose tokens the first stage waits.
@@ -39,7 +39,7 @@ class MeasuredStages(Stages):
 
 
 def account_stages(record: RunRecord) -> list[StageAccount]:
-    """The time of each stage by cause, from the first plan to the end of the last iteration; empty without stages."""
+    """Returns the time of each stage by cause, from the first plan to the end of the last iteration; empty without stages."""
     if not record.stages:
         return []
     num_stages = len(record.stages[0])
@@ -58,17 +58,14 @@ def account_stages(record: RunRecord) -> list[StageAccount]:
 
 
 class _HostTrail:
-    """What the host did, without gaps, in the order of its launches and waits.
-
-    num_completed: iterations whose tokens the host has received.
-    """
+    """The host's activities, without gaps. num_completed: iterations whose tokens the host has received."""
 
     def __init__(self, record: RunRecord, num_stages: int, begin: float) -> None:
         self._steps, self._num_stages, self._now = record.steps, num_stages, begin
         self.num_completed = 0
 
     def until(self, number: int) -> Iterator[Activity]:
-        """Yield the activities since the last launch, up to that of iteration `number`."""
+        """Yields the activities since the last launch, up to the launch of iteration `number`."""
         launched = self._steps[number]
         while self.num_completed < number and self._steps[self.num_completed].received_at <= launched.planned_at:
             step, num_in_flight = self._steps[self.num_completed], number - self.num_completed
@@ -88,5 +85,5 @@ class _HostTrail:
 
 
 def _shape(step: StepRecord) -> BatchShape:
-    """The batch as far as the kind of a bubble depends on it: its prompt tokens."""
+    """Returns the part of the batch that determines the kind of a bubble: its prompt tokens."""
     return BatchShape(((step.num_prefill_tokens, 0),))

@@ -26,7 +26,7 @@ from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
 
 
-class InFlight(NamedTuple):
+class LaunchedStep(NamedTuple):
     """A launched step: its slot, its number of rows, and its tokens with all padding."""
 
     slot: Slot
@@ -54,7 +54,7 @@ class StreamExecutor:
         self._slots = slots
         self._iterations = list(iterations)
 
-    def launch(self, step: Step) -> InFlight:
+    def launch(self, step: Step) -> LaunchedStep:
         """Packs the step and enqueues its parts; returns without waiting."""
         slot = self._slots[step.index % len(self._slots)]
         assert not slot.in_use, "the host waits for iteration N before it launches N + num_stages + 1"
@@ -82,9 +82,9 @@ class StreamExecutor:
             d2h.record(slot.download_started)
         d2h.run(partial(slot.download, num_rows))
         d2h.record(slot.downloaded)
-        return InFlight(slot, num_rows, shape.num_tokens)
+        return LaunchedStep(slot, num_rows, shape.num_tokens)
 
-    def wait(self, in_flight: InFlight) -> StepResult:
+    def wait(self, in_flight: LaunchedStep) -> StepResult:
         """Blocks until the step's tokens are on the host. Nothing else in the runtime blocks the host.
 
         Raises StreamError if an operation of this step or an earlier one failed.

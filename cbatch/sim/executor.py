@@ -31,7 +31,7 @@ class SimExecutor(Executor):
         """
         cost: seconds of device time for a batch shape; one GPU unless it is a `ProfileCost`, which has a topology.
         host: host time per iteration; a number is seconds for any batch.
-        server_seconds: see `Recorded`.
+        server_seconds: see `Submitted`.
         """
         self.cost, self.server_seconds = cost, server_seconds
         self.host = host if isinstance(host, HostTime) else HostTime(host)

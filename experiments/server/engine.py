@@ -22,7 +22,7 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cbatch import CbatchError, Engine, Executor, Request, RequestSpec, RunRecord
-from cbatch.arrivals import Recorded
+from cbatch.arrivals import Submitted
 from cbatch.errors import StallError, WorkloadError
 from cbatch.executor import StepResult
 from cbatch.request import spec_of
@@ -120,7 +120,7 @@ class Paced:
         return getattr(self._inner, name)
 
 
-class Clients(Recorded):
+class Clients(Submitted):
     """Those who ask through an inbox. The open door counts as an unfinished request."""
 
     def __init__(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch import Engine, KVSize, Limits, Request, RunRecord, Server
-from cbatch.arrivals import Recorded
+from cbatch.arrivals import Submitted
 from cbatch.results.metrics import collect_served, statistics
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.profile.machine import hardware_name
@@ -49,7 +49,7 @@ RUNS = [
 """Load, cache over working set, policy, eviction."""
 
 
-class Sessions(Recorded):
+class Sessions(Submitted):
     """Arrivals of conversations: the first turns are known, and each turn that ends tells when the next one comes.
 
     With token ids (`vocabulary`) prompts hold the answers that the model gave; without, names stand for them.

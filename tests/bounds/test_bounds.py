@@ -289,7 +289,7 @@ def test_a_prompt_that_is_found_costs_its_rest() -> None:
     """Two prompts of 5 tokens that share 4, of which one request computes 5 and the other one 1 token; an output token each."""
     asked = [Request(id_, 5, 2, prefix_hashes=(1,), hash_block=4) for id_ in range(2)]
     line, limits = Minorant(1.0, per_token=0.25), Limits(4, 2, 100)
-    found = Bounds(asked, [line], limits, 100, found=findable_tokens(asked, 4))
+    found = Bounds(asked, [line], limits, 100, findable=findable_tokens(asked, 4))
     assert found.prefill.tolist() == [1 + 0.25] * 2, "each may be the one that finds"
     assert found.service.tolist() == [2 * (1 + 0.25)] * 2
     assert found.rate == pytest.approx(2 / (0.75 * (5 + 1) + 0.75 * (1 + 1))), (
@@ -311,7 +311,7 @@ def test_no_policy_beats_the_bounds_with_a_prefix_cache(policy: Policy) -> None:
         blocks, cost = draw.choice((33, 60, 400)), CostFunction(line.seconds)
         server = Server(SimExecutor(cost), limits, cost, KVSize(blocks, 2), bool(number % 2), prefix_cache=LRU())
         record = server.serve(policy, asked)
-        found = Bounds(asked, [line], limits, 2 * blocks, found=findable_tokens(asked, 2))
+        found = Bounds(asked, [line], limits, 2 * blocks, findable=findable_tokens(asked, 2))
         ends, firsts = (np.array([getattr(each, at) for each in asked]) for at in ("finished_at", "first_token_at"))
         assert (found.prefill <= (firsts - found.arrival) * (1 + 1e-9)).all()
         assert (found.service <= (ends - found.arrival) * (1 + 1e-9)).all()

@@ -7,7 +7,7 @@ import pytest
 from schedules import make_engine
 
 from cbatch import Engine, FinishReason, Limits, Request, WorkloadError
-from cbatch.arrivals import Recorded, Stream
+from cbatch.arrivals import Stream, Submitted
 from cbatch.cluster import Cluster, RoundRobin
 from policies.orca import Orca
 
@@ -19,7 +19,7 @@ def ids(requests: Sequence[Request]) -> list[int]:
 
 
 def test_recorded_requests_arrive_by_time_and_iteration() -> None:
-    arrivals = Recorded()
+    arrivals = Submitted()
     arrivals.add([Request(0, 4, 1, arrival_time=2.0), Request(1, 4, 1, arrival_iteration=3)])
     arrivals.add([Request(2, 4, 1, arrival_iteration=5), Request(3, 4, 1)])
     assert arrivals.next() == 0.0 and ids(arrivals.due(1.0, 0)) == [3]
@@ -45,10 +45,10 @@ def test_a_stream_makes_one_request_ahead_and_checks_it() -> None:
         Stream([Request(0, 4, 1, arrival_time=1.0), Request(1, 4, 1)], checked.append).due(1.0, 0)
 
 
-@pytest.mark.parametrize("make", [Recorded, lambda server: Stream([Request(0, 4, 1, arrival_time=1.0)], id, server)])
-def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[float], Recorded | Stream]) -> None:
+@pytest.mark.parametrize("make", [Submitted, lambda server: Stream([Request(0, 4, 1, arrival_time=1.0)], id, server)])
+def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[float], Submitted | Stream]) -> None:
     arrivals = make(0.25)
-    if isinstance(arrivals, Recorded):
+    if isinstance(arrivals, Submitted):
         arrivals.add([Request(0, 4, 1, arrival_time=1.0)])
     assert arrivals.next() == 1.25 and ids(arrivals.due(1.2, 0)) == [] and ids(arrivals.due(1.25, 0)) == [0]
 
@@ -99,7 +99,7 @@ def test_a_request_that_has_not_arrived_is_cancelled_and_strangers_are_refused(s
     assert heard == [0, 2]
 
 
-class Session(Recorded):
+class Session(Submitted):
     """Each request but the last is followed by another, a second after its end."""
 
     def ended(self, request: Request) -> None:

@@ -6,7 +6,7 @@ import pytest
 from schedules import UnitCost, make_engine
 
 from cbatch import CbatchError, ConfigError, Engine, Limits, Plan, PolicyError, Request, RunRecord, Server, View
-from cbatch.arrivals import Recorded
+from cbatch.arrivals import Submitted
 from cbatch.errors import StallError
 from cbatch.executor import Executor
 from cbatch.kv import KVSize
@@ -143,7 +143,7 @@ def test_patience_is_above_zero(field: str, value: float) -> None:
     assert isinstance(caught.value, CbatchError)
 
 
-class Door(Recorded):
+class Door(Submitted):
     """Nobody is expected; a client comes in the moment after the engine has waited for 100 s."""
 
     def next(self) -> float:
