@@ -85,7 +85,7 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
     try:
         accepted = _fields_of(kind).validate_python(values)
     except ValidationError as refusal:
-        raise error(_one_line(refusal, prefix)) from None
+        raise error(one_line(refusal, prefix)) from None
     for name, value in accepted.items():
         if given[name] != value:
             object.__setattr__(instance, name, value)
@@ -101,7 +101,7 @@ def read(kind: type[T], data: object, prefix: str = "") -> T:
     try:
         built: T = reader(kind).validate_python(data)
     except ValidationError as refusal:
-        raise ConfigError(_one_line(refusal, prefix)) from None
+        raise ConfigError(one_line(refusal, prefix)) from None
     return built
 
 
@@ -112,7 +112,7 @@ def parse(kind: Any, text: str, key: str) -> Any:
     try:
         return _reader(kind).validate_strings(text, strict=True)
     except ValidationError as refusal:
-        raise ConfigError(_one_line(refusal, key)) from None
+        raise ConfigError(one_line(refusal, key)) from None
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -183,15 +183,18 @@ def _check_keys(kind: Any, data: object, prefix: str) -> None:
             _check_keys(get_args(kind)[1], value, f"{prefix}{name}.")
 
 
-def _one_line(refusal: ValidationError, prefix: str) -> str:
+def one_line(refusal: ValidationError, prefix: str) -> str:
+    """Returns the first error of pydantic, beginning with the key. prefix: of the key."""
     first = refusal.errors(include_url=False)[0]
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"] if step != "[key]")
     key = f"{prefix}{steps.removeprefix('.')}".rstrip(".")
     match first["type"]:
         case "missing":
             return f"{key}: is missing; give {key}=..."
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return f"{key}: is not supported; leave it out"
         case "value_error":
             return f"{key}: {first['ctx']['error']}"
     wanted = first["msg"].partition(", unable to")[0].replace("Input should be", "give").replace("'", "")
     wanted = wanted.replace("a valid dictionary", "its keys and values, {key: value}")
-    return f"{key}={shorten(first['input'])}: {wanted}"
+    return f"{key}={shorten(first['input'])}: {wanted}" if key else wanted

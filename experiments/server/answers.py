@@ -1,4 +1,4 @@
-"""The answer to a request: it collects tokens, and writes them to its client as they come, or all at the end.
+"""The answer to a request: it collects tokens, and writes them to its client as they come, or all at the end. Or an error.
 
     engine   | iteration        | iteration          | last iteration
     answer   take, take, ...    take, ...            take
@@ -9,25 +9,30 @@ A chunk per token, even one without text, as clients count chunks. A client that
 
 import asyncio
 import json
+import re
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from json.encoder import encode_basestring_ascii as quote
 from secrets import token_hex
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from cbatch import FinishReason, Request
+from cbatch import CbatchError, Request
+from cbatch.request import SERVED
 from experiments.server.bodies import Body, ChatBody
-from experiments.server.errors import describe_error
 from experiments.server.words import Words
 from experiments.text import OutputText
 
-_REASONS = {FinishReason.LENGTH: "length", FinishReason.STOP: "stop"}
-_START, _BODY = "http.response.start", "http.response.body"
-_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_COMPLETION = ("text_completion", '"text":', "")
+_CHAT = ("chat.completion", '"message":{"role":"assistant","content":', "}")
+_CHAT_CHUNK = ("chat.completion.chunk", '"delta":{"content":', "}")
+"""The kind of an object, and what stands before and behind a choice's text."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,37 +66,36 @@ class Answer(Response):
         self._chunks: list[str] = []  # to be sent
         self._news = asyncio.Event()
         self._problem: HTTPException | None = None
-        self._is_chat = isinstance(body, ChatBody)
-        kind = f"chat.completion{'.chunk' if body.stream else ''}" if self._is_chat else "text_completion"
-        id_ = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{token_hex(12)}"
-        self._about = {"id": id_, "object": kind, "created": int(time.time()), "model": model}
-        self._head = f"data: {json.dumps(self._about)[:-1]}, "
-        self._opening, self._closing = ('"delta":{"content":', "}") if self._is_chat else ('"text":', "")
+        self._shape = (_CHAT_CHUNK if body.stream else _CHAT) if isinstance(body, ChatBody) else _COMPLETION
+        about = {"id": f"cmpl-{token_hex(12)}", "object": self._shape[0], "created": int(time.time()), "model": model}
+        self._head, self._tail = json.dumps(about)[:-1], "}"
+        if body.stream:
+            self._head, self._tail = f"data: {self._head}", "}\n\n"
 
     def add(self, id_: int, output: OutputText | Words) -> Choice:
         """Returns a further choice. id_: of its request."""
         self._choices.append(choice := Choice(self, id_, len(self._choices), output))
         self._num_open += 1
-        if self._is_chat and self._asked.stream:
-            self._chunks.append(self._chunk(choice, '"delta":{"role":"assistant","content":""}'))
+        if self._shape is _CHAT_CHUNK:
+            self._chunks.append(self._object(self._choice(choice, '"delta":{"role":"assistant","content":""}')))
         return choice
 
     def take(self, choice: Choice, token: int | None, end: Request | None) -> None:
         """Takes a choice's next token, or its end, or both. A token of -1 stands for any."""
-        text, is_stopped = "", False
+        text = ""
         if token is not None:
             choice.num_tokens += 1
-            text, is_stopped = choice.output.push(token)
+            text = choice.output.push(token)
         if end is not None:
-            if end.finish_reason not in _REASONS:
-                status, why = 503 if end.finish_reason else 400, end.reject_reason or "the request was given up"
-                self.fail(HTTPException(status, why))
+            if end.finish_reason is None or end.finish_reason not in SERVED:
+                self.fail(HTTPException(503, end.reject_reason or "the request was given up"))
                 return
-            choice.reason, choice.num_cached = _REASONS[end.finish_reason], end.num_cached_tokens
+            choice.reason, choice.num_cached = end.finish_reason.value, end.num_cached_tokens
             self._num_open -= 1
-            text += "" if is_stopped else choice.output.finish()
+            text += choice.output.finish()
         if self._asked.stream:
-            self._chunks.append(self._chunk(choice, f"{self._opening}{quote(text)}{self._closing}"))
+            usage = self._asked.stream_options.continuous_usage_stats
+            self._chunks.append(self._object(self._choice(choice, self._content(text)), usage))
         else:
             choice.texts.append(text)
         if self._asked.stream or not self._num_open:
@@ -104,61 +108,58 @@ class Answer(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers the client until it leaves. Raises HTTPException before anything is sent."""
-        work = asyncio.ensure_future(self._stream(send) if self._asked.stream else self._send_whole(send))
-        watch = asyncio.ensure_future(_disconnected(receive))
+        watch = asyncio.create_task(self._watch(receive))
         try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            await self._send(send)
         finally:
-            work.cancel()
             watch.cancel()
             for choice in self._choices:
                 self._leave(choice.id)
 
-    async def _stream(self, send: Any) -> None:
-        """Streams chunks. After an error the connection is cut: clients take an answer that ends well for a success."""
-        begun = ended = False
-        while not ended:
+    async def _watch(self, receive: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.fail(HTTPException(400, "the client has left"))  # nobody reads this
+
+    async def _send(self, send: Any) -> None:
+        """Sends what comes. After an error the connection is cut: clients take an answer that ends well for a success."""
+        kind = b"text/event-stream; charset=utf-8" if self._asked.stream else b"application/json"
+        headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
+        is_begun = is_ended = False
+        while not is_ended:
             await self._news.wait()
             self._news.clear()
-            ended = self._problem is not None or not self._num_open
-            if not begun:
+            is_ended = self._problem is not None or not self._num_open
+            if not is_begun:
                 if self._problem:
                     raise self._problem
-                await send({"type": _START, "status": 200, "headers": _HEADERS})
-                begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                is_begun = True
             if self._problem:
                 self._chunks.append(f"data: {describe_error(self._problem)[1]}\n\n")
-            elif not self._num_open:
-                self._chunks += self._last_chunks()
+            elif is_ended:
+                self._chunks += self._last()
             content, more = "".join(self._chunks).encode(), self._num_open > 0
             self._chunks.clear()
-            await send({"type": _BODY, "body": content, "more_body": more})
+            await send({"type": "http.response.body", "body": content, "more_body": more})
 
-    def _chunk(self, choice: Choice, content: str) -> str:
+    def _last(self) -> list[str]:
+        """Returns what a client reads at the end."""
+        if self._asked.stream:
+            return [self._object("", True)] * self._asked.stream_options.include_usage + ["data: [DONE]\n\n"]
+        whole = (self._choice(choice, self._content("".join(choice.texts))) for choice in self._choices)
+        return [self._object(",".join(whole), True)]
+
+    def _object(self, choices: str, with_usage: bool = False) -> str:
+        return f'{self._head},"choices":[{choices}]{self._usage() if with_usage else ""}{self._tail}'
+
+    def _content(self, text: str) -> str:
+        _, opening, closing = self._shape
+        return f"{opening}{quote(text)}{closing}"
+
+    def _choice(self, choice: Choice, content: str) -> str:
         reason = "null" if choice.reason is None else f'"{choice.reason}"'
-        usage = self._usage() if self._asked.stream_options.continuous_usage_stats else ""
-        fields = f'"index":{choice.index},{content},"logprobs":null,"finish_reason":{reason}'
-        return f'{self._head}"choices":[{{{fields}}}]{usage}}}\n\n'
-
-    def _last_chunks(self) -> list[str]:
-        usage = [f'{self._head}"choices":[]{self._usage()}}}\n\n'] if self._asked.stream_options.include_usage else []
-        return [*usage, "data: [DONE]\n\n"]
-
-    async def _send_whole(self, send: Any) -> None:
-        await self._news.wait()
-        if self._problem:
-            raise self._problem
-        choices = json.dumps([*map(self._whole, self._choices)])
-        content = f'{json.dumps(self._about)[:-1]}, "choices":{choices}{self._usage()}}}'
-        await send({"type": _START, "status": 200, "headers": [(b"content-type", b"application/json")]})
-        await send({"type": _BODY, "body": content.encode()})
-
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        text = "".join(choice.texts)
-        content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        return {"index": choice.index, **content, "logprobs": None, "finish_reason": choice.reason}
+        return f'{{"index":{choice.index},{content},"logprobs":null,"finish_reason":{reason}}}'
 
     def _usage(self) -> str:
         prompt, new = self._num_prompt_tokens, sum(choice.num_tokens for choice in self._choices)
@@ -167,6 +168,18 @@ class Answer(Response):
         return f',"usage":{json.dumps({**counts, "prompt_tokens_details": {"cached_tokens": cached}})}'
 
 
-async def _disconnected(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def describe_error(error: Exception) -> tuple[int, str]:
+    """Returns the status, and an object as in OpenAI's API, which names the field to blame: a user's error begins with it."""
+    match error:
+        case HTTPException():
+            status, message = error.status_code, str(error.detail)
+        case CbatchError() | ClientDisconnect():  # nobody reads that of a client that has left
+            status, message = 400, str(error)
+        case _:
+            traceback.print_tb(error.__traceback__)  # without its message, which may have a client's text
+            status, message = 500, f"the server has failed ({type(error).__name__})"
+    field = re.match(r"([^:=.[ ]+)[:=.[]", message) if status < 500 else None
+    kind = HTTPStatus(status).phrase
+    return status, json.dumps(
+        {"error": {"message": message, "type": kind, "param": field and field[1], "code": status}}
+    )

@@ -1,6 +1,5 @@
 """The routes of a server, its limits and its key."""
 
-from hashlib import sha256
 from hmac import compare_digest
 from typing import Annotated, Any
 
@@ -9,22 +8,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cbatch import CbatchError
-from experiments.server.bodies import Body, ChatBody, CompletionBody
+from experiments.server.answers import describe_error
+from experiments.server.bodies import ChatBody, CompletionBody
 from experiments.server.door import Door
-from experiments.server.errors import describe_error
 
 
 def make_app(door: Door) -> FastAPI:
     """Returns the application. Only `/v1` needs the key: the other routes show nothing of a client."""
-    settings, name = door.settings, door.settings.model.name
-    digest = settings.api_key and sha256(settings.api_key.encode()).digest()
+    settings, name = door.settings.server, door.settings.model.name
 
     async def check_key(authorization: Annotated[str, Header()] = "") -> None:
-        given = authorization.removeprefix("Bearer ").encode()
-        if digest and not compare_digest(sha256(given).digest(), digest):
+        expected = f"Bearer {settings.api_key}"
+        if settings.api_key and not compare_digest(authorization.encode(), expected.encode()):
             raise HTTPException(401, "give the server's key, as in Authorization: Bearer KEY")
 
-    app, v1 = FastAPI(openapi_url=None), APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
+    app = FastAPI(openapi_url=None, max_body_size=settings.max_body)
+    v1 = APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
     for kind in (CbatchError, ClientDisconnect, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_with_error)
 
@@ -39,33 +38,25 @@ def make_app(door: Door) -> FastAPI:
     @v1.get("/models")
     async def models() -> dict[str, Any]:
         model = {"id": name, "object": "model", "created": 0, "owned_by": "cbatch", "root": name, "parent": None}
-        return {"object": "list", "data": [{**model, "max_model_len": settings.longest}]}
-
-    async def answer(request: Request, kind: type[Body]) -> Response:
-        return await door.open(kind, await _read_json(request, settings.max_body))
+        return {"object": "list", "data": [{**model, "max_model_len": door.ready.result()}]}
 
     @v1.post("/completions")
-    async def completions(request: Request) -> Response:
-        return await answer(request, CompletionBody)
+    async def completions(content: Annotated[bytes, Depends(_read_json)]) -> Response:
+        return await door.open(CompletionBody, content)
 
     @v1.post("/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await answer(request, ChatBody)
+    async def chat(content: Annotated[bytes, Depends(_read_json)]) -> Response:
+        return await door.open(ChatBody, content)
 
     app.include_router(v1)
     return app
 
 
-async def _read_json(request: Request, most: int) -> bytes:
-    """Returns the body of a request. Raises HTTPException for one of more bytes, and for one that a web page may send unasked."""
+async def _read_json(request: Request) -> bytes:
+    """Returns the body of a request. Raises HTTPException for one that a web page may send unasked."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "give the header Content-Type: application/json")
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > most:
-            raise HTTPException(413, f"the body has more than {most} bytes")
-    return bytes(content)
+    return await request.body()
 
 
 async def _answer_with_error(request: Request, error: Exception) -> Response:

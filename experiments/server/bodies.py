@@ -3,20 +3,18 @@
 A field that is not supported is an error that names it, unless its value is null or changes nothing.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import from_json
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from cbatch import SLO, ConfigError
 from cbatch.model.checkpoint import Vocabulary
-from cbatch.validation import Give, read, shorten, whole
+from cbatch.request_spec import NO_SLO
+from cbatch.validation import Give, one_line
 from experiments.server.words import Words
-from experiments.text import read_messages
-from experiments.workloads.base import SamplingKeys
+from experiments.text import Messages
 
 _CHANGES_NOTHING: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_tokens", "min_p", "top_logprobs"), (0,)),
@@ -33,96 +31,103 @@ _CHANGES_NOTHING: Mapping[str, Sequence[Any]] = {
 
 MOST_CHOICES = 128
 
+
+def _listed(value: Any) -> Any:
+    """Returns a text, or a list of token ids, as the only element of a list."""
+    is_single = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
+    return [value] if is_single else value
+
+
+_Text = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 _Label = Annotated[str, Field(max_length=64, pattern=r"^[^\p{C}]*$"), Give("at most 64 printable characters")]
-_Number = Annotated[int, whole(1, 2**31 - 1)]
-_Bool = Annotated[bool, Field(strict=True), Give("true or false")]
-_Stop = Annotated[str, Field(min_length=1, max_length=256)]
-_Stops = Annotated[
-    list[_Stop],
-    Field(max_length=16),
-    Give("a text or a list of texts, none empty"),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-]
-_Id = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
-_Prompt = Annotated[str, Field(min_length=1)] | Annotated[list[_Id], Field(min_length=1)]
-_Prompts = Annotated[
-    list[Annotated[_Prompt, Field(union_mode="left_to_right")]], Field(min_length=1, max_length=MOST_CHOICES)
-]
+_Number = Annotated[int, Field(ge=1, lt=2**31)]
 
 B = TypeVar("B", bound="Body")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamOptions:
-    include_usage: _Bool = False
-    continuous_usage_stats: _Bool = False
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Body(SamplingKeys, ABC):
+class StreamOptions(_Fields):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Body(_Fields):
     """The fields of both routes. Those of `RequestSpec` mean what they mean there: a higher `priority` is more urgent."""
 
     model: str | None = None
     max_tokens: _Number | None = None
     max_completion_tokens: _Number | None = None
-    top_k: Annotated[int, whole(-1, 2**31 - 1)] = 0
-    seed: Annotated[int, whole(-(2**63), 2**63 - 1)] | None = None
-    stop: _Stops = field(default_factory=list)
-    n: Annotated[int, whole(1, MOST_CHOICES)] = 1
-    stream: _Bool = False
+    temperature: float = Field(ge=0)
+    top_k: int = Field(ge=-1, lt=2**31)
+    top_p: float = Field(gt=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Annotated[
+        list[Annotated[_Text, Field(max_length=256)]],
+        Field(max_length=16),
+        Give("a text or a list of texts, none empty"),
+        BeforeValidator(_listed),
+    ] = []
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    ignore_eos: _Bool = False
+    ignore_eos: bool = False
     user: _Label | None = None
     client: _Label | None = None
     session: _Label | None = None
     tier: _Label | None = None
-    priority: Annotated[int, whole(-(2**31), 2**31 - 1)] = 0
-    slo: SLO | None = None
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    slo: SLO = NO_SLO
     predicted_new_tokens: _Number | None = None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_changes_nothing(cls, data: Any, info: ValidationInfo) -> Any:
+        """Begins with the context's defaults."""
+        if not isinstance(data, dict):
+            return data
+        asked = {name: value for name, value in data.items() if not _changes_nothing(name, value)}
+        return {**(info.context or {}), **asked}
+
+    @model_validator(mode="after")
+    def _check_options(self) -> "Body":
         if self.stream_options != StreamOptions() and not self.stream:
             raise ConfigError("stream_options: has no effect without stream=true")
+        return self
 
     @abstractmethod
     def encode(self, vocabulary: Vocabulary | Words) -> list[list[int]]:
         """Returns the token ids of each prompt. Raises CbatchError."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompletionBody(Body):
     prompt: Annotated[
-        _Prompt | _Prompts,
-        Field(union_mode="left_to_right"),
+        list[_Text | _Ids],
+        Field(min_length=1, max_length=MOST_CHOICES),
         Give("a text, a list of token ids, or a list of either, none empty"),
+        BeforeValidator(_listed),
     ]
 
     def encode(self, vocabulary: Vocabulary | Words) -> list[list[int]]:
-        is_single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        prompts: list[Any] = [self.prompt] if is_single else [*self.prompt]
-        return [vocabulary.encode(text) if isinstance(text, str) else text for text in prompts]
+        return [vocabulary.encode(part) if isinstance(part, str) else part for part in self.prompt]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChatBody(Body):
-    messages: list[Any]  # for `read_messages`
+    messages: Messages
 
     def encode(self, vocabulary: Vocabulary | Words) -> list[list[int]]:
-        return [vocabulary.encode_chat(read_messages(self.messages))]
+        return [vocabulary.encode_chat([vars(message) for message in self.messages])]
 
 
-def read_body(kind: type[B], content: bytes, defaults: SamplingKeys) -> B:
+def read_body(kind: type[B], content: bytes, defaults: Mapping[str, Any]) -> B:
     """Returns the fields of a body. defaults: of the sampling. Raises ConfigError, which begins with the field."""
     try:
-        data = from_json(content, allow_inf_nan=False)
-    except ValueError as error:
-        raise ConfigError(f"the body is not JSON ({error})") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"the body is a {type(data).__name__}, not an object")
-    asked = {name: value for name, value in data.items() if not _changes_nothing(name, value)}
-    for name in asked.keys() - {known.name for known in fields(kind)}:
-        raise ConfigError(f"{shorten(name)}: is not supported here; leave it out")
-    return read(kind, {key.name: getattr(defaults, key.name) for key in fields(SamplingKeys)} | asked)
+        return kind.model_validate_json(content, context=defaults)
+    except ValidationError as refusal:
+        raise ConfigError(one_line(refusal, "")) from None
 
 
 def _changes_nothing(name: str, value: Any) -> bool:

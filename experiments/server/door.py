@@ -10,10 +10,9 @@ from starlette.exceptions import HTTPException
 
 from cbatch import CbatchError, ConfigError, RequestSpec, Sampling
 from cbatch.model.checkpoint import Vocabulary
-from cbatch.request_spec import NO_SLO
 from cbatch.validation import shorten
 from experiments.server.answers import Answer, Choice
-from experiments.server.bodies import MOST_CHOICES, Body, ChatBody, CompletionBody, read_body
+from experiments.server.bodies import Body, read_body
 from experiments.server.engine import Message, Turn
 from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
@@ -23,11 +22,13 @@ from experiments.text import OutputText
 _SLOW_BODY = 4096
 """Bytes from which on a body's text is tokenized beside the event loop."""
 
+_AS_IN_SPECS = ("session", "tier", "priority", "slo", "predicted_new_tokens")
+
 
 class Door:
     """Admits requests, and hands out what the engine reports of them.
 
-    ready: tokens that the KV cache holds, once the engine serves. closed: the run's summary, or its error.
+    ready: most tokens of a request, once the engine serves. closed: the run's summary, or its error.
     put: takes messages for the engine; to be set before anybody comes.
     """
 
@@ -35,57 +36,48 @@ class Door:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings, self.meters, spec = settings, Meters(), settings.model
-        self._words, vocabulary = Words(spec.vocab_size), None if spec.path is None else Vocabulary(spec)
-        self._input = vocabulary or self._words
-        self._output = None if settings.backend.simulated else vocabulary  # None: words
+        self._words = Words(spec.vocab_size)
+        self._vocabulary = self._words if spec.path is None else Vocabulary(spec)
+        self._output = None if settings.backend.simulated or spec.path is None else Vocabulary(spec)
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[int] = loop.create_future()
         self.closed: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._ids = count()
         self._open: dict[int, Choice] = {}
-        self._input.encode("a")  # these take long the first time
-        read_body(CompletionBody, b'{"prompt": "a"}', settings.workload)
-        read_body(ChatBody, b'{"messages": [{}]}', settings.workload)
+        self._vocabulary.encode("a")  # takes long the first time
 
     async def open(self, kind: type[Body], content: bytes) -> Answer:
         """Submits what a body asks for. Raises HTTPException; CbatchError for the client's mistakes."""
-        arrival, settings = perf_counter(), self.settings
-        body = read_body(kind, content, settings.workload)
-        if body.model not in (None, settings.model.name):
-            raise HTTPException(404, f"model={shorten(body.model)}: is not served; give {settings.model.name}")
+        arrival, keys, spec = perf_counter(), self.settings.server, self.settings.model
+        body = read_body(kind, content, vars(self.settings.workload))
+        if body.model not in (None, spec.name):
+            raise HTTPException(404, f"model={shorten(body.model)}: is not served; give {spec.name}")
         is_slow = len(content) > _SLOW_BODY
-        prompts = await asyncio.to_thread(self._encode, body) if is_slow else self._encode(body)
-        if len(prompts) * body.n > MOST_CHOICES:
-            raise ConfigError(f"n={body.n}: asks for {len(prompts) * body.n} answers; {MOST_CHOICES} at most")
-        if len(self._open) + len(prompts) * body.n > settings.max_open:
+        prompts = await asyncio.to_thread(body.encode, self._vocabulary) if is_slow else body.encode(self._vocabulary)
+        if not all(ids and max(ids) < spec.vocab_size for ids in prompts):
+            raise ConfigError("prompt: has no tokens, or one that is not in the model's vocabulary")
+        if len(self._open) + len(prompts) * body.n > keys.max_open:
             self.meters.refuse(len(prompts) * body.n)
-            raise HTTPException(settings.full_status, f"{len(self._open)} requests are open; try again later")
+            raise HTTPException(keys.full_status, f"{len(self._open)} requests are open; try again later")
         if self.closed.done():
             raise HTTPException(503, "the engine has ended")
         specs = [self._spec(body, prompt, arrival, place) for prompt in prompts for place in range(body.n)]
-        answer = Answer(body, settings.model.name, sum(map(len, prompts)), self.leave)
-        for spec in specs:
-            output = self._words if self._output is None else OutputText(self._output, body.stop)
-            self._open[spec.id] = answer.add(spec.id, output)
-            self.put(spec)
+        answer = Answer(body, spec.name, sum(map(len, prompts)), self.leave)
+        for asked in specs:
+            output = OutputText(self._output, body.stop) if self._output else self._words
+            self._open[asked.id] = answer.add(asked.id, output)
+            self.put(asked)
         return answer
-
-    def _encode(self, body: Body) -> list[list[int]]:
-        """Returns the token ids of each prompt. Raises CbatchError."""
-        prompts = body.encode(self._input)
-        if not all(ids and max(ids) < self.settings.model.vocab_size for ids in prompts):
-            raise ConfigError("prompt: has no tokens, or one that is not in the model's vocabulary")
-        return prompts
 
     def _spec(self, body: Body, prompt: Sequence[int], arrival: float, place: int) -> RequestSpec:
         """Returns a request that the engine can serve. Raises ConfigError. place: among the choices of one prompt."""
-        settings, id_ = self.settings, next(self._ids)
-        most = min(settings.longest, self.ready.result() + 1)
-        limit = body.max_completion_tokens or body.max_tokens or min(settings.max_new_tokens, most - len(prompt))
-        if len(prompt) + max(limit, 1) > most:
+        id_, text, most = next(self._ids), self._output, self.ready.result()
+        fits = max(1, min(self.settings.server.max_new_tokens, most - len(prompt)))
+        limit = body.max_completion_tokens or body.max_tokens or fits
+        if len(prompt) + limit > most:
             total = f"with {len(prompt)} tokens of prompt more than the {most} that a request may have"
-            raise ConfigError(f"max_tokens={max(limit, 1)}: {total}")
-        seed = (settings.seed + id_ if body.seed is None else body.seed + place) % 2**64
+            raise ConfigError(f"max_tokens={limit}: {total}")
+        seed = (self.settings.seed + id_ if body.seed is None else body.seed + place) % 2**64
         return RequestSpec(
             id_,
             len(prompt),
@@ -93,14 +85,10 @@ class Door:
             arrival_time=arrival,
             prompt=prompt,
             sampling=Sampling(body.temperature, max(body.top_k, 0), body.top_p, seed),
-            stop_tokens=() if body.ignore_eos or self._output is None else self._output.stop_tokens,
-            stop_strings=() if self._output is None else tuple(body.stop),
+            stop_tokens=text.stop_tokens if text and not body.ignore_eos else (),
+            stop_strings=tuple(body.stop) if text else (),
             client=body.client or body.user,
-            session=body.session,
-            tier=body.tier,
-            priority=body.priority,
-            slo=body.slo or NO_SLO,
-            predicted_new_tokens=body.predicted_new_tokens,
+            **{name: getattr(body, name) for name in _AS_IN_SPECS},
         )
 
     def leave(self, id_: int) -> None:
@@ -110,8 +98,7 @@ class Door:
 
     def cut(self) -> None:
         """Fails the answers that are open: the server ends."""
-        if self._open:
-            self.put(f"{len(self._open)} requests, as the server ended")
+        self.put(None)
         self._fail(HTTPException(503, "the server ends"))
 
     def _fail(self, problem: HTTPException) -> None:

@@ -2,9 +2,8 @@
 
     inbox      RequestSpec    a client asks; its `arrival_time` is of `perf_counter`
                int            id of a request whose client has left
-               str            what the run's `chosen` says of requests that were cut
-               None           the door closes: the loop ends with the last request
-    outbox     int            it serves; the tokens that its KV cache holds
+               None           the door closes: requests that have not ended are cut, and the loop ends
+    outbox     int            it serves; the most tokens of a request
                Turn           after each turn of the loop that has changed something
                dict or str    it has ended: the run's summary, or the error
 
@@ -17,15 +16,14 @@ from contextlib import closing, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from queue import Empty
+from queue import Empty, SimpleQueue
+from threading import TIMEOUT_MAX
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-from cbatch import CbatchError, Engine, Executor, Request, RequestSpec, RunRecord
+from cbatch import CbatchError, Executor, Request, RequestSpec, RunRecord
 from cbatch.arrivals import Submitted
-from cbatch.errors import StallError, WorkloadError
-from cbatch.executor import StepResult
-from cbatch.request import spec_of
+from cbatch.errors import StallError
 from cbatch.request_spec import LATEST_ARRIVAL
 from experiments.serve import decisions_of, serve
 from experiments.server.settings import ServerSettings
@@ -33,13 +31,7 @@ from experiments.settings.assemble import Run
 from experiments.settings.error_lines import one_line
 from experiments.workloads.drawn import totals_of
 
-if TYPE_CHECKING:
-    from experiments.store.decisions_file import DecisionsWriter
-
-Message = RequestSpec | int | str | None
-
-_LONGEST_WAIT = 1e6
-"""Seconds; the longest of a system call are 2**31 ms."""
+Message = RequestSpec | int | None
 
 
 class Turn(NamedTuple):
@@ -58,86 +50,69 @@ class Turn(NamedTuple):
 FAILED, CUT = "ended by", "cut"
 """Of what was chosen: the message of the error that ended the run, and which requests the server's end has cut."""
 
+Inbox = SimpleQueue[Message]
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
 Say = Callable[[str], None]
 
 
-def serve_clients(settings: ServerSettings, folder: Path, inbox: Any, send: Send, say: Say, replace: bool) -> None:
+def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, say: Say, replace: bool) -> None:
     """Serves what the inbox brings until the door closes or the policy fails, and writes the folder of the run.
 
-    inbox: a queue of messages. say, replace: as for `serve`.
+    say, replace: as for `serve`.
     """
     try:
-        loop = partial(_run, settings, inbox, send, say)
-        options: Any = {"bar": False, "largest": settings.largest, "loop": loop}
-        result = serve(settings, folder, replace=replace, say=say, **options)
+        loop, largest = partial(_run, settings, inbox, send, say), Request(0, settings.longest - 1, 1)
+        result = serve(settings, folder, replace=replace, say=say, bar=False, largest=largest, loop=loop)
         send(result.summary["about"]["chosen"].get(FAILED, result.summary))
     except BaseException as error:
         send(one_line(error) or f"{type(error).__name__}: {error}")
 
 
-def _run(settings: ServerSettings, inbox: Any, send: Send, say: Say, run: Run, folder: Path | None) -> RunRecord:
+def _run(settings: ServerSettings, inbox: Inbox, send: Send, say: Say, run: Run, folder: Path | None) -> RunRecord:
     [engine] = run.engine.engines
     with closing(run.server), decisions_of(run, folder) as writer:
-        engine.arrivals = clients = Clients(settings, run, writer, inbox, send)
-        paced = Paced(engine.executor, clients)
-        if settings.backend.simulated:
-            engine.executor = cast(Executor, paced)
-        send(run.kv.num_tokens)
+        longest = min(settings.longest, run.kv.num_tokens + 1)  # the last token never enters the KV cache
+        engine.check_fits(Request(0, longest - 1, 1))  # so does any other
+        engine.arrivals = clients = Clients(settings, run, writer.request if writer else lambda spec: None, inbox, send)
+        send(longest)
         try:
-            engine.run(clients.report)
+            while clients.num_unfinished:  # without leaps: clients see each token when it comes
+                engine.step()
+                clients.report()
+            engine.run()  # what is in flight
         except CbatchError as error:
             run.chosen[FAILED] = one_line(error) or type(error).__name__
             clients.give_up()
     if run.requests:
         run.totals = totals_of(run.requests)
     if settings.backend.simulated:
-        run.chosen["time_scale"] = f"{settings.time_scale:g} (iterations ended at most {paced.lag:.3g} s late)"
+        run.chosen["time_scale"] = f"{settings.server.time_scale:g} (iterations ended at most {clients.lag:.3g} s late)"
         say(f"time_scale={run.chosen['time_scale']}")
     return engine.record
 
 
-class Paced:
-    """A simulated executor in real time.
+class Clients(Submitted):
+    """Those who ask through an inbox. The open door counts as an unfinished request.
 
-    lag: the most seconds by which an iteration ended too late. Deadlines are absolute, so that delays do not add up.
+    lag: the most seconds by which the tokens of a simulated iteration came too late.
     """
 
-    repeats = False  # an iteration at a time
-
-    def __init__(self, inner: Executor, clients: "Clients") -> None:
-        self._inner, self._clients, self.lag = inner, clients, 0.0
-
-    def wait(self, in_flight: Any) -> StepResult:
-        result = self._inner.wait(in_flight)
-        if (seconds := self._clients.seconds_until(result.ended)) > 0:
-            sleep(seconds)
-        else:
-            self.lag = max(self.lag, -seconds)
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-class Clients(Submitted):
-    """Those who ask through an inbox. The open door counts as an unfinished request."""
-
     def __init__(
-        self, settings: ServerSettings, run: Run, writer: "DecisionsWriter | None", inbox: Any, send: Send
+        self, settings: ServerSettings, run: Run, note: Callable[[RequestSpec], object], inbox: Inbox, send: Send
     ) -> None:
-        """writer: of the run's decisions."""
+        """note: called with each request."""
         super().__init__()
-        self.num_unfinished, self._is_open = 1, True
-        self._run, self._writer, self._inbox, self._send = run, writer, inbox, send
+        self.num_unfinished, self._is_open, self.lag = 1, True, 0.0
+        self._run, self._note, self._inbox, self._send = run, note, inbox, send
         [self._engine] = run.engine.engines
-        self._scale, self._patience = settings.time_scale, min(settings.patience.seconds, _LONGEST_WAIT)
+        self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
+        self._patience = min(settings.patience.seconds, TIMEOUT_MAX)
         self._origin = perf_counter() - self._engine.executor.now() / self._scale
         self._live: dict[int, Request] = {}  # that have not ended
         self._num_steps = self._num_ended = 0  # that were reported
         self._state = (0, 0, 0.0)
 
-    def seconds_until(self, time: float) -> float:
+    def _seconds_until(self, time: float) -> float:
         """Returns the real seconds from now until a time of the engine; `time_scale` of its seconds take one."""
         return self._origin + time / self._scale - perf_counter()
 
@@ -146,7 +121,8 @@ class Clients(Submitted):
 
     def wait(self, executor: Executor, time: float) -> None:
         """Waits in the inbox. Raises StallError after the patience's seconds, if requests wait for nothing but the policy."""
-        seconds = min(self.seconds_until(time), self._patience)
+        self._tell(self._news())  # clients that have left since the turn
+        seconds = min(self._seconds_until(time), self._patience)
         try:
             self._take(self._inbox.get(timeout=max(seconds, 0.0)))
         except Empty:
@@ -157,62 +133,66 @@ class Clients(Submitted):
 
     def _take(self, message: Message) -> None:
         match message:
-            case None:
-                self.num_unfinished -= self._is_open
-                self._is_open = False
             case RequestSpec():
-                arrival = (message.arrival_time - self._origin) * self._scale
-                self._submit(Request.from_spec(dataclasses.replace(message, arrival_time=max(arrival, 0.0))))
-            case str():
-                self._run.chosen[CUT] = message
-            case id_:
-                if request := self._live.get(id_):
+                arrival = max((message.arrival_time - self._origin) * self._scale, 0.0)
+                self._note(spec := dataclasses.replace(message, arrival_time=arrival))
+                self._live[spec.id] = new = Request.from_spec(spec)
+                cast(list[Request], self._run.requests).append(new)
+                self.add([new])
+            case int():
+                if request := self._live.get(message):
                     self._engine.cancel(request)
-
-    def _submit(self, request: Request) -> None:
-        try:
-            self._engine.check_fits(request)
-        except WorkloadError as error:
-            request.reject_reason = str(error)
-            self._send(Turn([], [], [request], self._state))
-            return
-        cast(list[Request], self._run.requests).append(request)
-        if self._writer is not None:
-            self._writer.request(spec_of(request))
-        self.add([request])
-        self._live[request.id] = request
+            case None if self._is_open:
+                self.num_unfinished, self._is_open = self.num_unfinished - 1, False
+                if self._live:
+                    self._run.chosen[CUT] = f"{len(self._live)} requests, as the server ended"
+                self.give_up()
 
     def ended(self, request: Request) -> None:
         super().ended(request)
         del self._live[request.id]
 
     def give_up(self) -> None:
-        """Cancels all requests, of which the policy, which has failed, may not want to hear."""
+        """Cancels all requests, of which a policy that has failed may not want to hear."""
         for request in list(self._live.values()):
             with suppress(CbatchError):
                 self._engine.cancel(request)
 
-    def report(self, engine: Engine) -> None:
-        """Takes what is in the inbox after a turn, and sends what the turn has brought."""
+    def report(self) -> None:
+        """Sends what a turn has brought, in simulation at its time, and takes what is in the inbox."""
+        news = self._news()
+        if self._is_simulated:
+            if (seconds := self._seconds_until(self._engine.executor.now())) > 0:
+                sleep(seconds)
+            self.lag = max(self.lag, -seconds)
+        self._tell(news)
         with suppress(Empty):
             while True:
                 self._take(self._inbox.get(block=False))
+
+    def _news(self) -> Turn | None:
+        """Returns what has changed since the last call."""
+        engine = self._engine
         record, state = engine.record, engine.state
         ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)
         now = len(state.running), len(state.waiting), state.pool.num_used / state.pool.num_blocks
         if not (ended or receivers or now != self._state):
-            return
-        ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
-        self._send(Turn(ids, self._tokens(ids, ended), ended, now))
+            return None
         self._state = now
+        ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
+        return Turn(ids, self._tokens(ids, ended), ended, now)
+
+    def _tell(self, news: Turn | None) -> None:
+        if news:
+            self._send(news)
 
     def _tokens(self, ids: list[int], ended: list[Request]) -> list[int]:
         """Returns the newest token of each request."""
         table, live = self._engine.state.table, self._live
-        if table.tokens is None:
+        if table.tokens is None or not ids:
             return [-1] * len(ids)
         rows = [live[id_].row if id_ in live else 0 for id_ in ids]
-        newest: list[int] = table.tokens[rows, table.known[rows] - 1].tolist() if rows else []
+        newest: list[int] = table.tokens[rows, table.known[rows] - 1].tolist()
         last = {request.id: request.output[-1] for request in ended if request.output}
         return [last.get(id_, token) for id_, token in zip(ids, newest, strict=True)] if last else newest

@@ -5,13 +5,13 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from experiments.server.engine import Message, serve_clients
+from experiments.server.engine import Inbox, Message, serve_clients
 from experiments.server.settings import ServerSettings
 
 Receive = Callable[[Any], object]
@@ -26,14 +26,18 @@ def engine_of(
     receive: as for `read_from`.
     """
     context = multiprocessing.get_context("spawn")  # a fork has neither threads nor CUDA
-    inbox, (ours, theirs) = context.Queue(), context.Pipe(duplex=False)
-    inbox.cancel_join_thread()  # an engine that has failed reads no more
-    process = context.Process(target=_serve, args=(settings, folder, inbox, theirs), kwargs=options, daemon=True)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(settings, folder, theirs), kwargs=options, daemon=True)
     process.start()
     theirs.close()
     read_from(ours, receive)
+
+    def put(message: Message) -> None:
+        with suppress(OSError):  # the engine's process has ended, which `read_from` tells
+            ours.send(message)
+
     try:
-        yield inbox.put
+        yield put
     finally:
         process.kill()
 
@@ -54,14 +58,17 @@ def read_from(connection: Connection, receive: Receive) -> None:
     os.set_blocking(connection.fileno(), True)  # uvloop clears it; a message longer than the socket's buffer would fail
 
 
-def _serve(settings: ServerSettings, folder: Path, inbox: Any, outbox: Connection, **options: Any) -> None:
+def _serve(settings: ServerSettings, folder: Path, server: Connection, **options: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # are for the server, which closes the door
-    Thread(target=_end_with_the_server, daemon=True).start()
-    serve_clients(settings, folder, inbox, outbox.send, **options)
+    inbox: Inbox = Inbox()
+    Thread(target=_read, args=(server, inbox), daemon=True).start()
+    serve_clients(settings, folder, inbox, server.send, **options)
 
 
-def _end_with_the_server() -> None:
-    if server := multiprocessing.parent_process():
-        server.join()
-        os._exit(1)
+def _read(server: Connection, inbox: Inbox) -> None:
+    """Reads at once what the server sends: it waits for nobody, and the two never wait for each other."""
+    with suppress(EOFError, OSError):
+        while True:
+            inbox.put(server.recv())
+    os._exit(1)  # the server has ended

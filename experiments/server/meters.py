@@ -44,22 +44,21 @@ class Meters:
         count = self._counters
         count["generation_tokens"].inc(len(turn.ids))
         for end in turn.ended:
-            if end.finish_reason is None:  # it was refused
-                continue
-            self._ended.labels(end.finish_reason.value).inc()
+            self._ended.labels(end.finish_reason and end.finish_reason.value).inc()
             count["num_preemptions"].inc(end.num_preemptions)
             if end.admitted_at is not None:
                 count["prefix_cache_queries"].inc(end.num_prompt_tokens)
                 count["prefix_cache_hits"].inc(end.num_cached_tokens)
-            if end.first_token_at is None or end.last_token_at is None:
+            first, last = end.token_times
+            if first is None or last is None:
                 continue
             count["prompt_tokens"].inc(end.num_prompt_tokens)
             if end.finish_reason in SERVED:
                 ttft, tpot, end_to_end = self._times
-                ttft.observe(end.first_token_at - end.arrival_time)
-                end_to_end.observe(end.last_token_at - end.arrival_time)
+                ttft.observe(first - end.arrival_time)
+                end_to_end.observe(last - end.arrival_time)
                 if end.num_output_tokens > 1:
-                    tpot.observe((end.last_token_at - end.first_token_at) / (end.num_output_tokens - 1))
+                    tpot.observe((last - first) / (end.num_output_tokens - 1))
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from cbatch import ConfigError, Request
-from cbatch.validation import Give, check, not_negative, positive, whole
+from cbatch import ConfigError
+from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.settings.overrides import key_of
-from experiments.settings.settings import Composed, Keys, Settings, Text, Tokens, read_as
+from experiments.settings.settings import Composed, Keys, Settings, Text, Tokens, read_settings
 from experiments.workloads.base import SamplingKeys
 
 LONGEST = 8192
@@ -27,8 +27,8 @@ class Live(SamplingKeys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerKeys(Keys):
-    """The root keys; conf/server.yaml explains them."""
+class ServerKeys:
+    """The root keys that a run has not; conf/server.yaml explains them."""
 
     port: Annotated[int, whole(0, 65535)]
     bind: Text
@@ -41,55 +41,40 @@ class ServerKeys(Keys):
     max_body: _Count
     drain_seconds: Annotated[float, not_negative("seconds")]
 
-    without_effect: ClassVar[tuple[str, ...]] = (
-        *Keys.without_effect,
-        *("port", "bind", "api_key", "max_open", "full_status", "max_body", "drain_seconds"),
-    )
-
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings(ServerKeys, Settings):
-    """The settings of a server."""
+class ServerSettings(Settings):
+    """The settings of a server. Its folder is read as a run's, and holds none of the server's own keys."""
 
-    workload: Any
+    server: ServerKeys
+    without_effect: ClassVar[tuple[str, ...]] = (*Keys.without_effect, "server")
 
     @property
     def longest(self) -> int:
         """Tokens of the longest request."""
-        return min(self.max_request_tokens or LONGEST, self.model.max_positions)
-
-    @property
-    def largest(self) -> Request:
-        """A request as large as any: all but one of its tokens are the prompt's."""
-        return Request(0, self.longest - 1, 1)
+        return min(self.server.max_request_tokens or LONGEST, self.model.max_positions)
 
 
 def read_server_settings(composed: Composed) -> ServerSettings:
-    """Returns the settings of a server. Raises as `read_as`; ConfigError for what a server has not."""
-    if (workload := composed.choices["workload"]) != "None":
-        raise ConfigError(f"workload={workload}: clients send the requests of a server; leave it out")
-    settings = read_as(ServerSettings, ServerKeys, composed)
-    backend, scale = settings.backend, settings.time_scale
-    if scale != 1 and not backend.simulated:
-        raise ConfigError(f"time_scale={scale:g}: real tokens take real time; give 1, or backend=sim")
-    if backend.replicas > 1:
-        raise ConfigError(f"backend.replicas={backend.replicas}: a server has a single engine; give 1")
-    if settings.stream or settings.bounds:
-        raise ConfigError("stream, bounds: are of a workload that is known, which a server has not; give false")
-    return replace(settings, composed=_of_a_run(composed))
-
-
-def _of_a_run(composed: Composed) -> Composed:
-    """Returns the keys that a run has too: a server's folder is read as a run's, and holds no key of clients.
+    """Returns the settings of a server. Raises as `read_settings`; ConfigError for what a server has not.
 
     The workload's name has the time: clients of two runs ask for different things, so that the runs are no replications of each other.
     """
-    own = {field.name for field in fields(ServerKeys)} - {field.name for field in fields(Keys)}
-    keys = {key: value for key, value in composed.keys.items() if key not in own}
-    overrides = [text for text in composed.overrides if key_of(text) not in own]
-    return replace(
+    if (workload := composed.choices["workload"]) != "None":
+        raise ConfigError(f"workload={workload}: clients send the requests of a server; leave it out")
+    own = {field.name for field in fields(ServerKeys)}
+    server = read(ServerKeys, {key: value for key, value in composed.keys.items() if key in own})
+    of_run = replace(
         composed,
-        keys=keys,
-        overrides=overrides,
+        keys={key: value for key, value in composed.keys.items() if key not in own},
+        overrides=[text for text in composed.overrides if key_of(text) not in own],
         choices={**composed.choices, "workload": f"live {datetime.now():%Y-%m-%d %H:%M:%S}"},
     )
+    settings = read_settings(of_run)
+    if server.time_scale != 1 and not settings.backend.simulated:
+        raise ConfigError(f"time_scale={server.time_scale:g}: real tokens take real time; give 1, or backend=sim")
+    if settings.backend.replicas > 1:
+        raise ConfigError(f"backend.replicas={settings.backend.replicas}: a server has a single engine; give 1")
+    if settings.stream or settings.bounds:
+        raise ConfigError("stream, bounds: are of a workload that is known, which a server has not; give false")
+    return ServerSettings(**vars(settings), server=server)

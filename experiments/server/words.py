@@ -1,6 +1,7 @@
 """Words in place of text, for models without a tokenizer, and for simulated tokens, which have no values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 _WORDS = (" the", " time", " of", " a", " token", " is", " not", " yet")
@@ -16,12 +17,12 @@ class Words:
         """Returns an id for each word, at least one."""
         return [crc32(word.encode(errors="replace")) % self._size for word in text.split() or [""]]
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.encode(" ".join(message["content"] for message in messages))
 
-    def push(self, token: int) -> tuple[str, bool]:
-        """Returns the token's word, and that no stop string has ended the output: none is looked for."""
-        return _WORDS[token % len(_WORDS)], False
+    def push(self, token: int) -> str:
+        """Returns the token's word."""
+        return _WORDS[token % len(_WORDS)]
 
     def finish(self) -> str:
         return ""

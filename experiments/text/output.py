@@ -32,7 +32,8 @@ def ends_text(vocabulary: Vocabulary) -> Callable[[Request, int], bool]:
     def ends(request: Request, token: int) -> bool:
         if request.id not in outputs:
             outputs[request.id] = OutputText(vocabulary, request.stop_strings)
-        return outputs[request.id].push(token)[1]
+        outputs[request.id].push(token)
+        return outputs[request.id].is_stopped
 
     return ends
 
@@ -44,28 +45,31 @@ class OutputText:
     bytes invalid that are sent already, as in tokenizers with byte fallback, those stay as they were.
 
     `tokenizers.decoders.DecodeStream` would raise an error there, and does not tell what it holds back at the end.
+
+    is_stopped: a stop string has ended the output.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
         """stops: texts that end the output, none empty; a control token's text stands for this token."""
         self._decode, self._token_text = vocabulary.decode, vocabulary.token_text
-        self._control = vocabulary.control_tokens
-        self._stops = tuple(stops)
+        self._control, self._stops, self.is_stopped = vocabulary.control_tokens, tuple(stops), False
         self._beginnings = tuple(stop[:size] for stop in self._stops for size in range(1, len(stop)))
         self._context: list[int] = []  # the latest tokens whose text is out
         self._shown = ""  # their text on its own, without a part of a character at its end
         self._held: list[int] = []  # tokens behind the context
         self._kept = ""  # text that may begin a stop string
 
-    def push(self, token: int) -> tuple[str, bool]:
-        """Returns the text that the token adds, and whether a stop string has ended the output."""
+    def push(self, token: int) -> str:
+        """Returns the text that the token adds."""
         if (name := self._control.get(token)) is not None:
-            return (self.finish(), True) if name in self._stops else ("", False)
+            text = self.finish() if name in self._stops else ""
+            self.is_stopped |= name in self._stops
+            return text
         self._held.append(token)
         text = self._decode([*self._context, *self._held])
         is_partial = text.endswith(_INCOMPLETE)
         if len(self._held) < _MOST_HELD and (is_partial or len(text) <= len(self._shown)):
-            return "", False
+            return ""
         new = self._new(text[:-1] if is_partial else text)
         self._context, self._held = self._held, []
         self._shown = self._decode(self._context) if len(self._context) > 1 else self._token_text(token)
@@ -75,21 +79,21 @@ class OutputText:
 
     def finish(self) -> str:
         """Returns what was held back: no tokens follow."""
-        text, is_stopped = self._up_to_stop(self._new(self._decode([*self._context, *self._held])))
-        return text if is_stopped else text + self._kept
+        if self.is_stopped:
+            return ""
+        text = self._up_to_stop(self._new(self._decode([*self._context, *self._held])))
+        return text if self.is_stopped else text + self._kept
 
     def _new(self, text: str) -> str:
         """text: of context and held tokens."""
         return text[len(self._shown) :] if text.startswith(self._shown) else self._decode(self._held)
 
-    def _up_to_stop(self, new: str) -> tuple[str, bool]:
+    def _up_to_stop(self, new: str) -> str:
         if not self._stops:
-            return new, False
-        text, is_stopped = up_to_stop(self._kept + new, self._stops)
-        if is_stopped:
-            return text, True
+            return new
+        text, self.is_stopped = up_to_stop(self._kept + new, self._stops)
         length = len(text)
-        if text.endswith(self._beginnings):
+        if not self.is_stopped and text.endswith(self._beginnings):
             length -= max(len(beginning) for beginning in self._beginnings if text.endswith(beginning))
         self._kept = text[length:]
-        return text[:length], False
+        return text[:length]

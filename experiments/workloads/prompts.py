@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import Field
@@ -11,7 +11,7 @@ from cbatch import SLO, ConfigError, Request, RequestSpec, Sampling, WorkloadErr
 from cbatch.errors import CbatchError
 from cbatch.request_spec import LATEST_ARRIVAL
 from cbatch.validation import Give, read, whole
-from experiments.text import read_messages
+from experiments.text import Messages
 from experiments.workloads.base import SamplingKeys, Timeout, Vocabulary, Workload
 from experiments.workloads.readers.table import at_line, json_objects, read_text
 from experiments.workloads.seeds import Stream, request_seeds
@@ -28,11 +28,11 @@ _TokenIds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_
 class PromptLine(SamplingKeys):
     """The keys of a line; one of `prompt`, `messages` and `token_ids` is mandatory. Others mean what they mean in `RequestSpec`.
 
-    messages: of a chat, as `read_messages` takes them. stop: texts that end the output.
+    messages: of a chat. stop: texts that end the output.
     """
 
     prompt: str | None = None
-    messages: Any = None
+    messages: Messages | None = None
     token_ids: Annotated[_TokenIds, Give("a list of token ids, at least one, none negative")] | None = None
     stop: _Text | list[_Text] | None = None
     max_new_tokens: TokenCount
@@ -134,12 +134,12 @@ def _prompt(path: str, number: int, line: PromptLine, vocabulary: Vocabulary | N
     if vocabulary is None:
         remedy = "give token_ids, or run with backend=cpu or backend=cuda"
         raise at_line(path, number, f"a simulation has no tokenizer for prompt text; {remedy}")
-    if line.prompt is None:
+    if line.messages is not None:
         try:
-            return vocabulary.encode_chat(read_messages(line.messages))
+            return vocabulary.encode_chat([vars(message) for message in line.messages])
         except CbatchError as error:
             raise at_line(path, number, str(error)) from error
-    tokens = vocabulary.encode(line.prompt)
+    tokens = vocabulary.encode(line.prompt or "")
     if not tokens:
         raise at_line(path, number, "the prompt has no tokens; give some text")
     return tokens

@@ -1,21 +1,27 @@
-"""The server as its clients see it, over real sockets."""
+"""What clients may ask for, and what they are answered."""
 
+import asyncio
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
-from commands import command, summary, wait_for
-from live import QUICK, Live, events, serving
+from commands import command
+from in_thread import InThread, figures_of, in_thread
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
+SIMULATED = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64")
+TINY = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    with serving(tmp_path_factory.mktemp("server"), *QUICK) as live:
-        yield live
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InThread]:
+    with in_thread(tmp_path_factory.mktemp("server") / "run", *SIMULATED) as running:
+        yield running
 
 
 ACCEPTED: list[dict[str, Any]] = [
@@ -55,19 +61,21 @@ REFUSED: list[tuple[int, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("fields", ACCEPTED)
-def test_fields_that_are_known_or_change_nothing_are_accepted(server: Live, fields: dict[str, Any]) -> None:
+def test_fields_that_are_known_or_change_nothing_are_accepted(server: InThread, fields: dict[str, Any]) -> None:
     for path, asked in ((COMPLETIONS, {"prompt": "hello"}), (CHAT, {"messages": HELLO})):
-        status, answer = server.ask(path, {"max_tokens": 2, **asked, **fields})
-        assert status == 200, answer
-        assert answer["choices"][0]["finish_reason"] == "length"
-        assert answer["usage"]["completion_tokens"] == fields.get("max_completion_tokens", 2)
+        answer = server.ask(path, {"max_tokens": 2, **asked, **fields})
+        assert answer.status == 200, answer
+        assert answer.content["choices"][0]["finish_reason"] == "length"
+        assert answer.content["usage"]["completion_tokens"] == fields.get("max_completion_tokens", 2)
 
 
 @pytest.mark.parametrize(("status", "param", "fields"), REFUSED)
-def test_other_fields_are_refused_by_name(server: Live, status: int, param: str, fields: dict[str, Any]) -> None:
+def test_other_fields_are_refused_by_name(server: InThread, status: int, param: str, fields: dict[str, Any]) -> None:
     for path, asked in ((COMPLETIONS, {"prompt": "hello"}), (CHAT, {"messages": HELLO})):
-        answered, answer = server.ask(path, {**asked, **fields})
-        assert (answered, answer["error"]["code"], answer["error"]["param"]) == (status, status, param)
+        answer = server.ask(path, {**asked, **fields})
+        error = answer.content["error"]
+        assert (answer.status, error["code"], error["param"]) == (status, status, param)
+        assert error["message"].startswith(param)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +83,14 @@ def test_other_fields_are_refused_by_name(server: Live, status: int, param: str,
     [
         (200, COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 1}),
         (200, COMPLETIONS, {"prompt": [[1, 2], "two"], "max_tokens": 1}),
+        (200, COMPLETIONS, {"prompt": [0, 128255], "max_tokens": 1}),
+        (400, COMPLETIONS, {"prompt": [128256], "max_tokens": 1}),
         (400, COMPLETIONS, {"prompt": []}),
         (400, COMPLETIONS, {"prompt": ""}),
+        (400, COMPLETIONS, {"prompt": [-1]}),
         (400, COMPLETIONS, {"prompt": [2**31]}),
+        (400, COMPLETIONS, {"prompt": [True]}),
+        (200, COMPLETIONS, {"prompt": ["a"] * 128, "max_tokens": 1}),
         (400, COMPLETIONS, {"prompt": ["a"] * 129}),
         (400, COMPLETIONS, {}),
         (200, CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "max_tokens": 1}),
@@ -88,77 +101,159 @@ def test_other_fields_are_refused_by_name(server: Live, status: int, param: str,
         (400, COMPLETIONS, b'{"prompt": "a", "temperature": NaN}'),
         (400, COMPLETIONS, b"[" * 10_000),
         (400, COMPLETIONS, b'{"prompt": "\\ud800"}'),
+        (200, COMPLETIONS, b'{"prompt": "a", "max_tokens": 1}' + b" " * (16_000_000 - 32)),
         (413, COMPLETIONS, b" " * 16_000_001),
         (404, "/v1/nothing", {}),
         (405, "/v1/models", {}),
-        (200, "/v1/models", None),
         (200, "/health", None),
     ],
 )
-def test_bodies_and_routes(server: Live, status: int, path: str, body: Any) -> None:
-    answered, answer = server.ask(path, body)
-    assert answered == status, answer
-    assert status == 200 or answer["error"]["code"] == status
+def test_bodies_and_routes(server: InThread, status: int, path: str, body: Any) -> None:
+    answer = server.ask(path, body)
+    assert answer.status == status, answer
+    assert status == 200 or answer.content["error"]["code"] == status
 
 
-def test_a_body_that_a_web_page_may_send_unasked_is_refused(server: Live) -> None:
-    status, _ = server.ask(COMPLETIONS, {"prompt": "a"}, **{"Content-Type": "text/plain"})
-    assert status == 415
+def test_a_body_that_a_web_page_may_send_unasked_is_refused(server: InThread) -> None:
+    assert server.ask(COMPLETIONS, {"prompt": "a"}, **{"Content-Type": "text/plain"}).status == 415
+    assert (
+        server.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, **{"Content-Type": "Application/JSON; a=b"}).status
+        == 200
+    )
 
 
-def test_a_stream_has_a_chunk_for_each_token_and_says_what_the_whole_answer_says(server: Live) -> None:
+def test_the_model_is_named_with_the_most_tokens_of_a_request(server: InThread) -> None:
+    [model] = server.ask("/v1/models").content["data"]
+    assert (model["id"], model["root"], model["max_model_len"]) == ("llama-3.1-8b", "llama-3.1-8b", 8192)
+    for prompt, new, status in ((8000, 192, 200), (8191, 1, 200), (8191, 2, 400), (8192, None, 400)):
+        body = {"prompt": [1] * prompt, **({"max_tokens": new} if new else {})}
+        assert server.ask(COMPLETIONS, body).status == status
+    whole = server.ask(COMPLETIONS, {"prompt": [1] * 8000}).content
+    assert whole["usage"]["completion_tokens"] == 192, "what fits, where it is less than max_new_tokens"
+
+
+def test_a_stream_has_a_chunk_for_each_token_and_says_what_the_whole_answer_says(server: InThread) -> None:
     for path, asked in ((COMPLETIONS, {"prompt": ["a", "b"], "n": 2}), (CHAT, {"messages": HELLO})):
-        body = {**asked, "max_tokens": 5}
+        body, kind = {**asked, "max_tokens": 5}, "chat.completion" if path == CHAT else "text_completion"
         options = {"include_usage": True, "continuous_usage_stats": True}
-        chunks = events(server.send(path, {**body, "stream": True, "stream_options": options}))
-        _, whole = server.ask(path, body)
+        answer = server.ask(path, {**body, "stream": True, "stream_options": options})
+        chunks, whole = answer.events, server.ask(path, body).content
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert {chunk["object"] for chunk in chunks} == {kind + ".chunk" * (path == CHAT)} and whole["object"] == kind
         assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"]
         assert len({chunk["id"] for chunk in chunks}) == 1
-        for choice in whole["choices"]:
+        counted = [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1] if "usage" in chunk]
+        assert counted == sorted(counted) and {*counted} == {*range(1, counted[-1] + 1)}
+        assert len(whole["choices"]) == (4 if path == COMPLETIONS else 1)
+        for index, choice in enumerate(whole["choices"]):
             own = [c for chunk in chunks[:-1] for c in chunk["choices"] if c["index"] == choice["index"]]
+            assert choice["index"] == index and choice["finish_reason"] == "length"
             assert [c["finish_reason"] for c in own[-5:]] == [None] * 4 + ["length"]
             texts = [c["text"] if path == COMPLETIONS else c["delta"]["content"] for c in own]
             assert "".join(texts) == (choice["text"] if path == COMPLETIONS else choice["message"]["content"])
             assert len(own) == 5 + (path == CHAT)  # the first of a chat has its role
+        if path == CHAT:
+            assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks[:2]] == ["assistant", None]
+            assert whole["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_a_stream_says_no_more_than_was_asked_for(server: InThread) -> None:
+    chunks = server.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 3, "stream": True}).events
+    assert len(chunks) == 3 and not any("usage" in chunk for chunk in chunks)
+
+
+def test_words_stand_for_tokens_without_text(tmp_path: Path) -> None:
+    words = (" the", " time", " of", " a", " token", " is", " not", " yet")
+    with in_thread(tmp_path / "run", *TINY) as server:
+        answer = server.ask(COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 6, "stop": " yet"}).content
+        assert answer["choices"][0]["finish_reason"] == "length", "a stop string is not looked for in words"
+        usage = [
+            server.ask(COMPLETIONS, {"prompt": text, "max_tokens": 1}).content["usage"] for text in ("a b  c", "a")
+        ]
+        assert [counts["prompt_tokens"] for counts in usage] == [3, 1]
+        chat = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+        assert server.ask(CHAT, {"messages": chat, "max_tokens": 1}).content["usage"]["prompt_tokens"] == 3
+    [line, *_] = map(json.loads, (tmp_path / "run" / "outputs.jsonl").read_text().splitlines())
+    assert answer["choices"][0]["text"] == "".join(words[token % 8] for token in line["output"])
+
+
+def test_equal_seeds_draw_equal_tokens_and_choices_of_one_prompt_differ(tmp_path: Path) -> None:
+    body = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 2.0}
+    with in_thread(tmp_path / "run", *TINY) as server:
+        for asked in ({"seed": 5}, {"seed": -1, "top_k": 40, "top_p": 0.9}):
+            first, again = (server.ask(COMPLETIONS, {**body, **asked, "n": 2}).content["choices"] for _ in range(2))
+            assert first == again and first[0]["text"] != first[1]["text"]
+        assert server.ask(COMPLETIONS, {**body, "n": 1}).content != server.ask(COMPLETIONS, {**body, "n": 1}).content
+        greedy = {server.ask(COMPLETIONS, {**body, "temperature": 0}).content["choices"][0]["text"] for _ in range(2)}
+        first_only = server.ask(COMPLETIONS, {**body, "top_k": 1}).content["choices"][0]["text"]
+        assert greedy == {first_only}
 
 
 def test_a_run_of_a_server_is_a_run_folder(tmp_path: Path) -> None:
-    with serving(tmp_path, *QUICK, "decisions=true") as live:
+    with in_thread(tmp_path / "run", *SIMULATED, "decisions=true") as server:
         for number in range(3):
-            live.send(COMPLETIONS, {"prompt": "a b", "max_tokens": 4, "client": f"c{number}"}).read()
-        _, shown = live.ask("/metrics")
-        status, printed = live.stop()
-    assert status == 0 and "results: run" in printed
-    figures = summary(live.folder)
-    assert figures["run"]["requests"] == 3
-    counted = {line.split()[0]: float(line.split()[1]) for line in shown.splitlines() if line[0] != "#"}
-    for name, group in (("time_to_first_token", "ttft_seconds"), ("e2e_request_latency", "end_to_end_seconds")):
-        mean = counted[f"cbatch:{name}_seconds_sum"] / counted[f"cbatch:{name}_seconds_count"]
-        assert mean == pytest.approx(figures[group]["mean"])
-    assert counted["cbatch:generation_tokens_total"] == 12 and counted["cbatch:prompt_tokens_total"] == 6
+            server.ask(COMPLETIONS, {"prompt": "a b", "max_tokens": 4, "client": f"c{number}"})
+    assert server.summary["run"]["requests"] == 3
     assert command("replay", "run", cwd=tmp_path).returncode == 0
     assert command("plot", "latency_cdf", "run", cwd=tmp_path).returncode == 0
 
 
+def test_what_policies_read_is_in_the_run(tmp_path: Path) -> None:
+    asked = {"session": "s", "tier": "t", "priority": 3, "slo": {"ttft": 1, "total": 2}, "predicted_new_tokens": 7}
+    with in_thread(tmp_path / "run", *SIMULATED) as server:
+        server.ask(COMPLETIONS, {"prompt": "a b", "max_tokens": 4, "client": "c", "user": "u", **asked})
+        server.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "user": "u"})
+    rows = pd.read_csv(tmp_path / "run" / "requests.csv")
+    assert rows.client.tolist() == ["c", "u"] and rows.prompt_tokens.tolist() == [2, 1]
+    named = ("session", "tier", "priority", "slo_ttft_seconds", "slo_total_seconds", "predicted_new_tokens")
+    assert rows.loc[0, [*named]].tolist() == ["s", "t", 3, 1, 2, 7]
+    assert rows.loc[0, "output_tokens"] == 4 and server.summary["run"]["requests"] == 2
+
+
+def test_metrics_are_those_of_the_run(tmp_path: Path) -> None:
+    with in_thread(tmp_path / "run", *SIMULATED) as server:
+        for prompt, new in (("a b", 4), ("a b c", 1)):
+            server.ask(COMPLETIONS, {"prompt": prompt, "max_tokens": new})
+        left = {"prompt": "a b c d", "max_tokens": 3000, "stream": True}
+        assert not server.run(server.call(COMPLETIONS, left, leave_after=2)).is_whole
+        while not (figures := server.figures()).get('request_success_total{finished_reason="cancelled"}'):
+            time.sleep(0.01)
+        assert figures['request_success_total{finished_reason="length"}'] == 2
+        assert figures["prompt_tokens_total"] == 9 and figures["prefix_cache_queries_total"] == 9
+        assert 6 < figures["generation_tokens_total"] < 3000 and figures["num_preemptions_total"] == 0
+        assert [figures[name] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")] == [
+            0
+        ] * 3
+    assert server.summary["run"]["cancelled_requests"] == 1
+    for name, group, number in (
+        ("time_to_first_token", "ttft_seconds", 2),
+        ("e2e_request_latency", "end_to_end_seconds", 2),
+        ("request_time_per_output_token", "tpot_seconds", 1),
+    ):
+        assert figures[f"{name}_seconds_count"] == number
+        assert figures[f"{name}_seconds_sum"] / number == pytest.approx(server.summary[group]["mean"])
+
+
 def test_what_the_prefix_cache_held_is_in_the_usage_and_in_the_metrics(tmp_path: Path) -> None:
-    tiny = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16", "port=0")
-    with serving(tmp_path, *tiny, "prefix_cache=true", "block_size=4") as live:
+    with in_thread(tmp_path / "run", *TINY, "prefix_cache=true", "block_size=4") as server:
         for cached in (0, 16):
-            _, answer = live.ask(COMPLETIONS, {"prompt": [*range(20)], "max_tokens": 4, "n": 1})
+            answer = server.ask(COMPLETIONS, {"prompt": [*range(20)], "max_tokens": 4, "n": 2}).content
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
-        _, shown = live.ask("/metrics")
-        assert live.stop()[0] == 0
-    assert "cbatch:prefix_cache_queries_total 40.0" in shown and "cbatch:prefix_cache_hits_total 16.0" in shown
-    assert summary(live.folder)["prefix_cache"]["hit_share"] == pytest.approx(0.4)
+        figures = server.figures()
+    assert figures["prefix_cache_queries_total"] == 80 and figures["prefix_cache_hits_total"] >= 32
 
 
-def test_metrics_count_the_tokens_of_those_who_leave(tmp_path: Path) -> None:
-    slow = ("policy=sarathi_serve", "backend=sim", "batch=64", "port=0")
-    with serving(tmp_path, *slow) as live:
-        answer = live.send(COMPLETIONS, {"prompt": "a b c", "max_tokens": 500, "stream": True})
-        answer.read(100)
-        answer.close()
-        wait_for(lambda: 'finished_reason="cancelled"} 1.0' in live.ask("/metrics")[1], live.process)
-        _, shown = live.ask("/metrics")
-    assert "cbatch:prompt_tokens_total 3.0" in shown and "cbatch:generation_tokens_total 0.0" not in shown
-    assert "cbatch:time_to_first_token_seconds_count 0.0" in shown
+def test_requests_that_wait_and_run_are_counted(tmp_path: Path) -> None:
+    with in_thread(tmp_path / "run", "policy=orca", "backend=sim", "batch=2") as server:
+
+        async def crowd() -> set[tuple[float, ...]]:
+            seen, body = set(), {"prompt": "a", "max_tokens": 30, "stream": True}
+            clients = asyncio.gather(*(server.call(COMPLETIONS, body) for _ in range(3)))
+            while not clients.done():
+                await asyncio.sleep(0.001)
+                figures = figures_of(server.door.meters.text().decode())
+                is_empty = not figures["kv_cache_usage_perc"]
+                seen.add((figures["num_requests_running"], figures["num_requests_waiting"], is_empty))
+            return seen
+
+        assert {(2, 1, False), (1, 0, False)} <= server.run(crowd())

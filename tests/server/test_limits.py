@@ -16,62 +16,47 @@ from typing import Any
 import pytest
 import uvloop
 from commands import PATIENCE, command, environment, new_process, summary, wait_for
-from live import QUICK, events, serving
+from in_thread import in_thread
+from live import events, serving
 
 from experiments.server.link import read_from
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = {"prompt": "a", "max_tokens": 500, "stream": True}
+SIMULATED = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64")
 SLOW = ("policy=sarathi_serve", "backend=sim", "batch=64", "port=0")
 """A simulated server in real time: 500 tokens take two seconds."""
 
-FAILING = """
-import multiprocessing, os, time
-from pathlib import Path
-from policies.orca import Orca
-class Fails(Orca):
-    def plan(self, view):
-        if view.iteration > 20:
-            raise ValueError("the policy's fault")
-        return super().plan(view)
-class Sleeps(Orca):
-    def __init__(self, **keys):
-        if multiprocessing.parent_process():
-            Path("pid").write_text(str(os.getpid()))
-            time.sleep(300)
-        super().__init__(**keys)
-class Refuses(Orca):
-    def plan(self, view):
-        plan = view.plan()
-        for request in list(view.waiting):
-            plan.reject(request, "too busy")
-        return plan.build()
-"""
-
 
 def test_a_key_is_asked_for_and_not_written(tmp_path: Path) -> None:
-    with serving(tmp_path, *QUICK, "api_key=s3cret") as live:
-        for key, status in (
-            ({}, 401),
-            ({"Authorization": "Bearer s3cre"}, 401),
-            ({"Authorization": "Bearer s3cret"}, 200),
-        ):
-            assert live.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, **key)[0] == status
-            assert live.ask("/v1/models", **key)[0] == status
-        assert live.ask("/health")[0] == live.ask("/metrics")[0] == 200
-        assert live.stop()[0] == 0
-    assert not any(b"s3cret" in path.read_bytes() for path in live.folder.iterdir())
+    keys = ({}, 401), ({"Authorization": "Bearer s3cre"}, 401), ({"Authorization": "Bearer s3cret"}, 200)
+    with in_thread(tmp_path / "run", *SIMULATED, "api_key=s3cret") as server:
+        for key, status in keys:
+            assert server.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, **key).status == status
+            assert server.ask("/v1/models", **key).status == status
+        assert server.ask("/health").status == server.ask("/metrics").status == 200
+    assert not any(b"s3cret" in path.read_bytes() for path in (tmp_path / "run").iterdir())
 
 
 def test_a_full_server_refuses_at_once(tmp_path: Path) -> None:
-    with serving(tmp_path, *SLOW, "max_open=2", "full_status=429") as live:
-        streams = [live.send(COMPLETIONS, LONG) for _ in range(2)]
-        answer = live.send(COMPLETIONS, {"prompt": "a"})
-        assert answer.status == 429 and answer.headers["Retry-After"]
-        assert b"cbatch:admission_rejections_total 1.0" in live.send("/metrics").read()
-        streams[0].close()
-        assert len(events(streams[1])) == 500
-        assert live.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1})[0] == 200
+    body = {"prompt": "a", "max_tokens": 500, "stream": True}
+    with in_thread(tmp_path / "run", *SIMULATED, "max_open=2", "full_status=429") as server:
+
+        async def crowd() -> list[Any]:
+            clients = [server.call(COMPLETIONS, body), server.call(COMPLETIONS, body, leave_after=5)]
+            tasks = [asyncio.create_task(client) for client in clients]
+            await asyncio.sleep(0)  # both are open
+            refused = await server.call(COMPLETIONS, {"prompt": "a"})
+            return [refused, *await asyncio.gather(*tasks)]
+
+        refused, whole, left = server.run(crowd())
+        assert refused.status == 429 and refused.headers["retry-after"] == "1"
+        assert len(whole.events) == 500 and len(left.events) < 500
+        assert server.figures()["admission_rejections_total"] == 1
+        for number, status in ((2, 200), (3, 429)):
+            asked = {"prompt": "a", "max_tokens": 1, "n": number}
+            assert server.ask(COMPLETIONS, asked).status == status
+        assert server.figures()["admission_rejections_total"] == 4
 
 
 @pytest.mark.parametrize(("seconds", "signals"), [(30, 1), (0.2, 1), (30, 2)])
@@ -122,8 +107,7 @@ def test_a_message_of_the_engine_that_is_longer_than_a_buffer_is_read_whole(loop
 
 
 def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(FAILING)
-    with serving(tmp_path, "policy=orca", "policy._target_=own.Fails", *SLOW[1:]) as live:
+    with serving(tmp_path, "policy=orca", "policy._target_=failing_policies.Fails", *SLOW[1:]) as live:
         stream = live.send(COMPLETIONS, LONG)
         with pytest.raises(http.client.IncompleteRead) as cut:
             stream.read()
@@ -136,8 +120,14 @@ def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_pa
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_engine_ends_with_a_server_that_has_not_begun_to_serve(tmp_path: Path, number: int) -> None:
-    (tmp_path / "own.py").write_text(FAILING)
-    arguments = [sys.executable, "-m", "experiments.server", "policy=orca", "policy._target_=own.Sleeps", *SLOW[1:]]
+    arguments = [
+        sys.executable,
+        "-m",
+        "experiments.server",
+        "policy=orca",
+        "policy._target_=failing_policies.Sleeps",
+        *SLOW[1:],
+    ]
     engine = tmp_path / "pid"
     with subprocess.Popen(arguments, cwd=tmp_path, env=environment(), text=True) as process:
         wait_for(lambda: engine.is_file() and engine.read_text(), process)
@@ -150,11 +140,67 @@ def test_the_engine_ends_with_a_server_that_has_not_begun_to_serve(tmp_path: Pat
 
 
 def test_a_request_that_the_policy_rejects_is_answered_with_503(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(FAILING)
-    with serving(tmp_path, "policy=orca", "policy._target_=own.Refuses", *SLOW[1:]) as live:
+    with in_thread(
+        tmp_path / "run", "policy=orca", "policy._target_=failing_policies.Refuses", *SIMULATED[1:]
+    ) as server:
         for stream in (True, False):
-            status, answer = live.ask(COMPLETIONS, {**LONG, "stream": stream})
-            assert status == 503 and "too busy" in answer["error"]["message"]
+            answer = server.ask(COMPLETIONS, {**LONG, "stream": stream})
+            assert answer.status == 503 and "too busy" in answer.content["error"]["message"]
+    assert server.summary["run"]["rejected_requests"] == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings", "problem"),
+    [
+        ("Fails", (), "the policy's fault"),
+        ("Idles", ("patience.seconds=0.3",), "plans nothing for 0.3 s with 2 requests"),
+    ],
+)
+def test_a_failing_policy_ends_answers_with_an_error_and_the_server(
+    policy: str, settings: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
+    arguments = ("policy=orca", f"policy._target_=failing_policies.{policy}", *SIMULATED[1:], *settings)
+    with in_thread(tmp_path / "run", *arguments) as server:
+
+        async def crowd() -> list[Any]:
+            bodies = [{**LONG, "stream": stream} for stream in (True, False)]
+            return await asyncio.gather(*(server.call(COMPLETIONS, body) for body in bodies))
+
+        streamed, whole = server.run(crowd())
+        error = streamed.events[-1] if policy == "Fails" else streamed.content
+        assert error["error"]["code"] == whole.content["error"]["code"] == whole.status == 500
+        assert streamed.is_whole == (policy != "Fails"), "it is cut where it has begun"
+        assert server.ask("/health").status == 503
+        assert server.ask(COMPLETIONS, {"prompt": "a"}).status == 503
+    assert problem in server.problem
+    assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 2
+    assert problem in summary(tmp_path / "run")["about"]["chosen"]["ended by"]
+
+
+def test_the_end_of_a_server_cuts_the_requests_that_are_open(tmp_path: Path) -> None:
+    with in_thread(tmp_path / "run", *SIMULATED) as server:
+
+        async def crowd() -> Any:
+            task = asyncio.create_task(server.call(COMPLETIONS, {**LONG, "max_tokens": 5000}))
+            while b"cbatch:generation_tokens_total 0.0" in server.door.meters.text():
+                await asyncio.sleep(0.001)
+            server.door.cut()
+            return await task
+
+        answer = server.run(crowd())
+        assert not answer.is_whole and answer.events[-1]["error"]["code"] == 503
+    assert server.summary["about"]["chosen"]["cut"] == "1 requests, as the server ended"
+    assert server.summary["run"]["cancelled_requests"] == 1
+
+
+def test_a_policy_that_cannot_serve_the_longest_request_is_refused(tmp_path: Path) -> None:
+    with in_thread(tmp_path / "run", "policy=orca", *SIMULATED[1:], "max_tokens=2048") as refused:
+        pass
+    assert "Orca may compute 8191 tokens at once, max_tokens=2048" in refused.problem
+    with in_thread(tmp_path / "short", *SIMULATED, "kv_tokens=4000") as server:
+        [model] = server.ask("/v1/models").content["data"]
+        assert model["max_model_len"] == 4001, "the last token never enters the KV cache"
+        assert server.ask(COMPLETIONS, {"prompt": [1] * 4000, "max_tokens": 1}).status == 200
 
 
 def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
@@ -198,14 +244,11 @@ def test_any_body_is_answered(tmp_path: Path) -> None:
         COMPLETIONS: {"prompt": "a b", "max_tokens": 2, "temperature": 0.5, "stream": False, "client": "c"},
         CHAT: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "user": "u"},
     }
-    with serving(tmp_path, *QUICK) as live:
+    with in_thread(tmp_path / "run", *SIMULATED) as server:
         statuses = set()
-        for _ in range(300):
+        for _ in range(1000):
             path = rng.choice([*bodies])
-            status, answer = live.ask(path, spoil(bodies[path], rng))
-            statuses.add(status)
-            assert status == 200 or answer["error"]["code"] == status
+            answer = server.ask(path, spoil(bodies[path], rng))
+            statuses.add(answer.status)
+            assert answer.status == 200 or answer.content["error"]["code"] == answer.status
         assert statuses == {200, 400}
-        began = time.monotonic()
-        assert live.ask("/health")[0] == 200 and time.monotonic() - began < 10
-        assert live.stop()[0] == 0

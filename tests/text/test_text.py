@@ -14,7 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from cbatch import ConfigError, WorkloadError
 from cbatch.errors import ModelError
 from cbatch.model.checkpoint import Vocabulary
-from experiments.text import OutputText, read_messages, up_to_stop
+from cbatch.validation import read
+from experiments.text import OutputText, up_to_stop
+from experiments.workloads.prompts import PromptLine
 
 CONTROL = ["<s>", "<|im_start|>", "<|im_end|>"]
 CHAT = (
@@ -74,14 +76,18 @@ def vocabulary(request: Any, tmp_path_factory: Any) -> Vocabulary:
     return made
 
 
+def read_messages(messages: Any) -> list[dict[str, str]]:
+    line = read(PromptLine, {"messages": messages, "max_new_tokens": 1})
+    return [vars(message) for message in line.messages or ()]
+
+
 def streamed(vocabulary: Vocabulary, tokens: Sequence[int], *stops: str) -> tuple[str, bool]:
     output, parts = OutputText(vocabulary, stops), []
     for token in tokens:
-        text, is_stopped = output.push(token)
-        parts.append(text)
-        if is_stopped:
-            return "".join(parts), True
-    return "".join([*parts, output.finish()]), False
+        parts.append(output.push(token))
+        if output.is_stopped:
+            break
+    return "".join([*parts, output.finish()]), output.is_stopped
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -95,7 +101,7 @@ def test_the_text_comes_with_the_tokens_and_is_that_of_the_tokenizer(text: str, 
             assert cut.rstrip("\ufffd") == shown.rstrip("\ufffd")
         else:
             assert cut == so_far
-        shown += output.push(token)[0]
+        shown += output.push(token)
         assert text.startswith(shown)
     assert shown + output.finish() == vocabulary.decode(tokens) == text
 
@@ -134,20 +140,20 @@ def test_a_chat_has_its_special_tokens_once(vocabulary: Vocabulary) -> None:
 
 
 BAD_MESSAGES: list[tuple[Any, str]] = [
-    ([], "messages=[]: give a list of messages, at least one"),
-    ("hello", "messages=hello: give a list of messages"),
+    ([], "messages=[]: List should have at least 1 item"),
+    ("hello", "messages=hello: give a valid list"),
     ([{"content": "a"}], "messages[0].role: is missing"),
     ([{"role": "user"}], "messages[0].content: is missing"),
     (
         [{"role": "user", "content": "a"}, {"role": "banana", "content": "a"}],
         "messages[1].role=banana: give system, user",
     ),
-    ([{"role": "user", "content": "a", "tool_calls": [1]}], "messages[0].tool_calls: no such key"),
+    ([{"role": "user", "content": "a", "tool_calls": [1]}], "messages[0].tool_calls: is not supported"),
     (
         [{"role": "user", "content": [{"type": "image_url"}]}],
         "messages[0].content=[{'type': 'image_url'}]: give a text",
     ),
-    (["x"], "messages[0]=x: give its keys"),
+    (["x"], "messages[0]=x: give a dictionary"),
 ]
 
 
@@ -178,7 +184,7 @@ def test_stop_strings_end_wherever_tokens_begin(vocabulary: Vocabulary) -> None:
             assert streamed(vocabulary, tokens, "never", stop, "xyz") == (text[: text.find(stop)], True)
     assert streamed(vocabulary, tokens, "last!", "the lasting") == (text, False), "held back, and shown in the end"
     output = OutputText(vocabulary, ["lakes", "z"])
-    parts = [output.push(token)[0] for token in tokens]
+    parts = [output.push(token) for token in tokens]
     assert "".join(parts) == text and parts[-1], "only what may begin a stop string is held back"
 
 
