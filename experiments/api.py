@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbatch import ConfigError, Policy
-from experiments.objective import check_figure
 from experiments.serve import Result
 from experiments.serve import serve as serve_settings
 from experiments.settings.hardware import count_gpus
 from experiments.settings.keywords import OF_FILES, settings_of
+from experiments.store.headings import check_figure
 from experiments.workloads import Workload
 
 if TYPE_CHECKING:

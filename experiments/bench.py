@@ -25,16 +25,13 @@ from tabulate import tabulate
 
 from cbatch import ConfigError, Policy, Request, RunRecord, Server
 from cbatch.results.metrics import Window, busy_seconds, step_columns
-from cbatch.results.stages import account_stages
 from experiments.settings.assemble import assemble
 from experiments.settings.command_line import Count, keyword_arguments, run
 from experiments.settings.compose import compose_run
-from experiments.store.provenance import BENCH, spread, write_benchmark
+from experiments.store.provenance import spread, write_benchmark
 from policies.orca import Orca
 
 WARM_UP_TOKENS = 16
-CAUSES = ("compute", "pb1", "pb2", "pb3", "communication", "host", "no_work")
-"""Of a stage's time, see `cbatch.sim.stages.StageAccount`."""
 COLUMNS = ("tokens_per_second", "ms_per_iteration", "active_share", "host_ms_per_iteration")
 
 
@@ -50,20 +47,12 @@ def main(arguments: Sequence[str]) -> int:
 def serve(
     policies: str = "policy=orca;policy=sarathi chunk=256",
     settings: str = "",
-    path: str = "",
     repeats: Count = 3,
     name: str = "serve",
     folder: str = "results",
-    command: str = BENCH,
 ) -> None:
-    """Measures and prints; writes NAME.json after each policy.
-
-    path: of a trace, `workload.path`. command: to be stored as the origin of the figures.
-
-    Raises:
-        ConfigError: no GPU, or several replicas.
-    """
-    shared = ["backend=cuda", "timeline=false", *shlex.split(settings), *([f"workload.path={path}"] if path else [])]
+    """Measures and prints; writes NAME.json after each policy. Raises ConfigError: no GPU, or several replicas."""
+    shared = ["backend=cuda", "timeline=false", *shlex.split(settings)]
     makers = {policy: compose_run(*shared, *shlex.split(policy)).policy for policy in policies.split(";")}
     chosen = compose_run(*shared)
     made = assemble(chosen, print)
@@ -76,8 +65,7 @@ def serve(
         hardware = f"{hardware.partition(',')[0]} x{gpus}"
     figures: dict[str, dict[str, Any]] = {}
     sizes = {"batch": made.limits.max_batch, "requests": len(made.requests)}
-    made_of = {"model": chosen.model.name, **sizes, "workload": repr(chosen.workload), "chosen": made.chosen}
-    stamped: dict[str, Any] = made_of | {"figures": figures}
+    about = {"model": chosen.model.name, **sizes, "workload": repr(chosen.workload), "chosen": made.chosen}
     print(
         f"{chosen.model.name}, batch {made.limits.max_batch}, {len(made.requests)} requests on {hardware}", flush=True
     )
@@ -85,10 +73,9 @@ def serve(
         server.serve(Orca(), shortened(chosen.workload.requests(vocabulary), made.limits.max_running))
         for policy, maker in makers.items():
             runs = repeat(server, maker, lambda: chosen.workload.requests(vocabulary), repeats)
-            counts = {"iterations": len(runs.record.steps), "eager": runs.eager}
-            figures[policy] = {**runs.figures, **counts, **_stages_of(server, runs.record)}
+            figures[policy] = {**runs.figures, "iterations": len(runs.record.steps), "eager": runs.eager}
             print(f"  {policy}: {runs.figures['tokens_per_second']['median']:.0f} tokens/s", flush=True)
-            written = write_benchmark(name, hardware, stamped, folder, command)
+            written = write_benchmark(name, hardware, {**about, "figures": figures}, folder)
     print(f"\n{_table(figures)}\nwritten: {written}")
 
 
@@ -155,16 +142,6 @@ def shortened(requests: Sequence[Request], number: int) -> list[Request]:
         )
         for request in islice(requests, number)
     ]
-
-
-def _stages_of(server: Server, record: RunRecord) -> dict[str, Any]:
-    """Returns the share of the stages' time in bubbles, and the shares of each stage's time by cause; nothing of one stage."""
-    if server.limits.num_stages == 1:
-        return {}
-    accounts = account_stages(record) if server.executor.needs_tokens else server.executor.accounts()
-    bubbles = sum(account.bubbles for account in accounts) / sum(account.span for account in accounts)
-    shares = [{cause: getattr(account, cause) / account.span for cause in CAUSES} for account in accounts]
-    return {"bubble_share": bubbles, "stages": shares}
 
 
 def _table(figures: Mapping[str, Mapping[str, Any]]) -> str:

@@ -32,16 +32,16 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments import run as run_command
 from experiments.capacity.folder import RESULT, read_searches
-from experiments.objective import check_figure, no_such_figure
 from experiments.settings.choices import option_names
 from experiments.settings.command_line import run
 from experiments.settings.overrides import check_given_once
 from experiments.store import headings
+from experiments.store.headings import check_figure, flat, no_such_figure
 from experiments.store.intervals import Compared, compare
 from experiments.store.labels import is_baseline, is_seed, label_runs, settings_of
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
-from experiments.store.text import disagree, figures_text, flat, intervals_text, values_text
+from experiments.store.text import disagree, figures_text, intervals_text, values_text
 from experiments.sweep import sweep_folder
 
 _OPTIONS = ("metric", "baseline", "runs")

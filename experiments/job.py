@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cbatch import ConfigError
-from experiments.objective import check_figure, objective_of
 from experiments.serve import serve
 from experiments.settings.command_line import end_with_the_parent, print_any_text
 from experiments.settings.compose import MULTIRUN
@@ -25,6 +24,7 @@ from experiments.settings.identity import identity
 from experiments.settings.overrides import say_unread
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
+from experiments.store.headings import check_figure, objective_of
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished, run_folders
 from experiments.store.sources import differences, sources_of

@@ -93,28 +93,25 @@ def open_simulations(
     if any(not name.startswith(".") for name in others):
         raise ConfigError(f"{folder} contains files that do not belong to a search; choose another folder with output=")
     effective = {key: value for key, value in identity.items() if key not in _EFFORT}
-    new, head = not folder.exists(), {"settings": effective, "code": code}
-    path, useless = folder / SIMULATIONS, False
-    try:
-        with claimed(folder), ExitStack() as held:
-            kept, pool = _read(path, head, other_code), None
-            (folder / RESULT).unlink(missing_ok=True)
-            if cores > 1:
-                pool = ProcessPoolExecutor(cores, initializer=_begin_worker)
-                held.callback(pool.shutdown, cancel_futures=True)
-            file = held.enter_context(path.open("w", encoding="utf-8"))
-            file.writelines(json.dumps(line) + "\n" for line in chain([head], kept.values()))
-            file.flush()
-            yield Simulations(file, kept, simulate, pool)
-    except CbatchError as error:
-        useless = not isinstance(error, TooFewError)
-        raise
-    finally:
-        if path.is_file() and (useless or len(path.read_text(encoding="utf-8").splitlines()) == 1):
-            path.unlink()
-        if new:
-            with suppress(OSError):  # not empty
-                folder.rmdir()
+    path, head = folder / SIMULATIONS, {"settings": effective, "code": code}
+    with claimed(folder), ExitStack() as held:
+        kept, pool = _read(path, head, other_code), None
+        (folder / RESULT).unlink(missing_ok=True)
+        if cores > 1:
+            pool = ProcessPoolExecutor(cores, initializer=_begin_worker)
+            held.callback(pool.shutdown, cancel_futures=True)
+        try:
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in chain([head], kept.values()))
+                file.flush()
+                yield Simulations(file, kept, simulate, pool)
+        except CbatchError as error:
+            if not isinstance(error, TooFewError):
+                kept.clear()
+            raise
+        finally:
+            if not kept:
+                path.unlink()
 
 
 def _begin_worker() -> None:

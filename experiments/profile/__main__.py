@@ -52,30 +52,28 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _profile(*options: str) -> None:
-    if options[0] == "show":
-        show(**keyword_arguments(show, options[1:], "profile show"))
-        return
-    if options[0] == "card" and any(option.startswith("records=") for option in options):
-        from experiments.profile.client import fit_card  # loads pandas
+    """Runs what the options choose; each module is loaded only where needed, as torch and pandas take seconds."""
+    make: Callable[..., object] = show
+    name, own = f"profile {options[0]}", list(options[1:])
+    if options[0] == "card" and any(option.startswith("records=") for option in own):
+        from experiments.profile.client import fit_card
 
-        own = [option for option in options[1:] if option.startswith(("records=", "output="))]
-        fitted = partial(fit_card, _reporter(), [option for option in options[1:] if option not in own])
-        fitted(**keyword_arguments(fitted, own, "profile card"))
-        return
-    if options[0] == "card":
-        from experiments.profile.card import measure_card  # loads torch
+        server = [option for option in own if not option.startswith(("records=", "output="))]
+        make, own = partial(fit_card, _reporter(), server), [option for option in own if option not in server]
+    elif options[0] == "card":
+        from experiments.profile.card import measure_card
 
-        measured = partial(measure_card, _reporter())
-        measured(**keyword_arguments(measured, options[1:], "profile card"))
-        return
-    from experiments.profile.command import profile  # loads torch
-    from experiments.profile.recorded import profile_recordings
+        make = partial(measure_card, _reporter())
+    elif options[0] != "show":
+        from experiments.profile.command import profile
+        from experiments.profile.recorded import profile_recordings
 
-    engines = [option for option in options if option.startswith("engine=")]
-    if engines and engines != [VLLM]:
-        raise ConfigError(f"{engines[0]}: give {VLLM}; without it this project's engine is measured")
-    reported = partial(profile_recordings if engines else profile, _reporter())
-    reported(**keyword_arguments(reported, [option for option in options if option not in engines], "profile"))
+        engines = [option for option in options if option.startswith("engine=")]
+        if engines and engines != [VLLM]:
+            raise ConfigError(f"{engines[0]}: give {VLLM}; without it this project's engine is measured")
+        make = partial(profile_recordings if engines else profile, _reporter())
+        name, own = "profile", [option for option in options if option not in engines]
+    make(**keyword_arguments(make, own, name))
 
 
 def show(hardware: str) -> None:

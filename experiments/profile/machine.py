@@ -11,8 +11,7 @@ import torch
 from cbatch import ConfigError, Limits, ModelSpec, Server
 from cbatch.runtime.fast.graph_shapes import decode_sizes
 from cbatch.sim.roofline import Ceilings
-from experiments.profile.fitted import FittedLaboratory
-from experiments.profile.laboratory import Laboratory
+from experiments.profile.laboratory import FittedLaboratory, Laboratory
 from experiments.settings.assemble import LARGEST_ITERATION
 from experiments.settings.backends import Cpu, Cuda
 from experiments.settings.hardware import count_gpus, cpu_name, memory_bytes

@@ -23,8 +23,8 @@ from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear, s
 from cbatch.sim.measured import Measured
 from cbatch.sim.profile_file import make_profile, profile_text
 from cbatch.sim.provenance import FROM
-from experiments.profile.fitted import fit_prices
 from experiments.profile.kernels import unknown
+from experiments.profile.laboratory import fit_prices
 from experiments.profile.measure import Iterations
 from experiments.profile.tables import model_tables, new_content, put_model
 from experiments.settings.presets import load_spec

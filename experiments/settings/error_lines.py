@@ -19,7 +19,7 @@ from cbatch.validation import nearest
 from experiments.settings.construct import check_argument
 from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, parse, version_of_files
 from experiments.settings.settings import GROUPS
-from experiments.store.text import flat
+from experiments.store.headings import flat
 
 _LAUNCHERS = ("hydra", "joblib", "submitit", "ray")
 

@@ -15,9 +15,8 @@ from cbatch.described import name_of_class
 from cbatch.validation import nearest, shorten
 from experiments.settings.choices import with_arguments
 from experiments.settings.compose import compose
-from experiments.settings.construct import PASSED_ON, parameters_of
+from experiments.settings.construct import PASSED_ON, check_eviction, parameters_of
 from experiments.settings.error_lines import default_keys
-from experiments.settings.evictions import check_eviction
 from experiments.settings.settings import GROUPS, Recipe, Settings, read_settings
 from experiments.workloads import Workload
 

@@ -21,8 +21,15 @@ from cbatch.validation import Give, Switch, check_known, positive, read, whole
 from experiments.progress import Setting
 from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Runtime
-from experiments.settings.construct import build_arguments, call, check_section, construct, locate
-from experiments.settings.evictions import check_eviction, check_evicts
+from experiments.settings.construct import (
+    build_arguments,
+    call,
+    check_eviction,
+    check_evicts,
+    check_section,
+    construct,
+    locate,
+)
 from experiments.workloads import Workload
 
 GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "eviction", "backend", "experiment")

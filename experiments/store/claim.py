@@ -14,8 +14,8 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,17 @@ class ClaimedError(ResultsError):
 def claimed(folder: Path) -> Iterator[dict[str, Any]]:
     """Creates a folder and holds it inside the `with`; yields what `unfinished.json` says.
 
-    At the end the file is removed, unless something else was written to it.
+    At the end the file is removed, unless something else was written to it, and a new folder that is empty.
 
     Raises:
         ClaimedError: another process holds the folder.
         OSError: the folder cannot be written or locked.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder):
+    missing = missing_folders(folder)
+    with ExitStack() as held:
+        held.callback(remove_empty, missing)
+        folder.mkdir(parents=True, exist_ok=True)
+        held.enter_context(_lock(folder))
         claim = {"status": "begun", "process": os.getpid(), "host": socket.gethostname(), "begun": now()}
         try:
             write_json(folder / UNFINISHED, claim)
@@ -61,6 +64,18 @@ def claimed(folder: Path) -> Iterator[dict[str, Any]]:
             if read_state(folder) == claim:
                 (folder / UNFINISHED).unlink()
             (folder / LOCK).unlink(missing_ok=True)  # who waits for this lock takes notice and opens another
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """Returns the folder and its parents that do not exist, the innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes folders in turn, up to the first that is not empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def check_free(folder: Path) -> None:

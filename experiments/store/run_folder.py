@@ -17,7 +17,7 @@ Read by `experiments.store.tables`.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,15 @@ from cbatch import ConfigError, Request, RunRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
-from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder, report_crashes
+from experiments.store.claim import (
+    LOCK,
+    UNFINISHED,
+    claimed,
+    make_new_folder,
+    missing_folders,
+    remove_empty,
+    report_crashes,
+)
 from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
 from experiments.store.notes import origin_of
 from experiments.text import up_to_stop
@@ -93,12 +101,12 @@ def run_folders(root: Path, name: str = SUMMARY) -> list[Path]:
 @contextmanager
 def new_run_folder(stem: Path) -> Iterator[Path]:
     """Creates a folder called `stem`, or with a number behind it; an unused one is removed at the end."""
-    missing = _missing(stem.parent)
+    missing = missing_folders(stem.parent)
     folder = make_new_folder(stem)
     try:
         yield folder
     finally:
-        _remove_empty([folder, *missing])
+        remove_empty([folder, *missing])
 
 
 @contextmanager
@@ -117,7 +125,6 @@ def open_run_folder(
     """
     _check_ours(folder, identity, replace)
     with ExitStack() as held:
-        held.callback(_remove_empty, _missing(folder))
         try:
             claim = held.enter_context(claimed(folder))
             _check_ours(folder, identity, replace)  # another run may have ended here just now
@@ -131,17 +138,6 @@ def open_run_folder(
         except BaseException as error:  # partial results may have filled the disk
             _remove_files(folder, but=() if isinstance(error, KeyboardInterrupt) else (CONFIG, DECISIONS))
             raise
-
-
-def _missing(folder: Path) -> list[Path]:
-    """Returns the folder and its parents that do not exist, the innermost first."""
-    return [path for path in (folder, *folder.parents) if not path.exists()]
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    with suppress(OSError):  # not empty
-        for folder in folders:
-            folder.rmdir()
 
 
 def write_results(

@@ -18,12 +18,12 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from experiments.store.claim import read_state
-from experiments.store.headings import COLUMNS, heading_of
+from experiments.store.headings import COLUMNS, flat, heading_of
 from experiments.store.intervals import mean_of
 from experiments.store.labels import code_text, label_runs, settings_of
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, read_summary, run_folders
-from experiments.store.text import Summary, figures_text, flat, format_mean
+from experiments.store.text import Summary, figures_text, format_mean
 
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error)
 _REPEATED = "each repeats another run: its policy does not read what differs"

@@ -9,7 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from cbatch.results.metrics import PERCENTILES
-from experiments.store.headings import LATENCIES
+from experiments.store.headings import LATENCIES, flat
 from experiments.store.intervals import Compared, Mean, significant
 from experiments.store.notes import notes_of
 
@@ -127,15 +127,6 @@ def figures_text(summary: Summary) -> str:
     figures = flat({key: value for key, value in summary.items() if key != "about"})
     rounded = {key: significant(value) if isinstance(value, float) else value for key, value in figures}
     return json.dumps(rounded, sort_keys=True, default=str)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values by dotted keys."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def format_number(value: float | None, factor: float = 1.0) -> str:

@@ -70,11 +70,9 @@ class PromptFile(Workload, Fit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pad_outputs is not None:
-            raise WorkloadError("workload.pad_outputs: the output lengths of prompts are unknown; leave it out")
-        if self.prediction is not None:
-            remedy = "the output lengths of prompts are unknown; give predicted_new_tokens in the file's lines"
-            raise WorkloadError(f"workload.prediction={self.prediction}: {remedy}")
+        for key in ("pad_outputs", "prediction"):
+            if (value := getattr(self, key)) is not None:
+                raise WorkloadError(f"workload.{key}={value}: the output lengths of prompts are unknown; leave it out")
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         lines = self._lines()

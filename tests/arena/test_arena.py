@@ -18,8 +18,8 @@ from experiments.arena import board as boards
 from experiments.arena import page
 from experiments.arena.board import ATTAINED, FIGURES, LATENCY, Board
 from experiments.run import main as run
+from experiments.store.headings import flat
 from experiments.store.run_folder import run_folders
-from experiments.store.text import flat
 
 SMALL = ["model=tiny", "workload=open_loop", "batch=4", "kv_tokens=4000", "max_tokens=2048", "max_running=auto"]
 ARENA = [*SMALL, *["policy=orca", "slo.ttft=0.004", "slo=none", "workload.load=0.7", "replications=2"]]

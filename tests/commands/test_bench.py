@@ -26,26 +26,3 @@ def test_policies_are_served_in_turn_on_one_server(tmp_path: Path, capsys: pytes
 def test_an_unknown_policy_is_refused_before_a_server_is_built(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policies=policy=orka"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_simulated_stages_wait_more_for_whole_prompts_than_for_chunks(tmp_path: Path) -> None:
-    settings = (
-        "settings=backend=sim backend.pipeline_stages=2 model=llama-13b batch=4 workload=zipf workload.num_requests=24"
-    )
-    policies = "policies=policy=orca;policy=sarathi chunk=256"
-    assert main([settings, policies, "repeats=1", f"folder={tmp_path}"]) == 0
-    stored = json.loads((tmp_path / "h200-x2" / "serve.json").read_text())
-    orca, sarathi = stored["figures"].values()
-    assert orca["bubble_share"] > 1.5 * sarathi["bubble_share"] > 0
-    for figures in (orca, sarathi):
-        assert figures["eager"] is None and len(figures["stages"]) == 2
-        assert all(sum(shares.values()) == pytest.approx(1) for shares in figures["stages"])
-
-
-def test_stages_with_real_tokens_are_accounted_for(tmp_path: Path) -> None:
-    settings = (
-        "settings=backend=cpu backend.pipeline_stages=2 model=tiny batch=2 workload.length=32 workload.num_requests=4"
-    )
-    assert main([settings, "policies=policy=orca", "repeats=1", f"folder={tmp_path}"]) == 0
-    [figures] = json.loads((tmp_path / "cpu" / "serve.json").read_text())["figures"].values()
-    assert all(sum(shares.values()) == pytest.approx(1) for shares in figures["stages"])

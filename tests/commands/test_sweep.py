@@ -17,7 +17,7 @@ from cbatch import ConfigError
 from experiments.arena.__main__ import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.job import RUN, Command, folder_name
-from experiments.objective import objective_of
+from experiments.store.headings import objective_of
 from experiments.store.runs import read_runs
 
 

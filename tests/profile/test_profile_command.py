@@ -34,9 +34,8 @@ from experiments.profile.batches import (
     prompts,
     spread,
 )
-from experiments.profile.fitted import FittedLaboratory, features, fit_prices
 from experiments.profile.kernels import Kernel, Shares, shares, times_in_turn
-from experiments.profile.laboratory import Batch, Laboratory
+from experiments.profile.laboratory import Batch, FittedLaboratory, Laboratory, features, fit_prices
 from experiments.profile.measure import measure, mixed_bases
 from experiments.profile.tables import (
     UNCOMPARED,

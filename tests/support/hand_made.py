@@ -21,9 +21,9 @@ from cbatch.executor import CopyTimes
 from cbatch.request import Status
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.summary import summarize
+from experiments.store.headings import flat
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import SUMMARY, write_results
-from experiments.store.text import flat
 
 # (planned, launched, waited, received, done, started, ended), (requests, prefill, decode, padding, sampled, preempted,
 # KV blocks, waiting, running), and the requests that receive a token
