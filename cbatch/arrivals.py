@@ -11,6 +11,7 @@ Times are seconds on the executor's clock.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import Protocol
@@ -113,8 +114,8 @@ class Submitted(Arrivals):
         self._pending.remove(request)
 
 
-class Stream(Arrivals):
-    """Requests that are made when they are about to arrive, so that few exist at any time."""
+class Stream(Submitted):
+    """Requests that are made one ahead of their arrival, so that few exist at any time."""
 
     def __init__(
         self, requests: Iterable[Request], check: Callable[[Request], object], server_seconds: float = 0.0
@@ -127,37 +128,29 @@ class Stream(Arrivals):
         Raises:
             WorkloadError: a request arrives before an earlier one, arrives by iteration, or has a known id. `due` raises it, too.
         """
-        self.server_seconds, self._ids = server_seconds, set[int]()
-        self._left, self._check = iter(requests), check
-        self._first: Request | None = None
+        super().__init__(server_seconds)
+        self._left, self._check, self._latest = iter(requests), check, 0.0
         self._make()
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
-        arrived = []
-        while self._first is not None and self.next() <= now:
-            arrived.append(self._first)
+        arrived = list[Request]()
+        while self.next() <= now:
+            arrived.append(self._pending.popleft())
             self._make()
         return arrived
 
-    def next(self) -> float:
-        return inf if self._first is None else self._first.arrival_time + self.server_seconds
-
     def withdraw(self, request: Request) -> None:
-        if request is not self._first:
-            raise not_submitted(request)
+        super().withdraw(request)
         self._make()
 
     def _make(self) -> None:
-        before = 0.0 if self._first is None else self._first.arrival_time
-        self._first = next(self._left, None)
-        if self._first is None:
-            return
-        if self._first.arrival_time < before or self._first.arrival_iteration:
-            problem = f"request {self._first.id} arrives by iteration, or before an earlier one"
-            raise WorkloadError(f"{problem}; order a stream by arrival time")
-        self._check(self._first)
-        note_id(self._first, self._ids)
-        self.num_unfinished += 1
+        for request in islice(self._left, 1):
+            if request.arrival_time < self._latest or request.arrival_iteration:
+                problem = f"request {request.id} arrives by iteration, or before an earlier one"
+                raise WorkloadError(f"{problem}; order a stream by arrival time")
+            self._check(request)
+            self._latest = request.arrival_time
+            self.add([request])
 
 
 def note_id(request: Request, known: set[int]) -> None:

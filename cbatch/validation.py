@@ -75,19 +75,19 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
     prefix: of the fields' names in messages. Raises `error`, and ConfigError, as `read`, for the keys of a mapping.
     """
     kind: Any = type(instance)
-    given, hints = {field.name: getattr(instance, field.name) for field in fields(kind)}, _hints(kind)
+    stated, hints = {field.name: getattr(instance, field.name) for field in fields(kind)}, _hints(kind)
     values = {
         name: read(hints[name], value, f"{prefix}{name}.")
         if isinstance(value, Mapping) and _holds_dataclass(hints[name])
         else value
-        for name, value in given.items()
+        for name, value in stated.items()
     }
     try:
         accepted = _fields_of(kind).validate_python(values)
     except ValidationError as refusal:
         raise error(one_line(refusal, prefix)) from None
     for name, value in accepted.items():
-        if given[name] != value:
+        if stated[name] != value:
             object.__setattr__(instance, name, value)
 
 
@@ -130,9 +130,9 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f"{hint}known: {', '.join(sorted(known)) or 'none'}"
 
 
-def check_known(given: Collection[Any], known: Collection[str], prefix: str = "") -> None:
+def check_known(keys: Collection[Any], known: Collection[str], prefix: str = "") -> None:
     """Raises ConfigError for an unknown key, with the nearest known one."""
-    for key in given:
+    for key in keys:
         if key not in known:
             raise ConfigError(f"{prefix}{key}: no such key; {nearest(str(key), known)}")
 

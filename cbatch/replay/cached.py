@@ -14,7 +14,7 @@ from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import HOOKS, Policy, optional_method
 from cbatch.record import InFlight, RunRecord
-from cbatch.replay.decisions import Decided, Decision, Recorded, StepEnd, found_by
+from cbatch.replay.decisions import Decided, Decision, Recorded, StepEnd, cached_tokens
 from cbatch.request import FinishReason, Request, Status, spec_of
 from cbatch.request_table import RequestTable
 from cbatch.state import State
@@ -63,7 +63,7 @@ class CachedReplay:
 
     def carry_out(self, event: Decision) -> None:
         state, now, plan = self._state, event.seen.now, self._plan(event.decided)
-        for (id_, tokens), (_, recorded) in zip(found_by(plan), event.found, strict=True):
+        for (id_, tokens), (_, recorded) in zip(cached_tokens(plan), event.cached, strict=True):
             if tokens != recorded:
                 finds = f"request {id_} finds {tokens} cached tokens, and {recorded} when recorded"
                 remedy = "the eviction has changed since: record the run again"

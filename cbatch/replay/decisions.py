@@ -71,12 +71,12 @@ class Decided(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A view and the plan made from it. found: (id, tokens) that the plan's newcomers find in the prefix cache, if any."""
+    """A view and the plan made from it. cached: (id, tokens) that the plan's newcomers find in the prefix cache, if any."""
 
     iteration: int
     seen: Seen
     decided: Decided
-    found: tuple[tuple[int, int], ...] = ()
+    cached: tuple[tuple[int, int], ...] = ()
 
 
 class StepEnd(NamedTuple):
@@ -148,7 +148,7 @@ def read(plan: Plan) -> Decided:
     )
 
 
-def found_by(plan: Plan) -> tuple[tuple[int, int], ...]:
+def cached_tokens(plan: Plan) -> tuple[tuple[int, int], ...]:
     """Returns the ids of the waiting requests in a plan, and the tokens that the prefix cache holds of each."""
     waiting = [request for request in plan.requests if request.status is Status.WAITING]
     return tuple((request.id, request.num_computed) for request in waiting)
@@ -183,7 +183,7 @@ class RecordedPolicy:
         plan = self.inner.plan(view)
         if isinstance(plan, Plan):
             self._planned[iteration] = [*plan.requests]
-            self._sink(Decision(iteration, seen, read(plan), found_by(plan) if self._what.prefix_cache else ()))
+            self._sink(Decision(iteration, seen, read(plan), cached_tokens(plan) if self._what.prefix_cache else ()))
         return plan
 
     def send_ends(self) -> None:

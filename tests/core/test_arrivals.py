@@ -48,7 +48,7 @@ def test_a_stream_makes_one_request_ahead_and_checks_it() -> None:
 @pytest.mark.parametrize("make", [Submitted, lambda server: Stream([Request(0, 4, 1, arrival_time=1.0)], id, server)])
 def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[float], Submitted | Stream]) -> None:
     arrivals = make(0.25)
-    if isinstance(arrivals, Submitted):
+    if not isinstance(arrivals, Stream):
         arrivals.add([Request(0, 4, 1, arrival_time=1.0)])
     assert arrivals.next() == 1.25 and ids(arrivals.due(1.2, 0)) == [] and ids(arrivals.due(1.25, 0)) == [0]
 

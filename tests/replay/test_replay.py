@@ -157,7 +157,7 @@ def test_a_policy_sees_and_plans_the_same_again(
     assert len(heard) == num_plans(recorded) > 30
     assert all(comparison.same for comparison in heard)
     assert again.heard == first.heard
-    found = sum(tokens for comparison in heard for _, tokens in comparison.recorded.found)
+    found = sum(tokens for comparison in heard for _, tokens in comparison.recorded.cached)
     assert (found > 0) == (eviction is not None)
 
 
@@ -188,11 +188,11 @@ def test_a_run_of_real_tokens_is_replayed_without_a_model(eviction: type[Evictio
 
 def test_a_replay_that_finds_other_tokens_than_the_run_says_so() -> None:
     recorded = record(make(Orca(), simulated(), prefix_cache=LRU()), alike())
-    place, event = next((place, event) for place, event in enumerate(recorded.events) if getattr(event, "found", ()))
+    place, event = next((place, event) for place, event in enumerate(recorded.events) if getattr(event, "cached", ()))
     assert isinstance(event, Decision)
-    changed = event._replace(found=tuple((id_, tokens + 4) for id_, tokens in event.found))
+    changed = event._replace(cached=tuple((id_, tokens + 4) for id_, tokens in event.cached))
     events = [*recorded.events[:place], changed, *recorded.events[place + 1 :]]
-    (id_, tokens), *_ = event.found
+    (id_, tokens), *_ = event.cached
     finds = f"request {id_} finds {tokens} cached tokens, and {tokens + 4} when recorded"
     with pytest.raises(ReplayError, match=rf"^iteration {event.iteration}: {finds}; the eviction has changed since"):
         ask(Orca(), recorded._replace(events=events), alike(), LRU())
