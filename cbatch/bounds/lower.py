@@ -44,7 +44,7 @@ class Bounds:
     no other request holds, a further token that follows a preemption two tokens, and nothing for held KV cache, which is shared.
 
     Args:
-        minorants: of the cost model, as from `minorants_of`; `Minorant.check` tests others.
+        minorants: of the cost model, as from `minorants_of`, or others that lie below it.
         kv_tokens: of one replica.
         findable: by id, from `findable_tokens` over all requests of the run; None without a prefix cache.
 

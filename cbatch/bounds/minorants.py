@@ -4,12 +4,10 @@ If no iteration is faster than a line, the work of a request is known before any
 of a profile's tables, not regressions: a line through the middle of a table does not bound the table.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cbatch.cost import BatchShape, CostModel
-from cbatch.errors import ProfileError
+from cbatch.cost import BatchShape
 from cbatch.limits import Limits
 from cbatch.sim.attention import Attention, RateAttention, TableAttention
 from cbatch.sim.cost import ProfileCost
@@ -45,17 +43,6 @@ class Minorant:
         of_members = self.per_request * shape.num_requests + self.per_token * shape.num_tokens
         return self.fixed + of_members + of_attention
 
-    def check(self, cost: CostModel, limits: Limits) -> None:
-        """Compares the line with the cost model at one request, a full batch and full iterations: a test, not a proof.
-
-        Raises ProfileError if an iteration is faster than the line.
-        """
-        for shape in _samples(limits):
-            if cost.predict(shape) < self.seconds(shape) * (1 - _ROUNDING):
-                line, model = f"{self.seconds(shape):.6g} s", f"{cost.predict(shape):.6g} s"
-                what = f"{shape.num_tokens} tokens in {shape.num_requests} requests"
-                raise ProfileError(f"minorant: {line} for {what}, above the cost model's {model}; lower the minorant")
-
 
 def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
     """Returns lines under a profile's tables, at the GPU's full clock, from the flattest to the steepest.
@@ -67,19 +54,15 @@ def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
     number of requests, or in a chunk's scores, between two rows, and along a row both are linear in the context between two
     columns, so that a bound below the table at all breakpoints is below it everywhere. In a pipeline the times are
     those of its last stage, which every iteration occupies.
-
-    Raises ProfileError if a line lies above the cost model (an error in a table, such as a negative time).
     """
     attention, layers = cost.operations.attention, cost.topology.share(cost.spec).num_layers
     base = layers * attention.rates.base_seconds if isinstance(attention, RateAttention) else 0.0
     per_score = layers * _per_score(attention, limits)
     lines = _hull(_least_seconds(cost, limits.max_tokens, limits.max_batch))
-    minorants = []
+    minorants = list[Minorant]()
     for spared, per_context in _per_context(attention, limits):
         slopes = per_score, layers * per_context, -layers * per_context * spared
         minorants += [Minorant(fixed + base, slope, *slopes) for fixed, slope in lines if fixed + base >= -slopes[2]]
-    for minorant in minorants:
-        minorant.check(cost, limits)
     return minorants
 
 
@@ -149,25 +132,3 @@ def _per_context(attention: Attention, limits: Limits) -> list[tuple[float, floa
         slopes = [seconds / (number * (context - spared)) for number, context, seconds in points if context > spared]
         lines.append((spared, min(slopes, default=0.0)))
     return lines
-
-
-def _samples(limits: Limits) -> Iterator[BatchShape]:
-    most, longest = min(limits.max_batch, limits.max_tokens), limits.max_request_tokens
-    for number in _doubling(most):
-        for context in _doubling(longest):
-            yield BatchShape((), number, number * context)
-    for tokens in _doubling(min(limits.max_tokens, longest)):
-        for context in (0, *_doubling(longest - tokens)):
-            decodes = min(most - 1, limits.max_tokens - tokens)
-            if tokens > 1:
-                yield BatchShape(((tokens, context),))
-                yield BatchShape(((tokens, context),), decodes, decodes * longest)
-
-
-def _doubling(most: int) -> Iterable[int]:
-    size = 1
-    while size < most:
-        yield size
-        size *= 2
-    if most > 0:
-        yield most
