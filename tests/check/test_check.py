@@ -38,7 +38,7 @@ def all_scenarios(chunk: int) -> list[Scenario]:
 def few_scenarios(chunk: int) -> list[Scenario]:
     """Some of the tiny scenarios, synchronous and asynchronous, and more of those with more than three requests."""
     numbered = enumerate(all_scenarios(chunk))
-    return [scenario for number, scenario in numbered if number % (2 if len(scenario.arrivals) > 3 else 80) == 0]
+    return [scenario for number, scenario in numbered if number % (4 if len(scenario.arrivals) > 3 else 160) == 0]
 
 
 def lacking(verdicts: Verdicts) -> set[str]:
@@ -65,7 +65,7 @@ def test_policies_have_the_properties_that_their_papers_claim(policy: Policy, ex
 @pytest.mark.parametrize("name", policy_names())
 def test_every_built_in_policy_has_the_properties_that_every_policy_needs(name: str) -> None:
     build, chunk, *_ = _policy([f"policy={name}"])
-    few = [*all_scenarios(chunk)[::1500], *islice(tight_scenarios(chunk), 0, None, 2)]
+    few = [*all_scenarios(chunk)[::3000], *islice(tight_scenarios(chunk), 0, None, 3)]
     assert lacking(search(build(), NEEDED, chunk, num_random=0, tiny=few)) == set()
 
 

@@ -43,9 +43,9 @@ def tokens_found(seed: int, eviction: Eviction) -> int:
 
 def test_belady_finds_most_one_at_a_time(num_workloads: int) -> None:
     num_above = 0
-    for seed in range(max(num_workloads, 50)):
+    for seed in range(max(num_workloads, 25)):
         best = tokens_found(seed, Belady())
         others = [tokens_found(seed, make()) for make in EVICTIONS]
         assert max(others) == best, f"workload {seed}"
         num_above += min(others) < best
-    assert num_above > 10, "evictions differ"
+    assert num_above > 5, "evictions differ"

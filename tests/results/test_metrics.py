@@ -73,6 +73,7 @@ def test_what_was_computed_for_clients_that_left_takes_time(timeout: float | Non
     assert found["iterations"]["batch_requests"] >= 1
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=20), st.integers(0, 60), st.integers(0, 30))
 def test_busy_seconds_are_the_length_of_the_union(spans: list[tuple[int, int]], start: int, length: int) -> None:
     spans = sorted((begin, begin + duration) for begin, duration in spans)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hand_made import end, make_record, make_summary
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import published
 
@@ -163,6 +163,7 @@ def test_without_windows_or_served_requests_there_are_totals_alone() -> None:
     assert none is not None and fairness(none)["clients"] == {}
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([1, 2, 3])), min_size=1, max_size=6), st.integers(0, 60))
 def test_max_min_shares_are_those_of_giving_one_at_a_time(clients: list[tuple[int, int]], total: int) -> None:
     """Units of 1/60, one after the other to whoever has least per weight and wants more."""

@@ -74,7 +74,7 @@ def first_race(program: list[tuple]) -> int | None:
     return None
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(program=calls)
 def test_the_first_race_of_any_program_is_found_and_nothing_else(program: list[tuple]) -> None:
     checker, streams = checked(any_order(random.Random(1)))
