@@ -49,7 +49,8 @@ class TraceReplay(Replay):
     speed: Annotated[float, positive("1 replays in real time, 2 twice as fast")] = 1.0
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
-        trace = read_trace(self.path, self.format, columns=self.columns)
+        at_most = None if self.start or self.too_long == "drop" else self.num_requests
+        trace = read_trace(self.path, self.format, columns=self.columns, at_most=at_most)
         if trace.arrival_time is None:
             if not self.queued or self.start or self.speed != 1:
                 remedy = "set workload.queued=true without start and speed, or draw them with workload=sharegpt"

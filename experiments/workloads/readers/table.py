@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from io import StringIO
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -89,18 +89,21 @@ def _time(value: object) -> datetime | None:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def parse_table(path: str, text: str) -> Table:
+def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
     """Returns the table of a CSV file with a header, or of a file with a JSON object on every line.
+
+    at_most: rows to read; None: all.
 
     Raises:
         WorkloadError: the text is neither, or has no rows.
     """
     if text.lstrip().startswith("{"):
-        objects = json_objects(path, text)
+        objects = json_objects(path, text, at_most)
         names = dict.fromkeys(name for row in objects for name in row)
         return Table(path, {name: [row.get(name) for row in objects] for name in names}, range(1, 1 + len(objects)))
     try:
-        header, *rows = csv.reader(StringIO(text), strict=True)
+        lines = csv.reader(StringIO(text), strict=True)
+        header, *rows = lines if at_most is None else islice(lines, 1 + at_most)
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not CSV ({error}); give a CSV or JSON-lines file") from None
     if not rows:
@@ -145,10 +148,10 @@ def at_line(path: str, line: int, problem: str) -> WorkloadError:
     return WorkloadError(f"{path}, line {line}: {problem}")
 
 
-def json_objects(path: str, text: str) -> list[dict[str, Any]]:
-    """Returns the JSON object of every line of a file. Raises WorkloadError for a line that holds none."""
+def json_objects(path: str, text: str, at_most: int | None = None) -> list[dict[str, Any]]:
+    """Returns the JSON object of every line of a file, or of the first `at_most`. Raises WorkloadError for a line that holds none."""
     records = []
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n")[:at_most], start=1):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -76,13 +76,14 @@ def read_trace(
     section: str = "workload",
     columns: Mapping[str, str] | None = None,
     timed: bool = True,
+    at_most: int | None = None,
 ) -> Trace:
     """Reads a trace file, plain or compressed.
 
     format: "auto" tells the formats apart by their columns. section: whose keys are `path` and `format`, for messages.
     columns: further columns by the attribute that they fill. In `extra`, a CSV column of numbers becomes numbers, an empty value
         None; JSON values stay as they are.
-    timed: whether the arrival times are read.
+    timed: whether the arrival times are read. at_most: rows to read, and to check; None: all.
 
     Raises:
         WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known format,
@@ -93,7 +94,7 @@ def read_trace(
         table, known = _recorded(path, text), _DECISIONS
         filled = {name: _objects(table.columns[name]) for name in _SEEN if name in table.columns}
     else:
-        table = parse_table(path, text)
+        table = parse_table(path, text, at_most)
         known = _detect(table) if format == "auto" else FORMATS[format]
         filled = _fields(table, {name: column for name, column in known.fields.items() if column in table.columns})
     tokens = partial(table.whole_numbers, least=1, most=MOST_TOKENS, unit=" of tokens")
