@@ -109,6 +109,9 @@ class BlockPool:
 
     def extend_each(self, rows: Ints, num_blocks: list[int]) -> None:
         """Appends free blocks to the tables of several rows."""
+        if len(num_blocks) == 1:
+            self.extend(rows.item(), num_blocks[0])
+            return
         blocks, held, first = self._take(sum(num_blocks)), self.room[rows] // self.block_size, len(rows)
         self.tables[rows, held] = blocks[:first]
         for row, begin, number in zip(rows.tolist(), (held + 1).tolist(), num_blocks, strict=True):
@@ -155,15 +158,14 @@ class CountingPool(BlockPool):
     def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
         super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)
         self._num_retiring_after: dict[int, int] = {}
-        self._tokens_of_a_block = np.array(block_size)
 
     def extend(self, row: int, num_blocks: int) -> None:
         self.num_free -= num_blocks
         self.room[row] += num_blocks * self.block_size
 
     def extend_each(self, rows: Ints, num_blocks: list[int]) -> None:
-        self.num_free -= sum(num_blocks)
-        self.room[rows] += np.array(num_blocks) * self._tokens_of_a_block
+        for row, number in zip(rows.tolist(), num_blocks, strict=True):
+            self.extend(row, number)
 
     def release(self, row: int, after: int | None) -> None:
         held = self.held_by(row)

@@ -1,7 +1,8 @@
 """Seconds of one layer's attention on one GPU: from measured tables, or in closed form."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Protocol
 
 from cbatch.cost import BatchShape
@@ -97,9 +98,15 @@ class TableAttention:
         return self.chunks.rectangle()
 
     @cached_property
-    def _reach(self) -> dict[int, float]:
-        """The largest context in all that the table of decodes covers, by their number; filled on first use."""
-        return {}
+    def _reach(self) -> Callable[[int], float]:
+        """Returns the largest context in all that the table of decodes covers, for a number of them."""
+        return cache(lambda number: number * self.decodes.reach(number))
+
+    @cached_property
+    def _saved(self) -> Callable[[int], float]:
+        """Returns the share of the time of reading a shared token that is saved, for a number of decodes."""
+        shared = self.shared_reads
+        return cache(lambda number: 0.0 if shared is None else max(shared.at(number), 0.0))
 
     @cached_property
     def _seconds_per_context(self) -> float:
@@ -118,27 +125,22 @@ class TableAttention:
             seconds += found
         if num_decodes:
             read: float = context_of_decodes
-            if num_shared and self.shared_reads is not None:
-                saved = num_shared * max(self.shared_reads.at(num_decodes), 0.0)
-                read = max(read - saved, self.least_read * read)
+            if num_shared and (saved := self._saved(num_decodes)):
+                read = max(read - num_shared * saved, self.least_read * read)
             table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
             found = table.at(num_decodes, read / num_decodes)
-            if context_of_decodes > (self._reach.get(num_decodes) or self._reach_of(num_decodes)):
+            if context_of_decodes > self._reach(num_decodes):
                 found = max(found, read * self._seconds_per_context)
             seconds += found
         return seconds
 
     def covers(self, shape: BatchShape) -> bool:
+        chunks, number, context, _, _ = shape
         most_tokens, most_before = self._surely
-        for tokens, before in shape.chunks:
+        for tokens, before in chunks:
             if (tokens > most_tokens or before > most_before) and not self.chunks.covers(tokens, before):
                 return False
-        _, number, context, *_ = shape
-        return not number or context <= (self._reach.get(number) or self._reach_of(number))
-
-    def _reach_of(self, number: int) -> float:
-        reach = self._reach[number] = number * self.decodes.reach(number)
-        return reach
+        return not number or context <= self._reach(number)
 
 
 def flops_per_score(share: ModelSpec) -> int:

@@ -149,16 +149,15 @@ class ProfileCost:
 
     def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
         """As `execute`, of the iterations that follow one of decodes (`following_decodes`), with their shapes."""
-        tables = self._tables(shape)
-        token_times = self._token_times(tables, shape.num_tokens)
+        tables, num_tokens = self._tables(shape), shape.num_tokens
+        token_times = self._token_times(tables, num_tokens)
         for following in following_decodes(shape):
-            context = following.decode_context
-            times = self._alone.get(context) if following.num_tokens == 1 else None
+            times = self._alone.get(following.decode_context) if num_tokens == 1 else None
             if times is None:
                 num_outside = self.num_outside
                 times = self._execute(following, tables, token_times)
-                if following.num_tokens == 1 and self.num_outside == num_outside:
-                    self._alone[context] = times
+                if num_tokens == 1 and self.num_outside == num_outside:
+                    self._alone[following.decode_context] = times
             yield following, times
 
     def _execute(self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes) -> StageTimes:
