@@ -11,7 +11,7 @@ class Described:
     """Prints an object as its name and the arguments that differ from their defaults.
 
     The class keeps each argument in an attribute of the same name. Seeds are not printed: runs that differ only in seeds are
-    replications of one run. Where an object with `inlined = True` in its own class is an argument, its arguments are printed in its place.
+    replications of one run. An argument whose own class has `inlined = True` is replaced by its arguments.
     """
 
     def __repr__(self) -> str:

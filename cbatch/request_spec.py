@@ -52,9 +52,9 @@ class RequestSpec:
 
     id: unique in the run. num_prompt_tokens: at least 1.
     max_new_tokens: the request ends when it has generated this many tokens; at least 1.
-    true_new_tokens: tokens after which the request ends by itself, hidden from policies; None, or at least `max_new_tokens`:
-        it does not. The last of them acts as an end-of-sequence token: the request ends when it reaches the host, and what
-        iterations in flight generate beyond it is overshoot.
+    true_new_tokens: tokens after which the request ends by itself, hidden from policies. The last of them acts as an
+        end-of-sequence token: its arrival on the host ends the request, and what iterations in flight generate beyond is
+        overshoot. None, or at least `max_new_tokens`: the limit ends the request.
     arrival_time: seconds from the start of the run.
     timeout: seconds from the arrival until the client leaves: an unfinished request is cancelled before the next iteration is
         planned. None: the client stays.

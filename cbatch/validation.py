@@ -97,9 +97,8 @@ def read(kind: type[T], data: object, prefix: str = "") -> T:
     Raises ConfigError for an unknown or missing key, or a value that is not of its type; the message names the key.
     """
     _check_keys(kind, data, prefix)
-    reader: Any = _reader
     try:
-        built: T = reader(kind).validate_python(data)
+        built: T = _reader(kind).validate_python(data)
     except ValidationError as refusal:
         raise ConfigError(one_line(refusal, prefix)) from None
     return built
@@ -144,6 +143,7 @@ def shorten(value: object) -> str:
 
 
 _hints: Any = cache(get_type_hints)
+_reader: Any = cache(TypeAdapter)
 
 
 @cache
@@ -157,11 +157,6 @@ def _fields_of(kind: Any) -> TypeAdapter[Any]:
 
 def _holds_dataclass(hint: Any) -> bool:
     return is_dataclass(hint) or any(map(_holds_dataclass, get_args(hint)))
-
-
-@cache
-def _reader(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def _check_keys(kind: Any, data: object, prefix: str) -> None:

@@ -27,11 +27,11 @@ class PrefixCache:
         self._looks_ahead = type(pool.eviction).on_submit is not Eviction.on_submit
 
     def is_steady(self, waiting: bool) -> bool:
-        """Whether no time decides what is evicted, and waiting requests, if any, find what they found when the latest step was planned."""
+        """Whether evictions do not depend on time, and waiting requests, if any, find what they found for the latest plan."""
         return not self.pool.eviction.dynamic and not (waiting and self.pool.version != self._planned_version)
 
     def num_unchanged(self, rows: Ints) -> int:
-        """Returns how many iterations can compute a token of each of these rows before one of them gets another named block."""
+        """Returns how many iterations can compute a token of each of these rows before a row gets another named block."""
         filled = np.minimum(self._table.computed[rows], self._table.known[rows])
         return int(((self.pool.num_named[rows] + 1) * self.pool.block_size - filled).min()) - 1
 
@@ -42,11 +42,11 @@ class PrefixCache:
         if not hashes or self._table.tokens is not None:
             return
         if not tokens:
-            problem = "its hash ids stand for no whole number of tokens (hash_block=0)"
-            remedy = f"give a workload.length_scale that leaves them a multiple of block_size={size}"
+            problem = "its hash ids do not stand for a whole number of tokens (hash_block=0)"
+            remedy = f"give a workload.length_scale that makes the number a multiple of block_size={size}"
         elif tokens % size:
             keys = "workload.prefix, workload.system, or a trace's times workload.length_scale"
-            problem = f"each of its hash ids stands for {tokens} tokens ({keys}), no multiple of block_size={size}"
+            problem = f"each of its hash ids stands for {tokens} tokens ({keys}), not a multiple of block_size={size}"
             remedy = "give a block_size that divides it"
         elif len(set(hashes)) < len(hashes) or min(hashes) < 0:
             problem = "prefix_hashes repeat, or are negative"

@@ -145,7 +145,10 @@ class Vocabulary:
         self._name, self._path = spec.name, spec.path
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a prompt, with a single token of its beginning; raises ModelError without a tokenizer."""
+        """Returns the token ids of a prompt with the tokenizer's special tokens, which a text that has them does not get twice.
+
+        Raises ModelError if the model has no tokenizer.
+        """
         ids: list[int] = self._tokenizer.encode(text)
         return ids[1:] if ids[:2] == [self._tokenizer.bos_token_id] * 2 else ids
 

@@ -65,9 +65,8 @@ def replay(
         ReplayError: the prefix cache holds other tokens of a request than in the run.
     """
     check_policy(policy, recorded.limits)
-    shown: _Replay | CachedReplay = _Replay(recorded, requests, policy, cost)
-    if eviction is not None:
-        shown = CachedReplay(recorded, requests, policy, cost, eviction)
+    of_run = recorded, requests, policy, cost
+    shown: _Replay | CachedReplay = _Replay(*of_run) if eviction is None else CachedReplay(*of_run, eviction)
     for event in recorded.events:
         if isinstance(event, StepEnd):
             shown.end(event)

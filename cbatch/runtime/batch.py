@@ -184,7 +184,7 @@ def _pad(
 
 
 def uniform(seed: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """Returns random numbers in [0, 1) of seed and position (SplitMix64, Steele et al., OOPSLA 2014); 24 bits, exact in float32."""
+    """Returns random numbers in [0, 1) of 24 bits, from seed and position (SplitMix64, Steele et al., OOPSLA 2014)."""
     with np.errstate(over="ignore"):
         z = seed * np.uint64(0x9E3779B97F4A7C15) + position * np.uint64(0xD1342543DE82EF95)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -153,8 +153,8 @@ def test_hashes_stand_for_whole_blocks() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prefix_hashes": (1,), "hash_block": 3}, "3 tokens .workload.prefix, .*no multiple of block_size=2"),
-        ({"prefix_hashes": (1,)}, "no whole number of tokens.* workload.length_scale"),
+        ({"prefix_hashes": (1,), "hash_block": 3}, "3 tokens .workload.prefix, .*not a multiple of block_size=2"),
+        ({"prefix_hashes": (1,)}, "not stand for a whole number of tokens.* workload.length_scale"),
         ({"prefix_hashes": (1, 1), "hash_block": 2}, "prefix_hashes repeat"),
         ({"prefix_hashes": (-1,), "hash_block": 2}, "are negative"),
     ],

@@ -32,9 +32,6 @@ from cbatch.runtime.slots import Devices, Slot, make_slots
 from cbatch.runtime.streams import Streams
 from cbatch.runtime.weights import can_fuse, load_model, move_stages
 
-BLOCK_SIZE = 128
-"""Default tokens of a KV block: flash-attn-4's tile."""
-
 
 class GpuExecutor(StreamExecutor):
     """A `StreamExecutor` on CUDA streams.
