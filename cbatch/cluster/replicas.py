@@ -75,10 +75,6 @@ class Executors:
     def __init__(self, executors: Sequence[Any]) -> None:
         self.executors = executors
 
-    @property
-    def vocabulary(self) -> Any:
-        return self.executors[0].vocabulary
-
     def now(self) -> float:
         return float(max(executor.now() for executor in self.executors))
 

@@ -10,7 +10,6 @@ from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank, split_layers
-from cbatch.model.checkpoint import Vocabulary
 from cbatch.model.topology import share_of, split_ranks
 from cbatch.runtime.attention import Attention, PagedCache, ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
@@ -40,10 +39,8 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     layers = split_layers(spec, limits.num_stages, options.layers)
     ranks = split_ranks(spec, options.tensor_parallel)
     _leave_a_core_to_the_host()
-    vocabulary, weights = Vocabulary(spec), load_model(spec, CPU)
-    return assemble(
-        make_models(weights, spec, kv, layers, ranks, ReferenceAttention(), options), vocabulary, limits, options
-    )
+    models = make_models(load_model(spec, CPU), spec, kv, layers, ranks, ReferenceAttention(), options)
+    return assemble(models, limits, options)
 
 
 def make_models(
@@ -73,15 +70,13 @@ def make_models(
     return stages
 
 
-def assemble(
-    stages: Sequence[Sequence[PagedModel]], vocabulary: Vocabulary, limits: Limits, options: Options = Options()
-) -> StreamExecutor:
+def assemble(stages: Sequence[Sequence[PagedModel]], limits: Limits, options: Options = Options()) -> StreamExecutor:
     """Returns an executor of these models, of each stage's ranks, on the CPU."""
     streams = Streams.of([ThreadStream(name) for name in stream_names(len(stages))])
     first = stages[0][0]
     devices = [[CPU] * len(models) for models in stages]
     slots = make_slots(limits, first.cache.size.block_size, devices, streams, first.hidden_size)
-    executor = StreamExecutor(streams, slots, [EagerIteration(models) for models in stages], vocabulary)
+    executor = StreamExecutor(streams, slots, [EagerIteration(models) for models in stages])
     executor.times_copies = options.times_copies
     return executor
 

@@ -20,7 +20,6 @@ from time import perf_counter, sleep
 from typing import NamedTuple
 
 from cbatch.executor import CopyTimes, Step, StepResult
-from cbatch.model.checkpoint import Vocabulary
 from cbatch.runtime.iteration import Iteration
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
@@ -37,18 +36,14 @@ class LaunchedStep(NamedTuple):
 class StreamExecutor:
     """Implements `cbatch.executor.Executor`.
 
-    vocabulary: token ids and tokenizer of the model, for workloads.
     times_copies: whether results have the times of copies; two more events per iteration. Set before a run.
     """
 
     needs_tokens = True
 
-    def __init__(
-        self, streams: Streams, slots: Sequence[Slot], iterations: Sequence[Iteration], vocabulary: Vocabulary
-    ) -> None:
+    def __init__(self, streams: Streams, slots: Sequence[Slot], iterations: Sequence[Iteration]) -> None:
         """slots: `num_stages + 1`, of these streams. iterations: of each stage; the first one chooses the shapes."""
         self.num_stages = len(iterations)
-        self.vocabulary = vocabulary
         self.times_copies = False
         self._streams = streams
         self._slots = slots

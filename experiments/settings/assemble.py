@@ -10,6 +10,7 @@ from typing import Any
 from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Request, Server
 from cbatch.bounds import Bounds, Minorant, findable_tokens, minorants_of
 from cbatch.cluster import Cluster, ReplicatedServer
+from cbatch.model.checkpoint import Vocabulary
 from cbatch.policy import check_policy
 from cbatch.results.service import NO_CLIENT
 from cbatch.results.streamed import StreamedRun
@@ -122,25 +123,24 @@ def assemble(
         if vocabulary is not None:
             for part in engine.engines:
                 part.state.ends_text = ends_text(vocabulary)
-        decode = _decoder(settings, engine.executor, chosen)
+        decode = _decoder(settings, vocabulary, chosen)
     except BaseException:
         server.close()
         raise
     return Run(settings, cost, limits, kv, server, engine, requests, rate, totals, decode, chosen)
 
 
-def _decoder(settings: Settings, executor: Any, chosen: dict[str, str]) -> Decode | None:
+def _decoder(settings: Settings, vocabulary: Vocabulary | None, chosen: dict[str, str]) -> Decode | None:
     """Returns a function from token ids to text; None without a tokenizer, and noted where that cannot be loaded."""
     spec = settings.model
-    if settings.backend.simulated or spec.path is None or not (Path(spec.path) / "tokenizer_config.json").is_file():
+    if vocabulary is None or spec.path is None or not (Path(spec.path) / "tokenizer_config.json").is_file():
         return None
-    decode: Decode = executor.vocabulary.decode
     try:
-        decode([spec.vocab_size - 1])  # loads the tokenizer
+        vocabulary.decode([spec.vocab_size - 1])  # loads the tokenizer
     except Exception as error:
         chosen["text"] = f"none, outputs are token ids ({one_line(error) or repr(error)})"
         return None
-    return decode
+    return vocabulary.decode
 
 
 def _check_metrics(settings: Settings, totals: Totals, num_requests: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cbatch import ConfigError, Limits, ModelSpec, Server
 from cbatch.kv import blocks_for
+from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.backends import Cpu, Cuda
 from experiments.settings.hardware import cost_model, count_gpus
 from experiments.settings.presets import load_spec
@@ -47,7 +48,7 @@ class RealSteadyState(SteadyState):
     def _run(self, scheme: Scheme, load: Load, chunk: int) -> float:
         server = replace(self.server, limits=steady.limits_of(load, steady.tile_of(self.cost, chunk)))
         generations = WARM_UP + COUNTED + 1
-        requests = steady.requests_of(load, generations, steady.stagger_of(scheme), server.executor.vocabulary)
+        requests = steady.requests_of(load, generations, steady.stagger_of(scheme), Vocabulary(self.cost.spec))
         begin, end = steady.find_span(server.serve(steady.policy_of(scheme, chunk), requests), load, COUNTED)
         return (end - begin) / (COUNTED * load.batch)
 

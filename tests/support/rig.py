@@ -17,7 +17,6 @@ from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, g
 from cbatch import Engine, Eviction, FinishReason, Limits, Policy, Request, Server, Status
 from cbatch.kv import KVSize, PrefixPool
 from cbatch.model import ModelSpec
-from cbatch.model.checkpoint import Vocabulary
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
@@ -137,7 +136,7 @@ def build(
     slots = make_slots(limits, block_size, [[CPU] * num_ranks] * num_stages, streams, spec.hidden_size)
     stages = stage_models(spec, kv, ReferenceAttention(), num_stages, sizes, num_ranks)
     iterations = [(PoisonedIteration if poison else kind)(models) for models in stages]
-    executor = StreamExecutor(streams, slots, iterations, Vocabulary(spec))
+    executor = StreamExecutor(streams, slots, iterations)
     if poison:
         poison_executor(executor)
     if check:

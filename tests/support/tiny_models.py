@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from cbatch import Limits, Request, Sampling
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec, split_layers
-from cbatch.model.checkpoint import Vocabulary
 from cbatch.model.topology import split_ranks
 from cbatch.runtime.attention import Attention, ReferenceAttention
 from cbatch.runtime.batch import uniform
@@ -97,7 +96,7 @@ def stage_models(
 def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> StreamExecutor:
     """Like `cpu.build`, poisoned, with weights that are shared by all tests."""
     models = stage_models(spec, KVSize(num_blocks, block_size), ReferenceAttention(), limits.num_stages)
-    return poisoned(assemble, models, Vocabulary(spec), limits)
+    return poisoned(assemble, models, limits)
 
 
 def made_once(make: Callable[P, list[Reference]]) -> Callable[P, list[Reference]]:

@@ -11,7 +11,7 @@ from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank, split_layers
-from cbatch.model.checkpoint import CHECKPOINT_FAMILIES, Vocabulary
+from cbatch.model.checkpoint import CHECKPOINT_FAMILIES
 from cbatch.model.topology import share_of, split_ranks
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.cpu import check_positions
@@ -41,15 +41,9 @@ class GpuExecutor(StreamExecutor):
     """
 
     def __init__(
-        self,
-        streams: Streams,
-        slots: list[Slot],
-        iterations: list[MeasuredGraphs],
-        vocabulary: Vocabulary,
-        attention: str,
-        products: str,
+        self, streams: Streams, slots: list[Slot], iterations: list[MeasuredGraphs], attention: str, products: str
     ) -> None:
-        super().__init__(streams, slots, iterations, vocabulary)
+        super().__init__(streams, slots, iterations)
         self.attention, self.products = attention, products
         self.iteration = iterations[0]
 
@@ -65,7 +59,6 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     """
     check_fits(spec, limits, kv, options)
     devices = choose_devices(limits.num_stages, options.tensor_parallel)
-    vocabulary = Vocabulary(spec)
     try:
         stages, *kernels = _load(spec, limits, kv, devices, options)
         streams = make_streams(devices)
@@ -90,7 +83,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
         if isinstance(model, FusedModel):
             model.start()
     synchronize(devices)
-    executor = GpuExecutor(streams, slots, iterations, vocabulary, *kernels)
+    executor = GpuExecutor(streams, slots, iterations, *kernels)
     executor.times_copies = options.times_copies
     return executor
 
