@@ -158,7 +158,7 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
             summary = command.serve(settings, folder, replace=True, say=lambda line: None, bar=alone)
             print(command.line(folder.name, summary), flush=True)
             return summary
-        except ClaimedError as error:  # the same run, by another worker, or by one that survived an earlier command
+        except ClaimedError as error:  # another worker has the same run, or one that survived an earlier command
             if not waits:
                 print(f"{folder.name}: waits for {error.who}, which runs it", flush=True)
             waits = True

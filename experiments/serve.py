@@ -151,6 +151,7 @@ def _result_of(
     about, streamed = about_run(run), run.streamed
     served = streamed.served() if streamed else collect_served(record)
     ended = streamed.ended if streamed else record.requests
+    caches = [engine.state.cache for engine in run.engine.engines]
     measures = {
         **vars(run.settings.metrics),
         "num_blocks": run.kv.num_blocks,
@@ -159,7 +160,7 @@ def _result_of(
         "steps": streamed.steps() if streamed else None,
         "ended": ended,
         "submitted": None if streamed else run.requests,
-        "num_evicted_blocks": _num_evicted(run),
+        "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
     }
     measured = {
         "load": None if run.rate is None else {"load": run.settings.workload.load, "rate": run.rate},
@@ -169,11 +170,6 @@ def _result_of(
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
     return Result(record, served, {**about, **origin, **measured}, measures, lower, tables)
-
-
-def _num_evicted(run: Run) -> int | None:
-    caches = [engine.state.cache for engine in run.engine.engines]
-    return sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None
 
 
 def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:

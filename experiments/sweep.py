@@ -20,10 +20,7 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
     """Claims a sweep's folder and yields its name; if the command line has none, adds one to it.
 
     Known before Hydra composes anything, so that this process can say how to resume after an interruption.
-
-    Raises:
-        ConfigError: a name that cannot be used.
-        ClaimedError: another command runs this sweep.
+    Raises ConfigError: a name that cannot be used; ClaimedError: another command runs this sweep.
     """
     name = _name_of_sweep(arguments)
     if name is None:
@@ -46,8 +43,7 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
 def _name_of_sweep(arguments: list[str]) -> str | None:
     """Returns the name that the command line gives to the sweep.
 
-    Raises:
-        ConfigError: an empty name, several, or one of a folder that is not below multirun/ or holds a run.
+    Raises ConfigError: an empty name, several, or one of a folder that is not below multirun/ or holds a run.
     """
     given = next((argument for argument in arguments if argument.startswith("sweep=")), None)
     if given is None:

@@ -77,9 +77,7 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     """Returns what the overrides describe.
 
     tensor_parallel: of vLLM, for predictions.
-
-    Raises:
-        CbatchError: an override that cannot be used; the message says which and why.
+    Raises CbatchError: an override that cannot be used; the message says which and why.
     """
     values, keys, settings = _compose(overrides)
     if "policy" not in values:

@@ -10,7 +10,7 @@ from experiments.vllm import predictions, variable
 
 
 class SimulatedExecutor(executor.SimulatedExecutor):
-    """By the profile that CBATCH names."""
+    """Predicts by the profile that CBATCH names."""
 
     def cost(self) -> ProfileCost:
         with variable() as overrides:

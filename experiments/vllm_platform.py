@@ -17,7 +17,7 @@ def register() -> str | None:
 
 
 class NoDevice(Platform):  # type: ignore[misc]
-    """What vLLM asks before it has an executor, where `Platform` has no answer."""
+    """Answers what vLLM asks before it has an executor and `Platform` leaves open."""
 
     _enum = PlatformEnum.OOT
     device_name = device_type = "cpu"

@@ -33,7 +33,7 @@ _IDLE, _FEW = 0.02, 200  # load at which requests are served one by one, and how
 
 @dataclass(frozen=True)
 class Goal:
-    """What a search has to reach.
+    """The target of a search.
 
     requests: per replication, at least; more if the warm-up needs them and `grows`. most: replications.
     accuracy: half the interval's width over the capacity.

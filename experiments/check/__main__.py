@@ -47,7 +47,7 @@ SHARE = 7
 def _options(
     random: Index = 200, require: tuple[str, ...] = (), thorough: Switch = False
 ) -> tuple[int, tuple[str, ...], bool]:
-    """Returns the command's own keys; the rest of the command line describes the policy."""
+    """Returns the command's own keys; all others describe the policy."""
     for name in require:
         if name not in NAMES:
             raise ConfigError(f"require={name}: no such property; {nearest(name, NAMES)}")

@@ -48,10 +48,8 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
     """Fits a server's speed, and writes the profile with it; `experiments.profile.__main__` explains the options.
 
     server: keys of `experiments.run` that describe it.
-
-    Raises:
-        ConfigError: records that cannot be read, of a run with other keys, that simulation serves in part, or that fitting does not predict
-            better. CbatchError: as `experiments.run`.
+    Raises ConfigError: records that cannot be read, of a run with other keys, that simulation serves in part, or that
+    fitting does not predict better. CbatchError: as `experiments.run`.
     """
     path = Path(records)
     recorded = read_records(path)
@@ -119,8 +117,7 @@ def _server(about: Mapping[str, Any]) -> dict[str, Any]:
 def simulate(settings: Settings, profile: Profile, path: Path, number: int) -> pd.DataFrame:
     """Returns so many requests in order of arrival, as the profile predicts them. path: for the profile's file.
 
-    Raises:
-        ConfigError: fewer are served. CbatchError: as `serve`.
+    Raises ConfigError: fewer are served. CbatchError: as `serve`.
     """
     write_text(path, profile_text(profile))
     result = serve(replace(settings, hardware=str(path)), say=lambda line: None, bar=False)

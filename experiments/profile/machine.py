@@ -62,9 +62,7 @@ def build(
     batch, max_tokens: limits of an iteration. longest: tokens of a request. Both tokens are limited by the model's positions, those of
     an iteration not below `LARGEST_ITERATION`.
     tensor_parallel: GPUs that share every layer.
-
-    Raises:
-        ConfigError: see `hardware_name`. CapacityError: the model does not fit.
+    Raises ConfigError: see `hardware_name`. CapacityError: the model does not fit.
     """
     name = hardware_name(backend)
     most = min(max_tokens, max(LARGEST_ITERATION, spec.max_positions))

@@ -2,5 +2,5 @@
 
 import yaml
 
-# Hydra reads conf/ with it: a run is composed in 3/4 of the time; not every build of PyYAML has the other
+# Hydra reads conf/ with this loader: in C it saves a quarter of the time of a composition; some builds of PyYAML lack it
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What a place to run is asked for; `backends` has the three that `backend=` chooses from."""
+"""The interface of a backend; `backends` has the three that `backend=` chooses from."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from experiments.workloads import Vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class Backend(ABC):
-    """A place to run; the defaults are those of real tokens.
+    """Where a run executes; the defaults are those of real tokens.
 
     name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
     predicts_with: profile for the predictions of policies where no settings name one.
@@ -42,7 +42,7 @@ class Backend(ABC):
         object.__setattr__(self, "router", make_router(self.router))
 
     def check_here(self) -> None:  # noqa: B027 - a CPU and a simulation are everywhere
-        """Raises ConfigError if this machine is no such place."""
+        """Raises ConfigError if this machine lacks the hardware."""
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Returns the cost model for policies; its topology is the run's."""
@@ -75,7 +75,7 @@ class Backend(ABC):
     ) -> Executor: ...
 
     def place(self, replica: int) -> AbstractContextManager[Any]:
-        """Returns the place of a replica, inside which its executor is built."""
+        """Returns a context in which the executor of a replica is built."""
         return nullcontext()
 
     def replicated(self, servers: Sequence[Server]) -> ReplicatedServer:

@@ -28,8 +28,7 @@ _PAIRS = {")": "(", "]": "[", "}": "{"}
 def with_arguments(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides with plain names in place of options with arguments, which Hydra then knows by these names.
 
-    Raises:
-        ConfigError: arguments that cannot be read.
+    Raises ConfigError: arguments that cannot be read.
     """
     plain = []
     for override in overrides:
@@ -45,8 +44,7 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
 def option_names(group: str, options: str) -> list[str]:
     """Returns the names by which Hydra, and a run's results, know options that are separated by commas; stores those with arguments.
 
-    Raises:
-        ConfigError: arguments that cannot be read.
+    Raises ConfigError: arguments that cannot be read.
     """
     return [name for piece in _pieces(options) for name in _store(group, piece)]
 

@@ -94,7 +94,7 @@ def ends_with_its_reader(command: Callable[[], int]) -> int:
 
 
 def print_any_text() -> None:
-    """Has this process print what its terminal's encoding lacks as an escape, such as \\xb1."""
+    """Prints characters that the terminal's encoding lacks as escapes, such as \\xb1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -102,7 +102,7 @@ def print_any_text() -> None:
 
 @cache
 def end_with_the_parent() -> None:
-    """Has a worker's process receive SIGTERM, again and again, once its parent has ended: a parent that is killed ends nobody."""
+    """Sends SIGTERM to this worker, repeatedly, once its parent has ended: a parent that is killed cannot end its workers."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -115,17 +115,17 @@ def end_with_the_parent() -> None:
 
 
 def listed(names: Mapping[str, str]) -> str:
-    """Names and descriptions, one per line, for usages."""
+    """Returns names and descriptions, a line for each, for usages."""
     return "\n".join(f"  {name:18} {what}" for name, what in names.items())
 
 
 def no_such_option(option: str) -> ConfigError:
-    """The error for an option with dashes; no command has any."""
+    """Returns the error for an option with dashes; no command has any."""
     return ConfigError(f"{option}: no such option; give key=value, without dashes, or --help to see what there is")
 
 
 def check_name(kind: str, name: str, known: Mapping[str, str]) -> None:
-    """Raise ConfigError for an unknown name, with the nearest known one."""
+    """Raises ConfigError for an unknown name, with the nearest known one."""
     if name not in known:
         raise ConfigError(f"{kind} {name}: no such {kind}; {nearest(name, known)}")
 
@@ -135,9 +135,7 @@ def keyword_arguments(function: Callable[..., Any], options: Sequence[str], comm
 
     function: its parameters have types that `cbatch.validation.parse` reads; those that are not options are bound
         beforehand by position (`functools.partial`). command: its name in messages.
-
-    Raises:
-        ConfigError: not key=value, an unknown or missing key, or a value of another type.
+    Raises ConfigError: not key=value, an unknown or missing key, or a value of another type.
     """
     parameters = inspect.signature(function, eval_str=True).parameters
     values = {}

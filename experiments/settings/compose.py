@@ -51,7 +51,7 @@ def compose(*overrides: str, name: str = "config") -> Composed:
     """Composes the settings of one run. name: of the command's file in conf/. Raises ConfigError, as all functions here."""
     plain = with_arguments(overrides)
     with _explained(name, plain), initialized():
-        # without a name for the sweep that a single run is not, each composition would have another one, the time
+        # the name of a sweep, by default the time, would differ in each composition of a single run
         unnamed = [] if any(override.startswith("sweep=") for override in plain) else ["sweep=none"]
         parsed = parse([*plain, *unnamed])
         if swept := [override.input_line for override in parsed if override.is_sweep_override()]:

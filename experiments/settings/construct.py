@@ -31,9 +31,8 @@ PASSED_ON = ("chunk", "chunking", "predictor", "seed")
 def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:
     """Builds the object that a section describes, and those within it. needs: attributes that it must have.
 
-    Raises:
-        ConfigError: as `check_section`; a target that failed, a missing attribute.
-        CbatchError: raised by the target.
+    Raises ConfigError: as `check_section`; a target that failed, a missing attribute; CbatchError: raised by the
+    target.
     """
     checked = check_section(path, section)
     target, built = f"{path}._target_={checked['_target_']}", call(path, checked, build_arguments(path, checked))
@@ -80,8 +79,7 @@ def _built(path: str, value: object) -> Any:
 def check_section(path: str, section: object) -> Mapping[str, Any]:
     """Returns a section that describes an object, whose targets can be imported and take its keys.
 
-    Raises:
-        ConfigError: not such a section, a target that cannot be imported, an unknown or a missing argument.
+    Raises ConfigError: not such a section, a target that cannot be imported, an unknown or a missing argument.
     """
     if not isinstance(section, Mapping) or not isinstance(section.get("_target_"), str):
         given = f"{path}={shorten(section)}"

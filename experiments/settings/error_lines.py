@@ -1,4 +1,4 @@
-"""One line for each error of a user. Hydra's own first line is printed, with the key and the nearest one that exists."""
+"""One line for each error of a user: Hydra's own first line, with the key and the nearest one that exists."""
 
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
@@ -101,8 +101,7 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
 def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
     """Returns the keys of a command with these options of groups, unresolved. name: of the command's file in conf/.
 
-    Raises:
-        ConfigError: there is no such option.
+    Raises ConfigError: there is no such option.
     """
     try:
         with nullcontext() if GlobalHydra.instance().is_initialized() else initialized():  # it is in a sweep

@@ -1,4 +1,4 @@
-"""What a run depends on, as a flat dictionary: a run is finished if its identity and code are those asked for."""
+"""What a run depends on, as a flat dictionary: a stored run counts as finished if its identity and code are those wanted."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass

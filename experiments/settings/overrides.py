@@ -1,4 +1,4 @@
-"""The overrides of a command line, as in `chunk=256`: what they give, and what Hydra would take otherwise than it is meant."""
+"""The overrides of a command line, as in `chunk=256`: their values, and errors for those that Hydra would misread."""
 
 import re
 from argparse import ArgumentParser
@@ -18,7 +18,7 @@ _OUR_OWN = {
     "hydra.launcher": "-m and hydra/launcher=NAME",
     "hydra.sweeper": "-m and hydra/sweeper=NAME",
 }
-"""Settings of Hydra that have no effect here, and the keys to give instead: this process must know where a sweep's runs are."""
+"""Settings of Hydra without effect, as this process must know where a sweep's runs are, and the keys to give instead."""
 
 
 def key_of(override: str) -> str:
@@ -63,12 +63,10 @@ def check_search_path(overrides: Iterable[str]) -> None:
 
 
 def with_seeds(arguments: Sequence[str], *, replications: bool = False) -> list[str]:
-    """Replaces seeds=N by a sweep over N seeds, from the one that `seed` gives on, 0 by default.
+    """Replaces seeds=N by a sweep over N seeds; the first is `seed`, 0 by default.
 
     replications: the command has replications, with seeds of their own.
-
-    Raises:
-        ConfigError: not a whole number, `seed` has several values, or there are `replications`.
+    Raises ConfigError: not a whole number, `seed` has several values, or there are `replications`.
     """
     given = values_by_key(arguments)
     if "seeds" not in given:
@@ -85,7 +83,7 @@ def with_seeds(arguments: Sequence[str], *, replications: bool = False) -> list[
 
 
 def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
-    """Raises ConfigError for overrides that Hydra would take otherwise than they are meant. sweeps: the command has -m."""
+    """Raises ConfigError for overrides that Hydra would misread. sweeps: the command has -m."""
     for override in overrides:
         key, value = key_of(override), override.partition("=")[2]
         if key in _OUR_OWN:
@@ -117,7 +115,7 @@ def say_unread(unread: Iterable[str]) -> None:
 
 
 def check_effects(overrides: Iterable[str], keys: Collection[str], command: str) -> None:
-    """Raises ConfigError for a key of a run that has no effect on this command. keys: those, or their first parts, that have."""
+    """Raises ConfigError for a key of a run that has no effect on this command. keys: the first parts of those that have."""
     for key in values_by_key(overrides):
         if (first := re.split(r"[.@]", key)[0]) in ROOT_KEYS and first not in keys:
             raise ConfigError(f"{key}: has no effect on a {command}, which takes {', '.join(keys)}; leave it out")

@@ -117,9 +117,9 @@ class Keys:
 class Recipe:
     """Makes policies, a new one for each run, as policies keep state. Prints itself as they do: `sarathi(chunk=256)`.
 
-    A policy from outside that says nothing of itself is printed as its class and the arguments that it was given.
+    A policy of a user without a `__repr__` is printed as its class and its arguments.
 
-    section: the class and the arguments. made: an object of Python, which is copied instead.
+    section: the class and the arguments. made: an object from Python, which is copied instead.
     """
 
     section: Mapping[str, Any]
@@ -142,7 +142,7 @@ class Recipe:
             return repr(self.made) if own else describe(kind.__name__, arguments_of(self.made))
         kind, arguments = locate("policy", self.section["_target_"]), build_arguments("policy", self.section)
         if kind.__module__.startswith("policies.") or "__repr__" in vars(kind):
-            with suppress(Exception):  # a text that fails says nothing
+            with suppress(Exception):  # a `__repr__` that fails counts as none
                 return repr(call("policy", self.section, arguments))
         return describe(kind.__name__, {key: value for key, value in arguments.items() if key != "seed"})
 
@@ -166,7 +166,7 @@ class Composed:
     unread: Sequence[str] = ()
 
     def given(self) -> dict[str, str]:
-        """Returns what the command line says of each key that it gives, arguments of options among them."""
+        """Returns the text of the command line that sets each key, arguments of options included."""
         given = {text.lstrip("+~").partition("=")[0]: text for text in self.overrides}
         for group, option in self.choices.items():
             given |= {f"{group}.{key}": f"{group}={option}" for key in re.findall(r"[(,]([\w.]+)=", option)}
@@ -175,7 +175,7 @@ class Composed:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Keys):
-    """Everything that a run is told.
+    """All settings of a run.
 
     eviction: of the prefix cache; None without one.
     chosen: what each `auto` of a group was resolved to, and why, by key. composed: what the settings were read from.
@@ -210,9 +210,8 @@ def read_settings(composed: Composed) -> Settings:
 def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     """Returns the settings of a command with root keys of its own. kind: of the settings, with the fields of `keys`.
 
-    Raises:
-        ConfigError: an unknown or missing key, a value out of range, an object that cannot be built.
-        CbatchError: raised by an object of a group.
+    Raises ConfigError: an unknown or missing key, a value out of range, an object that cannot be built; CbatchError:
+    raised by an object of a group.
     """
     config, names = composed.keys, [key.name for key in fields(keys)]
     check_known(config, (*names, *GROUPS))
@@ -222,7 +221,8 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     root = read(keys, {key: config[key] for key in names if key in config})
     chosen: dict[str, str] = {}
     model = _model(config["model"], chosen)
-    workload = _workload(config["workload"], model.max_positions)
+    workload: Workload = construct("workload", config["workload"], needs=("requests",))
+    workload = workload.within(model.max_positions) if isinstance(workload, Workload) else workload
     _check_effects(composed.given(), model, workload, root.prefix_cache)
     return kind(
         **{name: getattr(root, name) for name in names},
@@ -252,11 +252,6 @@ def _model(section: object, chosen: dict[str, str]) -> ModelSpec:
         spec = replace(spec_from_checkpoint(spec.path), seed=spec.seed)
         chosen["model"] = f"{spec.name} (of model.path)"
     return spec
-
-
-def _workload(section: object, positions: int) -> Workload:
-    workload: Workload = construct("workload", section, needs=("requests",))
-    return workload.within(positions) if isinstance(workload, Workload) else workload
 
 
 def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workload, prefix_cache: bool) -> None:

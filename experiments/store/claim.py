@@ -1,11 +1,11 @@
-"""`unfinished.json`: the state of a folder whose results are not complete: who writes them now, or what ended that.
+"""`unfinished.json`: the state of a folder whose results are not complete: which process writes them, or why it ended.
 
     begun        the claim of a process, which holds the folder; if the process has ended, it was killed, perhaps for lack of memory
     failed       the error with its traceback, and the state of all requests and KV blocks
     terminated   the same after SIGTERM, which job schedulers send at the time limit
 
-It is removed when the results are complete. A claim is a lock that the system releases when its process ends, however it ends; the
-lock itself is an empty file, `.lock`.
+It is removed when the results are complete. A claim is a lock on an empty file, `.lock`, which the system
+releases however its process ends.
 """
 
 import json
@@ -47,9 +47,7 @@ def claimed(folder: Path) -> Iterator[dict[str, Any]]:
 
     At the end the file is removed, unless something else was written to it, and a new folder that is empty.
 
-    Raises:
-        ClaimedError: another process holds the folder.
-        OSError: the folder cannot be written or locked.
+    Raises ClaimedError: another process holds the folder; OSError: the folder cannot be written or locked.
     """
     missing = missing_folders(folder)
     with ExitStack() as held:
@@ -63,7 +61,7 @@ def claimed(folder: Path) -> Iterator[dict[str, Any]]:
         finally:
             if read_state(folder) == claim:
                 (folder / UNFINISHED).unlink()
-            (folder / LOCK).unlink(missing_ok=True)  # who waits for this lock takes notice and opens another
+            (folder / LOCK).unlink(missing_ok=True)  # a process that waits for this lock notices and opens another
 
 
 def missing_folders(folder: Path) -> list[Path]:
@@ -121,7 +119,7 @@ class TerminatedError(Interruption):
 
 @contextmanager
 def report_crashes(folder: Path, begun: Mapping[str, Any]) -> Iterator[None]:
-    """Has `unfinished.json` say failed or terminated after an error. begun: the claim.
+    """Writes failed or terminated into `unfinished.json` after an error. begun: the claim.
 
     Raises:
         ResultsError: the folder can no longer be written.
@@ -160,7 +158,7 @@ def _named(error: BaseException, folder: Path) -> BaseException:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Has SIGTERM raise `TerminatedError` in the main thread, unless another handler is installed."""
+    """Makes SIGTERM raise `TerminatedError` in the main thread, unless another handler is installed."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not ours:
         yield

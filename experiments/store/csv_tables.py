@@ -82,7 +82,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]
 
 
 def _open(path: Path) -> TextIO:
-    """Opens a table to write it. Half a surrogate pair, which JSON may hold and UTF-8 does not, is written as its escape."""
+    """Opens a table to write it. A lone surrogate, which JSON allows and UTF-8 does not, is written as an escape."""
     return path.open("w", newline="", encoding="utf-8", errors="backslashreplace")
 
 

@@ -91,7 +91,7 @@ def write_decisions(
 ) -> Iterator[DecisionsWriter]:
     """Writes the decisions that an engine makes inside the `with` to a file, up to an error if there is one.
 
-    requests: that are known by now; what it yields takes the others.
+    requests: those known at the start; the writer that is yielded takes later ones.
     """
     with closing(DecisionsWriter(path, overrides)) as writer:
         writer.begin(Recorded.of(engine))

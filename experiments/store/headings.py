@@ -116,8 +116,7 @@ def heading_of(key: str) -> Heading:
 def objective_of(summary: Mapping[str, Any], key: str) -> float:
     """Returns a number of a summary by its dotted key, as in "ttft_seconds.p99".
 
-    Raises:
-        ConfigError: there is no such number, or it has no value in this run.
+    Raises ConfigError: there is no such number, or it has no value in this run.
     """
     numbers = {
         name: value

@@ -19,8 +19,8 @@ _QUESTION = ("model", "workload")
 def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":
     """Returns the label of each run; runs that differ only in seeds share one.
 
-    A setting is left out of a run's label if the policy, `shown` and the settings before it tell the run from all that differ in
-    the setting, except the model and the workload, which come first. Settings of the command line follow.
+    A setting is in the label of runs that differ in it and that the policy, `shown` and the settings before do not tell apart. The
+    model and the workload come first, wherever they differ; settings of the command line follow.
 
     Args:
         runs: a frame of `read_runs`.

@@ -42,9 +42,7 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
         Every setting that the run depends on by its key (`policy`, `workload.pd_ratio`), the fields of `about` (`model`,
         `simulated`, `hardware`, ...), and every figure by its group and name (`ttft_seconds.p99`). NaN where a run has none.
         folder: the run's folder, as text. summary: the dictionary of summary.json.
-
-    Raises:
-        ConfigError: there is no such folder, no complete run in it, or a file of a run was changed.
+    Raises ConfigError: there is no such folder, no complete run in it, or a file of a run was changed.
     """
     root = Path(folder)
     if not root.is_dir():

@@ -107,8 +107,7 @@ class Fit:
     def fit(self, trace: Trace, num_requests: int | None = None) -> Trace:
         """Returns the first requests of a trace that are not dropped, with lengths that fit; None takes all.
 
-        Raises:
-            WorkloadError: a request is too long, or there are fewer requests than asked for.
+        Raises WorkloadError: a request is too long, or there are fewer requests than asked for.
         """
         if self.max_length is None:
             return trace.first(num_requests)

@@ -92,10 +92,7 @@ def _time(value: object) -> datetime | None:
 def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
     """Returns the table of a CSV file with a header, or of a file with a JSON object on every line.
 
-    at_most: rows to read; None: all.
-
-    Raises:
-        WorkloadError: the text is neither, or has no rows.
+    at_most: rows to read; None: all. Raises WorkloadError: the text is neither, or has no rows.
     """
     if text.lstrip().startswith("{"):
         objects = json_objects(path, text, at_most)
@@ -122,8 +119,7 @@ def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
 def read_text(path: str, key: str = "workload.path") -> str:
     """Returns the text of a UTF-8 file; one whose name ends in .gz or .xz is decompressed. key: for messages.
 
-    Raises:
-        WorkloadError: the file is missing, unreadable, empty, not text, or not compressed although its name says so.
+    Raises WorkloadError: the file is missing, unreadable, empty, not text, or not compressed although its name says so.
     """
     if not isinstance(path, str | Path) or not str(path):
         raise WorkloadError(f"{key}={path!r}: give the path of a file")

@@ -85,9 +85,8 @@ def read_trace(
         None; JSON values stay as they are.
     timed: whether the arrival times are read. at_most: rows to read, and to check; None: all.
 
-    Raises:
-        WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known format,
-            a malformed line, a missing column, a length below 1, a time that goes backwards.
+    Raises WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known
+    format, a malformed line, a missing column, a length below 1, a time that goes backwards.
     """
     text = read_text(path, f"{section}.path")
     if format == "decisions" or (format == "auto" and text.startswith('{"run":')):
