@@ -26,7 +26,7 @@ from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.headings import check_figure, objective_of
 from experiments.store.provenance import write_json
-from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished, run_folders
+from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished
 from experiments.store.sources import differences, sources_of
 from experiments.store.text import run_line, run_text
 from experiments.sweep import table_of_sweep
@@ -50,8 +50,8 @@ class Command(NamedTuple):
     """What a command does with its settings, by default a run.
 
     config: file of its settings in conf/. read: makes settings of what Hydra composed, as `read_settings`.
-    serve: as `serve_into`. read_finished: as `experiments.store.run_folder.read_finished`.
-    folders, table: the finished ones in and below a folder; their table.
+    serve: as `serve_into`. result: name of the file with the figures, which is written last; empty if a finished run cannot be kept.
+    table: of the finished runs in and below a folder.
     text, line: of a summary; of its name and the summary, in a sweep. stem: what the name of a new folder ends with.
     figures: beginnings of the names of its own figures, for `objective`. alone: what an interrupted single run leaves.
     lacks: groups of conf/ that are not for it.
@@ -60,8 +60,7 @@ class Command(NamedTuple):
     config: str = "config"
     read: Callable[[Composed], Any] = read_settings
     serve: Callable[..., dict[str, Any]] = serve_into
-    read_finished: Callable[[Path, Mapping[str, Any]], dict[str, Any] | None] = read_finished
-    folders: Callable[[Path], list[Path]] = run_folders
+    result: str = SUMMARY
     table: Callable[[Path], str] = table_of_sweep
     text: Callable[[Mapping[str, Any]], str] = run_text
     line: Callable[[str, Mapping[str, Any]], str] = run_line
@@ -99,7 +98,7 @@ def run_alone(command: Command, settings: Settings) -> None:
     else:
         chosen = nullcontext(_output_folder(settings.output))
     with chosen as folder:
-        if summary := command.read_finished(folder, identity(settings)):
+        if summary := read_finished(folder, identity(settings), command.result):
             if (changed := _other_code(summary, settings)) and settings.other_code == "rerun":
                 remedy = "give another output=, remove the folder, or keep it with other_code=keep"
                 raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
@@ -146,7 +145,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
 def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> Mapping[str, Any]:
     waits = False
     while True:
-        if summary := command.read_finished(folder, identity(settings)):
+        if summary := read_finished(folder, identity(settings), command.result):
             changed = _other_code(summary, settings)
             if not changed or settings.other_code == "keep":
                 print(f"{folder.name}: finished before{_by(changed)}", flush=True)

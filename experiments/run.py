@@ -15,7 +15,7 @@ from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.error_lines import one_line
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
-from experiments.store.run_folder import ERRORS
+from experiments.store.run_folder import ERRORS, run_folders
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
 
 _SWEEPS = {"-m", "--multirun"}
@@ -80,7 +80,7 @@ def _main(command: Command, claims: ExitStack) -> int:
                 raise
             print(f"error: {message}", file=sys.stderr)
             return 2
-    return end_of_sweep(sweep, command.folders, command.table)
+    return end_of_sweep(sweep, run_folders(sweep_folder(sweep), command.result), command.table)
 
 
 def _run_alone(command: Command, overrides: list[str]) -> None:
@@ -101,7 +101,9 @@ def _run_sweep(command: Command, overrides: list[str], name: str) -> None:
 
 
 def _how_to_go_on(command: Command, sweep: str | None) -> str:
-    return command.alone if sweep is None else how_to_resume(sweep, len(command.folders(sweep_folder(sweep))))
+    return (
+        command.alone if sweep is None else how_to_resume(sweep, len(run_folders(sweep_folder(sweep), command.result)))
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -61,9 +61,9 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
     return value
 
 
-def end_of_sweep(sweep: str, folders: Callable[[Path], list[Path]], table: Callable[[Path], str]) -> int:
+def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], str]) -> int:
     """Prints the table of the sweep's runs, the best one if it was a search, and how many failed; returns the exit status."""
-    if finished := folders(sweep_folder(sweep)):
+    if finished:
         print(f"\n{table(sweep_folder(sweep))}\n{_best(sweep)}results: {sweep_folder(sweep)}")
     errors = sweep_folder(sweep) / ERRORS
     if not errors.exists():

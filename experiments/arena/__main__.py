@@ -17,7 +17,7 @@ from experiments.arena import page
 from experiments.arena.board import count_runs, read_board
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.capacity.command import SimulatedKeys, SimulatedSettings
-from experiments.capacity.folder import result_folders
+from experiments.capacity.folder import RESULT
 from experiments.job import Command
 from experiments.run import main
 from experiments.settings.command_line import HELP
@@ -57,7 +57,7 @@ def arena(arguments: list[str]) -> int:
         searched = [argument for argument in both if not argument.startswith(_OF_RUNS)]
         status = max(status, _run(CAPACITY, ["-m", *searched, f"sweep={sweep}/capacity"]))
     folder = sweep_folder(sweep)
-    if status in (0, 2) and [*run_folders(folder), *result_folders(folder)]:
+    if status in (0, 2) and [*run_folders(folder), *run_folders(folder, RESULT)]:
         board = read_board(folder)
         print(write_text(folder / "arena.md", page.markdown(board, _TITLE)))
         print(write_text(folder / "arena.html", page.html(board, _TITLE)))

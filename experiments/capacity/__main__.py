@@ -7,21 +7,20 @@ import sys
 from functools import partial
 
 from experiments.capacity.command import SearchKeys, SearchSettings, measure
-from experiments.capacity.folder import read_finished, result_folders
+from experiments.capacity.folder import RESULT
 from experiments.capacity.report import capacity_line, capacity_table, capacity_text
 from experiments.job import Command
 from experiments.run import main
 from experiments.settings.settings import read_as
 
 COMMAND = Command(
-    "capacity",
-    partial(read_as, SearchSettings, SearchKeys),
-    measure,
-    read_finished,
-    result_folders,
-    capacity_table,
-    capacity_text,
-    capacity_line,
+    config="capacity",
+    read=partial(read_as, SearchSettings, SearchKeys),
+    serve=measure,
+    result=RESULT,
+    table=capacity_table,
+    text=capacity_text,
+    line=capacity_line,
     stem="_capacity",
     figures=("capacity.",),
     alone="simulations that ended are kept if output=FOLDER was given; the same command goes on from them",

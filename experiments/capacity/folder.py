@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,7 +18,6 @@ from cbatch import CbatchError, ConfigError
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome
 from experiments.settings.command_line import end_with_the_parent
-from experiments.store import run_folder
 from experiments.store.claim import LOCK, UNFINISHED, claimed
 from experiments.store.run_folder import PLOTS, read_summary, run_folders
 
@@ -31,18 +29,11 @@ _EFFORT = ("accuracy", "replications", "cores", "bounds")  # keys that do not af
 _FILES = {RESULT, SIMULATIONS, UNFINISHED, LOCK, PLOTS}
 
 
-result_folders = partial(run_folders, name=RESULT)
-"""Returns the folders of finished searches in and below a folder."""
-
-read_finished = partial(run_folder.read_finished, name=RESULT)
-"""Returns the result in a folder, if it has this identity."""
-
-
 def read_searches(root: Path) -> "pd.DataFrame":
     """Reads the finished searches in and below a folder as `experiments.store.runs.read_runs` does; an empty frame without any."""
     from experiments.store.runs import frame_of  # loads pandas
 
-    return frame_of((folder, read_summary(folder, RESULT) or {}) for folder in result_folders(root))
+    return frame_of((folder, read_summary(folder, RESULT) or {}) for folder in run_folders(root, RESULT))
 
 
 @dataclass(eq=False)

@@ -99,7 +99,7 @@ COMMAND = Command(
     "server",
     read_server_settings,
     serve_http,
-    read_finished=lambda folder, identity: None,  # a finished folder is refused: clients wait for a server
+    result="",  # a finished folder is refused: clients wait for a server
     stem="_server",
     lacks=("slo:", "workload: ", "workload/", "experiment: "),
 )

@@ -45,13 +45,10 @@ def one_line(error: BaseException) -> str | None:
 
 
 def is_of_output(error: BaseException) -> TypeGuard[OSError]:
-    """Whether what is printed cannot be written: the reader of the output has ended, or the disk is full."""
-    if isinstance(error, OSError) and error.errno == ENOSPC and not error.filename:
-        try:
-            print(flush=True)
-        except OSError:
-            return True
-    return isinstance(error, BrokenPipeError)
+    """Whether what is printed cannot be written: errors of files name them, or are a ResultsError by now."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    return isinstance(error, OSError) and error.errno == ENOSPC and not error.filename
 
 
 def output_text(error: OSError) -> str:
