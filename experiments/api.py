@@ -100,7 +100,7 @@ def compare(
     Args:
         policies: at least two, as for `simulate`. An object keeps its own seed, as a random predictor has.
         seeds: the number of replications.
-        metric: figures of the summary, such as "ttft_seconds.p99"; by default those of tables.
+        metric: figures of the summary, such as "ttft_seconds.p99"; by default the figures of tables.
         keys: as for `simulate`; `backend="cpu"` or `"cuda"` compares real tokens.
 
     Raises:

@@ -135,7 +135,7 @@ def _num_eager(server: Server) -> int:
 
 
 def shortened(requests: Sequence[Request], number: int) -> list[Request]:
-    """Returns the first of the requests with few tokens to generate, whose iterations allocate and compile what longer ones do."""
+    """Returns the first requests, cut to a few output tokens: enough to allocate and compile what whole ones need."""
     return [
         Request(
             request.id, request.num_prompt_tokens, min(request.max_new_tokens, WARM_UP_TOKENS), prompt=request.prompt

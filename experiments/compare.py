@@ -147,7 +147,7 @@ def _read_searches(folder: Path, text: str) -> pd.DataFrame:
 class Pair(NamedTuple):
     """A label and the baseline that it is compared with.
 
-    same: both served the same requests. replicated: the figures of one of them differ between replications.
+    same: both served the same requests. replicated: figures differ between replications.
     results: by key, in the units of summary.json.
     """
 
@@ -204,7 +204,7 @@ def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = ""
         baseline: a policy or a label; by default the policy of the first row.
 
     Raises:
-        ConfigError: only one label, no such baseline, an unknown figure, or one replication.
+        ConfigError: a single label or replication, no such baseline, an unknown figure.
     """
     keys = _figures(rows, metrics)
     is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])

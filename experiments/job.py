@@ -1,4 +1,4 @@
-"""One run of a command: its folder, whether it has finished before, and what is printed of it. Knows nothing of Hydra."""
+"""One run of a command: its folder, whether it finished before, and its printed text. Knows nothing of Hydra."""
 
 import hashlib
 import re
@@ -53,7 +53,7 @@ class Command(NamedTuple):
     serve: as `serve_into`. result: name of the file with the figures, which is written last; empty if a finished run cannot be kept.
     table: of the finished runs in and below a folder.
     text, line: of a summary; of its name and the summary, in a sweep. stem: what the name of a new folder ends with.
-    figures: beginnings of the names of its own figures, for `objective`. alone: what an interrupted single run leaves.
+    figures: prefixes of its own figures, for `objective`. alone: says what an interrupted single run leaves.
     lacks: groups of conf/ that are not for it.
     """
 
@@ -204,7 +204,7 @@ def _output_folder(output: str) -> Path:
 
 
 def _other_code(summary: Mapping[str, Any], settings: Settings) -> str:
-    """Returns what differs between the code and files that made a run and those of now, in words."""
+    """Returns the names of the code and files that have changed since a run, in words."""
     return differences(summary["about"].get("code"), sources_of(settings.composed.keys))
 
 

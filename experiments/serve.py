@@ -103,7 +103,7 @@ def serve(
     Args:
         folder: for the results; None: nothing is written.
         replace: overwrite a complete run in this folder.
-        say: receives lines about what was chosen automatically, and about what takes long.
+        say: receives lines about automatic choices and about long steps.
         bar: False: no progress bar, whatever the settings say.
         largest, loop: of a server, whose clients send its requests: see `assemble`; serves them in place of the workload's.
 

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its name, which one command claims, and what that command prints at its end."""
+"""The folder of a sweep, which one command claims, and the lines that the command prints at its end."""
 
 import os
 import sys

@@ -94,7 +94,7 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
 
 
 def predictions(overrides: Sequence[str], batch: int) -> ProfileCost:
-    """Returns what predicts iterations of at most `batch` requests on one GPU. Raises CbatchError as `make_adapter`."""
+    """Returns the cost model for iterations of at most `batch` requests on one GPU. Raises CbatchError as `make_adapter`."""
     values, _, settings = _compose(overrides)
     if "model" not in values:
         raise ConfigError("model: is missing; give model=NAME, and hardware=NAME of a profile")

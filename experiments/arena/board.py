@@ -1,4 +1,4 @@
-"""The cells and capacities of a folder as tables, with the policies that cannot be told apart from the best one of each cell."""
+"""The cells and capacities of a folder as tables, and the policies of each cell that do not differ significantly from its best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Board:
     """What the pages show.
 
     cells: a row per policy and cell, the highest attainment first: the columns of `CELL`; `rate` in requests per second; `best`,
-        whether the policy cannot be told apart from the best one; of each figure the mean over the replications, as `NAME`, and
+        whether the policy does not differ significantly from the best; of each figure the mean over the replications, as `NAME`, and
         half of its 95% interval, as `NAME ±`.
     capacities: a row per search: `rate`, `low` and `high` in requests per second; `of_bound`, a share, NaN without a bound.
     notes: where the figures come from, and what failed.
@@ -79,7 +79,7 @@ def rank(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the policies with what else varies that has no column of its own, the traces and the objectives."""
+    """Returns the labels of the policies, with settings that vary and have no column, the traces and the objectives."""
     shown = [key for key in map(str, runs) if key.split(".")[0] in _SHOWN_APART]
     slos = []
     for about in _abouts(runs):  # of a search, `about` has them

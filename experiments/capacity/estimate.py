@@ -60,7 +60,7 @@ class Shares:
         return share
 
     def only(self, replications: Any) -> "Shares":
-        """Returns the counts of some replications, a mask, at the rates where one of them was simulated."""
+        """Returns the counts of the replications that a mask selects, at the rates at which any of them was simulated."""
         good, total = self.good[replications], self.total[replications]
         rates = total.any(axis=0)
         return Shares(self.rates[rates], good[:, rates], total[:, rates], self.level)

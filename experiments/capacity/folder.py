@@ -38,7 +38,7 @@ def read_searches(root: Path) -> "pd.DataFrame":
 
 @dataclass(eq=False)
 class Simulations:
-    """The simulations of a search: those kept by earlier processes, and those made now.
+    """The simulations of a search, kept by earlier processes or made now.
 
     file: each new one is appended. outcomes: by rate, replication, requests and warm-up. simulate: called with replication, rate,
     requests and warm-up, in the pool's processes.

@@ -1,4 +1,4 @@
-"""Describes capacities: a single one in full or in a line, those of a sweep as a table."""
+"""Describes a capacity in full or in a line, and the capacities of a sweep as a table."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -28,7 +28,7 @@ _RATES, _MOST_RATES = 4, 20
 _STEP = 1.066  # ratio of neighbouring ones
 _RESIDENCE_TIMES = 5
 _AT_ONCE = 1e6  # requests per second
-_IDLE, _FEW = 0.02, 200  # load at which requests are served one by one, and how many are enough to see it
+_IDLE, _FEW = 0.02, 200  # load at which requests are served one by one, and the requests simulated at it
 
 
 @dataclass(frozen=True)

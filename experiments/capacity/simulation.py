@@ -28,7 +28,7 @@ Count = tuple[int, int]
 
 
 class Criterion(NamedTuple):
-    """A share that must be at least `level`. good: called with the counted requests, and those of them that were served."""
+    """A share that must be at least `level`. good: called with the counted requests, and the served ones among them."""
 
     name: str
     level: float

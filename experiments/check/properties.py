@@ -56,7 +56,7 @@ def _find_other_plan(history: History, chunk: int) -> Violations:
 
 
 def _find_unsteady_plan(history: History, chunk: int) -> Violations:
-    """Finds a plan that differs from the previous one, although that one decodes all running requests and nothing changed."""
+    """Finds a plan that differs from the one before, which decoded all running requests, although nothing changed."""
     plans = [(index, history.decisions[index].decided, "nothing has changed") for index in sorted(history.repeatable)]
     if history.delayed is not None:
         plans.append((*history.delayed, f"only {LATER:g} s have passed"))

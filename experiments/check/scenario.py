@@ -57,7 +57,7 @@ class Arrival:
 class Scenario:
     """A workload, and the limits of `cbatch.Limits` and `cbatch.Engine`.
 
-    eviction: of a prefix cache; with one, requests 0, 1, 4, 5, ... begin alike, as far as their prompts go, and so do the others.
+    eviction: of a prefix cache; with one, the prompts of requests 0, 1, 4, 5, ... share their beginnings, and so do those of 2, 3, 6, 7, ...
     """
 
     arrivals: tuple[Arrival, ...]
@@ -142,7 +142,7 @@ def play(
 ) -> History:
     """Serves a scenario in simulation: again if three or more requests run asynchronously, and once with a pause.
 
-    policy: copied for each run; or a function that builds it. cost: what the policy reads as `view.cost`.
+    policy: copied for each run; or a function that builds it. cost: becomes `view.cost`.
     """
     build = partial(copy_policy, policy) if hasattr(policy, "plan") else policy
     serve = partial(_serve, build, scenario, patience, cost)

@@ -39,7 +39,7 @@ class Counterexample(NamedTuple):
 
 
 Verdicts = dict[str, Counterexample | None]
-"""By the name of a property: what violates it, None if the search has found nothing."""
+"""By the name of a property: its counterexample, or None."""
 
 
 def search(

@@ -74,7 +74,7 @@ def times(laboratory: Laboratory, report: Report) -> dict[Batch, float]:
 def speed(
     name: str, seconds: dict[Batch, float], profile: Profile, spec: ModelSpec
 ) -> tuple[Card, Sequence[Sequence[Any]]]:
-    """Returns the card's factors, and a row for each iteration: what it is, measured and predicted milliseconds, their ratio."""
+    """Returns the card's factors, and a row for each iteration: its batch, measured and predicted milliseconds, their ratio."""
     cost = ProfileCost(replace(profile, card=Card()), spec, max_batch=LIMITS["batch"])
     ratios, rows = dict[bool, list[float]]({True: [], False: []}), []
     for batch, taken in seconds.items():
@@ -90,7 +90,7 @@ def speed(
 
 
 def write_card(profile: Profile, card: Card, how: str, output: str, keys: str = "") -> Path:
-    """Writes the profile with these factors in place of any others, and says how runs use them. keys: that such runs also need."""
+    """Writes the profile with these factors alone, and prints how runs use it. keys: further keys of these runs."""
     place = PROFILES / f"{profile.name}-{card.name.split()[-1]}.json"
     path, origin = Path(output) if output else place, f"{how} hardware={profile.name}; {today()}; commit {commit()}"
     write_text(path, profile_text(replace(profile, card=card, origins={**profile.origins, ("card",): origin})))

@@ -1,4 +1,4 @@
-"""Composes settings with Hydra: those of one run, and those of each run of a sweep, which Hydra's launchers run.
+"""Composes settings with Hydra, of one run or of each run of a sweep, which Hydra's launchers run.
 
 Errors of Hydra become a ConfigError of one line here, where the overrides that caused them are at hand.
 """
@@ -61,7 +61,7 @@ def compose(*overrides: str, name: str = "config") -> Composed:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep. master: what they share. searches: its sweeper chooses them one after another. in_turn: in this process."""
+    """The runs of a sweep. master: what they share. searches: the sweeper chooses runs by earlier ones. in_turn: in this process."""
 
     name: str
     master: DictConfig
@@ -110,7 +110,7 @@ def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
 
 
 def show(name: str, hidden: Sequence[str]) -> str:
-    """Returns what Hydra prints for the options of the command line that run nothing, as --help. hidden: beginnings of lines left out."""
+    """Returns what Hydra prints for options such as --help, which run nothing. hidden: prefixes of lines to leave out."""
     with redirect_stdout(StringIO()) as text:
         try:
             hydra.main(config_path=str(CONFIG_FOLDER), config_name=name, version_base=VERSION)(print)()
@@ -147,7 +147,7 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _compose_jobs(name: str, master: DictConfig, grid: Sequence[list[str]]) -> Iterator[Composed]:
-    """Composes the runs of a sweep. What the master has resolved, such as the time, is the same in each run."""
+    """Composes the runs of a sweep. They share what the master has resolved, such as the time."""
     from tqdm import tqdm  # loaded only where needed
 
     if len(grid) >= _MANY_RUNS:
@@ -177,7 +177,7 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
 
 
 def _unread(config: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides of the keys that others may refer to, as in `${chunk}`, and none does."""
+    """Returns the overrides of keys such as `chunk` to which no section refers, as in `${chunk}`."""
     plain: Any = OmegaConf.to_container(config, resolve=False)
     text = "".join(str(section) for key, section in plain.items() if key not in PASSED_ON)
     text += "".join(str(plain[group]) for group in ("chunking", "predictor") if f"${{{group}" in text)

@@ -170,7 +170,7 @@ def _why(error: BaseException) -> str:
 
 
 def check_eviction(eviction: object, prefix_cache: bool) -> Eviction:
-    """Returns the eviction. Raises ConfigError if it is none, orders nothing, or has no cache to order."""
+    """Returns the eviction. Raises ConfigError if it is of another class, defines no order, or there is no prefix cache."""
     name = f"eviction={type(eviction).__name__}"
     if not isinstance(eviction, Eviction):
         raise ConfigError(f"{name}: is no eviction; derive it from cbatch.Eviction")

@@ -73,7 +73,7 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
 
 def _unknown_option(missing: str, options: Sequence[str]) -> str:
     group, _, option = missing.partition("/") if missing.partition("/")[0] in GROUPS else missing.rpartition("/")
-    own = filter(str.isidentifier, options)  # others may be those with arguments, of `choices`
+    own = filter(str.isidentifier, options)  # the others have arguments: see `choices`
     known = {*own, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
     yours = f"{group}=my_module.My{group.capitalize()}"
     remedy = f"; for one of yours give the import path of its class, {yours}" * (group in ("policy", "eviction"))

@@ -66,7 +66,7 @@ def _measured(profile: str, changed: int | None, *arguments: Any) -> ProfileCost
 def cpu_profile(spec: ModelSpec) -> Path:
     """Returns the file for the measurements of this machine's CPU with a model.
 
-    There is one for each processor, number of cores and threads, version of PyTorch and shape of a model.
+    Each processor, number of cores and threads, version of PyTorch and shape of a model has its own.
     """
     shape = {key: value for key, value in asdict(spec).items() if key not in ("path", "seed")}
     measured = (cpu_name(), os.environ.get("OMP_NUM_THREADS"), version("torch"), shape)

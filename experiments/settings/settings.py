@@ -115,7 +115,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Makes policies, a new one for each run, as policies keep state. Prints itself as they do: `sarathi(chunk=256)`.
+    """Makes a new policy for each run, as policies keep state. Prints itself as its policies do: `sarathi(chunk=256)`.
 
     A policy of a user without a `__repr__` is printed as its class and its arguments.
 
@@ -178,7 +178,7 @@ class Settings(Keys):
     """All settings of a run.
 
     eviction: of the prefix cache; None without one.
-    chosen: what each `auto` of a group was resolved to, and why, by key. composed: what the settings were read from.
+    chosen: what each `auto` of a group was resolved to, and why, by key. composed: the source of the settings.
     """
 
     policy: Recipe

@@ -1,4 +1,4 @@
-"""The figures of summary.json: what they are called in tables and on axes, in which unit they stand there, and which one a key names."""
+"""The figures of summary.json by key: their names and units in tables and on axes, and errors for keys that name none."""
 
 import math
 import re
@@ -98,7 +98,7 @@ _ATTAINMENT = re.compile(r"attainment\.(?:tiers\.(?P<tier>.+)\.)?(?:(?P<objectiv
 
 
 def heading_of(key: str) -> Heading:
-    """Returns the heading of a figure; of one that has none, its key."""
+    """Returns the heading of a figure, by default its key."""
     if key in _HEADINGS:
         return _HEADINGS[key]
     group, _, rank = key.partition(".")
@@ -132,8 +132,9 @@ def objective_of(summary: Mapping[str, Any], key: str) -> float:
 
 
 def check_figure(given: str, others: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError if no run has the figure that key=NAME names. others: beginnings of further names; those by tier and client
-    show at the end of a run.
+    """Raises ConfigError if no run has the figure that key=NAME names. others: prefixes of further figures.
+
+    The names of figures by tier and client are known only at the end of a run.
     """
     key, known = given.partition("=")[2], _known_figures()
     if key not in known and not key.startswith(("attainment.tiers.", "service.clients.", *others)):

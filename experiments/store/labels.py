@@ -25,7 +25,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     Args:
         runs: a frame of `read_runs`.
         shown: columns that are shown in another way, such as on an axis.
-        apart: give each run a label of its own, by its seeds, its unread settings and its folder if need be.
+        apart: give each run its own label, by seeds, unread settings and folder if necessary.
     """
     texts = settings_of(runs)
     seeds = [key for key in map(str, texts) if is_seed(key)]
@@ -123,7 +123,7 @@ def _shorten(key: str, column: "pd.Series[str]") -> "pd.Series[str]":
 
 
 def _heads(keys: Sequence[str]) -> list[str]:
-    """Returns "key=" by the last parts of each key, as many as tell it from the others; nothing for a folder."""
+    """Returns the shortest end of each key that no other key shares, with "="; nothing for a folder."""
     whole = [key.removesuffix("._target_").split(".") for key in keys]
     heads = []
     for parts in whole:

@@ -1,4 +1,4 @@
-"""Provenance of results - command, date, versions - and atomic writing of their files, those of benchmarks in a folder for each hardware."""
+"""Provenance of results (command, date, versions) and atomic writing of their files."""
 
 import json
 import platform

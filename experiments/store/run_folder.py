@@ -194,7 +194,7 @@ def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> Non
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
-    for name in (SUMMARY, *FILES):  # first the one that says that the others are complete
+    for name in (SUMMARY, *FILES):  # the summary first: it says that the others are complete
         if name not in (UNFINISHED, *but):
             (folder / name).unlink(missing_ok=True)
     for path in chain.from_iterable(folder.glob(f"{name}*") for name in _PARTIAL):

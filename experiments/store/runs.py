@@ -1,4 +1,4 @@
-"""The complete runs of a folder as one frame, those of them that are shown, which are left out and why, and the table of a sweep.
+"""The complete runs of a folder as one frame, the choice of runs to show, the reasons to omit others, and the table of a sweep.
 
 Plots, tables and comparisons read runs in no other way.
 """
@@ -132,7 +132,7 @@ def _any_in(text: str, *names: str) -> bool:
 
 
 def drop_repeats(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[Omitted]]:
-    """Returns the runs without those that have the settings and figures of an earlier one, and the latter.
+    """Returns the runs without repetitions of the settings and figures of an earlier run, and these repetitions.
 
     So a policy without chunks is shown once where chunks were swept. Measured runs are never equal.
     """
@@ -206,7 +206,7 @@ def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
 
 
 def _replications_text(groups: Mapping[str, pd.DataFrame]) -> str:
-    """Explains rows that average several runs, and names those of fewer runs than others; empty if there are none."""
+    """Explains rows that average several runs, and names rows of fewer runs than others; empty without such rows."""
     several = [group for group in groups.values() if len(group) > 1]
     sizes = [len(group) for group in several if group["summary"].map(figures_text).nunique() > 1]
     equal = len(several) - len(sizes)

@@ -131,7 +131,7 @@ class Workload(Described, ABC):
         return [generator.integers(vocabulary_size, size=length).tolist() for generator, length in drawn]
 
     def _with_shared(self, prompts: list[list[int]], trace: Trace, vocabulary_size: int) -> list[list[int]]:
-        """Replaces what prompts share: of a conversation all tokens, and those that each hash id stands for."""
+        """Replaces the tokens that prompts share: all tokens of a conversation, and the tokens of each hash id."""
 
         @lru_cache(maxsize=10_000)
         def drawn(kind: int, number: int, length: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Several clients, each with its own arrivals and lengths: the synthetic workloads of fair scheduling (VTC, OSDI 2024).
 
-Every entry has a random stream of its own, named by its key: another entry changes none of its requests.
+The key of an entry seeds its random stream: other entries do not change its requests.
 """
 
 from collections.abc import Mapping, Sequence

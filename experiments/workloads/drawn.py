@@ -78,7 +78,7 @@ class Totals:
 
 
 def totals_of(requests: Iterable[Request]) -> Totals:
-    """Looks once at each of at least one request, and holds none but the longest.
+    """Reads each request once, and keeps only the longest. requests: at least one.
 
     Raises:
         WorkloadError: some requests arrive by iteration and others by time: the first that has not arrived would hold up all others.

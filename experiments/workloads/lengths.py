@@ -169,7 +169,7 @@ class MixedLengths(_Checked):
 
 
 def limit_lengths(lengths: Lengths, positions: int, max_new_tokens: int | str) -> Lengths:
-    """Returns lengths whose `too_long` applies to a model's positions as well, those of each kind of a mix among them."""
+    """Returns lengths whose `too_long`, also of each kind of a mix, applies to a model's positions as well."""
     match lengths:
         case Fit():
             return lengths.limit_to(positions, max_new_tokens)

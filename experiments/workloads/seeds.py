@@ -25,7 +25,7 @@ class Stream(IntEnum):
 
 
 def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
-    """Returns the generator of one stream. key: of a part of the stream, such as a client; numbers of at least 0."""
+    """Returns the generator of a stream. key: of a part of the stream, such as a client; each number at least 0."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream, *key)))
 
 

@@ -145,7 +145,7 @@ class ScaledFit(Fit):
 
 
 def _scale(trace: Trace, factor: float) -> Trace:
-    """Returns a trace with `factor` times the tokens of each request, those that its line limits or predicts included."""
+    """Returns a trace with `factor` times the tokens of each request, in its limits and predictions, too."""
     columns = np.array([trace.prompt_tokens, trace.output_tokens]) * factor
     prompts, outputs = np.clip(np.floor(columns + 0.5), 1, MOST_TOKENS).astype(np.int64)
     fields = dict(trace.fields)
