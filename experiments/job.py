@@ -79,6 +79,8 @@ def read_checked(command: Command, composed: Composed) -> Settings:
     Raises:
         CbatchError: as `Command.read`; no run has the figure that `objective` names; a file of the workload does not exist.
     """
+    if composed.number is None and composed.swept:
+        raise ConfigError(f"{' '.join(composed.overrides)}: is a sweep of {', '.join(composed.swept)}; add -m")
     settings: Settings = command.read(composed)
     if settings.objective is not None:
         check_figure(f"objective={settings.objective}", ("about.", *command.figures))

@@ -8,7 +8,6 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 
-from cbatch import ConfigError
 from experiments.job import RUN, Command, SweepEnded, read_checked, run_alone, run_in_sweep
 from experiments.settings.command_line import ends_with_its_reader, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
@@ -58,7 +57,7 @@ def _main(command: Command, claims: ExitStack) -> int:
         check_overrides(overrides, sweeps=sweeps)
         with sigterm_raises():
             if not sweeps:
-                _run_alone(command, overrides)
+                run_alone(command, read_checked(command, compose(*overrides, name=command.config)))
                 return 0
             sweep = claims.enter_context(claimed_sweep(overrides))
             _run_sweep(command, overrides, sweep)
@@ -81,13 +80,6 @@ def _main(command: Command, claims: ExitStack) -> int:
             print(f"error: {message}", file=sys.stderr)
             return 2
     return end_of_sweep(sweep, run_folders(sweep_folder(sweep), command.result), command.table)
-
-
-def _run_alone(command: Command, overrides: list[str]) -> None:
-    composed = compose(*overrides, name=command.config)
-    if composed.swept:
-        raise ConfigError(f"{' '.join(overrides)}: is a sweep of {', '.join(composed.swept)}; add -m")
-    run_alone(command, read_checked(command, composed))
 
 
 def _run_sweep(command: Command, overrides: list[str], name: str) -> None:

@@ -129,10 +129,7 @@ class Recipe:
         """Returns a new policy. Raises ConfigError if the section describes none; CbatchError as the policy."""
         if self.made is not None:
             return copy_policy(self.made)
-        policy: Policy = construct("policy", self.section)
-        if not callable(getattr(policy, "plan", None)):
-            problem = "has no method plan(view); see cbatch.Policy"
-            raise ConfigError(f"policy._target_={self.section['_target_']} {problem}")
+        policy: Policy = construct("policy", self.section, needs=("plan",))
         return policy
 
     def __repr__(self) -> str:
@@ -272,8 +269,7 @@ def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workloa
 
 def _policy(section: object, chunk: int | str, chosen: dict[str, str]) -> Recipe:
     """With chunk=auto, `PDAware` sizes the chunks unless the chunk selector takes no `chunk`."""
-    if not isinstance(section, Mapping):
-        return Recipe(check_section("policy", section))  # raises ConfigError
+    section = check_section("policy", section)
     chunking = section.get("chunking")
     if isinstance(chunking, Mapping) and chunking.get("chunk", chunk) != chunk:
         size = chunking["chunk"]
@@ -285,4 +281,4 @@ def _policy(section: object, chunk: int | str, chosen: dict[str, str]) -> Recipe
         raise ConfigError(f"policy.chunking={chunking}: is a name; choose the size of chunks with chunking={chunking}")
     if chunking is None and "chunking" in section and str(section.get("_target_")).startswith("policies."):
         raise ConfigError("policy.chunking=null: this policy needs one; choose the size of chunks with chunking=NAME")
-    return Recipe(check_section("policy", section))
+    return Recipe(section)
