@@ -9,7 +9,7 @@ from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Request, Server
 from cbatch.bounds import Bounds, Minorant, findable_tokens, minorants_of
-from cbatch.cluster import Cluster, ReplicatedServer
+from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.policy import check_policy
 from cbatch.results.service import NO_CLIENT
@@ -113,7 +113,9 @@ def assemble(
             executor = backend.executor(spec, cost, limits, kv, options, runtime.asynchronous)
             loop = runtime.asynchronous, settings.patience, settings.eviction
             servers.append(Server(executor, limits, cost, kv, *loop))
-    server = backend.replicated(servers) if len(servers) > 1 else servers[0]
+    server: Server | ReplicatedServer = servers[0]
+    if len(servers) > 1:
+        server = ReplicatedServer(servers, backend.router, Cluster if backend.simulated else LiveCluster)
     try:
         engine = server.engine(policy, () if settings.stream else requests)
         if settings.stream:

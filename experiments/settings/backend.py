@@ -1,13 +1,12 @@
 """The interface of a backend; `backends` has the three that `backend=` chooses from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cbatch import Executor, KVSize, Limits, ModelSpec, Server
-from cbatch.cluster import ReplicatedServer, make_router
+from cbatch import Executor, KVSize, Limits, ModelSpec
+from cbatch.cluster import make_router
 from cbatch.model.topology import Degree
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
@@ -77,10 +76,6 @@ class Backend(ABC):
     def place(self, replica: int) -> AbstractContextManager[Any]:
         """Returns a context in which the executor of a replica is built."""
         return nullcontext()
-
-    def replicated(self, servers: Sequence[Server]) -> ReplicatedServer:
-        """Returns a server of all replicas."""
-        return ReplicatedServer(servers, self.router)
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         """Returns facts about a run that has ended: which kernels ran, where predicted times come from."""

@@ -3,13 +3,12 @@
 Only the chosen backend's packages are loaded: a simulated run imports no torch.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
-from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec, Server
-from cbatch.cluster import Executors, LiveCluster, ReplicatedServer
+from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec
+from cbatch.cluster import Executors
 from cbatch.kv import blocks_for
 from cbatch.model import split_layers
 from cbatch.model.topology import Degree, Topology, split_ranks
@@ -123,9 +122,6 @@ class Real(Backend):
         keys = ("tensor_parallel", "pipeline_stages", "replicas")
         topology = {key: getattr(self, key) for key in keys}
         return {"topology": topology, **super().facts(executor, cost, asynchronous)}
-
-    def replicated(self, servers: Sequence[Server]) -> ReplicatedServer:
-        return ReplicatedServer(servers, self.router, LiveCluster)
 
     def _with_own(self, options: Options) -> Options:
         return replace(options, layers=self.sizes, tensor_parallel=self.tensor_parallel)
