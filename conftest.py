@@ -69,7 +69,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--workloads", type=int, default=8, help="of each steady policy (test_leaps.py)")
+    parser.addoption("--workloads", type=int, default=5, help="of each steady policy (test_leaps.py)")
     parser.addoption("--cancellations", type=int, default=5, help="of each policy and mode (test_cancellations.py)")
     parser.addoption("--schedules", type=int, default=24, help="random schedules to draw (test_random_schedules.py)")
     parser.addoption("--repetitions", type=int, default=6, help="of each interval (test_coverage.py)")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,12 @@ OF_FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "biases": {"attention_bias": True},
     },
 }
-CASES = [(family, name) for family in CHECKPOINT_FAMILIES for name in (*COMPUTED, *OF_FAMILIES[family])]
+CASES = [(family, name) for family in CHECKPOINT_FAMILIES for name in OF_FAMILIES[family]]
+CASES += [
+    (family, name)
+    for (place, name), (at, family) in product(enumerate(COMPUTED), enumerate(CHECKPOINT_FAMILIES))
+    if (place + at) % 2
+]
 
 
 def save(family: str, settings: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:

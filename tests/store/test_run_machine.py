@@ -186,4 +186,6 @@ class RunMachine(RuleBasedStateMachine):
 
 
 def test_a_finished_run_is_what_its_settings_and_its_code_say(num_workloads: int) -> None:
-    run_state_machine_as_test(RunMachine, settings=settings(max_examples=num_workloads // 2, stateful_step_count=8))
+    run_state_machine_as_test(
+        RunMachine, settings=settings(max_examples=max(num_workloads // 2, 4), stateful_step_count=8)
+    )
