@@ -10,8 +10,8 @@ def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]
 
     Raises ConfigError, naming the option `key`, if no name begins with one of them.
     """
-    names, given = list(known), tuple(beginnings.split(";"))
-    for beginning in given:
+    names, wanted = list(known), tuple(beginnings.split(";"))
+    for beginning in wanted:
         if not any(name.startswith(beginning) for name in names):
             raise ConfigError(f"{key}: none begins with {beginning!r}; known: {'; '.join(names)}")
-    return [name for name in names if name.startswith(given)]
+    return [name for name in names if name.startswith(wanted)]

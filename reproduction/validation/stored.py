@@ -35,9 +35,9 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
             for name, policies in found["cases"].items():
                 case, card = card_of(name)
                 for policy, run in policies.items():
-                    told = run if "batch" in run else {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run
-                    cases = loops[told["loop"]]
-                    cases.setdefault(on_card(case, len(origins) + int(card)), {})[policy] = told
+                    whole = {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run if "batch" not in run else run
+                    cases = loops[whole["loop"]]
+                    cases.setdefault(on_card(case, len(origins) + int(card)), {})[policy] = whole
             origins += content["measured"]
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"measured={file}: no comparison with this profile: {error!r}") from error
