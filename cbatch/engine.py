@@ -73,7 +73,6 @@ class Engine:
         self._departures, self._stall_watch = Departures(), StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
-        self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._timed: Callable[[Any], Any] = getattr(executor, "timed", lambda plan: plan)
         self._until = inf  # seconds; further requests may be submitted then

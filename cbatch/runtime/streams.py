@@ -87,22 +87,11 @@ def stream_names(num_stages: int = 1) -> list[str]:
     return [*(f"{kind}{end}" for kind in ("h2d", "compute") for end in ends), "d2h"]
 
 
-class Failure:
-    """The first exception in a chain of dependent work, and whether the host has seen it."""
-
-    def __init__(self, stream_name: str, error: BaseException) -> None:
-        self.stream_name, self.error, self.surfaced = stream_name, error, False
-
-    def surface(self) -> StreamError:
-        self.surfaced = True
-        return StreamError(f"stream {self.stream_name!r} failed: {type(self.error).__name__}: {self.error}")
-
-
 class Reached(NamedTuple):
-    """When a record was reached, and the failure that came before it, if any."""
+    """When a record was reached, and the failure before it: the first one in a chain of dependent work, or None."""
 
     time: float
-    failure: Failure | None
+    failure: StreamError | None
 
 
 class ThreadEvent:
@@ -112,10 +101,8 @@ class ThreadEvent:
         self._latest: Future[Reached] | None = None
 
     def synchronize(self) -> None:
-        if self._latest is None:
-            return
-        if failure := self._latest.result().failure:
-            raise failure.surface() from failure.error
+        if self._latest is not None and (failure := self._latest.result().failure):
+            raise failure
 
     def time(self) -> float:
         assert self._latest is not None and self._latest.done(), "only an event that was reached has a time"
@@ -126,14 +113,13 @@ class ThreadStream:
     """A stream with a worker thread.
 
     After an operation that raises, the operations behind it are skipped, also in streams that wait for an event behind it:
-    their inputs were never written. Events are still reached, so that no wait hangs. The host's next `synchronize` raises the
-    exception, and from then on the stream refuses work.
+    their inputs were never written. Events are still reached, so that no wait hangs, and `synchronize` raises the exception.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._failure: Failure | None = None  # written by the worker
+        self._failure: StreamError | None = None  # written by the worker
         self._closing: Future[None] = Future()
         self._worker = threading.Thread(target=self._work, name=f"stream {name}", daemon=True)
         self._worker.start()
@@ -142,7 +128,7 @@ class ThreadStream:
         return ThreadEvent()
 
     def run(self, operation: Operation) -> None:
-        """Enqueues an operation. Raises StreamError if the stream is closed, or has failed and the host knows."""
+        """Enqueues an operation. Raises StreamError if the stream is closed."""
         self._enqueue(partial(self._run, operation))
 
     def record(self, event: ThreadEvent) -> None:
@@ -167,18 +153,17 @@ class ThreadStream:
     def _enqueue(self, work: Callable[[], object]) -> None:
         if self._closing.done():
             raise StreamError(f"stream {self.name!r} is closed")
-        if (failure := self._failure) and failure.surfaced:
-            raise failure.surface() from failure.error
         self._queue.put(work)
 
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:
             if self._closing.done() and not self._failure:
-                self._failure = Failure(self.name, StreamError("closed before its work was done"))
+                self._failure = StreamError(f"stream {self.name!r} was closed before its work was done")
             try:
                 work()
             except BaseException as error:
-                self._failure = Failure(self.name, error)
+                self._failure = StreamError(f"stream {self.name!r} failed: {type(error).__name__}: {error}")
+                self._failure.__cause__ = error
 
     def _run(self, operation: Operation) -> None:
         if not self._failure:
