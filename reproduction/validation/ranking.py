@@ -19,7 +19,14 @@ from reproduction import RESULTS
 from reproduction.validation.compare import card_of
 
 FILES = (
-    *("h100/held_out", "h100/sessions", "h200/held_out", "h200/held_out-batches", "h200/held_out-qwen3-8b"),
+    *(
+        "h100/ranked",
+        "h100/held_out",
+        "h100/sessions",
+        "h200/held_out",
+        "h200/held_out-batches",
+        "h200/held_out-qwen3-8b",
+    ),
     *("h200/held_out-synchronous", "h200/capacity-90", "h200/capacity", "h200/capacity-bracket"),
 )
 FIGURES = ("TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "end to end mean", "end to end P99")
