@@ -197,14 +197,14 @@ class Engine:
 
     def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int) -> None:
         """Enters turns that repeated the latest turn in the state and the record."""
-        first, num_turns = latest.step, len(turns)
-        self._latest, steps = entered(latest, foreseen, turns, num_computed, self._depth)
-        if self._depth:
-            self._in_flight[0] = self._latest
+        first, num_turns, received_at = latest.step, len(turns), turns[-1][-1]
+        last, steps = entered(latest, foreseen, turns, num_computed, self._depth)
         self.record.steps += steps
         self.record.receivers += [self.state.table.id[first.rows]] * num_turns
-        received_at = steps[-1].received_at
         self.state.repeat(first, num_turns, received_at)
+        self._latest = last._replace(state=(*last.state[:3], len(self.state.running)))
+        if self._depth:
+            self._in_flight[0] = self._latest
         self._stall_watch.note_progress(received_at)
         if self._on_step is not ignore:
             for step in steps:
@@ -213,9 +213,9 @@ class Engine:
     def foresee(self, *, ends: bool = False) -> list[int]:
         """Returns the KV blocks in use after each of the next iterations for which a steady policy repeats the latest plan.
 
-        ends: include the iteration in which a request ends, which cannot be leapt over.
+        ends: include the iteration after which a request has ended, which cannot be leapt over.
         """
-        return foresee(self._latest, self.state, ends) if len(self._in_flight) == self._depth else []
+        return foresee(self._latest, self.state, self._depth, ends) if len(self._in_flight) == self._depth else []
 
     def _complete(self, launched: InFlight) -> None:
         """Waits for the oldest step in flight and absorbs its tokens."""

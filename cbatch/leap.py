@@ -4,7 +4,8 @@
     leap over three                         launch | wait | launch | wait | launch | wait, count and record three
 
 The latest plan computes one token of each running request. It repeats until a request ends or arrives, or KV blocks run
-short. Every iteration is computed and recorded as if it had been planned (`SimExecutor.repeat`).
+short. In the asynchronous loop a leap launches an iteration that ends requests at their longest lengths, and leaves its
+tokens in flight. Every iteration is computed and recorded as if it had been planned (`SimExecutor.repeat`).
 """
 
 from bisect import bisect_right
@@ -21,7 +22,7 @@ MOST = 512
 """Iterations of one leap: bounds what is computed in vain if a request arrives."""
 
 
-def foresee(latest: InFlight | None, state: State, ends: bool) -> list[int]:
+def foresee(latest: InFlight | None, state: State, num_in_flight: int, ends: bool) -> list[int]:
     """Returns what `Engine.foresee` does. latest: the latest turn's iteration, if its plan is of decodes alone."""
     if latest is None or state.latest is None:
         return []
@@ -29,13 +30,16 @@ def foresee(latest: InFlight | None, state: State, ends: bool) -> list[int]:
         return []
     if latest.state[1:] != (state.pool.num_used, len(state.waiting), len(latest.step.rows)):
         return []
-    return blocks_used(latest.step, state, num_repeats(latest.step, state) + ends)
+    return blocks_used(latest.step, state, num_repeats(latest.step, state, num_in_flight) + ends)
 
 
-def num_repeats(step: Step, state: State) -> int:
-    """Returns how many iterations of a batch of decodes can follow this one before a request ends, at most `MOST`."""
+def num_repeats(step: Step, state: State, num_in_flight: int) -> int:
+    """Returns how many iterations of a batch of decodes can be launched after this one before a request has ended, at most `MOST`.
+
+    num_in_flight: of the latest of them, whose tokens are not absorbed.
+    """
     table, rows = state.table, step.rows
-    left: list[int] = (table.limit[rows] - table.total[rows]).tolist()
+    left: list[int] = (table.limit[rows] - table.total[rows] + num_in_flight).tolist()
     if table.has_hidden_lengths:
         left += [tokens for tokens in (table.stop[rows] - table.known[rows]).tolist() if tokens > 0]
     if state.cache is not None and state.waiting:

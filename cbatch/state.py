@@ -169,15 +169,18 @@ class State:
         """Counts the tokens that the step will sample. Requests begin to decode, or leave `running` before their last token."""
         table, places = self.table, step.sampled
         rows = step.rows[places]
-        total = table.total[rows] + ONE
-        table.total[rows] = total
+        table.total[rows] = total = table.total[rows] + ONE
         if table.carries:
             table.sampled_at[rows] = step.index
             table.sampled_row[rows] = places
         if len(places) > step.num_decode_tokens:  # every decode samples; the others have completed their prompts
             self._begin_decoding(map(step.requests.__getitem__, places.tolist()))
-        if ending := [step.requests[place] for place in places[total >= table.limit[rows]].tolist()]:
-            self._ending[step.index] = ending
+        self._expect_ends(step.requests, places[total >= table.limit[rows]], step.index)
+
+    def _expect_ends(self, requests: list[Request], places: Ints, index: int) -> None:
+        """Takes the requests at these places, whose last token iteration `index` samples, out of `running`."""
+        if len(places):
+            self._ending[index] = ending = [requests[place] for place in places.tolist()]
             for request in ending:
                 self._leave(request)
 
@@ -233,9 +236,8 @@ class State:
     def repeat(self, step: Step, num_times: int, now: float) -> None:
         """Counts further iterations of a batch of decodes, each with a token for every request. now: seconds, of the last one."""
         table, rows = self.table, step.rows
-        computed = table.computed[rows] + num_times
-        table.computed[rows] = computed
-        table.total[rows] += num_times
+        computed, total = table.computed[rows] + num_times, table.total[rows] + num_times
+        table.computed[rows], table.total[rows] = computed, total
         table.known[rows] += num_times
         table.last_token_at[rows] = now
         table.iteration += num_times
@@ -246,6 +248,7 @@ class State:
             self.pool.extend_each(rows[taking], num_blocks)
         if self.cache is not None:
             self.cache.register_repeated(step.requests, np.minimum(computed, table.known[rows] - ONE))
+        self._expect_ends(step.requests, (total >= table.limit[rows]).nonzero()[0], table.iteration - 1)
 
     def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
         done: dict[Request, FinishReason] = {}
