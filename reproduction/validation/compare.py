@@ -81,8 +81,6 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
     for run, simulated, ranks, nudged in pairs:
         case, policy = run.name
         errors = {name: _error(name, simulated[name], value) for name, value in run.figures.items()}
-        others = (simulated, *nudged)
-        moved = {name: [_error(name, other[name], value) for other in others] for name, value in run.figures.items()}
         cases.setdefault(case, {})[policy] = {
             "model": run.settings["model"],
             "batch": run.settings["batch"],
@@ -92,7 +90,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
             "measured": dict(run.figures),
             "simulated": simulated,
             "error": errors,
-            "error_range": {name: [min(found), max(found)] for name, found in moved.items()},
+            "error_range": error_ranges(run.figures, [simulated, *nudged]),
             "percentile_rank": ranks,
             "iterations": iteration_errors(run, profile),
         }
@@ -180,6 +178,12 @@ def cards(cases: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         card: {kind: predicted / real - 1 for kind, (real, predicted) in kinds.items()}
         for card, kinds in sorted(sums.items())
     }
+
+
+def error_ranges(measured: Mapping[str, float], simulated: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Returns the smallest and the largest error of each measured figure among simulations."""
+    errors = {name: [_error(name, run[name], value) for run in simulated] for name, value in measured.items()}
+    return {name: [min(of_name), max(of_name)] for name, of_name in errors.items()}
 
 
 def _error(name: str, simulated: float, measured: float) -> float:

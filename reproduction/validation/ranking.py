@@ -3,12 +3,12 @@
     python -m reproduction.validation ranking
 
 It needs no GPU: measured and simulated figures are those of the files in `measured`. A pair is decided if it differs by more than the noise: the
-largest difference between cards that served the same setting. The regret is the measured figure of the setting that simulation prefers over the
-better one's, minus 1; it counts undecided pairs, too.
+largest difference between cards that served the same setting. Simulation names a winner if no change of all iteration times of either run by up to
+1% makes them meet. The regret is the measured figure of the setting that simulation prefers over the better one's, minus 1; it counts undecided pairs, too.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,16 @@ from reproduction import RESULTS
 from reproduction.validation.compare import card_of
 
 FILES = (
+    *("h100/ranked", "h100/held_out", "h100/sessions", "h200/held_out", "h200/held_out-batches"),
     *(
-        "h100/ranked",
-        "h100/held_out",
-        "h100/sessions",
-        "h200/held_out",
-        "h200/held_out-batches",
         "h200/held_out-qwen3-8b",
+        "h200/held_out-synchronous",
+        "h200/capacity-90",
+        "h200/capacity",
+        "h200/capacity-bracket",
     ),
-    *("h200/held_out-synchronous", "h200/capacity-90", "h200/capacity", "h200/capacity-bracket"),
 )
-FIGURES = ("TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "end to end mean", "end to end P99")
+FIGURES = {"TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "end to end mean", "end to end P99"}
 """Each is better if it is smaller."""
 
 
@@ -38,8 +37,9 @@ def main(measured: tuple[str, ...] = ()) -> None:
     paths = measured or [f"{RESULTS}/{name}.json" for name in FILES]
     found = pairs([json.loads(Path(path).read_text(encoding="utf-8")) for path in paths])
     counted = {"noise": "max", "apart": "size", "decided": "sum", "same": "sum", "regret": "max"}
+    counted |= {"named": "sum", "right": "sum", "regret of named": "max"}
     rows = [found.groupby(keys).agg(counted) for keys in (["what", "figure"], [lambda row: ("all", "")])]
-    text = {"noise": "{:.1%}".format, "regret": "{:.1%}".format}
+    text = dict.fromkeys(("noise", "regret", "regret of named"), "{:.1%}".format)
     print(pd.concat(rows).rename(columns={"apart": "pairs"}).to_string(formatters=text))
 
 
@@ -47,12 +47,10 @@ def pairs(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Returns a row for every figure of every two settings of a card.
 
     Columns: what (in what they differ), figure, noise, apart (the larger over the smaller, minus 1), decided, same (winner, of a
-    decided pair), regret.
+    decided pair), regret; named (a winner, by simulation), right (that winner), regret of named.
     """
-    columns = ["file", "card", "workload", "policy", "figure", "measured", "simulated"]
-    runs = pd.DataFrame(
-        [(file, *run) for file, content in enumerate(files) for run in served(content)], columns=columns
-    )
+    columns = ["file", "card", "workload", "policy", "figure", "measured", "simulated", "low", "high"]
+    runs = pd.DataFrame([(file, *run) for file, kept in enumerate(files) for run in served(kept)], columns=columns)
     repeats = runs.groupby(["file", "workload", "policy", "figure"])["measured"]
     noise = (repeats.max() / repeats.min() - 1).groupby("figure").max()
     runs = runs.assign(place=runs.index)
@@ -63,11 +61,14 @@ def pairs(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     what = np.where(load & policy, "load and policy", np.where(load, "load", "policy"))
     limit = both["figure"].map(noise)
     found = both[["figure"]].assign(what=what, noise=limit, apart=apart, decided=apart > limit)
-    return found.assign(same=right & found["decided"], regret=np.where(right, 0.0, apart))
+    found = found.assign(same=right & found["decided"], regret=np.where(right, 0.0, apart))
+    named = (both["high"] < both["low_other"]) | (both["low"] > both["high_other"])
+    return found.assign(named=named, right=named & right, **{"regret of named": found["regret"].where(named, 0.0)})
 
 
-def served(content: Mapping[str, Any]) -> Iterable[tuple[str, str, str, str, float, float]]:
-    """Yields the card, the workload and its load, the policy, and each figure's name, measured and simulated value, of a file's runs."""
+def served(content: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:
+    """Yields the card, the workload and its load, the policy, and each figure's name, of a file's runs; its measured and simulated value,
+    and the lowest and highest that is simulated if all iteration times change by up to 1%."""
     if "runs" in content:
         for run in content["runs"]:
             workload = f"{run['load']}, {run['cache over working set']}"
@@ -80,10 +81,8 @@ def served(content: Mapping[str, Any]) -> Iterable[tuple[str, str, str, str, flo
             yield from _figures((f"{card}, {run.get('loop')}, {run['model']}", workload, policy), run)
 
 
-def _figures(
-    setting: tuple[str, str, str], run: Mapping[str, Any]
-) -> Sequence[tuple[str, str, str, str, float, float]]:
-    kinds = [
-        {name.replace(" p", " P"): value for name, value in run[kind].items()} for kind in ("measured", "simulated")
-    ]
-    return [(*setting, name, kinds[0][name], kinds[1][name]) for name in FIGURES if name in kinds[0]]
+def _figures(setting: tuple[str, str, str], run: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:
+    kinds = ("measured", "simulated", "error_range")
+    real, virtual, ranges = ({name.replace(" p", " P"): value for name, value in run[kind].items()} for kind in kinds)
+    for name in real.keys() & FIGURES:
+        yield *setting, name, real[name], virtual[name], *(real[name] * (1 + error) for error in ranges[name])

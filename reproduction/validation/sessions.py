@@ -30,6 +30,7 @@ from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, real_server
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
+from reproduction.validation.compare import NUDGES, error_ranges
 
 SYSTEM, TURNS, PAUSE = 1024, 6, 2.0
 """Tokens that all conversations share; turns of a conversation; mean seconds before the next turn."""
@@ -193,12 +194,13 @@ def main(
     for row in rows:
         rate, num_blocks = row["conversations per second"], row["kv_tokens"] // kv.block_size
         setting = Setting(rate, number, seed, row["policy"], row["eviction"], num_blocks)
-        in_its_time = setting._replace(
-            rate=rate * slower, pause=PAUSE / slower
-        )  # seconds of which each is `slower` ones
-        row["simulated"] = figures(serve(simulated, in_its_time), slower)
+        row["simulated"], *nudged = (  # in seconds of which each is `times` ones
+            figures(serve(simulated, setting._replace(rate=rate * times, pause=PAUSE / times)), times)
+            for times in (slower, *(slower * nudge for nudge in NUDGES))
+        )
         if not measured:
             row["measured"] = figures(serve(real, setting, spec.vocab_size))
+        row["error_range"] = error_ranges(row["measured"], [row["simulated"], *nudged])
         print(show(row), flush=True)
     stamped = {**about, "model": spec.name, "conversations": number, "seed": seed, "runs": rows}
     print(f"written: {write_benchmark('sessions', device, stamped, folder, VALIDATION)}")
