@@ -119,16 +119,13 @@ class Workload(Described, ABC):
             others = columns.get(name)
             columns[name] = column if others is None else np.where(column == None, others, column)  # noqa: E711 - of each row
         if vocabulary is not None and "prompt" not in trace.fields:
-            prompts = self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size)
+            generators = map(np.random.default_rng, request_seeds(self.seed, Stream.PROMPTS, len(trace)).tolist())
+            drawn = zip(generators, trace.prompt_tokens.tolist(), strict=True)
+            prompts = [numbers.integers(vocabulary.size, size=length).tolist() for numbers, length in drawn]
             columns["prompt"] = self._with_shared(prompts, trace, vocabulary.size)
         seeds = request_seeds(self.seed, Stream.SAMPLING, len(trace))
         stops = () if vocabulary is None or self.ignore_eos else vocabulary.stop_tokens
         return Drawn(columns, Sampling(**vars(self.sampling)), seeds, stops)
-
-    def _random_prompts(self, lengths: list[int], vocabulary_size: int) -> list[list[int]]:
-        generators = map(np.random.default_rng, request_seeds(self.seed, Stream.PROMPTS, len(lengths)).tolist())
-        drawn = zip(generators, lengths, strict=True)
-        return [generator.integers(vocabulary_size, size=length).tolist() for generator, length in drawn]
 
     def _with_shared(self, prompts: list[list[int]], trace: Trace, vocabulary_size: int) -> list[list[int]]:
         """Replaces the tokens that prompts share: all tokens of a conversation, and the tokens of each hash id."""
