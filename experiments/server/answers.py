@@ -77,7 +77,8 @@ class Answer(Response):
         self._choices.append(choice := Choice(self, id_, len(self._choices), output))
         self._num_open += 1
         if self._shape is _CHAT_CHUNK:
-            self._chunks.append(self._object(self._choice(choice, '"delta":{"role":"assistant","content":""}')))
+            role = self._choice(choice, "").replace('"content"', '"role":"assistant","content"')
+            self._chunks.append(self._object(role))
         return choice
 
     def take(self, choice: Choice, token: int | None, end: Request | None) -> None:
@@ -95,7 +96,7 @@ class Answer(Response):
             text += choice.output.finish()
         if self._asked.stream:
             usage = self._asked.stream_options.continuous_usage_stats
-            self._chunks.append(self._object(self._choice(choice, self._content(text)), usage))
+            self._chunks.append(self._object(self._choice(choice, text), usage))
         else:
             choice.texts.append(text)
         if self._asked.stream or not self._num_open:
@@ -147,19 +148,16 @@ class Answer(Response):
         """Returns what a client reads at the end."""
         if self._asked.stream:
             return [self._object("", True)] * self._asked.stream_options.include_usage + ["data: [DONE]\n\n"]
-        whole = (self._choice(choice, self._content("".join(choice.texts))) for choice in self._choices)
+        whole = (self._choice(choice, "".join(choice.texts)) for choice in self._choices)
         return [self._object(",".join(whole), True)]
 
     def _object(self, choices: str, with_usage: bool = False) -> str:
         return f'{self._head},"choices":[{choices}]{self._usage() if with_usage else ""}{self._tail}'
 
-    def _content(self, text: str) -> str:
+    def _choice(self, choice: Choice, text: str) -> str:
         _, opening, closing = self._shape
-        return f"{opening}{quote(text)}{closing}"
-
-    def _choice(self, choice: Choice, content: str) -> str:
         reason = "null" if choice.reason is None else f'"{choice.reason}"'
-        return f'{{"index":{choice.index},{content},"logprobs":null,"finish_reason":{reason}}}'
+        return f'{{"index":{choice.index},{opening}{quote(text)}{closing},"logprobs":null,"finish_reason":{reason}}}'
 
     def _usage(self) -> str:
         prompt, new = self._num_prompt_tokens, sum(choice.num_tokens for choice in self._choices)
@@ -179,7 +177,5 @@ def describe_error(error: Exception) -> tuple[int, str]:
             traceback.print_tb(error.__traceback__)  # without its message, which may have a client's text
             status, message = 500, f"the server has failed ({type(error).__name__})"
     field = re.match(r"([^:=.[ ]+)[:=.[]", message) if status < 500 else None
-    kind = HTTPStatus(status).phrase
-    return status, json.dumps(
-        {"error": {"message": message, "type": kind, "param": field and field[1], "code": status}}
-    )
+    blamed = {"type": HTTPStatus(status).phrase, "param": field and field[1], "code": status}
+    return status, json.dumps({"error": {"message": message, **blamed}})

@@ -5,6 +5,7 @@ A field that is not supported is an error that names it, unless its value is nul
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
@@ -16,18 +17,14 @@ from cbatch.validation import Give, one_line
 from experiments.server.words import Words
 from experiments.text import Messages
 
-_CHANGES_NOTHING: Mapping[str, Sequence[Any]] = {
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_tokens", "min_p", "top_logprobs"), (0,)),
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("repetition_penalty", "length_penalty", "best_of"), (1,)),
-    **dict.fromkeys(("echo", "logprobs", "store", "use_beam_search", "include_stop_str_in_output"), (False,)),
     **dict.fromkeys(("skip_special_tokens", "add_special_tokens", "add_generation_prompt"), (True,)),
-    **dict.fromkeys(("logit_bias", "metadata"), ({},)),
-    **dict.fromkeys(("tools", "stop_token_ids", "bad_words"), ([],)),
+    "logprobs": (False,),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
-    "suffix": ("",),
 }
-"""Fields that are not supported, with the values that ask for nothing."""
+"""Values that ask for nothing, of fields that are not supported; of others: null, false, 0 and what is empty."""
 
 MOST_CHOICES = 128
 
@@ -46,17 +43,16 @@ _Number = Annotated[int, Field(ge=1, lt=2**31)]
 B = TypeVar("B", bound="Body")
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class StreamOptions(_Fields):
+@dataclass(frozen=True)
+class StreamOptions:
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class Body(_Fields):
+class Body(BaseModel):
     """The fields of both routes. Those of `RequestSpec` mean what they mean there: a higher `priority` is more urgent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str | None = None
     max_tokens: _Number | None = None
@@ -85,12 +81,12 @@ class Body(_Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_what_changes_nothing(cls, data: Any, info: ValidationInfo) -> Any:
+    def _leave_out_what_asks_for_nothing(cls, data: Any, info: ValidationInfo) -> Any:
         """Begins with the context's defaults."""
         if not isinstance(data, dict):
             return data
-        asked = {name: value for name, value in data.items() if not _changes_nothing(name, value)}
-        return {**(info.context or {}), **asked}
+        asked = {key: value for key, value in data.items() if key in cls.model_fields or not _is_neutral(key, value)}
+        return {**(info.context or {}), **{key: value for key, value in asked.items() if value is not None}}
 
     @model_validator(mode="after")
     def _check_options(self) -> "Body":
@@ -130,6 +126,6 @@ def read_body(kind: type[B], content: bytes, defaults: Mapping[str, Any]) -> B:
         raise ConfigError(one_line(refusal, "")) from None
 
 
-def _changes_nothing(name: str, value: Any) -> bool:
-    same = (value == other and type(value) in (type(other), float) for other in _CHANGES_NOTHING.get(name, ()))
-    return value is None or any(same)
+def _is_neutral(name: str, value: Any) -> bool:
+    others = _NEUTRAL.get(name, (False, 0, "", [], {}))
+    return value is None or any(value == other and type(value) in (type(other), float) for other in others)

@@ -47,8 +47,8 @@ class Turn(NamedTuple):
     state: tuple[int, int, float]
 
 
-FAILED, CUT = "ended by", "cut"
-"""Of what was chosen: the message of the error that ended the run, and which requests the server's end has cut."""
+FAILED = "ended by"
+"""Of what was chosen: the message of the error that ended the run."""
 
 Inbox = SimpleQueue[Message]
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
@@ -145,7 +145,7 @@ class Clients(Submitted):
             case None if self._is_open:
                 self.num_unfinished, self._is_open = self.num_unfinished - 1, False
                 if self._live:
-                    self._run.chosen[CUT] = f"{len(self._live)} requests, as the server ended"
+                    self._run.chosen["cut"] = f"{len(self._live)} requests, as the server ended"
                 self.give_up()
 
     def ended(self, request: Request) -> None:
