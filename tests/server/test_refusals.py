@@ -1,0 +1,140 @@
+"""What a server refuses, and what clients are told when it fails or ends."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import summary
+from in_thread import in_thread
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SIMULATED = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64")
+LONG = {"prompt": "a", "max_tokens": 500, "stream": True}
+
+
+def test_a_key_is_asked_for_and_not_written(tmp_path: Path) -> None:
+    keys = ({}, 401), ({"Authorization": "Bearer s3cre"}, 401), ({"Authorization": "Bearer s3cret"}, 200)
+    with in_thread(tmp_path / "run", *SIMULATED, "api_key=s3cret") as server:
+        for key, status in keys:
+            assert server.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, **key).status == status
+            assert server.ask("/v1/models", **key).status == status
+        assert server.ask("/health").status == server.ask("/metrics").status == 200
+    assert not any(b"s3cret" in path.read_bytes() for path in (tmp_path / "run").iterdir())
+
+
+def test_a_full_server_refuses_at_once(tmp_path: Path) -> None:
+    body = {"prompt": "a", "max_tokens": 500, "stream": True}
+    with in_thread(tmp_path / "run", *SIMULATED, "max_open=2", "full_status=429") as server:
+
+        async def crowd() -> list[Any]:
+            clients = [server.call(COMPLETIONS, body), server.call(COMPLETIONS, body, leave_after=5)]
+            tasks = [asyncio.create_task(client) for client in clients]
+            await asyncio.sleep(0)  # both are open
+            refused = await server.call(COMPLETIONS, {"prompt": "a"})
+            return [refused, *await asyncio.gather(*tasks)]
+
+        refused, whole, left = server.run(crowd())
+        assert refused.status == 429 and refused.headers["retry-after"] == "1"
+        assert len(whole.events) == 500 and len(left.events) < 500
+        assert server.figures()["admission_rejections_total"] == 1
+        for number, status in ((2, 200), (3, 429)):
+            asked = {"prompt": "a", "max_tokens": 1, "n": number}
+            assert server.ask(COMPLETIONS, asked).status == status
+        assert server.figures()["admission_rejections_total"] == 4
+
+
+def test_a_request_that_the_policy_rejects_is_answered_with_503(tmp_path: Path) -> None:
+    with in_thread(
+        tmp_path / "run", "policy=orca", "policy._target_=failing_policies.Refuses", *SIMULATED[1:]
+    ) as server:
+        for stream in (True, False):
+            answer = server.ask(COMPLETIONS, {**LONG, "stream": stream})
+            assert answer.status == 503 and "too busy" in answer.content["error"]["message"]
+    assert server.summary["run"]["rejected_requests"] == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings", "problem"),
+    [
+        ("Fails", (), "the policy's fault"),
+        ("Idles", ("patience.seconds=0.3",), "plans nothing for 0.3 s with 2 requests"),
+    ],
+)
+def test_a_failing_policy_ends_answers_with_an_error_and_the_server(
+    policy: str, settings: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
+    arguments = ("policy=orca", f"policy._target_=failing_policies.{policy}", *SIMULATED[1:], *settings)
+    with in_thread(tmp_path / "run", *arguments) as server:
+
+        async def crowd() -> list[Any]:
+            bodies = [{**LONG, "stream": stream} for stream in (True, False)]
+            return await asyncio.gather(*(server.call(COMPLETIONS, body) for body in bodies))
+
+        streamed, whole = server.run(crowd())
+        error = streamed.events[-1] if policy == "Fails" else streamed.content
+        assert error["error"]["code"] == whole.content["error"]["code"] == whole.status == 500
+        assert streamed.is_whole == (policy != "Fails"), "it is cut where it has begun"
+        assert server.ask("/health").status == 503
+        assert server.ask(COMPLETIONS, {"prompt": "a"}).status == 503
+    assert problem in server.problem
+    assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 2
+    assert problem in summary(tmp_path / "run")["about"]["chosen"]["ended by"]
+
+
+def test_the_end_of_a_server_cuts_the_requests_that_are_open(tmp_path: Path) -> None:
+    with in_thread(tmp_path / "run", *SIMULATED) as server:
+
+        async def crowd() -> Any:
+            task = asyncio.create_task(server.call(COMPLETIONS, {**LONG, "max_tokens": 5000}))
+            while b"cbatch:generation_tokens_total 0.0" in server.door.meters.text():
+                await asyncio.sleep(0.001)
+            server.door.cut()
+            return await task
+
+        answer = server.run(crowd())
+        assert not answer.is_whole and answer.events[-1]["error"]["code"] == 503
+    assert server.summary["about"]["chosen"]["cut"] == "1 requests, as the server ended"
+    assert server.summary["run"]["cancelled_requests"] == 1
+
+
+def test_a_policy_that_cannot_serve_the_longest_request_is_refused(tmp_path: Path) -> None:
+    with in_thread(tmp_path / "run", "policy=orca", *SIMULATED[1:], "max_tokens=2048") as refused:
+        pass
+    assert "Orca may compute 8191 tokens at once, max_tokens=2048" in refused.problem
+    with in_thread(tmp_path / "short", *SIMULATED, "kv_tokens=4000") as server:
+        [model] = server.ask("/v1/models").content["data"]
+        assert model["max_model_len"] == 4001, "the last token never enters the KV cache"
+        assert server.ask(COMPLETIONS, {"prompt": [1] * 4000, "max_tokens": 1}).status == 200
+
+
+def spoil(body: dict[str, Any], rng: random.Random) -> bytes:
+    """Returns a body with a fault in one of its fields, or in its bytes."""
+    values = (None, -1, 1e308, 2**70, "", "\0", [], {}, [[]], True, "x" * 300, [{}], [None], {"a": [1]}, 0.5)
+    spoiled = dict(body)
+    for _ in range(rng.randrange(1, 4)):
+        spoiled[
+            rng.choice([*body, "stop", "n", "slo", "stream_options", "seed", "top_k", "logprobs", "tools", "zz"])
+        ] = rng.choice(values)
+    content = bytearray(json.dumps(spoiled).encode())
+    if rng.random() < 0.3:
+        content[rng.randrange(len(content))] = rng.randrange(256)
+    return bytes(content[: rng.randrange(len(content))] if rng.random() < 0.1 else content)
+
+
+def test_any_body_is_answered(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    bodies: dict[str, dict[str, Any]] = {
+        COMPLETIONS: {"prompt": "a b", "max_tokens": 2, "temperature": 0.5, "stream": False, "client": "c"},
+        CHAT: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "user": "u"},
+    }
+    with in_thread(tmp_path / "run", *SIMULATED) as server:
+        statuses = set()
+        for _ in range(1000):
+            path = rng.choice([*bodies])
+            answer = server.ask(path, spoil(bodies[path], rng))
+            statuses.add(answer.status)
+            assert answer.status == 200 or answer.content["error"]["code"] == answer.status
+        assert statuses == {200, 400}
