@@ -111,7 +111,7 @@ class Answer(Response):
         """Answers the client until it leaves. Raises HTTPException before anything is sent."""
         watch = asyncio.create_task(self._watch(receive))
         try:
-            await self._send(send)
+            await asyncio.create_task(self._send(send))  # a task of its own wakes without the frames of all middleware
         finally:
             watch.cancel()
             for choice in self._choices:

@@ -22,7 +22,7 @@ def make_app(door: Door) -> FastAPI:
         if settings.api_key and not compare_digest(authorization.encode(), expected.encode()):
             raise HTTPException(401, "give the server's key, as in Authorization: Bearer KEY")
 
-    app = FastAPI(openapi_url=None, max_body_size=settings.max_body)
+    app = FastAPI(openapi_url=None)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
     for kind in (CbatchError, ClientDisconnect, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_with_error)
@@ -40,23 +40,27 @@ def make_app(door: Door) -> FastAPI:
         model = {"id": name, "object": "model", "created": 0, "owned_by": "cbatch", "root": name, "parent": None}
         return {"object": "list", "data": [{**model, "max_model_len": door.ready.result()}]}
 
+    async def read_json(request: Request) -> bytes:
+        """Refuses a body of too many bytes, and one that a web page may send unasked."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HTTPException(415, "give the header Content-Type: application/json")
+        content = bytearray()
+        async for part in request.stream():
+            content += part
+            if len(content) > settings.max_body:
+                raise HTTPException(413, f"the body has more than {settings.max_body} bytes")
+        return bytes(content)
+
     @v1.post("/completions")
-    async def completions(content: Annotated[bytes, Depends(_read_json)]) -> Response:
+    async def completions(content: Annotated[bytes, Depends(read_json)]) -> Response:
         return await door.open(CompletionBody, content)
 
     @v1.post("/chat/completions")
-    async def chat(content: Annotated[bytes, Depends(_read_json)]) -> Response:
+    async def chat(content: Annotated[bytes, Depends(read_json)]) -> Response:
         return await door.open(ChatBody, content)
 
     app.include_router(v1)
     return app
-
-
-async def _read_json(request: Request) -> bytes:
-    """Returns the body of a request. Raises HTTPException for one that a web page may send unasked."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPException(415, "give the header Content-Type: application/json")
-    return await request.body()
 
 
 async def _answer_with_error(request: Request, error: Exception) -> Response:
