@@ -9,6 +9,8 @@ milliseconds per call on one GPU. They are not tied to a model; any model is com
   error of 1.3% to 8.5%, multiplications with 4.0% to 12.6% (192 to 4,096 tokens; k >= 1,024). Newer GPUs show no waves
   (2.7% to 6.0%).
 * Decodes with more key-value heads than measured cost as much as decodes of more sequences, as heads are independent.
+* Decodes were repeated on one KV cache (collect_attn.py), so that a small one came from the GPU's L2 cache; in an engine the weights of all
+  layers pass between two uses. Such batches take the time between that of the smallest batch and of the first that exceeds that cache, if it is longer.
 * Context attention was measured without earlier context. A chunk with context takes its own time plus its scores with
   earlier tokens at the rate of one prompt as long as both; this is marked as derived.
 
@@ -22,6 +24,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from cbatch import ModelSpec
@@ -36,10 +39,10 @@ from reproduction.profiles.columns import add_up, curve, only_file, read_columns
 
 LAYOUT = ".../aiconfigurator/SYSTEM"
 MS, HALF = 1e-3, 2  # bytes of the 16-bit types that were measured
-SYSTEMS = {  # bytes of memory; multiprocessors over which products run in waves, 0: no waves
-    "a100_sxm": ("NVIDIA A100-SXM4-80GB", 80e9, 108),
-    "h100_sxm": ("NVIDIA H100 80GB HBM3", 80e9, 0),
-    "h200_sxm": ("NVIDIA H200", 141e9, 0),
+SYSTEMS = {  # bytes of memory, of L2 cache; multiprocessors over which products run in waves, 0: no waves
+    "a100_sxm": ("NVIDIA A100-SXM4-80GB", 80e9, 40e6, 108),
+    "h100_sxm": ("NVIDIA H100 80GB HBM3", 80e9, 50e6, 0),
+    "h200_sxm": ("NVIDIA H200", 141e9, 50e6, 0),
 }
 TILE = (128, 256)  # tokens x outputs
 BEYOND_CACHE = 200e6
@@ -58,8 +61,8 @@ def convert(folder: Path, specs: Sequence[ModelSpec]) -> Profile:
     """Returns the profile of one system with tables for these models, at each degree that divides them."""
     if folder.name not in SYSTEMS:
         raise ProfileError(f"{folder}: system {folder.name} is unknown; known: {', '.join(SYSTEMS)}")
-    hardware, memory, multiprocessors = SYSTEMS[folder.name]
-    products, attention = Products(folder, multiprocessors), Attention(folder)
+    hardware, memory, cache, multiprocessors = SYSTEMS[folder.name]
+    products, attention = Products(folder, multiprocessors), Attention(folder, cache)
     models = {spec.name: _tables(products, attention, spec) for spec in specs}
     chunks = [
         ("models", name, "tensor_parallel", str(degree), "chunks")
@@ -128,9 +131,7 @@ class Products:
         ]
         counts = sorted(set.intersection(*(set(self._products[n, k]) for n, k, _ in corners))) if corners else ()
         if not counts:
-            raise ProfileError(
-                f"{self.path}: no product near {inputs} x {outputs} was measured; choose a smaller model"
-            )
+            raise ProfileError(f"{self.path}: no product near {inputs} x {outputs} was measured; give a smaller model")
         weights = sum(weight for _, _, weight in corners)
         points = []
         for count in counts:
@@ -152,7 +153,8 @@ class Products:
 class Attention:
     """The attention kernels of one system."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cache: float) -> None:
+        self._cache = cache
         heads = ["num_heads", "num_key_value_heads", "head_dim"]
         self._chunk_path, self._decode_path = (
             only_file(folder, f"*_{name}_attention.csv*") for name in ("context", "generation")
@@ -167,7 +169,7 @@ class Attention:
         decodes = _of_heads(self._decodes, share)
         if chunks.empty or decodes.empty:
             return {}
-        return {"chunks": self._chunk_grid(chunks, share), "decodes": _decode_grid(decodes, share)}
+        return {"chunks": self._chunk_grid(chunks, share), "decodes": decode_grid(decodes, share, self._cache)}
 
     def _chunk_grid(self, rows: pd.DataFrame, share: ModelSpec) -> BilinearGrid:
         by_heads: dict[float, dict[float, float]] = {  # query heads: prompt: seconds
@@ -192,13 +194,19 @@ def _of_heads(rows: pd.DataFrame, share: ModelSpec) -> pd.DataFrame:
     return rows[ratio & (rows["head_dim"] == share.head_dim)]
 
 
-def _decode_grid(rows: pd.DataFrame, share: ModelSpec) -> BilinearGrid:
+def decode_grid(rows: pd.DataFrame, share: ModelSpec, cache: float) -> BilinearGrid:
+    """cache: bytes of the L2 cache, from which no KV cache is read."""
     kv_heads = min(rows["num_key_value_heads"].unique(), key=lambda number: abs(log(number / share.num_kv_heads)))
     measured = rows[rows["num_key_value_heads"] == kv_heads]
-    batches, contexts = measured["batch_size"] * (kv_heads / share.num_kv_heads), measured["step"] + 1
-    return BilinearGrid.through(
-        zip(batches.tolist(), contexts.tolist(), (measured["latency"] * MS).tolist(), strict=True)
-    )
+    points = list[tuple[float, float, float]]()
+    for (step,), of_step in split(measured, "step"):
+        times = of_step.groupby("batch_size")["latency"].mean() * MS
+        beyond = times[times.index * 2 * HALF * kv_heads * share.head_dim * (step + 1) > cache]
+        ends = pd.concat([times.head(1), beyond.head(1)])
+        times = times.clip(lower=np.interp(times.index, ends.index, ends))
+        sizes = times.index * kv_heads / share.num_kv_heads
+        points += zip(sizes.tolist(), [step + 1] * len(sizes), times.tolist(), strict=True)
+    return BilinearGrid.through(points)
 
 
 def _with_context(whole: PiecewiseLinear, tokens: float, context: float) -> float:

@@ -2,8 +2,10 @@
 
 import gzip
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from cbatch import BatchShape
@@ -17,7 +19,7 @@ from cbatch.sim.provenance import NOT_COMPARED
 from reproduction.profiles import convert
 from reproduction.profiles import llmservingsim as llmservingsim_tables
 from reproduction.profiles.__main__ import main
-from reproduction.profiles.aiconfigurator import Products
+from reproduction.profiles.aiconfigurator import Products, decode_grid
 from reproduction.profiles.vidur import LINEAR, OTHER
 
 SPEC = ModelSpec("toy", "llama", 2, 64, 8, 4, 128, 256, 1000, 4096)
@@ -123,6 +125,13 @@ def test_products_between_measured_sizes_follow_the_work(tmp_path: Path) -> None
         inputs * outputs for inputs, outputs in WIDE.linear_shapes.values()
     )  # 2,048 outputs lie beyond the table
     assert cost.parts(BatchShape(((128, 0),))).linear == pytest.approx(128 * work * 1e-12)
+
+
+def test_decodes_read_a_small_kv_cache_from_memory_too() -> None:
+    """Of sequences with 5 MB each, ten fill the L2 cache. Four take the time between those of one and of sixteen; eight took longer."""
+    measured = {"batch_size": [1, 4, 8, 16], "latency": [2.0, 3.0, 20.0, 32.0], "step": 9999, "num_key_value_heads": 1}
+    grid = decode_grid(pd.DataFrame(measured), replace(WIDE, num_kv_heads=1), cache=50e6)
+    assert [grid.at(batch, 10_000) for batch in (1, 4, 8, 16)] == pytest.approx([0.002, 0.008, 0.020, 0.032])
 
 
 def test_products_of_the_a100_run_in_waves(tmp_path: Path) -> None:
