@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from commands import QUICK, command
 from hand_made import write_run
 from matplotlib.axes import Axes
 from test_schedule_chart import with_decisions
@@ -314,11 +313,14 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
     clientless = write_run(root / "clientless")
     (clientless / "requests.csv").write_text((clientless / "requests.csv").read_text().replace("ann", ""))
     (root / "empty").mkdir()
+    unserved = write_run(root / "unserved")
+    for table in (unserved / "requests.csv", unserved / "steps.csv"):
+        table.write_text(table.read_text().splitlines(keepends=True)[0])
     for speed in (1, 2):
         at_once = write_run(root / "together" / str(speed), {}, {"workload": {"speed": speed}})
         table = pd.read_csv(at_once / "requests.csv").assign(arrival=0.0)
         table.to_csv(at_once / "requests.csv", index=False, lineterminator="\r\n")
-    return {"one": folder, "empty": root / "empty", "clientless": clientless, "together": root / "together"}
+    return {"one": folder, "clientless": clientless} | {name: root / name for name in ("empty", "unserved", "together")}
 
 
 @pytest.mark.parametrize(
@@ -340,6 +342,8 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
         (["curves", "{one}", "x=batch"], "plot curves needs y="),
         (["service", "{one}", "window=0"], "window=0: give a finite number above 0 (seconds)"),
         (["service", "{clientless}"], "no request names its client; choose a workload with clients"),
+        (["latency_cdf", "{unserved}"], "no request was served, so there is no latency to draw; choose another run"),
+        (["composition", "{unserved}"], "the run has no iterations to draw; choose another run"),
         (["latency_vs_rate", "{together}"], "x=rate: the requests of a run arrive together, without a rate"),
         (["table", "{one}", "runs=vllm"], "runs=vllm: no folder name contains this"),
     ],
@@ -350,25 +354,3 @@ def test_bad_requests_are_one_line(
     assert main([argument.format(**places) for argument in arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and message in line
-
-
-REJECTS = """
-from cbatch import Plan
-
-class Rejects:
-    def plan(self, view):
-        plan = Plan()
-        plan.reject = [(request, "no") for request in view.waiting]
-        return plan
-"""
-
-
-def test_a_run_that_served_nothing_has_nothing_to_draw(tmp_path: Path) -> None:
-    (tmp_path / "rejects.py").write_text(REJECTS)
-    done = command("run", "policy=rejects.Rejects", "output=out", *QUICK, cwd=tmp_path)
-    assert done.returncode == 0, done
-    for plot, says in (("latency_cdf", "no request was served"), ("composition", "the run has no iterations to draw")):
-        drawn = command("plot", plot, "out", cwd=tmp_path)
-        assert (
-            drawn.returncode == 2 and drawn.stderr.startswith(f"error: out: {says}") and drawn.stderr.count("\n") == 1
-        )
