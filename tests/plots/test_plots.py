@@ -313,7 +313,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
     clientless = write_run(root / "clientless")
     (clientless / "requests.csv").write_text((clientless / "requests.csv").read_text().replace("ann", ""))
     (root / "empty").mkdir()
-    unserved = write_run(root / "unserved")
+    unserved = write_run(root / "unserved", figures={"run": {"requests": 0, "iterations": 0}})
     for table in (unserved / "requests.csv", unserved / "steps.csv"):
         table.write_text(table.read_text().splitlines(keepends=True)[0])
     for speed in (1, 2):
