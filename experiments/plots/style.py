@@ -38,7 +38,7 @@ _SHARED = {
 """Settings that a heading names if all runs share them, and what is written before their values."""
 _HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH = 105, 125, 140  # characters in a line as wide as a page
 
-PREFILL, DECODE, PADDING, HOST, IDLE, COPY = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2", "#009E73"
+PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
 """Fills; they differ in lightness as well."""
 
 _SERIES = matplotlib.rc_params_from_file(Path(__file__).with_name("series.mplstyle"), use_default_template=False)

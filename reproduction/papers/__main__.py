@@ -36,7 +36,6 @@ COMMANDS = {
         "measure and draw hits against the size of the prefix cache, on Mooncake's trace", f"{HERE}.prefix_cache"
     ),
     "properties": _command("print which properties each policy has: docs/policies/properties.md", f"{HERE}.properties"),
-    "redraw": _command("draw figure=NAME from its .csv, as after a change of its drawing", f"{HERE}.gallery:redraw"),
     "schedules": _command("draw each policy's schedule of five requests: docs/figures/policies", f"{HERE}.schedules"),
 }
 

@@ -7,7 +7,6 @@
 Each file is written atomically, the .json last.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -21,7 +20,6 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.plots import style
 from experiments.store.provenance import atomic_write, write_text
-from reproduction import RESULTS
 from reproduction.papers.claims import Claim, Verdict, check, conclusion, read_claims, write
 from reproduction.papers.machines import Machines, origin_of
 
@@ -106,22 +104,6 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     }
     write(name, description, machines.provenance(), folder)
     return Shown(name, verdicts, time.perf_counter() - begin, notes)
-
-
-def redraw(figure: str, folder: str = RESULTS) -> None:
-    """Draws a figure from the numbers in its .csv and .json, which stay as they are.
-
-    Raises:
-        ConfigError: unknown figure, or one without files.
-    """
-    module, path = module_of(figure), Path(folder) / "paper" / figure
-    try:
-        data = pd.read_csv(path.with_suffix(".csv"))
-        stored = json.loads(path.with_suffix(".json").read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(f"{error.filename}: no such file; give a figure that was made, and folder=") from None
-    _draw(module, data, read_claims(figure), path, _origin(stored["measured"], stored["machines"]))
-    print(f"written: {path}.*")
 
 
 def _origin(measured: Sequence[Mapping[str, Any]], machines: Mapping[str, Mapping[str, Any]]) -> str:

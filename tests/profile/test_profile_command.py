@@ -50,7 +50,6 @@ from experiments.settings.presets import load_spec
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
 SIZES, CAPTURED = (1, 2, 4, 8), (64, 128, 256)
-CAPTURED = (64, 128, 256)
 SPEC = ModelSpec("made-up", "llama", 4, 64, 4, 2, 16, 160, 512, 4096)
 
 
