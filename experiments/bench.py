@@ -28,7 +28,7 @@ from cbatch.results.metrics import Window, busy_seconds, step_columns
 from experiments.settings.assemble import assemble
 from experiments.settings.command_line import Count, keyword_arguments, run
 from experiments.settings.compose import compose_run
-from experiments.store.provenance import spread, write_benchmark
+from experiments.store.provenance import BENCH, spread, write_benchmark
 from policies.orca import Orca
 
 WARM_UP_TOKENS = 16
@@ -47,12 +47,17 @@ def main(arguments: Sequence[str]) -> int:
 def serve(
     policies: str = "policy=orca;policy=sarathi chunk=256",
     settings: str = "",
+    path: str = "",
     repeats: Count = 3,
     name: str = "serve",
     folder: str = "results",
+    command: str = BENCH,
 ) -> None:
-    """Measures and prints; writes NAME.json after each policy. Raises ConfigError: no GPU, or several replicas."""
-    shared = ["backend=cuda", "timeline=false", *shlex.split(settings)]
+    """Measures and prints; writes NAME.json after each policy. Raises ConfigError: no GPU, or several replicas.
+
+    path: of a trace, `workload.path`. command: to be stored as the origin of the figures.
+    """
+    shared = ["backend=cuda", "timeline=false", *shlex.split(settings), *([f"workload.path={path}"] if path else [])]
     makers = {policy: compose_run(*shared, *shlex.split(policy)).policy for policy in policies.split(";")}
     chosen = compose_run(*shared)
     made = assemble(chosen, print)
@@ -75,7 +80,7 @@ def serve(
             runs = repeat(server, maker, lambda: chosen.workload.requests(vocabulary), repeats)
             figures[policy] = {**runs.figures, "iterations": len(runs.record.steps), "eager": runs.eager}
             print(f"  {policy}: {runs.figures['tokens_per_second']['median']:.0f} tokens/s", flush=True)
-            written = write_benchmark(name, hardware, {**about, "figures": figures}, folder)
+            written = write_benchmark(name, hardware, {**about, "figures": figures}, folder, command)
     print(f"\n{_table(figures)}\nwritten: {written}")
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def test_defaults_and_presets_are_options(name: str) -> None:
     given += [f"{key}={text_of(value)}" for key, value in options.items()]
     assert keyword_arguments(function, given, "it").items() >= options.items()
     assert COMMANDS[name].presets.keys() <= defaults.keys()
+    assert {*re.findall(r"(?<!')\b(\w+)=", COMMANDS[name].about)} <= defaults.keys(), "what a list of commands names"
 
 
 @pytest.mark.parametrize(("name", "benchmark"), [("trace-128-2048", "trace"), ("pd-256", "pd")])
