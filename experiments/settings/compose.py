@@ -37,8 +37,6 @@ from experiments.settings.settings import Composed, Settings, read_settings
 MULTIRUN = "multirun.yaml"
 """File that Hydra writes into the folder of a sweep."""
 
-_MANY_RUNS = 100  # take seconds to compose
-
 _COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
 
 
@@ -150,11 +148,9 @@ def _compose_jobs(name: str, master: DictConfig, grid: Sequence[list[str]]) -> I
     """Composes the runs of a sweep. They share what the master has resolved, such as the time."""
     from tqdm import tqdm  # loaded only where needed
 
-    if len(grid) >= _MANY_RUNS:
-        print(f"{len(grid):,} runs: composing and checking each before the first starts", flush=True)
     launching = list(master.hydra.overrides.hydra)
     version = version_of_files(launching)
-    for number, job in enumerate(tqdm(grid, unit="run", delay=2, leave=False, disable=None, **size())):
+    for number, job in enumerate(tqdm(grid, "checking", unit="run", delay=2, leave=False, disable=None, **size())):
         with _explained(name, job):
             config = compose_config(name, parse([*launching, *job]), version)
             OmegaConf.copy_cache(from_config=master, to_config=config)
