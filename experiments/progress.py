@@ -1,6 +1,5 @@
 """A progress bar over the requests of a run. A step costs a clock read; the engine is read at most ten times per second."""
 
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +16,22 @@ Setting = Literal["on", "off", "auto"]
 
 _INTERVAL = 0.1  # seconds between updates
 _DELAY = 2.0  # seconds before the bar shows
-_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of `ru_maxrss`
 
 
 def size() -> dict[str, Any]:
     """Returns arguments of tqdm, which prints nothing where a terminal does not state its size."""
     columns, lines = get_terminal_size()
     return {"ncols": columns - 1, "nrows": lines - 1}
+
+
+def memory_text() -> str:
+    """Returns the most memory that this process has taken so far; nothing on Windows, which lacks the call."""
+    if sys.platform == "win32":
+        return ""
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    return f", {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f} GB of memory"
 
 
 @contextmanager
@@ -62,6 +70,5 @@ class _Watch:
         if seconds > 0:
             taken = steps and steps[0].iteration  # the results of a streamed run are forgotten
             rate = f"{seconds:,.0f} s simulated" if taken else f"{self._num_tokens / seconds:,.0f} tokens/s"
-            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT / 1e9
-            self.bar.set_postfix_str(f"{rate}, {memory:.1f} GB of memory", refresh=False)
+            self.bar.set_postfix_str(f"{rate}{memory_text()}", refresh=False)
         self.bar.update((self.bar.total or 0) - to_come - engine.num_unfinished - self.bar.n)

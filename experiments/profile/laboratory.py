@@ -28,11 +28,11 @@ WARM_UP_SECONDS = 0.1
 thirds of the distance, also when decodes follow prompts. What is timed is near the steady state."""
 
 LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
-"""Iterations are timed until there are this many and they have taken this long in total, ..."""
+"""An iteration is repeated at least so often, and at least for so long, ..."""
 
 MOST_SECONDS, MOST_REPEATS = 0.5, 9
-"""... or until one of these is reached. The median of three is right although the host paused in one: shorter ones get three.
-Of iterations that take as long themselves the second one is timed."""
+"""... but no more often, and no longer. The median of three is right even if the host paused in one. Of iterations that alone
+take so long, the second is timed."""
 
 
 class Batch(NamedTuple):

@@ -1,4 +1,4 @@
-"""Times what GPUs give each other, by the kernels of the runtime: hand-overs between stages, exchanges between ranks.
+"""Times transfers between GPUs by the kernels of the runtime: hand-overs between stages, exchanges between ranks.
 
 Operations are enqueued while the first GPU pauses, so that the host's launches are hidden. The first ones are not timed.
 """
@@ -39,7 +39,7 @@ def link_times(spec: ModelSpec, num_gpus: int) -> Links:
 
 
 def _hand_over_seconds(spec: ModelSpec) -> list[float]:
-    """From the end of a stage's last layer to the start of the next stage, for each of `TOKENS`: a store, and events."""
+    """Returns the seconds from the end of a stage's last layer to the start of the next stage, for each of `TOKENS`."""
     devices = [device for [device] in choose_devices(2)]
     streams = [torch.cuda.Stream(device) for device in devices]
 
@@ -59,7 +59,7 @@ def _hand_over_seconds(spec: ModelSpec) -> list[float]:
 
 
 def _exchange_seconds(spec: ModelSpec, num_ranks: int) -> list[float]:
-    """By how much longer ranks take to add up a product than one GPU alone, for each of `TOKENS`."""
+    """Returns the seconds that ranks need to add up a product beyond those of one GPU alone, for each of `TOKENS`."""
     [devices] = choose_devices(1, num_ranks)
     exchanges = exchanges_of(spec, Limits(2, TOKENS[-1], TOKENS[-1]), Layers(0, 1, 2), devices)
     streams = [torch.cuda.Stream(device) for device in devices]
@@ -99,7 +99,7 @@ def _zeros(spec: ModelSpec, tokens: int, device: torch.device) -> torch.Tensor:
 
 
 def _seconds(operations: Sequence[Callable[[], None]], stream: torch.cuda.Stream) -> float:
-    """Returns what one of the operations takes that are enqueued in turn; `stream` waits for the last of them."""
+    """Returns the median seconds of an operation, when all are enqueued in turn; `stream` waits for the last."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
     for _ in range(REPEATS):

@@ -102,7 +102,7 @@ class Simulated(Backend):
 
 @dataclass(frozen=True, kw_only=True)
 class Real(Backend):
-    """Real tokens; on a CPU each pipeline stage has a thread of its own.
+    """Real tokens; on a CPU each pipeline stage has its own thread.
 
     layers: number of layers of each stage, as in [17,15]; the last one also has the output head. "auto": equally many.
     """

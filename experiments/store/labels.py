@@ -77,7 +77,7 @@ def code_text(about: Mapping[str, Any]) -> str:
 
 
 def coincide_text(runs: pd.DataFrame, columns: Iterable[str]) -> str:
-    """Returns which labels have equal values of these columns in their runs, in the same order; empty if none do."""
+    """Says which labels have runs with equal values in these columns; empty if none have."""
     same: dict[str, list[str]] = {}
     values = runs[list(columns)].map(lambda value: significant(value) if isinstance(value, float) else value)
     for label, rows in values.groupby(runs["label"], sort=False):

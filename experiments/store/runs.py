@@ -105,7 +105,7 @@ class Omitted(NamedTuple):
 def select_runs(folder: str | Path, text: str) -> tuple[pd.DataFrame, list[Omitted]]:
     """Returns the finished runs that `text` chooses, repeated ones once, and those of the folder that are left out.
 
-    The frame is that of `read_runs`, with labels for what is left.
+    The frame has the columns of `read_runs`, with labels of the chosen runs.
     """
     runs, repeated = drop_repeats(choose_runs(read_runs(folder), text))
     unfinished = [run for run in find_unfinished(Path(folder)) if _any_in(text, run.name)]
@@ -113,7 +113,7 @@ def select_runs(folder: str | Path, text: str) -> tuple[pd.DataFrame, list[Omitt
 
 
 def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
-    """Returns the runs whose folder names, or settings on the command line, contain `text`, or one of several: vtc|mlfq.
+    """Returns the runs whose folder names or command lines contain `text`, or one of several texts: vtc|mlfq.
 
     Raises ConfigError: there are none.
     """

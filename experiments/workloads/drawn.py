@@ -42,7 +42,7 @@ class Drawn(Sequence[Request]):
         return iter(self._made)
 
     def stream(self) -> Iterator[Request]:
-        """Yields each request as it is made; keeps none. Raises WorkloadError for a value that no request can have."""
+        """Makes and yields the requests, without keeping any. Raises WorkloadError for a value that no request can have."""
         for begin in range(0, len(self), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
             parts = {name: column[part] for name, column in self.columns.items()}

@@ -1,4 +1,4 @@
-"""Request traces: what each published format calls its columns.
+"""Request traces, by the column names of each published format.
 
 azure      Patel et al., "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024; the traces of 2023
            (conversation and code) are in the repository Azure/AzurePublicDataset.
@@ -65,7 +65,7 @@ FORMATS: Mapping[str, Columns] = {
 _DECISIONS = Columns("num_prompt_tokens", "true_new_tokens", "arrival_time")
 _NOT_REPLAYED = {"id", "arrival_iteration", "prompt", "sampling", "stop_tokens", "stop_strings", "extra"}
 _SEEN = RequestSpec.__dataclass_fields__.keys() - _NOT_REPLAYED - {_DECISIONS.prompt, _DECISIONS.arrival}
-"""Fields of a `RequestSpec` that a decisions file may have, besides those of `_DECISIONS`."""
+"""Fields of a `RequestSpec` that a decisions file may have in addition to `_DECISIONS`."""
 
 _OTHER_WORKLOADS = {"window_start_s": "servegen", "prompt": "prompts", "token_ids": "prompts"}
 
