@@ -274,6 +274,8 @@ class PlanBuilder:
 
 
 def _whole(value: int, name: str, request: Request) -> int:
+    if type(value) is int and value >= 0:  # nearly always
+        return value
     with suppress(TypeError):
         if (whole := index(value)) >= 0:
             return whole

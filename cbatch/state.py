@@ -185,7 +185,7 @@ class State:
                 self._leave(request)
 
     def _begin_decoding(self, requests: Iterable[Request]) -> None:
-        for request in [request for request in requests if request in self.prefilling]:
+        for request in filter({*self.prefilling}.__contains__, requests):
             self.prefilling.discard(request)
             self.decoding.add(request)
             self.latest = None
