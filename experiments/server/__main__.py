@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from math import ceil
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,14 +23,6 @@ from experiments.server.door import Door
 from experiments.server.link import engine_of
 from experiments.server.settings import ServerSettings, read_server_settings
 from experiments.store.claim import TerminatedError
-
-_QUIET: Any = {"lifespan": "off", "ws": "none", "log_level": "critical", "access_log": False, "server_header": False}
-
-_KEEP_ALIVE = 60
-"""Seconds that an idle connection stays open: a client that sends again after its end would meet a closed one."""
-
-_LAST_SECONDS = 1
-"""After the end of the drain: for clients to be told, those that read nothing excepted."""
 
 
 def serve_http(
@@ -68,8 +61,16 @@ async def _serve(
         first: list[asyncio.Future[Any]] = [door.ready, door.closed]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if door.ready.done():
-            limits: Any = {"timeout_graceful_shutdown": seconds + _LAST_SECONDS, "timeout_keep_alive": _KEEP_ALIVE}
-            web = _Web(uvicorn.Config(make_app(door), **limits, **_QUIET))
+            quiet: Any = {"log_level": "critical", "access_log": False, "server_header": False}
+            config = uvicorn.Config(
+                make_app(door),
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=60,  # a client that sends again after a pause would meet a closed connection
+                timeout_graceful_shutdown=ceil(seconds) + 1,  # for clients to be told, those that read nothing excepted
+                **quiet,
+            )
+            web = _Web(config)
 
             def end(*_: object) -> None:
                 """Takes no further requests, and cuts those that are open after a while, or when called a second time."""
@@ -81,9 +82,9 @@ async def _serve(
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, end)
             door.closed.add_done_callback(end)
-            listener.listen(web.config.backlog)
-            address = f"http://{settings.server.bind}:{listener.getsockname()[1]}"
-            say(f"serving {settings.model.name} on {address}; SIGTERM or Ctrl-C ends it")
+            listener.listen(config.backlog)
+            place = f"http://{settings.server.bind}:{listener.getsockname()[1]}"
+            say(f"serving {settings.model.name} on {place}; SIGTERM or Ctrl-C ends it")
             await web.serve([listener])
             door.put(None)
         return await door.closed

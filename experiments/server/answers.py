@@ -1,4 +1,4 @@
-"""The answer to a request: it collects tokens, and writes them to its client as they come, or all at the end. Or an error.
+"""The answer to a request, or an error in its place: tokens go to the client as they come, or all at the end.
 
     engine   | iteration        | iteration          | last iteration
     answer   take, take, ...    take, ...            take
