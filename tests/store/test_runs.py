@@ -219,7 +219,7 @@ def test_a_plot_shows_as_many_series_and_runs_as_it_can_and_says_which_are_left_
     assert load_series(tmp_path)["label"].to_list() == ["a", "b"]
     assert load_runs(tmp_path, Look(runs="b"), most=1)["label"].to_list() == ["b"]
     assert capsys.readouterr().err == 2 * "1 run not shown: no memory\n  bad\n"
-    with pytest.raises(ConfigError, match="shows one run, the folder holds 2"):
+    with pytest.raises(ConfigError, match="at most 1, the folder holds 2 runs"):
         load_runs(tmp_path, most=1)
     monkeypatch.setattr(series, "MOST_SERIES", 1)
     with pytest.raises(ConfigError, match="shows at most 1 series, the folder holds 2"):
