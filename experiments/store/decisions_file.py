@@ -26,7 +26,7 @@ from cbatch.request import spec_of
 from cbatch.validation import read
 
 _OMITTED = {"sampling", "stop_tokens", "stop_strings"}
-"""Fields of a `RequestSpec` that are not written. `prompt` is, where a prefix cache names blocks by its tokens: no other replay needs it."""
+"""Fields of a `RequestSpec` that are not written. `prompt` is, for a prefix cache that names blocks by its tokens: no other replay needs it."""
 
 
 class DecisionsFile(NamedTuple):
@@ -53,7 +53,7 @@ class DecisionsWriter:
         """Writes the facts about the run. recorded: everything but the events."""
         run = {**recorded._asdict(), "limits": asdict(recorded.limits), "overrides": list(self._overrides)}
         del run["events"]
-        self._has_prompts = recorded.token_values
+        self._has_prompts = recorded.prefix_cache
         self._write(run=run)
 
     def request(self, spec: RequestSpec) -> None:

@@ -186,6 +186,17 @@ def test_a_run_of_real_tokens_is_replayed_without_a_model(eviction: type[Evictio
     assert (sum(request.num_cached_tokens for request in served) > 0) == (eviction is not None)
 
 
+def test_a_simulated_cache_names_blocks_by_the_prompts_of_the_file_too(tmp_path: Path) -> None:
+    """Clients of a server send prompts, also to a simulation; workloads name blocks otherwise."""
+    engine, served = make(Orca(), simulated(), prefix_cache=LRU()), alike()
+    engine.submit(served)
+    with write_decisions(path := tmp_path / "file", engine, served, []):
+        engine.run()
+    file = read_decisions(path)
+    assert all(comparison.same for comparison in ask(Orca(), file.recorded, file.requests, LRU()))
+    assert sum(request.num_cached_tokens for request in served) > 0
+
+
 def test_a_replay_that_finds_other_tokens_than_the_run_says_so() -> None:
     recorded = record(make(Orca(), simulated(), prefix_cache=LRU()), alike())
     place, event = next((place, event) for place, event in enumerate(recorded.events) if getattr(event, "cached", ()))
