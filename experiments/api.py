@@ -139,7 +139,7 @@ def _serve(
     keys: dict[str, Any],
 ) -> Result:
     if output is None and (key := next((key for key in OF_FILES if key in keys), None)):
-        raise ConfigError(f"{key}={keys[key]}: is about files; give output=FOLDER")
+        raise ConfigError(f"{key}={keys[key]}: applies to files only; give output=FOLDER")
     settings = settings_of(policy, workload, {**defaults, **keys})
     folder = None if output is None else Path(output)
     return serve_settings(settings, folder, say=lambda line: None, bar="progress" in keys)

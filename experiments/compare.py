@@ -185,7 +185,7 @@ def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:
 
 def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:
     if rows["label"].nunique() < 2:
-        raise ConfigError(f"compare: there is only {rows['label'].iloc[0]}; give the folder of another one too")
+        raise ConfigError(f"compare: there is only {rows['label'].iloc[0]}; add the folder of another run")
     summary = {key: value for key, value in rows["summary"].iloc[0].items() if key != "about"}
     figures = [key for key, value in flat(summary) if isinstance(value, int | float)]
     for key in metrics:

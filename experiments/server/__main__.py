@@ -84,7 +84,7 @@ async def _serve(
             door.closed.add_done_callback(end)
             listener.listen(config.backlog)
             place = f"http://{settings.server.bind}:{listener.getsockname()[1]}"
-            say(f"serving {settings.model.name} on {place}; SIGTERM or Ctrl-C ends it")
+            say(f"serving {settings.model.name} on {place}; stop it with Ctrl-C or SIGTERM")
             await web.serve([listener])
             door.put(None)
         return await door.closed

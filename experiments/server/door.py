@@ -55,7 +55,7 @@ class Door:
         is_slow = len(content) > _SLOW_BODY
         prompts = await asyncio.to_thread(body.encode, self._vocabulary) if is_slow else body.encode(self._vocabulary)
         if not all(ids and max(ids) < spec.vocab_size for ids in prompts):
-            raise ConfigError("prompt: has no tokens, or one that is not in the model's vocabulary")
+            raise ConfigError("prompt: is empty, or has a token outside the model's vocabulary")
         if len(self._open) + len(prompts) * body.n > keys.max_open:
             self.meters.refuse(len(prompts) * body.n)
             raise HTTPException(keys.full_status, f"{len(self._open)} requests are open; try again later")

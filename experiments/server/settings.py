@@ -61,7 +61,7 @@ def read_server_settings(composed: Composed) -> ServerSettings:
     The workload's name has the time: clients of two runs ask for different things, so that the runs are no replications of each other.
     """
     if (workload := composed.choices["workload"]) != "None":
-        raise ConfigError(f"workload={workload}: clients send the requests of a server; leave it out")
+        raise ConfigError(f"workload={workload}: clients send a server's requests; leave it out")
     own = {field.name for field in fields(ServerKeys)}
     server = read(ServerKeys, {key: value for key, value in composed.keys.items() if key in own})
     of_run = replace(
@@ -76,5 +76,5 @@ def read_server_settings(composed: Composed) -> ServerSettings:
     if settings.backend.replicas > 1:
         raise ConfigError(f"backend.replicas={settings.backend.replicas}: a server has a single engine; give 1")
     if settings.stream or settings.bounds:
-        raise ConfigError("stream, bounds: are of a workload that is known, which a server has not; give false")
+        raise ConfigError("stream, bounds: need a workload known in advance; give false")
     return ServerSettings(**vars(settings), server=server)

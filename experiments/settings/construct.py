@@ -173,9 +173,9 @@ def check_eviction(eviction: object, prefix_cache: bool) -> Eviction:
     """Returns the eviction. Raises ConfigError if it is of another class, defines no order, or there is no prefix cache."""
     name = f"eviction={type(eviction).__name__}"
     if not isinstance(eviction, Eviction):
-        raise ConfigError(f"{name}: is no eviction; derive it from cbatch.Eviction")
+        raise ConfigError(f"{name}: is not an eviction; derive it from cbatch.Eviction")
     if type(eviction).keys is Eviction.keys and type(eviction) is not LRU:
-        raise ConfigError(f"{name}: defines no keys(blocks, now), so that it would be lru")
+        raise ConfigError(f"{name}: has no method keys(blocks, now); define it")
     hooks = [hook for hook in dir(Eviction) if hook.startswith("on_")]
     if unknown := [hook for hook in dir(eviction) if hook.startswith("on_") and hook not in hooks]:
         raise ConfigError(f"{name}: {unknown[0]} would never be called; the hooks are {', '.join(hooks)}")

@@ -114,7 +114,7 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[st
             own = f"; settings of the {' and the '.join(objects)} are given to the object itself" * bool(objects)
             raise ConfigError(f"{keyword}: no such keyword{own}; {nearest(keyword, names)}")
         if (other := spelled.setdefault(known[keyword], keyword)) != keyword:
-            raise ConfigError(f"{keyword}: is {other} in another spelling; give one of them")
+            raise ConfigError(f"{keyword}: is the same key as {other}; give only one of them")
         if keyword not in groups:
             yield f"{known[keyword]}={_text(keyword, value)}"
 
