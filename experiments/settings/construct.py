@@ -175,7 +175,7 @@ def check_eviction(eviction: object, prefix_cache: bool) -> Eviction:
     if not isinstance(eviction, Eviction):
         raise ConfigError(f"{name}: is not an eviction; derive it from cbatch.Eviction")
     if type(eviction).keys is Eviction.keys and type(eviction) is not LRU:
-        raise ConfigError(f"{name}: has no method keys(blocks, now); define it")
+        raise ConfigError(f"{name}: has no method keys(blocks, now); define it, or give eviction=lru")
     hooks = [hook for hook in dir(Eviction) if hook.startswith("on_")]
     if unknown := [hook for hook in dir(eviction) if hook.startswith("on_") and hook not in hooks]:
         raise ConfigError(f"{name}: {unknown[0]} would never be called; the hooks are {', '.join(hooks)}")
