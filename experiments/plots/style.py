@@ -157,10 +157,11 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
     figure.supxlabel(origin, fontsize=6, color="#555555", wrap=True)
 
 
+@print_style()
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
     """Writes a file for each format, atomically, and closes the figure; returns the paths.
 
-    The same figure makes the same files. Raises ConfigError: matplotlib knows no such format.
+    The same figure makes the same files; a PDF embeds its fonts as TrueType. Raises ConfigError: matplotlib knows no such format.
     """
     for suffix in formats:
         if suffix not in (known := figure.canvas.get_supported_filetypes()):

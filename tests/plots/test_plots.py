@@ -292,6 +292,7 @@ def test_the_command_writes_files(name: str, folders: dict[str, Path], capsys: p
     written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folders[name]))]
     assert written == [folders[name] / "plots" / f"{name}.{suffix}" for suffix in formats]
     assert all(path.stat().st_size > 500 for path in written)
+    assert not any(b"/Type3" in path.read_bytes() for path in written), "fonts that publishers refuse"
 
 
 def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
