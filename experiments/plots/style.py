@@ -1,5 +1,6 @@
 """How every plot looks: page size, series that differ in grey too, headings, and lines on where times come from."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,7 +74,7 @@ class Look:
     Args:
         labels: texts in place of labels, LABEL=TEXT;LABEL=TEXT.
         order: the labels that come first, LABEL;LABEL.
-        size: width,height in inches.
+        size: width,height of the whole figure in inches.
         title: the text above the plot; an empty one for none.
         notes: whether the origin of the figures stands below the plot; if not, it is printed.
         format: of the files, such as pdf,png,svg.
@@ -129,15 +130,18 @@ def add_title(
     abouts = [summary["about"] for summary in runs["summary"]]
     origin, *others = notes_of(abouts)
     notes = "\n".join(filter(None, ["; ".join(filter(None, [origin, made_text(abouts)])), *others, below]))
-    if look.size:
-        figure.set_size_inches(look.size)
     if not look.notes:
         print(notes)  # for a caption
-    add_heading(figure, text if look.title is None else look.title, notes if look.notes else "", handles)
+    add_heading(figure, text if look.title is None else look.title, notes if look.notes else "", handles, look.size)
 
 
-def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] = ()) -> None:
-    """Adds a heading, with the legend's handles if given; below the figure, where the times come from."""
+def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist], size: Size | None) -> None:
+    """Adds a heading, with the legend's handles if given; below the figure, where the times come from.
+
+    size: of the figure; without one, a legend of several rows makes the figure higher.
+    """
+    if size:
+        figure.set_size_inches(size)
     pages = figure.get_figwidth() / PAGE
     heading = fill(heading, int(_HEADING_WIDTH * pages))
     for panel in figure.axes:
@@ -146,7 +150,8 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
         longest = max(len(str(handle.get_label())) for handle in handles)
         widest = min(len(handles), 4, max(int(_LEGEND_WIDTH * pages) // (longest + 8), 1))
         ncols = ceil(len(handles) / ceil(len(handles) / widest))
-        figure.set_figheight(figure.get_figheight() + 0.15 * (ceil(len(handles) / ncols) - 1))
+        if not size:
+            figure.set_figheight(figure.get_figheight() + 0.15 * (ceil(len(handles) / ncols) - 1))
         legend = figure.legend(
             handles=handles, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9
         )
@@ -161,7 +166,8 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
     """Writes a file for each format, atomically, and closes the figure; returns the paths.
 
-    The same figure makes the same files; a PDF embeds its fonts as TrueType. Raises ConfigError: matplotlib knows no such format.
+    The same figure makes the same files; a PDF embeds its fonts as TrueType. Raises ConfigError: matplotlib knows no such format,
+    or the texts leave no room for the panels.
     """
     for suffix in formats:
         if suffix not in (known := figure.canvas.get_supported_filetypes()):
@@ -169,7 +175,13 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf
     paths = [folder / f"{name}.{suffix}" for suffix in formats]
     for path in paths:
         dated = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])
-        with atomic_write(path) as partial:
-            figure.savefig(partial, dpi=220, metadata={dated: None} if dated else None)
+        with atomic_write(path) as partial, warnings.catch_warnings():
+            warnings.filterwarnings("error", "constrained_layout not applied")
+            try:
+                figure.savefig(partial, dpi=220, metadata={dated: None} if dated else None)
+            except UserWarning:
+                size = "{:g},{:g}".format(*figure.get_size_inches())
+                remedy = "give a larger one, or leave out texts with title= notes=false"
+                raise ConfigError(f"size={size}: leaves no room for the panels; {remedy}") from None
     plt.close(figure)
     return paths

@@ -307,6 +307,19 @@ def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.Cap
     assert figure.get_size_inches().tolist() == [3.5, 2.0] and figure.get_supxlabel() == ""
 
 
+def test_a_file_has_the_size_that_is_chosen_with_all_texts_inside(tmp_path: Path) -> None:
+    """Six policies make a legend of three rows; 3.5 x 2.5 inches are 252 x 180 points."""
+    write_ratios(
+        tmp_path, {name: {2: (1.0,), 14: (2.0,)} for name in ("fcfs", "mlfq", "orca", "sarathi", "sjf", "vtc")}
+    )
+    assert main(["throughput_vs_pd", str(tmp_path), "size=3.5,2.5", "format=svg"]) == 0
+    assert 'width="252pt" height="180pt"' in (tmp_path / "plots" / "throughput_vs_pd.svg").read_text()
+    figure = curves.throughput_vs_pd(tmp_path, Look(size=(3.5, 2.5)))
+    figure.draw_without_rendering()
+    left, bottom, right, top = figure.get_tightbbox().extents
+    assert min(left, bottom) >= 0 and right <= 3.5 and top <= 2.5
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, Path]:
     """Returns folders of runs that some plots cannot draw."""
@@ -334,6 +347,10 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
         (["schedule", "{one}", "frist=3"], "plot schedule: frist: no such key; did you mean first?"),
         (["schedule", "{one}"], "decisions.jsonl.gz: no such file; record a run's decisions with decisions=true"),
         (["composition", "{one}", "size=3"], "size=3: give width and height in inches"),
+        (
+            ["composition", "{one}", "size=3,1"],
+            "size=3,1: leaves no room for the panels; give a larger one, or leave out",
+        ),
         (["composition", "{one}", "labels=a"], "labels=a: give LABEL=TEXT"),
         (["composition", "{one}", "order=a"], "order: a: no such key; known: prefill_first"),
         (["composition", "{one}", "format=doc"], "format=doc: no such format; choose among "),
