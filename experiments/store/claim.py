@@ -45,7 +45,7 @@ class ClaimedError(ResultsError):
 def claimed(folder: Path) -> Iterator[dict[str, Any]]:
     """Creates a folder and holds it inside the `with`; yields what `unfinished.json` says.
 
-    At the end the file is removed, unless something else was written to it, and a new folder that is empty.
+    At the end the file is removed, unless something else was written to it, and a folder that was empty and is, with new parents.
 
     Raises ClaimedError: another process holds the folder; OSError: the folder cannot be written or locked.
     """
@@ -54,6 +54,8 @@ def claimed(folder: Path) -> Iterator[dict[str, Any]]:
         held.callback(remove_empty, missing)
         folder.mkdir(parents=True, exist_ok=True)
         held.enter_context(_lock(folder))
+        if not missing and [path.name for path in folder.iterdir()] == [LOCK]:
+            missing.append(folder)  # of several claimants at once, another one has made it
         claim = {"status": "begun", "process": os.getpid(), "host": socket.gethostname(), "begun": now()}
         try:
             write_json(folder / UNFINISHED, claim)
@@ -70,10 +72,11 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Removes folders in turn, up to the first that is not empty."""
+    """Removes those of the folders that exist, in turn, up to the first that is not empty."""
     with suppress(OSError):
         for folder in folders:
-            folder.rmdir()
+            if folder.exists():
+                folder.rmdir()
 
 
 def check_free(folder: Path) -> None:
