@@ -1,11 +1,11 @@
-"""A progress bar over the requests of a run. A step costs a clock read; the engine is read at most ten times per second."""
+"""Shows how far a run is: a bar on a terminal, else a line now and then. A step costs a clock read."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from shutil import get_terminal_size
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Never
+from time import time
+from typing import TYPE_CHECKING, Any, Literal
 
 from cbatch import Engine
 
@@ -14,14 +14,40 @@ if TYPE_CHECKING:
 
 Setting = Literal["on", "off", "auto"]
 
-_INTERVAL = 0.1  # seconds between updates
-_DELAY = 2.0  # seconds before the bar shows
+_INTERVAL = 0.1  # seconds between updates of a bar
+_DELAY = 2.0  # seconds before the bar of a run shows
+_BETWEEN_LINES = 30.0  # seconds between lines where stderr is no terminal, and before the first line
+_LAYOUT = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
 
 
-def size() -> dict[str, Any]:
-    """Returns arguments of tqdm, which prints nothing where a terminal does not state its size."""
-    columns, lines = get_terminal_size()
-    return {"ncols": columns - 1, "nrows": lines - 1}
+class _Lines:
+    """A file for tqdm that prints each text of a bar as a line on stderr."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            print(line, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Does nothing: `write` flushes."""
+
+
+def bar(items: Iterable[Any] | None = None, *, delay: float, terminal: bool | None = None, **look: Any) -> "tqdm[Any]":
+    """Returns tqdm's bar, whose time left is in proportion to what is done so far.
+
+    Args:
+        delay: seconds before a bar shows. terminal: False: a line is printed every 30 s instead; None: as stderr is.
+        items, look: arguments of tqdm.
+    """
+    from tqdm import tqdm  # loaded only if shown
+
+    if sys.stderr.isatty() if terminal is None else terminal:
+        columns, lines = get_terminal_size()  # tqdm prints nothing where a terminal does not state its size
+        look |= {"mininterval": _INTERVAL, "delay": delay, "ncols": columns - 1, "nrows": lines - 1}
+    else:
+        look |= {"mininterval": _BETWEEN_LINES, "delay": _BETWEEN_LINES, "file": _Lines(), "ascii": " #"}
+    # without smoothing: tqdm's recent rate leaves out the time of updates in which nothing ended
+    made: tqdm[Any] = tqdm(items, miniters=0, smoothing=0, leave=False, **look)
+    return made
 
 
 def memory_text() -> str:
@@ -38,30 +64,34 @@ def memory_text() -> str:
 def progress(setting: Setting, num_requests: int) -> Iterator[Callable[..., None]]:
     """Yields a function for `Engine.run(on_step=...)`, which of a stream also takes the number of requests not yet submitted.
 
-    With "auto" the bar shows if stderr is a terminal.
+    "auto" shows a bar if stderr is a terminal, else lines.
     """
-    if setting == "off" or (setting == "auto" and not sys.stderr.isatty()):
+    if setting == "off":
         yield lambda engine, to_come=0: None
         return
-    from tqdm import tqdm  # loaded only if shown
-
-    layout = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
-    look = {"mininterval": 0, "miniters": 0, "leave": False, **size()}
-    with tqdm(total=num_requests, bar_format=layout, delay=_DELAY, **look) as bar:
-        yield _Watch(bar)
+    watch = _Watch(num_requests, setting == "on" or sys.stderr.isatty())
+    try:
+        yield watch
+    finally:
+        if watch.bar is not None:
+            watch.bar.close()
 
 
 class _Watch:
-    def __init__(self, bar: "tqdm[Never]") -> None:
-        self.bar = bar
-        self._next = 0.0
+    def __init__(self, num_requests: int, terminal: bool) -> None:
+        self.bar: tqdm[Any] | None = None  # made when it is first shown
+        self._num_requests, self._terminal, self._start = num_requests, terminal, time()
+        self._next = self._start + (_DELAY if terminal else _BETWEEN_LINES)
         self._num_steps = self._num_tokens = 0
 
     def __call__(self, engine: Engine, to_come: int = 0) -> None:
-        now = perf_counter()
+        now = time()
         if now < self._next:
             return
         self._next = now + _INTERVAL
+        if self.bar is None:
+            self.bar = bar(total=self._num_requests, terminal=self._terminal, delay=_DELAY, bar_format=_LAYOUT)
+            self.bar.start_t = self.bar.last_print_t = self._start
         steps = engine.record.steps
         for step in steps[self._num_steps :]:
             self._num_tokens += step.num_prefill_tokens + step.num_decode_tokens
@@ -71,4 +101,4 @@ class _Watch:
             taken = steps and steps[0].iteration  # the results of a streamed run are forgotten
             rate = f"{seconds:,.0f} s simulated" if taken else f"{self._num_tokens / seconds:,.0f} tokens/s"
             self.bar.set_postfix_str(f"{rate}{memory_text()}", refresh=False)
-        self.bar.update((self.bar.total or 0) - to_come - engine.num_unfinished - self.bar.n)
+        self.bar.update(self._num_requests - to_come - engine.num_unfinished - self.bar.n)

@@ -24,8 +24,6 @@ from contextlib import suppress
 from textwrap import indent
 from typing import Any
 
-from tqdm import tqdm
-
 from cbatch import ConfigError, Eviction, Policy, is_steady
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
@@ -33,7 +31,7 @@ from cbatch.validation import Switch, nearest
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, Ending, History
 from experiments.check.search import Verdicts, describe_sizes, search, tiny_scenarios
-from experiments.progress import size
+from experiments.progress import bar
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
 from experiments.settings.overrides import check_effects, say_unread
@@ -69,13 +67,13 @@ def _check(*arguments: str) -> int:
     with suppress(ConfigError):
         source = copy_policy(policy)  # copies take much less time than building from settings
     endings, refusals = Counter[Ending](), list[str]()
-    with tqdm(unit=" workloads", leave=False, delay=0.1, disable=None, **size()) as bar:  # on a terminal
+    with bar(unit=" workloads", delay=0.1) as tried:
 
         def count(history: History) -> None:
             endings[history.ending] += 1
             if history.ending is Ending.REFUSED:
                 refusals.append(history.why)
-            bar.update()
+            tried.update()
 
         every = enumerate(tiny_scenarios(chunk))
         tiny = (made for number, made in every if thorough or number % SHARE == 0 or len(made.arrivals) > 3)

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from cbatch import ConfigError
-from experiments.progress import size
+from experiments.progress import bar
 from experiments.settings.choices import with_arguments
 from experiments.settings.construct import PASSED_ON
 from experiments.settings.error_lines import explain
@@ -146,11 +146,9 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 
 def _compose_jobs(name: str, master: DictConfig, grid: Sequence[list[str]]) -> Iterator[Composed]:
     """Composes the runs of a sweep. They share what the master has resolved, such as the time."""
-    from tqdm import tqdm  # loaded only where needed
-
     launching = list(master.hydra.overrides.hydra)
     version = version_of_files(launching)
-    for number, job in enumerate(tqdm(grid, "checking", unit="run", delay=2, leave=False, disable=None, **size())):
+    for number, job in enumerate(bar(grid, desc="checking", unit="run", delay=2)):
         with _explained(name, job):
             config = compose_config(name, parse([*launching, *job]), version)
             OmegaConf.copy_cache(from_config=master, to_config=config)

@@ -11,6 +11,7 @@ import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -28,7 +29,7 @@ from commands import (
 )
 
 from cbatch import ConfigError
-from experiments.progress import progress
+from experiments.progress import bar, progress
 from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
 from experiments.settings.presets import FOLDER, load_spec
@@ -167,24 +168,42 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
 def test_progress_shows_requests_speed_and_time_left(
     setting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Here, where stderr is no terminal, `auto` shows nothing."""
-    monkeypatch.setattr("experiments.progress._DELAY", 0.0)
-    monkeypatch.setattr("experiments.progress._INTERVAL", 0.0)
+    """Here, where stderr is no terminal, `auto` prints lines."""
+    for name in ("_DELAY", "_INTERVAL", "_BETWEEN_LINES"):
+        monkeypatch.setattr(f"experiments.progress.{name}", 0.0)
     run = assemble(compose_run("backend=sim", *QUICK))
     with progress(setting, len(run.requests)) as on_step:
         run.engine.run(on_step)
-    shown = capsys.readouterr().err.split("\r")
+    shown = capsys.readouterr().err.split("\r" if setting == "on" else "\n")
     done = r"20/20 requests \|.+\| \d\d:\d\d elapsed, 00:00 left, [\d,]+ tokens/s, \d\.\d GB of memory *"
-    assert any(re.fullmatch(done, line) for line in shown) == (setting == "on")
+    assert any(re.fullmatch(done, line) for line in shown) == (setting != "off")
+    assert (shown == [""]) == (setting == "off")
+
+
+def test_time_left_is_in_proportion_to_the_requests_to_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A request ends every 2 s, and the engine turns every 20 ms; without a terminal a line is printed every 30 s."""
+    clock = [1e9]
+    monkeypatch.setattr("experiments.progress.time", lambda: clock[0])
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    engine = Mock(record=Mock(steps=[]), executor=Mock(now=lambda: 0.0))
+    with progress("auto", 300) as on_step:
+        for turn in range(1, 4600):
+            clock[0], engine.num_unfinished = 1e9 + turn / 50, 300 - turn // 100
+            on_step(engine)
+    times = [re.findall(r"(\d+)/300|(\d\d):(\d\d)", line) for line in capsys.readouterr().err.splitlines()]
+    shown = [(int(n), 60 * int(a) + int(b), 60 * int(c) + int(d)) for (n, *_), (_, a, b), (_, c, d) in times]
+    assert [elapsed for _, elapsed, _ in shown] == [30, 60, 90]
+    assert [left for *_, left in shown] == [elapsed * (300 - n) // n for n, elapsed, _ in shown] == [570, 540, 510]
 
 
 def test_a_terminal_that_does_not_state_its_size_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.progress._DELAY", 0.0)
     screen, terminal = pty.openpty()
     with os.fdopen(terminal, "w") as stderr:
         monkeypatch.setattr("sys.stderr", stderr)
-        with progress("auto", 20):
-            assert "0/20 requests" in os.read(screen, 2**16).decode()
+        with bar(total=20, delay=0.0):
+            assert "0/20" in os.read(screen, 2**16).decode()
     os.close(screen)
 
 
