@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
 from yaml import MarkedYAMLError
 
 from cbatch import CbatchError, ConfigError
@@ -68,6 +68,8 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(str(cause.full_key), name, overrides)
     key = getattr(error, "full_key", None) or " ".join(overrides)
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{key}: has no value; give {key}={'FILE' if key.endswith(('path', 'dataset')) else 'VALUE'}"
     return ": ".join([key, *dict.fromkeys(_first_line(part) for part in (error, cause))])
 
 
