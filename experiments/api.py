@@ -107,6 +107,7 @@ def compare(
         CbatchError: as `simulate`; fewer than two policies, or two that print alike; no such figure.
     """
     from experiments import compare as command  # loads pandas
+    from experiments.store.labels import with_replications
     from experiments.store.runs import frame_of
     from experiments.store.text import figures_text
 
@@ -125,7 +126,7 @@ def compare(
     if (number := runs["label"].nunique()) < len(policies):
         problem = f"{len(policies)} policies have {number} labels ({', '.join(runs['label'].unique())})"
         raise ConfigError(f"compare: {problem}; keep their arguments as attributes, or write __repr__")
-    rows = command.with_replications(runs.assign(figures=runs["summary"].map(figures_text), source=""))
+    rows = with_replications(runs.assign(figures=runs["summary"].map(figures_text), source=""))
     baseline = rows["label"].iloc[0]
     table = command.table_of(command.pairs_of(rows, metrics, baseline))
     return Comparison(runs, table, command.report(rows, metrics, baseline))

@@ -38,7 +38,7 @@ from experiments.settings.overrides import check_given_once
 from experiments.store import headings
 from experiments.store.headings import check_figure, flat, no_such_figure
 from experiments.store.intervals import Compared, compare
-from experiments.store.labels import is_baseline, is_seed, label_runs, settings_of
+from experiments.store.labels import is_baseline, with_replications
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
 from experiments.store.text import disagree, figures_text, intervals_text, values_text
@@ -113,24 +113,6 @@ def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
     read = _read_searches if searches else _read_runs
     rows = pd.concat([read(folder, text).assign(source=str(folder)) for folder in folders], ignore_index=True)
     return with_replications(rows)
-
-
-def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns runs with the further columns of `read_replications`. rows: with `figures`, and the folder that they were read from, `source`."""
-    labels, sources = label_runs(rows), rows["source"]
-    settings = settings_of(rows).fillna("")
-    keys = [key for key in map(str, settings) if not is_seed(key)]
-    workload = [key for key in keys if key.startswith("workload.")]
-    others = [key for key in keys if key != "policy" and not key.startswith(("policy.", "code"))]
-    requests = rows.get("capacity.requests", pd.Series(0, rows.index))
-    rows = rows.assign(
-        label=labels.where(sources.groupby(labels).transform("nunique") == 1, labels + " in " + sources),
-        served=settings[workload].assign(requests=requests).apply(tuple, axis=1),
-        others=settings[others].apply(tuple, axis=1),
-        seed=settings.get("workload.seed", ""),
-    )
-    again = rows.groupby(["label", "seed"]).cumcount()  # measured several times, or replications of a search
-    return rows.assign(replication=rows["seed"] + " " + again.astype(str))
 
 
 def _read_runs(folder: Path, text: str) -> pd.DataFrame:

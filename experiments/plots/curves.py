@@ -21,10 +21,10 @@ from pydantic import Field
 from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots.parts import label_log
-from experiments.plots.series import describe_points, leave_out, load_series, points_of
+from experiments.plots.series import describe_points, leave_out, load_series, points_of, ratios_of
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.store.headings import Heading, heading_of
-from experiments.store.labels import coincide_text, is_baseline
+from experiments.store.labels import coincide_text, is_baseline, with_replications
 from experiments.store.notes import tail_text
 from experiments.store.runs import matching, read_runs
 from experiments.store.tables import read_requests
@@ -96,8 +96,9 @@ def draw(
 ) -> Figure:
     """Draws a panel for each figure, of each workload, with a line for each policy and whatever else varies.
 
-    Of several seeds, the line is the mean, and a band its 95% interval. A figure that a pattern names and that is equal in
-    all runs is stated below instead. An eviction that reads the future is a grey, dashed line.
+    Of several seeds, the line is the mean, and a band its 95% interval. The band of a ratio is the interval of
+    `experiments.compare`; runs that cannot be paired by seed have none. A figure that a pattern names and that is equal in all
+    runs is stated below instead. An eviction that reads the future is a grey, dashed line.
 
     Raises ConfigError: no finished runs, fewer than two values of x, too many series, no such figure or baseline.
 
@@ -118,6 +119,8 @@ def draw(
     reads = frame.get("eviction", pd.Series("", frame.index)) == "belady"
     labels = frame["label"].where(~reads, frame["label"] + _FUTURE)
     frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels)
+    paired = with_replications(frame.assign(source=""))
+    frame["requests"] = list(zip(paired["served"], paired["replication"], strict=True))
     frame = leave_out(frame.assign(**{x: _places(frame, x, axis)}), (x, keys[0]))
     equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]
     if baseline == USUAL_BASELINE and baseline not in set(frame["policy"]):
@@ -131,7 +134,8 @@ def draw(
     ]
     figure, panels = _panels([of for of, _, _ in cells])
     for panel, (of, key, over) in zip(panels, cells, strict=True):
-        points = points_of(frame[frame["of"] == of], x, key)
+        runs = frame[frame["of"] == of]
+        points = ratios_of(runs, x, key, over) if over else points_of(runs, x, key)
         _draw_panel(panel, points, list(frame["label"].unique()), heading_of(key), over)
         _finish_panel(panel, axis, sorted(points["x"].unique()), heading_of(key).kind, goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
@@ -175,10 +179,8 @@ def _panels(workloads: Sequence[str]) -> tuple[Figure, list[Axes]]:
 
 
 def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], heading: Heading, over: str) -> None:
-    """Draws a line for each label, and a band of its intervals; divided by the means of the label `over` at the same x, unless it is empty."""
+    """Draws a line for each label, and a band of its intervals. over: the label that ratios are over; empty for means."""
     if over:
-        base = points["x"].map(points[points["label"] == over].set_index("x")["mean"])
-        points = points.assign(**points[["mean", "low", "high"]].div(base, axis=0)).dropna()
         panel.axhline(1.0, **_GREY)
     for index, label in enumerate(labels):
         line, style = points[points["label"] == label], line_style(index)

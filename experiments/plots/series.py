@@ -1,6 +1,7 @@
-"""The runs that a plot shows, with their labels, and means over repeated ones."""
+"""The runs that a plot shows, with their labels, and means and ratios over repeated ones."""
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Hashable, Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -9,10 +10,12 @@ from cbatch import ConfigError
 from cbatch.validation import check_known
 from experiments.plots.style import MOST_SERIES, PLAIN, Look
 from experiments.store.headings import heading_of
-from experiments.store.intervals import mean_of
+from experiments.store.intervals import compare, mean_of
 from experiments.store.labels import label_runs
 from experiments.store.runs import Omitted, print_omitted, select_runs
 from experiments.store.text import figures_text
+
+_POINT = ["label", "x", "mean", "low", "high"]
 
 
 def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
@@ -74,12 +77,43 @@ def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
         high are the mean.
     """
     heading, rows = heading_of(key), []
-    in_order = runs["label"].astype(pd.CategoricalDtype(runs["label"].unique().tolist()))
-    for (label, place), values in runs.dropna(subset=key).groupby([in_order, x], observed=True)[key]:
-        mean = mean_of(values.astype(float).tolist())
+    for (label, place), repeated in _repeated(runs, x, key).items():
+        mean = mean_of(repeated[key].astype(float).tolist())
         ends = mean.ends(heading.kind) if mean.number > 1 else (mean.mean, mean.mean)
         rows.append((label, place, *(heading.factor * value for value in (mean.mean, *ends))))
-    return pd.DataFrame(rows, columns=["label", "x", "mean", "low", "high"])
+    return pd.DataFrame(rows, columns=_POINT)
+
+
+def ratios_of(runs: pd.DataFrame, x: str, key: str, over: str) -> pd.DataFrame:
+    """Returns the ratio of a figure to that of the label `over` at each x, and the 95% interval of `experiments.compare`.
+
+    Returns:
+        As `points_of`, where the mean of `over` is not 0. With fewer than two pairs of runs of the same requests, low and high
+        are NaN.
+
+    Args:
+        runs: with a column `requests`, equal in runs that served the same requests.
+    """
+    repeated, rows = _repeated(runs, x, key), []
+    for (label, place), second in repeated.items():
+        if (first := repeated.get((over, place))) is not None:
+            rows.append((label, place, *_ratio(first, second, key)))
+    return pd.DataFrame(rows, columns=_POINT).dropna(subset="mean")
+
+
+def _repeated(runs: pd.DataFrame, x: str, key: str) -> dict[tuple[Hashable, ...], pd.DataFrame]:
+    """Returns the runs that have a figure by (label, x): labels in order of appearance, x ascending."""
+    in_order = runs["label"].astype(pd.CategoricalDtype(runs["label"].unique().tolist()))
+    return dict(iter(runs.dropna(subset=key).groupby([in_order, x], observed=True)))
+
+
+def _ratio(first: pd.DataFrame, second: pd.DataFrame, key: str) -> tuple[float, float, float]:
+    """Returns the ratio of the second runs' mean to the first ones', and the ends of its interval; NaN if there is none."""
+    before, after = (dict(zip(runs["requests"], runs[key].astype(float), strict=True)) for runs in (first, second))
+    if min(len(before), len(after)) > 1 and (compared := compare(before, after, paired=True)).paired:
+        return compared.ratio
+    base = float(first[key].mean())
+    return float(second[key].mean()) / base if base else math.nan, math.nan, math.nan
 
 
 def describe_points(runs: pd.DataFrame, x: str) -> str:

@@ -70,6 +70,28 @@ def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, runs.index, dtype=object)
 
 
+def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns runs with labels that differ between sources, and what pairs them: `served`, `others`, `seed` and `replication`.
+
+    Replications of the same number served the same requests if `served`, the workload without its seed, is equal. `others` are
+    the settings but the policy's and seeds. rows: with the folder that they were read from, `source`.
+    """
+    labels, sources = label_runs(rows), rows["source"]
+    settings = settings_of(rows).fillna("")
+    keys = [key for key in map(str, settings) if not is_seed(key)]
+    workload = [key for key in keys if key.startswith("workload.")]
+    others = [key for key in keys if key != "policy" and not key.startswith(("policy.", "code"))]
+    requests = rows.get("capacity.requests", pd.Series(0, rows.index))
+    rows = rows.assign(
+        label=labels.where(sources.groupby(labels).transform("nunique") == 1, labels + " in " + sources),
+        served=settings[workload].assign(requests=requests).apply(tuple, axis=1),
+        others=settings[others].apply(tuple, axis=1),
+        seed=settings.get("workload.seed", ""),
+    )
+    again = rows.groupby(["label", "seed"]).cumcount()  # measured several times, or replications of a search
+    return rows.assign(replication=rows["seed"] + " " + again.astype(str))
+
+
 def code_text(about: Mapping[str, Any]) -> str:
     """Returns the hashes of a run's own modules and files by name, in a line."""
     own = about.get("code", {}).get("own", {})

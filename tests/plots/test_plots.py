@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from test_schedule_chart import with_decisions
 
 from cbatch import ConfigError
+from experiments.compare import pairs_of, read_replications
 from experiments.plot import NAMES, main
 from experiments.plots import composition, curves, latency_cdf, service
 from experiments.plots.style import Look, new_figure
@@ -66,13 +67,28 @@ def test_throughput_and_its_gain_against_the_ratio(tmp_path: Path) -> None:
     ]
     assert lines(gains)["orca"] == ([2, 14], [1, 1.25]) and lines(gains)["request_level"][1] == [1, 1, 1]
     assert band(speeds, 2) == pytest.approx((2000 - T1 * 1000, 2000 + T1 * 1000), abs=1)
-    assert band(gains, 2) == pytest.approx((1 - T1 / 2, 1 + T1 / 2), abs=1e-3)
+    assert not gains.collections, "one run of the baseline has no pairs"
     speeds, _ = curves.throughput_vs_pd(folder, Look(order=["orca"])).axes
     assert list(lines(speeds)) == ["orca", "request_level"]
     _, gains = curves.draw(folder, x="workload.pd_ratio", y=(SPEED,), baseline="orca").axes
     assert (gains.get_xlabel(), gains.get_ylabel()) == (speeds.get_xlabel(), "throughput over orca")
     with pytest.raises(ConfigError, match=r"baseline=orka: no run of this policy; did you mean orca\?"):
         curves.throughput_vs_pd(folder, baseline="orka")
+
+
+def test_the_band_of_a_ratio_is_the_interval_of_compare(tmp_path: Path) -> None:
+    """Relative to their means, the speeds of the two seeds differ by -1/6 and 1/6; at 14, the policies share no seed."""
+    unknown = math.nan
+    baseline = {2: (2000.0, 4000.0), 14: (2000.0, 4000.0, unknown, unknown)}
+    write_ratios(tmp_path, {"request_level": baseline, "orca": {2: (1000.0, 3000.0), 14: (unknown, unknown, 5.0, 7.0)}})
+    _, gains = curves.throughput_vs_pd(tmp_path).axes
+    assert lines(gains)["request_level"][1] == [1, 1]
+    assert lines(gains)["orca"][1] == pytest.approx([2 / 3, 6 / 3000])
+    [pair] = pairs_of(read_replications([tmp_path], "ratio=2,"), [SPEED], "request_level")
+    assert band(gains, 2) == pytest.approx(pair.results[SPEED].ratio[1:])
+    assert band(gains, 2) == pytest.approx((2 / 3 / math.exp(T1 / 6), 2 / 3 * math.exp(T1 / 6)), rel=1e-5)
+    area = gains.collections[0].get_paths()
+    assert {x for path in area for x, _ in path.vertices.tolist()} == {2}, "unpaired runs have no band"
 
 
 def test_runs_without_the_ratio_or_the_throughput_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
