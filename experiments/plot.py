@@ -10,6 +10,7 @@ from textwrap import dedent, indent
 from typing import Any
 
 from cbatch import ConfigError
+from cbatch.validation import check_known
 from experiments.plots.style import Look, save
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
 from experiments.store.headings import COLUMNS, MORE_COLUMNS
@@ -87,7 +88,9 @@ def _plot(name: str, where: str = "", *options: str) -> None:
         text, origin = table(folder, **keyword_arguments(partial(table, folder), options, command))
         print(text, write_text(folder / PLOTS / "table.md", f"{text}\n\n{origin}\n"), sep="\n\n")
         return
-    common = [option for option in options if option.partition("=")[0] in inspect.signature(Look).parameters]
+    looks, own = (inspect.signature(kind).parameters for kind in (Look, partial(_maker(name), folder, Look())))
+    check_known([option.partition("=")[0] for option in options if "=" in option], [*own, *looks], f"{command}: ")
+    common = [option for option in options if option.partition("=")[0] in looks]
     look = Look(**keyword_arguments(Look, common, command))
     make = partial(_maker(name), folder, look)
     figure = make(**keyword_arguments(make, [option for option in options if option not in common], command))

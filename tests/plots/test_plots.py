@@ -361,6 +361,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
         (["schedule"], "plot schedule: needs a run's or sweep's folder"),
         (["table", "{empty}"], "holds no finished run"),
         (["schedule", "{one}", "frist=3"], "plot schedule: frist: no such key; did you mean first?"),
+        (["latency_cdf", "{one}", "sise=3,2"], "plot latency_cdf: sise: no such key; did you mean size?"),
         (["schedule", "{one}"], "decisions.jsonl.gz: no such file; record a run's decisions with decisions=true"),
         (["composition", "{one}", "size=3"], "size=3: give width and height in inches"),
         (
