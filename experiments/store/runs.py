@@ -30,7 +30,7 @@ _REPEATED = "each repeats another run: its policy does not read what differs"
 
 ONE_REPLICATION = (
     "the seed changes nothing here: 1 replication, no interval; draw from a trace's lengths "
-    "(workload=traces/azure_conv_lengths), or compare capacities"
+    "(workload=traces/azure_conv_lengths workload.lengths.path=FILE), or compare capacities"
 )
 
 

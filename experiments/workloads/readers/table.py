@@ -129,7 +129,8 @@ def read_text(path: str, key: str = "workload.path") -> str:
         with open_file(file, "rt", encoding="utf-8-sig") as opened:
             text = str(opened.read())
     except FileNotFoundError:
-        raise WorkloadError(f"{key}={path}: no such file; a relative path begins in the current folder") from None
+        remedy = f"give {key}=FILE; a relative path begins in the current folder"
+        raise WorkloadError(f"{key}={path}: no such file; {remedy}") from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         remedy = "give UTF-8 text, compressed only if the name ends in .gz or .xz, or copy the file again"
