@@ -3,8 +3,10 @@
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from functools import partial
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
@@ -93,8 +95,11 @@ def _plot(name: str, where: str = "", *options: str) -> None:
     common = [option for option in options if option.partition("=")[0] in looks]
     look = Look(**keyword_arguments(Look, common, command))
     make = partial(_maker(name), folder, look)
-    figure = make(**keyword_arguments(make, [option for option in options if option not in common], command))
-    print(*save(figure, folder / PLOTS, name, look.format), sep="\n")
+    keys = keyword_arguments(make, [option for option in options if option not in common], command)
+    with redirect_stderr(StringIO()) as said:  # an error stands alone
+        paths = save(make(**keys), folder / PLOTS, name, look.format)
+    print(said.getvalue(), end="", file=sys.stderr)
+    print(*paths, sep="\n")
 
 
 if __name__ == "__main__":

@@ -182,6 +182,10 @@ def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
     assert lines(of_objectives)["prefill_first"][1] == [50, 50], "objectives of the run, as requests have none"
     with pytest.raises(ConfigError, match=r"no run has attainment\.total_share"):
         curves.draw(tmp_path, Look(runs="1 0|4 0"), x="rate", y=("attainment.total_share",))
+    for run in tmp_path.iterdir():
+        (run / "summary.json").write_text((run / "summary.json").read_text().replace('"attained_share"', '"no_share"'))
+    with pytest.raises(ConfigError, match=r"no request has objectives; sweep again with -m 'workload\.slo="):
+        curves.attainment(tmp_path)
 
 
 # -- distributions ----------------------------------------------------------------------------------------------------
@@ -350,6 +354,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
         at_once = write_run(root / "together" / str(speed), {}, {"workload": {"speed": speed}})
         table = pd.read_csv(at_once / "requests.csv").assign(arrival=0.0)
         table.to_csv(at_once / "requests.csv", index=False, lineterminator="\r\n")
+    (root / "together" / "errors.log").write_text("bad: no memory\n")  # a run that is not shown
     return {"one": folder, "clientless": clientless} | {name: root / name for name in ("empty", "unserved", "together")}
 
 
