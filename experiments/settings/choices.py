@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from cbatch import ConfigError
+from experiments.settings.construct import BY_IMPORT_PATH
 from experiments.settings.settings import GROUPS
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -54,7 +55,7 @@ def _pieces(options: str) -> list[str]:
 
 
 def _is_import_path(group: str, option: str) -> bool:
-    return group in ("policy", "eviction") and _IMPORT_PATH.fullmatch(option) is not None
+    return group in BY_IMPORT_PATH and _IMPORT_PATH.fullmatch(option) is not None
 
 
 def _store(group: str, option: str) -> Iterator[str]:

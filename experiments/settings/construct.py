@@ -24,6 +24,9 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # the latter two, Hydra's, have no effect
 
+BY_IMPORT_PATH = ("policy", "eviction")
+"""Groups whose option may be the import path of a class."""
+
 PASSED_ON = ("chunk", "chunking", "predictor", "seed")
 """Keys that have an effect only where a section refers to them, as a policy does with `${chunk}`."""
 
@@ -35,7 +38,7 @@ def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:
     target.
     """
     checked = check_section(path, section)
-    target, built = f"{path}._target_={checked['_target_']}", call(path, checked, build_arguments(path, checked))
+    target, built = _typed(path, checked["_target_"]), call(path, checked, build_arguments(path, checked))
     for name in needs:
         if not hasattr(built, name):
             problem = f"the object has no {name}, so it is not a {path}"
@@ -50,7 +53,7 @@ def build_arguments(path: str, section: Mapping[str, Any]) -> dict[str, Any]:
 
 def call(path: str, section: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
     """Calls a section's target. Raises as `construct`."""
-    target = f"{path}._target_={section['_target_']}"
+    target = _typed(path, section["_target_"])
     try:
         built = locate(path, section["_target_"])(**arguments)
     except CbatchError:
@@ -100,7 +103,7 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if parameter.default is parameter.empty and not variadic and name not in config:
                 if path == "policy" and isfunction(locate(path, target)):
-                    raise ConfigError(f"{path}._target_={target}: is a function; give a class with a method plan(view)")
+                    raise ConfigError(f"{_typed(path, target)}: is a function; give a class with a method plan(view)")
                 passed_on = path == "policy" and name in PASSED_ON
                 remedy = f"'+{path}.{name}=${{{name}}}'" if passed_on else f"+{path}.{name}=..."
                 raise ConfigError(f"{path}.{name}: {target} needs it; add {remedy}")
@@ -144,18 +147,23 @@ def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
 
 def locate(path: str, target: object) -> Any:
     """Imports a class or function. Raises ConfigError if there is none, or its module raises an error."""
-    given, (module, _, name) = f"{path}._target_={target}", str(target).rpartition(".")
+    given, (module, _, name) = _typed(path, target), str(target).rpartition(".")
     try:
         located = resolve_name(f"{module}:{name}")
     except (KeyboardInterrupt, Interruption):
         raise
     except BaseException as error:  # SystemExit too
-        remedy = "run in the folder that contains it, install it, or correct it"
+        remedy = "the class must be importable from the current folder: correct the name, change the folder or install the module"
         raise ConfigError(f"{given}: cannot be imported ({_why(error)}); {remedy}") from error
     if not callable(located):
         kind = type(located).__name__
         raise ConfigError(f"{given}: is a {kind}; give the import path of a class, as in my_package.my_module.MyClass")
     return located
+
+
+def _typed(path: str, target: object) -> str:
+    """Returns the key and value that give a target: policy=my_module.Mine, or backend.router._target_=my_module.Mine."""
+    return f"{path}={target}" if path in BY_IMPORT_PATH else f"{path}._target_={target}"
 
 
 def _why(error: BaseException) -> str:

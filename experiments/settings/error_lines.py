@@ -16,7 +16,7 @@ from yaml import MarkedYAMLError
 
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
-from experiments.settings.construct import check_argument
+from experiments.settings.construct import BY_IMPORT_PATH, check_argument
 from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, parse, version_of_files
 from experiments.settings.settings import GROUPS
 from experiments.store.headings import flat
@@ -78,7 +78,7 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
     own = filter(str.isidentifier, options)  # the others have arguments: see `choices`
     known = {*own, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
     yours = f"{group}=my_module.My{group.capitalize()}"
-    remedy = f"; for one of yours give the import path of its class, {yours}" * (group in ("policy", "eviction"))
+    remedy = f"; for one of yours give the import path of its class, {yours}" * (group in BY_IMPORT_PATH)
     remedy = remedy or "; pip install -e '.[sweep]' has more" * group.startswith("hydra/")
     return f"{group}={option}: no such {group}; {nearest(option, known)}{remedy}"
 
