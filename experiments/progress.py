@@ -27,9 +27,6 @@ class _Lines:
         if line := text.strip():
             print(line, file=sys.stderr, flush=True)
 
-    def flush(self) -> None:
-        """Does nothing: `write` flushes."""
-
 
 def bar(items: Iterable[Any] | None = None, *, delay: float, terminal: bool | None = None, **look: Any) -> "tqdm[Any]":
     """Returns tqdm's bar, whose time left is in proportion to what is done so far.

@@ -24,8 +24,7 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # the latter two, Hydra's, have no effect
 
-BY_IMPORT_PATH = ("policy", "eviction")
-"""Groups whose option may be the import path of a class."""
+BY_IMPORT_PATH = ("policy", "eviction")  # groups whose option may be the import path of a class
 
 PASSED_ON = ("chunk", "chunking", "predictor", "seed")
 """Keys that have an effect only where a section refers to them, as a policy does with `${chunk}`."""
