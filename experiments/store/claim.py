@@ -45,7 +45,8 @@ class ClaimedError(ResultsError):
 def claimed(folder: Path) -> Iterator[dict[str, Any]]:
     """Creates a folder and holds it inside the `with`; yields what `unfinished.json` says.
 
-    At the end the file is removed, unless something else was written to it, and a folder that was empty and is, with new parents.
+    At the end the file is removed, unless something else was written to it. A folder that was new or empty is removed if it is
+    empty again, and so are parents that were new.
 
     Raises ClaimedError: another process holds the folder; OSError: the folder cannot be written or locked.
     """
