@@ -8,7 +8,8 @@
 
 `tokenizer` is a folder that this benchmark fills with the model's shape and a tokenizer of which every token is a word; vLLM serves it, so
 start the benchmark with `only_write=on` first. Requests have the lengths of the trace's first rows that fit, and arrive at random (Poisson) at shares
-of the capacity: the requests per second that the first server completes when all come at once.
+of the capacity: the requests per second that the first server completes when all come at once. With a single GPU, start and measure one server
+after the other (`ports=8000 names=vLLM`), the second with the `capacity` that the first had.
 """
 
 import json
@@ -43,12 +44,16 @@ def main(
     shares: tuple[float, ...] = (0.6, 0.9),
     seconds: Count = 30,
     queued: Count = 512,
+    capacity: float = 0.0,
     model: str = "llama-3.1-8b",
     only_write: Switch = False,
     name: str = "door",
     folder: str = RESULTS,
 ) -> None:
-    """Measures and prints; writes NAME.json after each load. queued: requests that come at once, for the capacity."""
+    """Measures and prints; writes NAME.json after each load.
+
+    queued: requests that come at once. capacity: requests per second; 0: those that the first server completes of these.
+    """
     spec, where = load_spec(model), Path(tokenizer)
     if not where.is_dir() or only_write:
         write_model(spec, where)
@@ -63,7 +68,7 @@ def main(
     rate, loads = float("inf"), {"queued": 0.0, **{f"{share:.0%}": share for share in shares}}
     for load, share in loads.items():
         if share:
-            rate = share * figures["queued"][names[0]]["request_throughput"]
+            rate = share * (capacity or figures["queued"][names[0]]["request_throughput"])
         number = queued if not share else round(rate * seconds)
         clients = [_start(where, model, port, lengths[:number], rate) for port in ports]
         figures[load] = {name: _result(*client) for name, client in zip(names, clients, strict=True)}
