@@ -37,7 +37,7 @@ from experiments.settings.command_line import run
 from experiments.settings.overrides import check_given_once
 from experiments.store import headings
 from experiments.store.headings import check_figure, flat, no_such_figure
-from experiments.store.intervals import Compared, compare
+from experiments.store.intervals import Compared, compare, few_text
 from experiments.store.labels import is_baseline, with_replications
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
@@ -145,12 +145,14 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     pairs = pairs_of(rows, metrics, baseline)
     compared = {label for pair in pairs for label in (pair.label, pair.over)}
     others = [label for label in rows["label"].unique() if label not in compared]
-    alone = [f"not compared: nothing else has the settings of {label}" for label in others]
+    numbers = [result.number for pair in pairs if pair.replicated for result in pair.results.values()]
+    alone = [f"not compared: nothing else has the settings of {label}" for label in others] + [few_text(numbers)]
     below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
     tails = any("p99" in key for pair in pairs for key in pair.results)
     if notes and tails and "run.counted_requests" in rows:
         below.insert(0, tail_text(rows.groupby("label")["run.counted_requests"].agg(list)))
-    return "\n\n".join(filter(None, [*map(_text, pairs), "\n".join(alone), "\n".join(filter(None, below))]))
+    blocks = [*map(_text, pairs), *("\n".join(filter(None, lines)) for lines in (alone, below))]
+    return "\n\n".join(filter(None, blocks))
 
 
 def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:

@@ -24,10 +24,12 @@ from experiments.plots.parts import label_log
 from experiments.plots.series import describe_points, leave_out, load_series, points_of, ratios_of
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.store.headings import Heading, heading_of
+from experiments.store.intervals import few_text
 from experiments.store.labels import coincide_text, is_baseline, with_replications
 from experiments.store.notes import tail_text
 from experiments.store.runs import matching, read_runs
 from experiments.store.tables import read_requests
+from experiments.store.text import figures_text
 
 Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 
@@ -214,10 +216,12 @@ def _finish_panel(panel: Axes, axis: Axis, places: Sequence[float], kind: str, g
 
 
 def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str]) -> str:
-    """Returns the figures that are equal in all runs, the lines that coincide, and whether P99s rest on enough requests."""
+    """Returns the figures that are equal in all runs, the lines that coincide, and whether runs and requests are too few."""
     values = {heading_of(key): frame[key].iloc[0] for key in equal}
     notes = ["; ".join(f"{heading.text}: {heading.factor * value:g} in each run" for heading, value in values.items())]
     notes.append(coincide_text(frame, ["of", x, *keys]))
+    points = frame.assign(figures=frame["summary"].map(figures_text)).groupby(["label", x, "of"])
+    notes.append(few_text(points["figures"].nunique()))
     if any(key.endswith("p99") for key in keys):
-        notes.append(tail_text(frame.groupby(["label", x, "of"])["run.counted_requests"].agg(list)))
+        notes.append(tail_text(points["run.counted_requests"].agg(list)))
     return "\n".join(filter(None, notes))

@@ -1,7 +1,7 @@
 """Intervals of means over independent replications, such as the seeds of a sweep: Student's t, and differences in pairs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from cbatch import ConfigError
 
 CONFIDENCE = 0.95
 _POWER = 0.84  # standard errors for a power of 80%
+_ENOUGH = 5  # replications: the interval of so many is 1.4 times as wide as with a known variance
 _DIGITS = 9  # of a figure; beyond them, sums of the same terms in another order differ
 
 
@@ -58,6 +59,16 @@ def t_quantile(number: int) -> float:
     from scipy.special import stdtrit  # loaded only where needed
 
     return float(stdtrit(number - 1, (1 + CONFIDENCE) / 2))
+
+
+def few_text(numbers: Iterable[int]) -> str:
+    """Says how much a few replications widen an interval; empty if no mean is of fewer than five. numbers: of each mean."""
+    fewest = min((number for number in numbers if number > 1), default=_ENOUGH)
+    if fewest >= _ENOUGH:
+        return ""
+    reach = t_quantile(fewest)
+    wider = f"{reach:.3g} standard errors to each side, {reach / t_quantile(10**6):.1f} times as far as with many"
+    return f"with {fewest} runs a 95% interval reaches {wider}; use seeds={_ENOUGH} or more"
 
 
 class Compared(NamedTuple):

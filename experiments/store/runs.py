@@ -19,7 +19,7 @@ from tabulate import tabulate
 from cbatch import ConfigError
 from experiments.store.claim import read_state
 from experiments.store.headings import COLUMNS, flat, heading_of
-from experiments.store.intervals import mean_of
+from experiments.store.intervals import few_text, mean_of
 from experiments.store.labels import code_text, label_runs, settings_of
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, read_summary, run_folders
@@ -216,4 +216,4 @@ def _replications_text(groups: Mapping[str, pd.DataFrame]) -> str:
     fewer = "; ".join(f"{label}: {len(group)}" for label, group in groups.items() if len(group) < max(sizes))
     number = f"{max(sizes)} runs" + (f" (fewer: {fewer})" if fewer else "")
     text = f"mean ± half of the 95% interval over {number}; percentiles are those of each run, averaged"
-    return f"{text}\n{note}" if equal else text
+    return "\n".join(filter(None, [text, few_text(sizes), note if equal else ""]))

@@ -15,7 +15,7 @@ from experiments import plot
 from experiments.compare import read_replications, report
 from experiments.plots import curves, latency_cdf
 from experiments.settings.overrides import with_seeds
-from experiments.store.intervals import Mean, mean_of
+from experiments.store.intervals import Mean, few_text, mean_of
 from experiments.store.runs import ONE_REPLICATION, Omitted, frame_of, run_table
 
 SHOWN = {
@@ -75,7 +75,11 @@ def test_runs_of_one_label_are_a_mean_with_its_interval() -> None:
     lines = run_table(runs(*rates)).splitlines()
     assert [row[:3] for row in cells("\n".join(lines[2:4]))] == [["a", "1.91", "2 ± 13"], ["b", "1.91", "7"]]
     assert lines[4].startswith("mean ± half of the 95% interval over 2 runs")
-    assert lines[5].startswith(
+    assert lines[5].startswith("with 2 runs a 95% interval reaches 12.7 standard errors to each side, 6.5 times as far")
+    assert [bool(few_text(numbers)) for numbers in ([9, 4], [5, 5], [1])] == [True, False, False], (
+        "t of 4: 3.18, of 5: 2.78"
+    )
+    assert lines[6].startswith(
         "beyond a run's P99 lie 0.03 of its requests, fewer than 10: the P99s of TTFT are unreliable"
     )
     enough = [summary("a", run={"counted_requests": 1000}) for _ in range(2)]
