@@ -34,6 +34,7 @@ from experiments.workloads.readers.table import read_text
 
 _LONGEST_NAME = 150  # characters of a folder's name
 _QUOTED_WORD = re.compile(r"'(?!(?:true|false|null|nan|inf)')([a-z_][\w./-]*)'", re.IGNORECASE)
+_CALL = re.compile(r"'?\b([a-z_][\w.]*)\(([\w.,=-]+)\)'?", re.IGNORECASE)
 _SECONDS_BETWEEN_LOOKS = 0.2  # at a run that another process has begun
 
 
@@ -217,10 +218,10 @@ def _by(changed: str) -> str:
 def folder_name(overrides: str) -> str:
     """Returns a readable, unique name for a run of a sweep, short enough for file systems.
 
-    overrides: as in Hydra's `override_dirname`, such as `chunk=256,policy=sarathi`. Hydra quotes all values of a sweep of which
-        one is quoted, as in `orca,'slai(x=1)'`; the name is that of the same value without quotes.
+    overrides: as in `chunk=256,policy=sarathi`. Hydra quotes all values of a sweep of which one is quoted, as in
+        `orca,'slai(x=1)'`; the name is that of the same value without quotes, and has the arguments of a policy as `slai_x=1`.
     """
-    overrides = _QUOTED_WORD.sub(r"\1", overrides)
+    overrides = _CALL.sub(r"\1_\2", _QUOTED_WORD.sub(r"\1", overrides))
     name = _for_a_path(overrides) or "run"
     if name == overrides and len(name) <= _LONGEST_NAME:
         return name

@@ -6,7 +6,8 @@ Errors of Hydra become a ConfigError of one line here, where the overrides that 
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -161,13 +162,30 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     paths = [override for override in node.overrides.hydra if override.startswith("hydra.searchpath=")]
     overrides, swept = [*paths, *node.overrides.task], _swept(config)
     excluded = node.job.config.override_dirname.exclude_keys
-    name = ",".join(sorted(text for text in node.overrides.task if key_of(text) not in excluded))
+    named = sorted(text for text in node.overrides.task if key_of(text) not in excluded)
     choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
     with open_dict(config):
         del config["hydra"]
     unread = _unread(config, node.overrides.task)
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return Composed(keys, overrides, choices, name, number, swept, unread)
+    return Composed(keys, overrides, choices, ",".join(_shorten(named, keys)), number, swept, unread)
+
+
+def _shorten(overrides: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
+    """Returns overrides with only the last part of a key, as in `rate=4`, where no other key has the same."""
+    known, shortened = Counter(_parts(keys)), []
+    for text in overrides:
+        end = key_of(text).rpartition(".")[2]
+        shortened.append(f"{end}={text.partition('=')[2]}" if known[end] == 1 and "=" in text else text)
+    return shortened
+
+
+def _parts(keys: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the last part of every key."""
+    for key, value in keys.items():
+        yield key
+        if isinstance(value, dict):
+            yield from _parts(value)
 
 
 def _unread(config: DictConfig, overrides: Sequence[str]) -> list[str]:

@@ -26,7 +26,6 @@ from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, r
 from experiments.store.text import Summary, figures_text, format_mean
 
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error)
-_REPEATED = "each repeats another run: its policy does not read what differs"
 
 ONE_REPLICATION = (
     "the seed changes nothing here: 1 replication, no interval; draw from a trace's lengths "
@@ -96,7 +95,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 class Omitted(NamedTuple):
-    """A run that is not shown."""
+    """A run that is not shown. name: empty if it does not matter which."""
 
     name: str
     reason: str
@@ -126,9 +125,13 @@ def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
 
 
 def _any_in(text: str, *names: str) -> bool:
-    """Returns whether a text chooses one of the names: rate=4 is no part of rate=40 or rate=4.5."""
-    whole = [re.escape(part) + (r"(?!\.?\d)" if re.search(r"=[^=]*\d$", part) else "") for part in text.split("|")]
-    return any(re.search(part, name) for part in whole for name in names)
+    """Returns whether a text chooses one of the names: rate=4 is no part of rate=40, nor policy=sarathi of policy=sarathi_serve.
+
+    The hash at the end of a long name does not count.
+    """
+    whole = [re.escape(part) + (r"(?!\.?\w)" if re.search(r"=[^=]*\w$", part) else "") for part in text.split("|")]
+    readable = [re.sub(r"'|,~[0-9a-f]{8}$", "", name) for name in names]
+    return any(re.search(part, name) for part in whole for name in readable)
 
 
 def drop_repeats(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[Omitted]]:
@@ -138,7 +141,10 @@ def drop_repeats(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[Omitted]]:
     """
     texts = settings_of(runs).assign(figures=runs["summary"].map(figures_text))
     repeated = texts.duplicated()
-    return runs[~repeated], [Omitted(Path(folder).name, _REPEATED) for folder in runs.loc[repeated, "folder"]]
+    policies = [policy.partition("(")[0] for policy in runs.loc[repeated, "policy"]]
+    return runs[~repeated], [
+        Omitted("", f"each repeats another run: {policy} does not read what differs") for policy in policies
+    ]
 
 
 def find_unfinished(root: Path) -> list[Omitted]:
@@ -167,7 +173,7 @@ def omitted_text(omitted: Iterable[Omitted]) -> str:
     lines = []
     for reason, names in by_reason.items():
         runs = "1 run" if len(names) == 1 else f"{len(names)} runs"
-        lines += [f"{runs} not shown: {reason}", *(f"  {name}" for name in names)]
+        lines += [f"{runs} not shown: {reason}", *(f"  {name}" for name in names if name)]
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from cbatch import ConfigError
 from experiments.arena.__main__ import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.job import RUN, Command, folder_name
+from experiments.settings.compose import compose
 from experiments.store.headings import objective_of
 from experiments.store.runs import read_runs
 
@@ -189,6 +190,9 @@ def test_quotes_that_make_a_text_of_a_value_tell_folders_apart() -> None:
 
 def test_folder_names_are_short_and_stay_apart() -> None:
     long = [f"policy.some_long_argument={'x' * 300}{number}" for number in range(2)]
+    name = compose("+policy.x=1", "workload=open_loop", "workload.arrivals.rate=4", "workload.seed=3").name
+    assert name == "x=1,rate=4,workload.seed=3,workload=open_loop", "there is also seed="
+    assert {folder_name(f"policy={text},y=2") for text in ("'slai(x=1)'", "slai(x=1)")} == {"policy=slai_x=1,y=2"}
     names = {folder_name(overrides) for overrides in (*long, "p=/a/x", "p=/b/x")}
     assert len(names) == 4
     assert all(len(name) < 200 and "/" not in name for name in names)

@@ -102,7 +102,7 @@ def test_a_run_that_ended_meanwhile_is_not_written_over(tmp_path: Path, monkeypa
 
 def test_a_run_of_a_sweep_waits_for_a_worker_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with equal proposals of a search side by side, or workers that survived the command that started them."""
-    folder = tmp_path / "multirun" / "one" / f"chunk=128,{','.join(sorted(QUICK))}"
+    folder = tmp_path / "multirun" / "one" / "chunk=128,length=256,num_requests=20"
     worker = claimed(folder)
     worker.__enter__()
     clock = SimpleNamespace(sleep=lambda _: worker.__exit__(None, None, None))

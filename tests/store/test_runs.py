@@ -146,7 +146,7 @@ def test_labels_pool_seeds_and_repeated_runs_are_shown_once(tmp_path: Path) -> N
     assert read_runs(tmp_path)["label"].to_list() == ["orca", "orca", "sarathi", "sarathi"]
     lines = table_of_sweep(tmp_path).splitlines()
     assert [line.split("  ")[0] for line in lines[2:4]] == ["orca", "sarathi"]
-    assert "1 run not shown: each repeats another run: its policy does not read what differs" in lines
+    assert "1 run not shown: each repeats another run: orca does not read what differs" in lines
 
 
 def test_runs_that_are_chosen_are_labelled_by_what_differs_among_them(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_run_that_repeats_another_is_left_out() -> None:
     runs = [run("orca", f"chunk={size}", batch=1) for size in (1, 2)]
     kept, omitted = drop_repeats(frame_of([*runs, run("orca", "chunk=2,batch=2", batch=2)]))
     assert kept["folder"].to_list() == ["sweep/orca,chunk=1", "sweep/orca,chunk=2,batch=2"]
-    assert [name for name, _ in omitted] == ["orca,chunk=2"]
+    assert [reason for _, reason in omitted] == ["each repeats another run: orca does not read what differs"]
     measured = frame_of([run(tokens=1), run(tokens=2), run(day=date(2026, 1, 1)), run(day=date(2026, 1, 2))])
     assert len(drop_repeats(measured)[0]) == 4
 
@@ -194,14 +194,15 @@ def test_unfinished_runs_are_named_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_runs_are_chosen_by_the_names_of_their_folders_or_by_their_overrides() -> None:
-    runs = frame_of([run("orca", "rate=4"), (Path("sweep/x"), run("orca", "rate=40")[1]), run("vtc", "rate=4.5")])
+    hashed = run("vtc", "rate=4.5,policy='vtc(a=1)',~12ab34cd")
+    runs = frame_of([run("orca", "rate=4"), (Path("sweep/x"), run("orca", "rate=40")[1]), hashed])
 
     def chosen(text: str) -> list[int]:
         return choose_runs(runs, text).index.to_list()
 
-    texts = {"rate=4": [0], "x": [1], "rate=40|vtc": [1, 2], "": [0, 1, 2], "rate=": [0, 1, 2]}
+    texts = {"rate=4": [0], "x": [1], "rate=40|vtc": [1, 2], "": [0, 1, 2], "rate=": [0, 1, 2], "policy=vtc": [2]}
     assert {text: chosen(text) for text in texts} == texts
-    for text in ("*", "sweep"):  # no pattern, and no name of a run
+    for text in ("*", "sweep", "policy=vt", "ab34"):  # no pattern, no name of a run, no whole value, a hash
         with pytest.raises(ConfigError, match="no folder name contains this; there are orca,rate=4, x"):
             chosen(text)
 
