@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from math import ceil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 
@@ -22,7 +22,6 @@ from experiments.server.app import make_app
 from experiments.server.door import Door
 from experiments.server.link import engine_of
 from experiments.server.settings import ServerSettings, read_server_settings
-from experiments.store.claim import TerminatedError
 
 
 def serve_http(
@@ -44,50 +43,39 @@ def serve_http(
             listener.bind((bind, port))
         except OSError as error:
             raise ConfigError(f"bind={bind} port={port}: {error.strerror or error}; give another one") from None
-        fastest = uvicorn.Config("", log_level="critical").get_loop_factory()
-        with asyncio.Runner(loop_factory=fastest) as runner:
-            try:
-                return runner.run(_serve(settings, folder, listener, say, replace))
-            except asyncio.CancelledError:
-                raise TerminatedError("terminated") from None
-
-
-async def _serve(
-    settings: ServerSettings, folder: Path, listener: socket.socket, say: Callable[[str], None], replace: bool
-) -> dict[str, Any]:
-    door, loop, seconds = Door(settings), asyncio.get_running_loop(), settings.server.drain_seconds
-    loop.add_signal_handler(signal.SIGTERM, cast(asyncio.Task[Any], asyncio.current_task()).cancel)
-    with engine_of(settings, folder, door.receive, say=say, replace=replace) as door.put:
-        first: list[asyncio.Future[Any]] = [door.ready, door.closed]
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-        if door.ready.done():
+        with engine_of(settings, folder, say=say, replace=replace) as engine:
+            door = Door(settings, engine)
             quiet: Any = {"log_level": "critical", "access_log": False, "server_header": False}
             config = uvicorn.Config(
                 make_app(door),
                 lifespan="off",
                 ws="none",
                 timeout_keep_alive=60,  # a client that sends again after a pause would meet a closed connection
-                timeout_graceful_shutdown=ceil(seconds) + 1,  # for clients to be told, those that read nothing excepted
+                timeout_graceful_shutdown=ceil(settings.server.drain_seconds) + 1,  # of clients that read nothing
                 **quiet,
             )
-            web = _Web(config)
+            with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+                return runner.run(_serve(door, _Web(config), listener, say))
 
-            def end(*_: object) -> None:
-                """Takes no further requests, and cuts those that are open after a while, or when called a second time."""
-                if web.should_exit:
-                    door.cut()
-                web.should_exit = True
-                loop.call_later(seconds, door.cut)
 
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, end)
-            door.closed.add_done_callback(end)
-            listener.listen(config.backlog)
-            place = f"http://{settings.server.bind}:{listener.getsockname()[1]}"
-            say(f"serving {settings.model.name} on {place}; stop it with Ctrl-C or SIGTERM")
-            await web.serve([listener])
-            door.put(None)
-        return await door.closed
+async def _serve(door: Door, web: "_Web", listener: socket.socket, say: Callable[[str], None]) -> dict[str, Any]:
+    settings, loop = door.settings, asyncio.get_running_loop()
+
+    def end(*_: object) -> None:
+        """Takes no further requests, and cuts those that are open after a while, or when called a second time."""
+        loop.call_later(0 if web.should_exit else settings.server.drain_seconds, door.put, None)
+        web.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
+    closed = asyncio.create_task(door.listen())
+    closed.add_done_callback(end)
+    listener.listen(web.config.backlog)
+    place = f"http://{settings.server.bind}:{listener.getsockname()[1]}"
+    say(f"serving {settings.model.name} on {place}; stop it with Ctrl-C or SIGTERM")
+    await web.serve([listener])
+    door.put(None)
+    return await closed
 
 
 class _Web(uvicorn.Server):

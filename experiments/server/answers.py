@@ -89,7 +89,7 @@ class Answer(Response):
             text = choice.output.push(token)
         if end is not None:
             if end.finish_reason is None or end.finish_reason not in SERVED:
-                self.fail(HTTPException(503, end.reject_reason or "the request was given up"))
+                self.fail(HTTPException(503, end.reject_reason or "the server ends"))
                 return
             choice.reason, choice.num_cached = end.finish_reason.value, end.num_cached_tokens
             self._num_open -= 1

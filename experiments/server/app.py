@@ -29,7 +29,7 @@ def make_app(door: Door) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return Response(status_code=503 if door.closed.done() else 200)
+        return Response(status_code=503 if door.is_closed else 200)
 
     @app.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> Response:
@@ -38,7 +38,7 @@ def make_app(door: Door) -> FastAPI:
     @v1.get("/models")
     async def models() -> dict[str, Any]:
         model = {"id": name, "object": "model", "created": 0, "owned_by": "cbatch", "root": name, "parent": None}
-        return {"object": "list", "data": [{**model, "max_model_len": door.ready.result()}]}
+        return {"object": "list", "data": [{**model, "max_model_len": door.longest}]}
 
     async def read_json(request: Request) -> bytes:
         """Refuses a body of too many bytes, and one that a web page may send unasked."""

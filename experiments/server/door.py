@@ -1,10 +1,11 @@
 """Where requests of clients become requests of the engine, and its messages become answers."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 
@@ -25,26 +26,63 @@ _SLOW_BODY = 4096
 _AS_IN_SPECS = ("session", "tier", "priority", "slo", "predicted_new_tokens")
 
 
+class Engine(Protocol):
+    """The inbox and the outbox of an engine."""
+
+    def send(self, message: Message) -> None: ...
+    def recv(self) -> Any: ...
+
+
 class Door:
     """Admits requests, and hands out what the engine reports of them.
 
-    ready: most tokens of a request, once the engine serves. closed: the run's summary, or its error.
-    put: takes messages for the engine; to be set before anybody comes.
+    is_closed: the engine has ended.
     """
 
-    put: Callable[[Message], object]
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self.settings, self.meters, spec = settings, Meters(), settings.model
+    def __init__(self, settings: ServerSettings, engine: Engine) -> None:
+        """Waits until the engine serves. Raises CbatchError: the engine has failed; the model's tokenizer cannot be loaded."""
+        self.settings, self.meters, self._engine, spec = settings, Meters(), engine, settings.model
         self._words = Words(spec.vocab_size)
-        self._vocabulary = self._words if spec.path is None else Vocabulary(spec)
-        self._output = None if settings.backend.simulated or spec.path is None else Vocabulary(spec)
-        loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[int] = loop.create_future()
-        self.closed: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self._ids = count()
-        self._open: dict[int, Choice] = {}
+        self._vocabulary = Vocabulary(spec) if spec.path else self._words
+        self._text = Vocabulary(spec) if spec.path and not settings.backend.simulated else None
         self._vocabulary.encode("a")  # takes long the first time
+        self._ids, self._open, self.is_closed = count(), dict[int, Choice](), False
+        self.longest: int = self._receive()  # tokens of a request
+
+    def put(self, message: Message) -> None:
+        """Sends a message to the engine, unless the engine has ended."""
+        with suppress(OSError):
+            self._engine.send(message)
+
+    def _receive(self) -> Any:
+        """Returns the engine's next message. Raises CbatchError: the engine has failed."""
+        try:
+            message = self._engine.recv()
+        except (EOFError, OSError):
+            message = "the engine's process has ended"
+        if isinstance(message, str):
+            raise CbatchError(message)
+        return message
+
+    async def listen(self) -> dict[str, Any]:
+        """Hands out what the engine reports until it ends; returns the run's summary. Raises CbatchError: the engine has failed."""
+        try:
+            while isinstance(message := await asyncio.to_thread(self._receive), Turn):
+                self._deliver(message)
+            return dict(message)
+        finally:
+            self.is_closed = True
+            for choice in self._open.values():
+                choice.answer.fail(HTTPException(500, "the engine has failed"))
+
+    def _deliver(self, turn: Turn) -> None:
+        self.meters.count(turn)
+        ends = {end.id: end for end in turn.ended}
+        for id_, token in {**dict.fromkeys(ends), **dict(zip(turn.ids, turn.tokens, strict=True))}.items():
+            if choice := self._open.get(id_):
+                choice.answer.take(choice, token, ends.get(id_))
+        for id_ in ends:
+            self._open.pop(id_, None)
 
     async def open(self, kind: type[Body], content: bytes) -> Answer:
         """Submits what a body asks for. Raises HTTPException; CbatchError for the client's mistakes."""
@@ -59,19 +97,19 @@ class Door:
         if len(self._open) + len(prompts) * body.n > keys.max_open:
             self.meters.refuse(len(prompts) * body.n)
             raise HTTPException(keys.full_status, f"{len(self._open)} requests are open; try again later")
-        if self.closed.done():
+        if self.is_closed:
             raise HTTPException(503, "the engine has ended")
         specs = [self._spec(body, prompt, arrival, place) for prompt in prompts for place in range(body.n)]
         answer = Answer(body, spec.name, sum(map(len, prompts)), self.leave)
         for asked in specs:
-            output = OutputText(self._output, body.stop) if self._output else self._words
+            output = OutputText(self._text, body.stop) if self._text else self._words
             self._open[asked.id] = answer.add(asked.id, output)
             self.put(asked)
         return answer
 
     def _spec(self, body: Body, prompt: Sequence[int], arrival: float, place: int) -> RequestSpec:
         """Returns a request that the engine can serve. Raises ConfigError. place: among the choices of one prompt."""
-        id_, text, most = next(self._ids), self._output, self.ready.result()
+        id_, text, most = next(self._ids), self._text, self.longest
         fits = max(1, min(self.settings.server.max_new_tokens, most - len(prompt)))
         limit = body.max_completion_tokens or body.max_tokens or fits
         if len(prompt) + limit > most:
@@ -93,39 +131,5 @@ class Door:
 
     def leave(self, id_: int) -> None:
         """Notes that a client has left; does nothing for a request that has ended."""
-        if self._open.pop(id_, None) is not None:
+        if self._open.pop(id_, None):
             self.put(id_)
-
-    def cut(self) -> None:
-        """Fails the answers that are open: the server ends."""
-        self.put(None)
-        self._fail(HTTPException(503, "the server ends"))
-
-    def _fail(self, problem: HTTPException) -> None:
-        for choice in self._open.values():
-            choice.answer.fail(problem)
-
-    def receive(self, message: Any) -> None:
-        """Takes a message of the engine."""
-        match message:
-            case Turn():
-                self._deliver(message)
-            case int():
-                self.ready.set_result(message)
-            case dict():
-                self.closed.set_result(message)
-            case problem if not self.closed.done():
-                self.closed.set_exception(CbatchError(problem))
-                self._fail(HTTPException(500, "the engine has failed"))
-                self._open.clear()
-
-    def _deliver(self, turn: Turn) -> None:
-        self.meters.count(turn)
-        ends = {end.id: end for end in turn.ended}
-        for id_, token in zip(turn.ids, turn.tokens, strict=True):
-            end = ends.pop(id_, None)
-            if choice := self._open.get(id_) if end is None else self._open.pop(id_, None):
-                choice.answer.take(choice, token, end)
-        for id_, end in ends.items():
-            if choice := self._open.pop(id_, None):
-                choice.answer.take(choice, None, end)

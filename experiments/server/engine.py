@@ -61,14 +61,14 @@ def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Se
     say, replace: as for `serve`.
     """
     try:
-        loop, largest = partial(_run, settings, inbox, send, say), Request(0, settings.longest - 1, 1)
+        loop, largest = partial(_run, settings, inbox, send), Request(0, settings.longest - 1, 1)
         result = serve(settings, folder, replace=replace, say=say, bar=False, largest=largest, loop=loop)
         send(result.summary["about"]["chosen"].get(FAILED, result.summary))
     except BaseException as error:
         send(one_line(error) or f"{type(error).__name__}: {error}")
 
 
-def _run(settings: ServerSettings, inbox: Inbox, send: Send, say: Say, run: Run, folder: Path | None) -> RunRecord:
+def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: Path | None) -> RunRecord:
     [engine] = run.engine.engines
     with closing(run.server), decisions_of(run, folder) as writer:
         longest = min(settings.longest, run.kv.num_tokens + 1)  # the last token never enters the KV cache
@@ -83,11 +83,11 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, say: Say, run: Run,
         except CbatchError as error:
             run.chosen[FAILED] = one_line(error) or type(error).__name__
             clients.give_up()
+        clients.tell()
     if run.requests:
         run.totals = totals_of(run.requests)
     if settings.backend.simulated:
         run.chosen["time_scale"] = f"{settings.server.time_scale:g} (iterations ended at most {clients.lag:.3g} s late)"
-        say(f"time_scale={run.chosen['time_scale']}")
     return engine.record
 
 
@@ -109,7 +109,7 @@ class Clients(Submitted):
         self._patience = min(settings.patience.seconds, TIMEOUT_MAX)
         self._origin = perf_counter() - self._engine.executor.now() / self._scale
         self._live: dict[int, Request] = {}  # that have not ended
-        self._num_steps = self._num_ended = 0  # that were reported
+        self._num_steps = self._num_ended = 0  # that were told
         self._state = (0, 0, 0.0)
 
     def _seconds_until(self, time: float) -> float:
@@ -121,7 +121,7 @@ class Clients(Submitted):
 
     def wait(self, executor: Executor, time: float) -> None:
         """Waits in the inbox. Raises StallError after the patience's seconds, if requests wait for nothing but the policy."""
-        self._tell(self._news())  # clients that have left since the turn
+        self.tell()  # of clients that have left since the turn
         seconds = min(self._seconds_until(time), self._patience)
         try:
             self._take(self._inbox.get(timeout=max(seconds, 0.0)))
@@ -159,33 +159,25 @@ class Clients(Submitted):
                 self._engine.cancel(request)
 
     def report(self) -> None:
-        """Sends what a turn has brought, in simulation at its time, and takes what is in the inbox."""
-        news = self._news()
+        """Tells what a turn has brought, in simulation at its time, and takes what is in the inbox."""
         if self._is_simulated:
-            if (seconds := self._seconds_until(self._engine.executor.now())) > 0:
-                sleep(seconds)
+            seconds = self._seconds_until(self._engine.executor.now())
             self.lag = max(self.lag, -seconds)
-        self._tell(news)
-        with suppress(Empty):
-            while True:
-                self._take(self._inbox.get(block=False))
+            sleep(max(seconds, 0.0))
+        self.tell()
+        while not self._inbox.empty():
+            self._take(self._inbox.get())
 
-    def _news(self) -> Turn | None:
-        """Returns what has changed since the last call."""
-        engine = self._engine
-        record, state = engine.record, engine.state
+    def tell(self) -> None:
+        """Sends what has changed since the last call."""
+        record, state = self._engine.record, self._engine.state
         ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)
         now = len(state.running), len(state.waiting), state.pool.num_used / state.pool.num_blocks
-        if not (ended or receivers or now != self._state):
-            return None
-        self._state = now
-        ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
-        return Turn(ids, self._tokens(ids, ended), ended, now)
-
-    def _tell(self, news: Turn | None) -> None:
-        if news:
-            self._send(news)
+        if ended or receivers or now != self._state:
+            self._state = now
+            ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
+            self._send(Turn(ids, self._tokens(ids, ended), ended, now))
 
     def _tokens(self, ids: list[int], ended: list[Request]) -> list[int]:
         """Returns the newest token of each request."""
@@ -195,4 +187,4 @@ class Clients(Submitted):
         rows = [live[id_].row if id_ in live else 0 for id_ in ids]
         newest: list[int] = table.tokens[rows, table.known[rows] - 1].tolist()
         last = {request.id: request.output[-1] for request in ended if request.output}
-        return [last.get(id_, token) for id_, token in zip(ids, newest, strict=True)] if last else newest
+        return [last.get(id_, token) for id_, token in zip(ids, newest, strict=True)]

@@ -6,16 +6,18 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 from commands import PATIENCE
 
 from cbatch import CbatchError
 from experiments.server.app import make_app
-from experiments.server.door import Door
+from experiments.server.door import Door, Engine
 from experiments.server.engine import Inbox, serve_clients
-from experiments.server.settings import ServerSettings, read_server_settings
+from experiments.server.settings import read_server_settings
 from experiments.settings.compose import compose
 
 T = TypeVar("T")
@@ -47,6 +49,7 @@ class InThread:
 
     def __init__(self, runner: asyncio.Runner, door: Door) -> None:
         self._runner, self.door, self._app = runner, door, make_app(door)
+        self.closed = runner.get_loop().create_task(door.listen())
         self.summary: dict[str, Any] = {}
         self.problem = ""
 
@@ -98,38 +101,24 @@ def figures_of(text: str) -> dict[str, float]:
 
 @contextmanager
 def in_thread(folder: Path, *arguments: str) -> Iterator[InThread]:
-    """Runs a server inside the `with`."""
-    settings, inbox = read_server_settings(compose(*arguments, name="server")), Inbox()
+    """Runs a server inside the `with`. Raises CbatchError if it does not start."""
+    settings = read_server_settings(compose(*arguments, name="server"))
+    inbox, outbox = Inbox(), SimpleQueue[Any]()
+    engine = Thread(target=serve_clients, args=(settings, folder, inbox, outbox.put, print, False), daemon=True)
+    engine.start()
+    door = Door(settings, cast(Engine, SimpleNamespace(send=inbox.put, recv=outbox.get)))
     with asyncio.Runner() as runner:
-        loop, door = runner.get_loop(), runner.run(_door_of(settings))
-        door.put = inbox.put
         server = InThread(runner, door)
-
-        def send(message: object) -> None:
-            loop.call_soon_threadsafe(door.receive, message)
-
-        engine = Thread(target=serve_clients, args=(settings, folder, inbox, send, print, False), daemon=True)
-        engine.start()
         try:
-            server.run(_begun(door))
             yield server
         finally:
-            inbox.put(None)
+            door.put(None)
             try:
-                server.summary = server.run(_ended(door))
+                server.summary = server.run(_result(server.closed))
             except CbatchError as error:
                 server.problem = str(error)
             engine.join(PATIENCE)
 
 
-async def _door_of(settings: ServerSettings) -> Door:
-    return Door(settings)
-
-
-async def _begun(door: Door) -> None:
-    first: list[asyncio.Future[Any]] = [door.ready, door.closed]
-    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _ended(door: Door) -> dict[str, Any]:
-    return await door.closed
+async def _result(task: asyncio.Task[T]) -> T:
+    return await task
