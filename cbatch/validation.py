@@ -190,6 +190,8 @@ def one_line(refusal: ValidationError, prefix: str) -> str:
             return f"{key}: is not supported; leave it out"
         case "value_error":
             return f"{key}: {first['ctx']['error']}"
-    wanted = first["msg"].partition(", unable to")[0].replace("Input should be", "give").replace("'", "")
+    wanted = (
+        re.split(", unable to| or instance of", first["msg"])[0].replace("Input should be", "give").replace("'", "")
+    )
     wanted = wanted.replace("a valid dictionary", "its keys and values, {key: value}")
     return f"{key}={shorten(first['input'])}: {wanted}" if key else wanted

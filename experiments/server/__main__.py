@@ -7,7 +7,6 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from math import ceil
 from pathlib import Path
@@ -20,45 +19,37 @@ from experiments.job import Command
 from experiments.run import main
 from experiments.server.app import make_app
 from experiments.server.door import Door
+from experiments.server.engine import Say
 from experiments.server.link import engine_of
 from experiments.server.settings import ServerSettings, read_server_settings
 
 
-def serve_http(
-    settings: ServerSettings,
-    folder: Path,
-    *,
-    replace: bool = False,
-    say: Callable[[str], None] = print,
-    bar: bool = True,
-) -> dict[str, Any]:
-    """Serves clients until a signal ends it, and writes the folder of the run; returns its figures.
+def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **options: Any) -> dict[str, Any]:
+    """Serves clients until a signal ends it, and writes the folder of the run; returns its figures. options: as for `serve`.
 
     Raises CbatchError: as `serve`; the port is in use; the engine has failed.
     """
     bind, port = settings.server.bind, settings.server.port
-    with socket.socket(socket.AF_INET6 if ":" in bind else socket.AF_INET) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((bind, port))
-        except OSError as error:
-            raise ConfigError(f"bind={bind} port={port}: {error.strerror or error}; give another one") from None
-        with engine_of(settings, folder, say=say, replace=replace) as engine:
-            door = Door(settings, engine)
-            quiet: Any = {"log_level": "critical", "access_log": False, "server_header": False}
-            config = uvicorn.Config(
-                make_app(door),
-                lifespan="off",
-                ws="none",
-                timeout_keep_alive=60,  # a client that sends again after a pause would meet a closed connection
-                timeout_graceful_shutdown=ceil(settings.server.drain_seconds) + 1,  # of clients that read nothing
-                **quiet,
-            )
-            with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-                return runner.run(_serve(door, _Web(config), listener, say))
+    try:
+        listener = socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"bind={bind} port={port}: {error.strerror or error}; give another one") from None
+    with listener, engine_of(settings, folder, say=say, **options) as engine:
+        door = Door(settings, engine)
+        quiet: Any = {"log_level": "critical", "access_log": False, "server_header": False}
+        config = uvicorn.Config(
+            make_app(door),
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=60,  # a client that sends again after a pause would meet a closed connection
+            timeout_graceful_shutdown=ceil(settings.server.drain_seconds) + 1,  # of clients that read nothing
+            **quiet,
+        )
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            return runner.run(_serve(door, _Web(config), listener, say))
 
 
-async def _serve(door: Door, web: "_Web", listener: socket.socket, say: Callable[[str], None]) -> dict[str, Any]:
+async def _serve(door: Door, web: "_Web", listener: socket.socket, say: Say) -> dict[str, Any]:
     settings, loop = door.settings, asyncio.get_running_loop()
 
     def end(*_: object) -> None:
@@ -70,7 +61,6 @@ async def _serve(door: Door, web: "_Web", listener: socket.socket, say: Callable
         loop.add_signal_handler(number, end)
     closed = asyncio.create_task(door.listen())
     closed.add_done_callback(end)
-    listener.listen(web.config.backlog)
     place = f"http://{settings.server.bind}:{listener.getsockname()[1]}"
     say(f"serving {settings.model.name} on {place}; stop it with Ctrl-C or SIGTERM")
     await web.serve([listener])

@@ -19,46 +19,42 @@ from json.encoder import encode_basestring_ascii as quote
 from secrets import token_hex
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from cbatch import CbatchError, Request
 from cbatch.request import SERVED
+from cbatch.validation import one_line
 from experiments.server.bodies import Body, ChatBody
 from experiments.server.words import Words
 from experiments.text import OutputText
-
-_COMPLETION = ("text_completion", '"text":', "")
-_CHAT = ("chat.completion", '"message":{"role":"assistant","content":', "}")
-_CHAT_CHUNK = ("chat.completion.chunk", '"delta":{"content":', "}")
-"""The kind of an object, and what stands before and behind a choice's text."""
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
     """An output of an answer, computed as one request.
 
-    reason: why it ended, as clients read it; None before. texts: of its tokens, where they are not streamed.
+    reason: why it ended, as clients read it; None before. text: the parts of an answer that is not streamed.
     """
 
     answer: "Answer"
-    id: int
     index: int
     output: OutputText | Words
     num_tokens: int = 0
     num_cached: int = 0
     reason: str | None = None
-    texts: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
 
 
 class Answer(Response):
     """The choices of one request, in order.
 
-    num_prompt_tokens: of all its prompts. leave: called with the id of a request whose client has left.
+    num_prompt_tokens: of all its prompts. leave: called when nothing more is sent, perhaps as the client has left.
     """
 
-    def __init__(self, body: Body, model: str, num_prompt_tokens: int, leave: Callable[[int], object]) -> None:
+    def __init__(self, body: Body, model: str, num_prompt_tokens: int, leave: Callable[[], object]) -> None:
         super().__init__()
         self._asked, self._num_prompt_tokens, self._leave = body, num_prompt_tokens, leave
         self._choices: list[Choice] = []
@@ -66,17 +62,21 @@ class Answer(Response):
         self._chunks: list[str] = []  # to be sent
         self._news = asyncio.Event()
         self._problem: HTTPException | None = None
-        self._shape = (_CHAT_CHUNK if body.stream else _CHAT) if isinstance(body, ChatBody) else _COMPLETION
-        about = {"id": f"cmpl-{token_hex(12)}", "object": self._shape[0], "created": int(time.time()), "model": model}
+        kind, self._begin, self._end = "text_completion", '"text":', ""
+        if isinstance(body, ChatBody):
+            kind, self._begin, self._end = "chat.completion", '"message":{"role":"assistant","content":', "}"
+            if body.stream:
+                kind, self._begin = "chat.completion.chunk", '"delta":{"content":'
+        about = {"id": f"cmpl-{token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
         self._head, self._tail = json.dumps(about)[:-1], "}"
         if body.stream:
             self._head, self._tail = f"data: {self._head}", "}\n\n"
 
-    def add(self, id_: int, output: OutputText | Words) -> Choice:
-        """Returns a further choice. id_: of its request."""
-        self._choices.append(choice := Choice(self, id_, len(self._choices), output))
+    def add(self, output: OutputText | Words) -> Choice:
+        """Returns a further choice."""
+        self._choices.append(choice := Choice(self, len(self._choices), output))
         self._num_open += 1
-        if self._shape is _CHAT_CHUNK:
+        if "delta" in self._begin:
             role = self._choice(choice, "").replace('"content"', '"role":"assistant","content"')
             self._chunks.append(self._object(role))
         return choice
@@ -94,17 +94,23 @@ class Answer(Response):
             choice.reason, choice.num_cached = end.finish_reason.value, end.num_cached_tokens
             self._num_open -= 1
             text += choice.output.finish()
-        if self._asked.stream:
-            usage = self._asked.stream_options.continuous_usage_stats
-            self._chunks.append(self._object(self._choice(choice, text), usage))
+        if not self._asked.stream:
+            choice.text.append(text)
+            if self._num_open:
+                return
+            whole = (self._choice(choice, "".join(choice.text)) for choice in self._choices)
+            self._chunks.append(self._object(",".join(whole), True))
         else:
-            choice.texts.append(text)
-        if self._asked.stream or not self._num_open:
-            self._news.set()
+            usage = self._asked.stream_options
+            self._chunks.append(self._object(self._choice(choice, text), usage.continuous_usage_stats))
+            if not self._num_open:
+                self._chunks += [self._object("", True)] * usage.include_usage + ["data: [DONE]\n\n"]
+        self._news.set()
 
     def fail(self, problem: HTTPException) -> None:
-        """Ends the answer."""
+        """Ends the answer. After an error the connection is cut: clients take an answer that ends well for a success."""
         self._problem = problem
+        self._chunks.append(f"data: {describe_error(problem)[1]}\n\n")
         self._news.set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -114,8 +120,7 @@ class Answer(Response):
             await asyncio.create_task(self._send(send))  # a task of its own wakes without the frames of all middleware
         finally:
             watch.cancel()
-            for choice in self._choices:
-                self._leave(choice.id)
+            self._leave()
 
     async def _watch(self, receive: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -123,41 +128,27 @@ class Answer(Response):
         self.fail(HTTPException(400, "the client has left"))  # nobody reads this
 
     async def _send(self, send: Any) -> None:
-        """Sends what comes. After an error the connection is cut: clients take an answer that ends well for a success."""
+        await self._news.wait()
+        if self._problem:
+            raise self._problem
         kind = b"text/event-stream; charset=utf-8" if self._asked.stream else b"application/json"
         headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
-        is_begun = is_ended = False
-        while not is_ended:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        more = True
+        while more and not self._problem:
             await self._news.wait()
             self._news.clear()
-            is_ended = self._problem is not None or not self._num_open
-            if not is_begun:
-                if self._problem:
-                    raise self._problem
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                is_begun = True
-            if self._problem:
-                self._chunks.append(f"data: {describe_error(self._problem)[1]}\n\n")
-            elif is_ended:
-                self._chunks += self._last()
-            content, more = "".join(self._chunks).encode(), self._num_open > 0
+            more, content = self._num_open > 0, "".join(self._chunks).encode()
             self._chunks.clear()
             await send({"type": "http.response.body", "body": content, "more_body": more})
-
-    def _last(self) -> list[str]:
-        """Returns what a client reads at the end."""
-        if self._asked.stream:
-            return [self._object("", True)] * self._asked.stream_options.include_usage + ["data: [DONE]\n\n"]
-        whole = (self._choice(choice, "".join(choice.texts)) for choice in self._choices)
-        return [self._object(",".join(whole), True)]
 
     def _object(self, choices: str, with_usage: bool = False) -> str:
         return f'{self._head},"choices":[{choices}]{self._usage() if with_usage else ""}{self._tail}'
 
     def _choice(self, choice: Choice, text: str) -> str:
-        _, opening, closing = self._shape
         reason = "null" if choice.reason is None else f'"{choice.reason}"'
-        return f'{{"index":{choice.index},{opening}{quote(text)}{closing},"logprobs":null,"finish_reason":{reason}}}'
+        content = f"{self._begin}{quote(text)}{self._end}"
+        return f'{{"index":{choice.index},{content},"logprobs":null,"finish_reason":{reason}}}'
 
     def _usage(self) -> str:
         prompt, new = self._num_prompt_tokens, sum(choice.num_tokens for choice in self._choices)
@@ -171,6 +162,8 @@ def describe_error(error: Exception) -> tuple[int, str]:
     match error:
         case HTTPException():
             status, message = error.status_code, str(error.detail)
+        case ValidationError():
+            status, message = 400, one_line(error, "")
         case CbatchError() | ClientDisconnect():  # nobody reads that of a client that has left
             status, message = 400, str(error)
         case _:

@@ -1,15 +1,18 @@
 """The routes of a server, its limits and its key."""
 
+from functools import partial
 from hmac import compare_digest
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
+from prometheus_client import generate_latest
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cbatch import CbatchError
 from experiments.server.answers import describe_error
-from experiments.server.bodies import ChatBody, CompletionBody
+from experiments.server.bodies import AnyBody, ChatBody, CompletionBody
 from experiments.server.door import Door
 
 
@@ -22,10 +25,9 @@ def make_app(door: Door) -> FastAPI:
         if settings.api_key and not compare_digest(authorization.encode(), expected.encode()):
             raise HTTPException(401, "give the server's key, as in Authorization: Bearer KEY")
 
-    app = FastAPI(openapi_url=None)
+    kinds = CbatchError, ValidationError, ClientDisconnect, HTTPException, Exception
+    app = FastAPI(openapi_url=None, exception_handlers=dict.fromkeys(kinds, _answer_with_error))
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
-    for kind in (CbatchError, ClientDisconnect, HTTPException, Exception):
-        app.add_exception_handler(kind, _answer_with_error)
 
     @app.get("/health")
     async def health() -> Response:
@@ -33,7 +35,7 @@ def make_app(door: Door) -> FastAPI:
 
     @app.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> Response:
-        return Response(door.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(door.meters), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @v1.get("/models")
     async def models() -> dict[str, Any]:
@@ -51,14 +53,11 @@ def make_app(door: Door) -> FastAPI:
                 raise HTTPException(413, f"the body has more than {settings.max_body} bytes")
         return bytes(content)
 
-    @v1.post("/completions")
-    async def completions(content: Annotated[bytes, Depends(read_json)]) -> Response:
-        return await door.open(CompletionBody, content)
+    async def answer(kind: type[AnyBody], content: Annotated[bytes, Depends(read_json)]) -> Response:
+        return await door.open(kind, content)
 
-    @v1.post("/chat/completions")
-    async def chat(content: Annotated[bytes, Depends(read_json)]) -> Response:
-        return await door.open(ChatBody, content)
-
+    v1.post("/completions")(partial(answer, CompletionBody))
+    v1.post("/chat/completions")(partial(answer, ChatBody))
     app.include_router(v1)
     return app
 

@@ -3,17 +3,16 @@
 A field that is not supported is an error that names it, unless its value is null or changes nothing.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from cbatch import SLO, ConfigError
+from cbatch import SLO
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.request_spec import NO_SLO
-from cbatch.validation import Give, one_line
+from cbatch.validation import Give
 from experiments.server.words import Words
 from experiments.text import Messages
 
@@ -40,8 +39,6 @@ _Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1
 _Label = Annotated[str, Field(max_length=64, pattern=r"^[^\p{C}]*$"), Give("at most 64 printable characters")]
 _Number = Annotated[int, Field(ge=1, lt=2**31)]
 
-B = TypeVar("B", bound="Body")
-
 
 @dataclass(frozen=True)
 class StreamOptions:
@@ -50,7 +47,10 @@ class StreamOptions:
 
 
 class Body(BaseModel):
-    """The fields of both routes. Those of `RequestSpec` mean what they mean there: a higher `priority` is more urgent."""
+    """The fields of both routes. Those of `RequestSpec` mean what they mean there: a higher `priority` is more urgent.
+
+    Validation takes the defaults of the sampling as its context.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -82,21 +82,10 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_asks_for_nothing(cls, data: Any, info: ValidationInfo) -> Any:
-        """Begins with the context's defaults."""
         if not isinstance(data, dict):
             return data
         asked = {key: value for key, value in data.items() if key in cls.model_fields or not _is_neutral(key, value)}
         return {**(info.context or {}), **{key: value for key, value in asked.items() if value is not None}}
-
-    @model_validator(mode="after")
-    def _check_options(self) -> "Body":
-        if self.stream_options != StreamOptions() and not self.stream:
-            raise ConfigError("stream_options: has no effect without stream=true")
-        return self
-
-    @abstractmethod
-    def encode(self, vocabulary: Vocabulary | Words) -> list[list[int]]:
-        """Returns the token ids of each prompt. Raises CbatchError."""
 
 
 class CompletionBody(Body):
@@ -118,12 +107,7 @@ class ChatBody(Body):
         return [vocabulary.encode_chat([vars(message) for message in self.messages])]
 
 
-def read_body(kind: type[B], content: bytes, defaults: Mapping[str, Any]) -> B:
-    """Returns the fields of a body. defaults: of the sampling. Raises ConfigError, which begins with the field."""
-    try:
-        return kind.model_validate_json(content, context=defaults)
-    except ValidationError as refusal:
-        raise ConfigError(one_line(refusal, "")) from None
+AnyBody = CompletionBody | ChatBody
 
 
 def _is_neutral(name: str, value: Any) -> bool:

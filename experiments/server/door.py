@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
+from multiprocessing.connection import Connection
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -13,7 +15,7 @@ from cbatch import CbatchError, ConfigError, RequestSpec, Sampling
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import shorten
 from experiments.server.answers import Answer, Choice
-from experiments.server.bodies import Body, read_body
+from experiments.server.bodies import AnyBody
 from experiments.server.engine import Message, Turn
 from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
@@ -26,20 +28,13 @@ _SLOW_BODY = 4096
 _AS_IN_SPECS = ("session", "tier", "priority", "slo", "predicted_new_tokens")
 
 
-class Engine(Protocol):
-    """The inbox and the outbox of an engine."""
-
-    def send(self, message: Message) -> None: ...
-    def recv(self) -> Any: ...
-
-
 class Door:
     """Admits requests, and hands out what the engine reports of them.
 
     is_closed: the engine has ended.
     """
 
-    def __init__(self, settings: ServerSettings, engine: Engine) -> None:
+    def __init__(self, settings: ServerSettings, engine: Connection) -> None:
         """Waits until the engine serves. Raises CbatchError: the engine has failed; the model's tokenizer cannot be loaded."""
         self.settings, self.meters, self._engine, spec = settings, Meters(), engine, settings.model
         self._words = Words(spec.vocab_size)
@@ -84,10 +79,10 @@ class Door:
         for id_ in ends:
             self._open.pop(id_, None)
 
-    async def open(self, kind: type[Body], content: bytes) -> Answer:
-        """Submits what a body asks for. Raises HTTPException; CbatchError for the client's mistakes."""
+    async def open(self, kind: type[AnyBody], content: bytes) -> Answer:
+        """Submits what a body asks for. Raises HTTPException; ValidationError and CbatchError for the client's mistakes."""
         arrival, keys, spec = perf_counter(), self.settings.server, self.settings.model
-        body = read_body(kind, content, vars(self.settings.workload))
+        body = kind.model_validate_json(content, context=vars(self.settings.workload))
         if body.model not in (None, spec.name):
             raise HTTPException(404, f"model={shorten(body.model)}: is not served; give {spec.name}")
         is_slow = len(content) > _SLOW_BODY
@@ -95,19 +90,24 @@ class Door:
         if not all(ids and max(ids) < spec.vocab_size for ids in prompts):
             raise ConfigError("prompt: is empty, or has a token outside the model's vocabulary")
         if len(self._open) + len(prompts) * body.n > keys.max_open:
-            self.meters.refuse(len(prompts) * body.n)
+            self.meters.counters["admission_rejections"].inc(len(prompts) * body.n)
             raise HTTPException(keys.full_status, f"{len(self._open)} requests are open; try again later")
         if self.is_closed:
             raise HTTPException(503, "the engine has ended")
         specs = [self._spec(body, prompt, arrival, place) for prompt in prompts for place in range(body.n)]
-        answer = Answer(body, spec.name, sum(map(len, prompts)), self.leave)
+        answer = Answer(body, spec.name, sum(map(len, prompts)), partial(self._leave, specs))
         for asked in specs:
-            output = OutputText(self._text, body.stop) if self._text else self._words
-            self._open[asked.id] = answer.add(asked.id, output)
+            self._open[asked.id] = answer.add(OutputText(self._text, body.stop) if self._text else self._words)
             self.put(asked)
         return answer
 
-    def _spec(self, body: Body, prompt: Sequence[int], arrival: float, place: int) -> RequestSpec:
+    def _leave(self, asked: Sequence[RequestSpec]) -> None:
+        """Cancels those of a client's requests that have not ended."""
+        for spec in asked:
+            if self._open.pop(spec.id, None):
+                self.put(spec.id)
+
+    def _spec(self, body: AnyBody, prompt: Sequence[int], arrival: float, place: int) -> RequestSpec:
         """Returns a request that the engine can serve. Raises ConfigError. place: among the choices of one prompt."""
         id_, text, most = next(self._ids), self._text, self.longest
         fits = max(1, min(self.settings.server.max_new_tokens, most - len(prompt)))
@@ -128,8 +128,3 @@ class Door:
             client=body.client or body.user,
             **{name: getattr(body, name) for name in _AS_IN_SPECS},
         )
-
-    def leave(self, id_: int) -> None:
-        """Notes that a client has left; does nothing for a request that has ended."""
-        if self._open.pop(id_, None):
-            self.put(id_)

@@ -55,14 +55,14 @@ Send = Callable[[int | Turn | dict[str, Any] | str], object]
 Say = Callable[[str], None]
 
 
-def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, say: Say, replace: bool) -> None:
+def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, **options: Any) -> None:
     """Serves what the inbox brings until the door closes or the policy fails, and writes the folder of the run.
 
-    say, replace: as for `serve`.
+    options: as for `serve`.
     """
     try:
         loop, largest = partial(_run, settings, inbox, send), Request(0, settings.longest - 1, 1)
-        result = serve(settings, folder, replace=replace, say=say, bar=False, largest=largest, loop=loop)
+        result = serve(settings, folder, largest=largest, loop=loop, **options)
         send(result.summary["about"]["chosen"].get(FAILED, result.summary))
     except BaseException as error:
         send(one_line(error) or f"{type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
 """What `/metrics` shows, in the format of Prometheus: vLLM's names with the prefix `cbatch:`. Times are the engine's."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cbatch.request import SERVED
 from experiments.server.engine import Turn
@@ -22,26 +22,23 @@ _TIMES = ("time_to_first_token", "request_time_per_output_token", "e2e_request_l
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
 
-class Meters:
+class Meters(CollectorRegistry):
     """Counts what the engine reports. Times are of served requests, as in a summary; counters are of all."""
 
     def __init__(self) -> None:
-        self._registry = into = CollectorRegistry()
-        self._gauges = [Gauge(f"cbatch:{name}", text, registry=into) for name, text in _GAUGES.items()]
-        self._counters = {name: Counter(f"cbatch:{name}", text, registry=into) for name, text in _COUNTERS.items()}
-        self._ended = Counter("cbatch:request_success", "Requests that have ended", ["finished_reason"], registry=into)
+        super().__init__()
+        self._gauges = [Gauge(f"cbatch:{name}", text, registry=self) for name, text in _GAUGES.items()]
+        self.counters = {name: Counter(f"cbatch:{name}", text, registry=self) for name, text in _COUNTERS.items()}
+        self._ended = Counter("cbatch:request_success", "Requests that have ended", ["finished_reason"], registry=self)
         self._times = [
-            Histogram(f"cbatch:{name}_seconds", "As in docs/metrics.md", registry=into, buckets=_SECONDS)
+            Histogram(f"cbatch:{name}_seconds", "As in docs/metrics.md", registry=self, buckets=_SECONDS)
             for name in _TIMES
         ]
-
-    def refuse(self, number: int) -> None:
-        self._counters["admission_rejections"].inc(number)
 
     def count(self, turn: Turn) -> None:
         for gauge, value in zip(self._gauges, turn.state, strict=True):
             gauge.set(value)
-        count = self._counters
+        count = self.counters
         count["generation_tokens"].inc(len(turn.ids))
         for end in turn.ended:
             self._ended.labels(end.finish_reason and end.finish_reason.value).inc()
@@ -59,6 +56,3 @@ class Meters:
                 end_to_end.observe(last - end.arrival_time)
                 if end.num_output_tokens > 1:
                     tpot.observe((last - first) / (end.num_output_tokens - 1))
-
-    def text(self) -> bytes:
-        return generate_latest(self._registry)

@@ -1,14 +1,13 @@
 """Words in place of text, for models without a tokenizer, and for simulated tokens, which have no values."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 from zlib import crc32
 
 _WORDS = (" the", " time", " of", " a", " token", " is", " not", " yet")
 
 
 class Words:
-    """A vocabulary of so many words, as `cbatch.model.checkpoint.Vocabulary`, and the text of any output, as `experiments.text.OutputText`."""
+    """A vocabulary of so many words, with the methods of `Vocabulary` and those of `OutputText`."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -17,11 +16,10 @@ class Words:
         """Returns an id for each word, at least one."""
         return [crc32(word.encode(errors="replace")) % self._size for word in text.split() or [""]]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         return self.encode(" ".join(message["content"] for message in messages))
 
     def push(self, token: int) -> str:
-        """Returns the token's word."""
         return _WORDS[token % len(_WORDS)]
 
     def finish(self) -> str:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -15,7 +16,7 @@ from commands import PATIENCE
 
 from cbatch import CbatchError
 from experiments.server.app import make_app
-from experiments.server.door import Door, Engine
+from experiments.server.door import Door
 from experiments.server.engine import Inbox, serve_clients
 from experiments.server.settings import read_server_settings
 from experiments.settings.compose import compose
@@ -104,9 +105,9 @@ def in_thread(folder: Path, *arguments: str) -> Iterator[InThread]:
     """Runs a server inside the `with`. Raises CbatchError if it does not start."""
     settings = read_server_settings(compose(*arguments, name="server"))
     inbox, outbox = Inbox(), SimpleQueue[Any]()
-    engine = Thread(target=serve_clients, args=(settings, folder, inbox, outbox.put, print, False), daemon=True)
+    engine = Thread(target=serve_clients, args=(settings, folder, inbox, outbox.put), daemon=True)
     engine.start()
-    door = Door(settings, cast(Engine, SimpleNamespace(send=inbox.put, recv=outbox.get)))
+    door = Door(settings, cast(Connection, SimpleNamespace(send=inbox.put, recv=outbox.get)))
     with asyncio.Runner() as runner:
         server = InThread(runner, door)
         try:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from commands import command
 from in_thread import InThread, figures_of, in_thread
+from prometheus_client import generate_latest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -50,7 +51,7 @@ REFUSED: list[tuple[int, str, dict[str, Any]]] = [
     (400, "slo", {"slo": {"first": 1}}),
     (400, "client", {"client": "x" * 65}),
     (400, "client", {"client": "line\nbreak"}),
-    (400, "stream_options", {"stream_options": {"include_usage": True}}),
+    (400, "stream_options", {"stream_options": {"usage": True}}),
     (400, "logprobs", {"logprobs": 0}),
     (400, "echo", {"echo": True}),
     (400, "frequency_penalty", {"frequency_penalty": 0.1}),
@@ -251,7 +252,7 @@ def test_requests_that_wait_and_run_are_counted(tmp_path: Path) -> None:
             clients = asyncio.gather(*(server.call(COMPLETIONS, body) for _ in range(3)))
             while not clients.done():
                 await asyncio.sleep(0.001)
-                figures = figures_of(server.door.meters.text().decode())
+                figures = figures_of(generate_latest(server.door.meters).decode())
                 is_empty = not figures["kv_cache_usage_perc"]
                 seen.add((figures["num_requests_running"], figures["num_requests_waiting"], is_empty))
             return seen

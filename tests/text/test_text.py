@@ -153,7 +153,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
         [{"role": "user", "content": [{"type": "image_url"}]}],
         "messages[0].content=[{'type': 'image_url'}]: give a text",
     ),
-    (["x"], "messages[0]=x: give a dictionary"),
+    (["x"], "messages[0]=x: give its keys and values"),
 ]
 
 
