@@ -105,11 +105,11 @@ def beyond_text(abouts: Iterable[About]) -> str:
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:
-    """Says whether P99s rest on enough requests; empty if no runs share a row of a table, a point or a side of a comparison.
+    """Says whether P99s rest on enough requests; empty without runs that are averaged or that have no request beyond theirs.
 
-    counted: the requests that count in each of the runs that do.
+    counted: the requests that count in each of the runs that share a row of a table, a point or a side of a comparison.
     """
-    pooled = [number for group in counted if len(group) > 1 for number in group]
+    pooled = [number for group in counted for number in group if len(group) > 1 or number < 100]
     if not pooled:
         return ""
     beyond = min(pooled) / 100

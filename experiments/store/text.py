@@ -30,17 +30,19 @@ def title_of(about: Summary) -> str:
 
 
 def run_text(summary: Summary) -> str:
-    """A run in full: every metric."""
-    about = summary["about"]
+    """Returns a run in full: every metric, and of requests the percentiles that at least one request lies beyond."""
+    about, counted = summary["about"], summary["run"]["counted_requests"]
     title = "\n".join([title_of(about), *notes_of([about])])
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
     ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
-    rows = [
-        [f"{name} [{unit}]", *(format_number(summary[key][rank], factor) for rank in ranks)]
-        for key, (_, name, factor, unit) in LATENCIES.items()
-    ]
+    num_stated = 1 + sum(counted * (100 - rank) >= 100 for rank in PERCENTILES)
+    rows = []
+    for key, (_, name, factor, unit) in LATENCIES.items():
+        values = [format_number(summary[key][rank], factor) for rank in ranks]
+        stated = len(ranks) if key == "tbt_seconds" else num_stated
+        rows.append([f"{name} [{unit}]", *values[:stated], *["-"] * (len(ranks) - stated)])
     aligned = ("left", *["right"] * len(ranks))
-    return f"{title}\n\n{figures}\n\n{tabulate(rows, ['', *ranks], colalign=aligned, disable_numparse=True)}"
+    return f"{title}\n\n{figures}\n\n{tabulate(rows, [f'latencies of {counted:,} requests', *ranks], colalign=aligned, disable_numparse=True)}"
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:

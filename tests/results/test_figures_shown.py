@@ -98,10 +98,24 @@ def test_the_tables_of_a_run_hold_its_record(folder: Path) -> None:
 REPORT = Path(__file__).with_name("report.txt").read_text().removesuffix("\n")
 
 
+def _of_many(summary: dict[str, Any], number: int = 100) -> dict[str, Any]:
+    """Returns the summary as if this many requests counted."""
+    return summary | {"run": summary["run"] | {"counted_requests": number}}
+
+
+@pytest.mark.parametrize(("number", "stated"), [(9, 2), (10, 3), (19, 3), (20, 4), (99, 4), (100, 5)])
+def test_a_percentile_of_requests_is_printed_if_one_of_them_lies_beyond(number: int, stated: int) -> None:
+    *_, to_first_token, _, between, _, _, end_to_end, _ = run_text(
+        _of_many(make_summary(make_record()), number)
+    ).splitlines()
+    assert [line.split()[-5:].count("-") for line in (to_first_token, end_to_end)] == [5 - stated] * 2
+    assert "-" not in between.split()
+
+
 def test_the_printed_report_shows_each_figure_under_its_name() -> None:
-    assert run_text(make_summary(make_record(), objectives=Objectives(ttft=2.75))) == REPORT
+    assert run_text(_of_many(make_summary(make_record(), objectives=Objectives(ttft=2.75)))) == REPORT
     without = [line for line in REPORT.splitlines() if not line.startswith(("goodput", "SLOs"))]
-    assert run_text(make_summary(make_record(slo=SLO()))).splitlines() == without
+    assert run_text(_of_many(make_summary(make_record(slo=SLO())))).splitlines() == without
     difference, jain = {"mean": 1.5, "max": 4.0}, {"mean": 0.75}
     service = {"clients": {"ann": 5, "bob": 6}, "service_difference": difference, "jain_index": jain}
     text = run_text(make_summary(make_record()) | {"service": service})
