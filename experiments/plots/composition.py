@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
 from experiments.plots.series import load_runs
@@ -51,13 +50,11 @@ def draw(folder: Path, look: Look = PLAIN) -> Figure:
     for name, style in (("running", "k-"), ("waiting", "r--")):
         requests.plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post", linewidth=1)
     requests.set_ylabel("requests")
-    used = drawn["kv_blocks_used"] / run["limits.kv_blocks"]
+    used = 100 * drawn["kv_blocks_used"] / run["limits.kv_blocks"]
     memory.plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
-    memory.set(ylabel="KV cache used")
+    memory.set_ylabel("KV cache\nused [%]")
     for row in rows[3:]:
         _draw_prompts(row[0], served, steps["started"].max())
-    for row in rows[2:]:
-        row[0].yaxis.set_major_formatter(PercentFormatter(1.0))
     for [panel] in rows:
         panel.set_ylim(bottom=0)
         panel.xaxis.grid(visible=False)
@@ -80,10 +77,10 @@ def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
     }
     kinds = {name: tokens for name, tokens in kinds.items() if tokens.any()}
     sums = np.array([np.histogram(admitted["admitted"], edges, weights=tokens)[0] for tokens in kinds.values()])
-    shares = np.pad(sums / np.maximum(sums.sum(axis=0), 1), ((0, 0), (0, 1)), mode="edge")
+    shares = np.pad(100 * sums / np.maximum(sums.sum(axis=0), 1), ((0, 0), (0, 1)), mode="edge")
     colours = [_PARTS[name] for name in kinds]
     panel.stackplot(edges, *shares, step="post", labels=list(kinds), colors=colours, linewidth=0)
-    panel.set(ylabel="prompt tokens", ylim=(0, 1))
+    panel.set(ylabel="prompt\ntokens [%]", ylim=(0, 100))
 
 
 def _thin_out(steps: pd.DataFrame) -> tuple[pd.DataFrame, str]:

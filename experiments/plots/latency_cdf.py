@@ -43,7 +43,7 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     if not rows:
         raise ConfigError(f"{folder}: no request has a tier; give them with workload.tiers, or leave out tiers=true")
     groups = list(frame.groupby("label", sort=False))
-    figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows))
+    figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows), sharey=True)
     for tier, panels in zip(rows, axes, strict=True):
         for index, (label, group) in enumerate(groups):
             latencies = [_latencies(run, requests[run], tier) for run in group["folder"]]
@@ -84,13 +84,14 @@ def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
 def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: int, first: float = 0.5) -> None:
     """The cumulative distribution of all runs' values, thinned out to quantiles if there are many; a band of the runs'.
 
-    first: the place of the first of its six markers, 0 to 1, so that those of equal lines lie beside each other.
+    first: the place of the first of its four markers, 0 to 1, so that those of equal lines lie beside each other.
     """
     values = np.concatenate(runs)
     shares = np.linspace(0, 1, min(len(values), _MOST_POINTS) + 1) if len(values) else values  # no second tokens, say
-    style = {**line_style(index), "markevery": (int(first * len(shares) / 6), max(len(shares) // 6, 1))}
+    style = {**line_style(index), "linestyle": "-", "linewidth": 1.0, "markersize": 4}
+    style |= {"markevery": (int(first * len(shares) / 4), max(len(shares) // 4, 1))}
     quantiles = np.quantile(values, shares, method="inverted_cdf") if len(values) else values
     axes.plot(quantiles, shares, label=label, drawstyle="steps-post", **style)
     if len(single := [np.quantile(run, shares, method="inverted_cdf") for run in runs if len(run)]) > 1:
         low, high = np.min(single, axis=0), np.max(single, axis=0)
-        axes.fill_betweenx(shares, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        axes.fill_betweenx(shares, low, high, color=style["color"], alpha=0.1, linewidth=0)

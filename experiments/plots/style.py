@@ -99,10 +99,13 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def new_figure(
-    rows: int, columns: int, height: float, *, ratios: Sequence[float] | None = None, sharex: bool = False
+    rows: int, columns: int, height: float, *, ratios: Sequence[float] | None = None, **shared: bool
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure as wide as a page, `height` inches, and its axes, [rows][columns]. ratios: heights of the rows."""
-    options: dict[str, Any] = {"sharex": sharex, "height_ratios": ratios, "layout": "constrained"}
+    """Returns a figure as wide as a page, `height` inches, and its axes, [rows][columns].
+
+    ratios: heights of the rows. shared: sharex, sharey.
+    """
+    options: dict[str, Any] = {"height_ratios": ratios, "layout": "constrained", **shared}
     figure, axes = plt.subplots(rows, columns, figsize=(PAGE, height), squeeze=False, **options)
     return figure, axes.tolist()
 

@@ -1,6 +1,7 @@
 """Building blocks of plots: labels of logarithmic axes, and styles that can be told apart."""
 
 import warnings
+from itertools import pairwise
 
 import pytest
 
@@ -22,3 +23,19 @@ def test_an_axis_without_positive_values_can_be_drawn(values: list[float]) -> No
 def test_sixteen_series_can_be_told_apart_without_colour() -> None:
     looks = {(style["marker"], style["fillstyle"]) for style in map(line_style, range(16))}
     assert len(looks) == len({line_style(index)["color"] for index in range(16)}) == 16
+
+
+@pytest.mark.parametrize(("width", "number"), [(7, 3), (3.5, 2)])
+def test_the_numbers_of_a_logarithmic_axis_do_not_touch_on_narrow_panels(width: float, number: int) -> None:
+    """At 3.5 inches 0.02, 0.05, 0.1 and 0.2 would lie on each other."""
+    figure, [panels] = new_figure(1, 3, 2)
+    figure.set_size_inches(width, 2)
+    for panel in panels:
+        panel.plot([0.012, 0.31], [0, 1])
+        panel.set_xscale("log")
+        parts.label_log(panel.xaxis)
+    figure.canvas.draw()
+    for panel in panels:
+        boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
+        ends = sorted((box.x0, box.x1) for box in boxes)
+        assert len(ends) >= number and all(one[1] < two[0] for one, two in pairwise(ends))

@@ -239,7 +239,7 @@ def test_composition_of_iterations_over_time(folder: Path, monkeypatch: pytest.M
     assert tops == [1, 7, 8]
     assert lines(requests) == {"running": (started, [1, 2, 0, 1, 0]), "waiting": (started, [1, 0, 1, 0, 0])}
     [(_, used)] = lines(memory).values()
-    assert used == pytest.approx([0.1, 0.25, 0.3, 0.15, 0.15])
+    assert used == pytest.approx([10, 25, 30, 15, 15])
     monkeypatch.setattr(composition, "_MOST_STEPS", 4)  # means of four iterations, and of the last one
     means = lines(composition.draw(folder).axes[1])
     assert means["running"] == ([1.25, 11.5], [1.0, 0.0])
@@ -266,7 +266,7 @@ def test_what_prompts_consist_of_with_a_prefix_cache() -> None:
         [y for x, y in area.get_paths()[0].vertices if x == place] for area in panel.collections for place in (0.0, 2.0)
     ]
     assert [area.get_label() for area in panel.collections] == ["found", "computed", "recomputed"]
-    assert [max(values) for values in tops] == pytest.approx([0.5, 0, 1, 0.8, 1, 1])
+    assert [max(values) for values in tops] == pytest.approx([50, 0, 100, 80, 100, 100])
 
 
 def test_service_of_clients_over_time(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
