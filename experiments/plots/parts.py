@@ -6,6 +6,7 @@ from math import inf, isinf
 from typing import Any
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
@@ -16,13 +17,17 @@ _MOST_VALUES = 7  # that are labelled on an axis
 class _Apart(StrMethodFormatter):
     """Labels the ticks of an axis, but on a narrow panel none whose text would touch the one before."""
 
+    def __init__(self, axis: Axis) -> None:
+        super().__init__("{x:,.10g}")
+        self._axis = axis
+
     def format_ticks(self, values: list[float]) -> list[str]:
         """Returns the texts of ticks, empty ones for those that are left out."""
-        texts, axes = super().format_ticks(values), self.axis.axes
-        if self.axis is axes.yaxis:
+        texts, axes = super().format_ticks(values), self._axis.axes
+        if self._axis is axes.yaxis:
             return texts
-        low, high = sorted(self.axis.get_view_interval())
-        letter = 0.6 * self.axis.label.get_size() * axes.figure.dpi / 72  # pixels
+        low, high = sorted(self._axis.get_view_interval())
+        letter = 0.6 * rcParams["font.size"] * axes.figure.dpi / 72  # pixels
         places, free = axes.transData.transform([(value, 1) for value in values])[:, 0], -inf
         for index in np.argsort(places):
             half = letter * len(texts[index]) / 2
@@ -54,7 +59,7 @@ def label_log(axis: Axis, values: Sequence[float] = ()) -> None:
         steps = {3.5: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), 8: (1, 1.5, 2, 3, 5, 7), 20: (1, 2, 3, 5), 100: (1, 2, 5)}
         others = (1, 3) if high < 1000 * low else (1,)
         axis.set_major_locator(LogLocator(subs=next((steps[most] for most in steps if high < most * low), others)))
-    axis.set_major_formatter(_Apart("{x:,.10g}"))
+    axis.set_major_formatter(_Apart(axis))
     exact = isinstance(axis.get_major_locator(), FixedLocator)
     axis.set_minor_locator(NullLocator() if exact else LogLocator(subs=range(2, 10), numticks=99))
     axis.set_minor_formatter(NullFormatter())

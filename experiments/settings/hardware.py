@@ -8,6 +8,7 @@ import ctypes
 import os
 import platform
 import re
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict
 from functools import lru_cache
@@ -19,7 +20,9 @@ from typing import Any, NoReturn
 from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, load_profile
+from cbatch.sim.profile_file import profile_names
 from cbatch.sim.roofline import Ceilings
+from experiments.store.provenance import slug
 
 CPU = "cpu"
 
@@ -97,11 +100,24 @@ def card_name() -> str:
 
 def count_gpus() -> int:
     """Returns the number of NVIDIA GPUs that this process may use. Asks the driver: importing torch takes seconds."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
     count = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+    if (driver := _driver()) is None or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
+
+
+def profile_of_gpu() -> str | None:
+    """Returns the package's profile of the first GPU; None if it has none. Asks the driver."""
+    device, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
+    if (driver := _driver()) is None or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    driver.cuDeviceGetName(name, len(name), device)
+    profile = slug(name.value.decode())
+    return profile if profile in profile_names() else None
+
+
+def _driver() -> ctypes.CDLL | None:
+    with suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        return None if driver.cuInit(0) else driver
+    return None

@@ -20,7 +20,7 @@ from cbatch.stall import Patience
 from cbatch.validation import Give, Switch, check_known, positive, read, whole
 from experiments.progress import Setting
 from experiments.settings.backend import Backend
-from experiments.settings.backends import Auto, Runtime
+from experiments.settings.backends import Auto, Cuda, Runtime
 from experiments.settings.construct import (
     build_arguments,
     call,
@@ -30,6 +30,7 @@ from experiments.settings.construct import (
     construct,
     locate,
 )
+from experiments.settings.hardware import profile_of_gpu
 from experiments.workloads import Workload
 
 GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "eviction", "backend", "experiment")
@@ -221,9 +222,14 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     workload: Workload = construct("workload", config["workload"], needs=("requests",))
     workload = workload.within(model.max_positions) if isinstance(workload, Workload) else workload
     _check_effects(composed.given(), model, workload, root.prefix_cache)
+    backend = _backend(config["backend"], chosen)
+    unnamed = "hardware" not in composed.given() and root.hardware == Cuda.predicts_with
+    if unnamed and isinstance(backend, Cuda) and (profile := profile_of_gpu()):
+        chosen["hardware"] = f"{profile} (the GPU here)"
+        root, composed = replace(root, hardware=profile), replace(composed, keys={**config, "hardware": profile})
     return kind(
         **{name: getattr(root, name) for name in names},
-        backend=_backend(config["backend"], chosen),
+        backend=backend,
         runtime=construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile")),
         model=model,
         workload=workload,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from shutil import copy
+from types import SimpleNamespace
 
 import pytest
 from commands import command, summary
@@ -15,6 +16,8 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.profile import command as profile_command
 from experiments.profile import host, laboratory
+from experiments.settings import hardware
+from experiments.settings.compose import compose_run
 from experiments.settings.hardware import UnmeasuredError, cost_model, cpu_name, cpu_profile
 from experiments.settings.presets import load_spec
 
@@ -119,3 +122,25 @@ def test_measurements_hold_for_one_shape_of_a_model_and_one_number_of_threads(
     assert cpu_profile(replace(TINY, num_layers=4)) != file
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert cpu_profile(TINY) != file
+
+
+@pytest.mark.parametrize(
+    ("card", "keys", "profile"),
+    [
+        ("NVIDIA H100 80GB HBM3", (), "h100"),
+        ("NVIDIA H200", (), "h200"),
+        ("NVIDIA H100 PCIe", (), "h200"),  # another card, without a profile
+        ("NVIDIA H100 80GB HBM3", ("hardware=h200",), "h200"),
+        ("NVIDIA H100 80GB HBM3", ("experiment=fig9",), "a6000-llama-13b"),
+        ("NVIDIA H100 80GB HBM3", ("backend=sim",), "h200"),
+    ],
+)
+def test_policies_on_a_gpu_predict_with_its_own_profile(
+    card: str, keys: tuple[str, ...], profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = SimpleNamespace(cuInit=lambda _: 0, cuDeviceGet=lambda device, _: 0)  # libcuda with one GPU
+    driver.cuDeviceGetName = lambda text, size, device: setattr(text, "value", card.encode())
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda _: driver)
+    settings = compose_run("backend=cuda", *keys) if "backend=sim" not in keys else compose_run(*keys)
+    assert settings.hardware == settings.composed.keys["hardware"] == profile, "a replay reads the keys"
+    assert ("hardware" in settings.chosen) == (not keys and card != "NVIDIA H100 PCIe")

@@ -107,7 +107,7 @@ def test_a_sweep_crosses_own_arguments_with_built_in_policies(tmp_path: Path) ->
     own = {"_target_": "greedy.Greedy", "oracle": True}
     assert sorted(ran, key=str) == [{**own, "budget": 128}, {**own, "budget": 64}, {"_target_": "policies.orca.Orca"}]
     names = {path.name.split(",~")[0] for path in tmp_path.glob("multirun/s/*/")}
-    assert {name.split("policy=")[1].split(",workload")[0] for name in names} == {
+    assert {name.split("policy=")[1].split(",length")[0] for name in names} == {
         "orca",
         "greedy.Greedy_budget=64,oracle=true",
         "greedy.Greedy_budget=128,oracle=true",
