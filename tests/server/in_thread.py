@@ -18,7 +18,7 @@ from cbatch import CbatchError
 from experiments.server.app import make_app
 from experiments.server.door import Door
 from experiments.server.engine import Inbox, serve_clients
-from experiments.server.settings import read_server_settings
+from experiments.server.settings import ServerSettings, read_server_settings
 from experiments.settings.compose import compose
 
 T = TypeVar("T")
@@ -101,24 +101,32 @@ def figures_of(text: str) -> dict[str, float]:
 
 
 @contextmanager
+def engine_in_thread(settings: ServerSettings, folder: Path, **options: Any) -> Iterator[Connection]:
+    """Runs an engine as `engine_of`, in a thread, which is faster."""
+    inbox, outbox = Inbox(), SimpleQueue[Any]()
+    engine = Thread(target=serve_clients, args=(settings, folder, inbox, outbox.put), kwargs=options, daemon=True)
+    engine.start()
+    try:
+        yield cast(Connection, SimpleNamespace(send=inbox.put, recv=outbox.get))
+    finally:
+        inbox.put(None)
+        engine.join(PATIENCE)
+
+
+@contextmanager
 def in_thread(folder: Path, *arguments: str) -> Iterator[InThread]:
     """Runs a server inside the `with`. Raises CbatchError if it does not start."""
     settings = read_server_settings(compose(*arguments, name="server"))
-    inbox, outbox = Inbox(), SimpleQueue[Any]()
-    engine = Thread(target=serve_clients, args=(settings, folder, inbox, outbox.put), daemon=True)
-    engine.start()
-    door = Door(settings, cast(Connection, SimpleNamespace(send=inbox.put, recv=outbox.get)))
-    with asyncio.Runner() as runner:
-        server = InThread(runner, door)
+    with engine_in_thread(settings, folder) as engine, asyncio.Runner() as runner:
+        server = InThread(runner, Door(settings, engine))
         try:
             yield server
         finally:
-            door.put(None)
+            server.door.put(None)
             try:
                 server.summary = server.run(_result(server.closed))
             except CbatchError as error:
                 server.problem = str(error)
-            engine.join(PATIENCE)
 
 
 async def _result(task: asyncio.Task[T]) -> T:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from commands import command, wait_for
-from live import Live, serving
+from live import Live, served, serving
 
 MANNERS = ("stays", "stays", "reads slowly", "leaves", "leaves at once", "sends half", "closes half")
 
@@ -72,43 +73,44 @@ def check_answers(bodies: list[dict[str, Any]], manners: list[str], answers: lis
             assert b"[DONE]" in answer or not body["stream"]
 
 
-def check_crowd(live: Live, bodies: list[dict[str, Any]], manners: list[str], at_once: int) -> None:
-    """Checks the answers of a crowd, and that the server holds nothing of it when all have gone."""
-    files = Path(f"/proc/{live.process.pid}/fd")
+def check_crowd(live: Live, pid: int, at_once: int, bodies: list[dict[str, Any]], manners: list[str]) -> None:
+    """Checks the answers of a crowd, and that the server's process holds nothing of it when all have gone."""
+    files = Path(f"/proc/{pid}/fd")
     live.ask("/health")
     num_files = len([*files.iterdir()])
     check_answers(bodies, manners, asyncio.run(crowd(live.port, bodies, manners, at_once)))
     idle = {f"cbatch:{name} 0.0" for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")}
-    wait_for(lambda: idle <= {*live.ask("/metrics")[1].splitlines()}, live.process)
-    wait_for(lambda: len([*files.iterdir()]) <= num_files, live.process)
+    wait_for(lambda: idle <= {*live.ask("/metrics")[1].splitlines()})
+    wait_for(lambda: len([*files.iterdir()]) <= num_files)
 
 
 def test_ten_thousand_requests_of_a_thousand_clients_leave_nothing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     if not pytestconfig.getoption("--slow"):
         pytest.skip("--slow: takes half a minute of two cores")
     with serving(tmp_path, "policy=vllm_v1", "backend=sim", "batch=512", "chunk=2048", "port=0") as live:
-        check_crowd(live, *bodies_and_manners(10_000, 500), 1000)
-        assert live.stop()[0] == 0
+        check_crowd(live, live.process.pid, 1000, *bodies_and_manners(10_000, 500))
+        assert live.stop() == 0
 
 
-def test_the_others_get_the_tokens_of_a_run_without_those_who_leave(tmp_path: Path) -> None:
+def test_the_others_get_the_tokens_of_a_run_without_those_who_leave(tmp_path: Path, capfd: Any) -> None:
     bodies, manners = bodies_and_manners(60, 512)
-    with serving(
-        tmp_path, "policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16", "port=0"
-    ) as live:
-        check_crowd(live, bodies, manners, 30)
-        status, printed = live.stop()
-        assert status == 0 and "File" not in printed, printed
-    requests = pd.read_csv(live.folder / "requests.csv", dtype={"client": str}).set_index("id")
-    lines = (json.loads(line) for line in (live.folder / "outputs.jsonl").read_text().splitlines())
+    tiny, folder = ("backend=cpu", "model=tiny", "batch=6"), tmp_path / "run"
+
+    def clients(live: Live) -> None:
+        check_crowd(live, os.getpid(), 30, bodies, manners)
+
+    served(folder, clients, *tiny, "policy=sarathi_serve", "chunk=16", "port=0")
+    assert "File" not in "".join(capfd.readouterr())
+    requests = pd.read_csv(folder / "requests.csv", dtype={"client": str}).set_index("id")
+    lines = (json.loads(line) for line in (folder / "outputs.jsonl").read_text().splitlines())
     live_outputs = {
         requests.client[line["id"]]: line["output"] for line in lines if requests.finish_reason[line["id"]] == "length"
     }
     assert {"length", "cancelled"} == {*requests.finish_reason}
     prompts = [{"token_ids": body["prompt"], "max_new_tokens": body["max_tokens"]} for body in bodies]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    offline = ("policy=orca", "backend=cpu", "model=tiny", "batch=6", "workload=prompts", "workload.path=prompts.jsonl")
-    assert command("run", *offline, "output=offline", cwd=tmp_path).returncode == 0
+    offline = ("policy=orca", "workload=prompts", "workload.path=prompts.jsonl", "output=offline")
+    assert command("run", *tiny, *offline, cwd=tmp_path).returncode == 0
     lines = (json.loads(line) for line in (tmp_path / "offline" / "outputs.jsonl").read_text().splitlines())
     outputs = {str(line["id"]): line["output"] for line in lines}
     assert len(live_outputs) >= manners.count("stays") and live_outputs.items() <= outputs.items()

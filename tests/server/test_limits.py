@@ -1,7 +1,8 @@
-"""How a server ends, and what happens when its engine fails: in processes of their own."""
+"""How a server ends, and what happens when its engine fails."""
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -10,74 +11,68 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import PATIENCE, command, environment, new_process, summary, wait_for
-from live import events, serving
+from commands import command, environment, summary, wait_for
+from live import Live, events, served
+
+from cbatch import CbatchError
 
 COMPLETIONS = "/v1/completions"
-LONG = {"prompt": "a", "max_tokens": 500, "stream": True}
+LONG = {"prompt": "a", "max_tokens": 200, "stream": True}
 SLOW = ("policy=sarathi_serve", "backend=sim", "batch=64", "port=0")
-"""A simulated server in real time: 500 tokens take two seconds."""
+"""A simulated server in real time: 200 tokens take 0.8 seconds."""
 
 
-@pytest.mark.parametrize(("seconds", "signals"), [(30, 1), (0.2, 1), (30, 2)])
+def read_until_cut(stream: http.client.HTTPResponse) -> int:
+    """Returns the code of the error after which a stream is cut."""
+    with pytest.raises(http.client.IncompleteRead) as cut:
+        stream.read()
+    return int(json.loads(cut.value.partial.decode().split("data: ")[-1])["error"]["code"])
+
+
+@pytest.mark.parametrize(("seconds", "signals"), [(30, 1), (0.1, 1), (30, 2)])
 def test_a_signal_lets_open_requests_end_for_a_while_or_until_the_next_signal(
     tmp_path: Path, seconds: float, signals: int
 ) -> None:
     is_cut = seconds < 1 or signals > 1
-    with serving(tmp_path, *SLOW, f"drain_seconds={seconds}") as live:
+
+    def clients(live: Live) -> None:
         stream = live.send(COMPLETIONS, LONG)
         for _ in range(signals):
-            live.process.send_signal(signal.SIGINT)
-            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
         if is_cut:
-            with pytest.raises(http.client.IncompleteRead) as cut:
-                stream.read()
-            assert json.loads(cut.value.partial.decode().split("data: ")[-1])["error"]["code"] == 503
+            assert read_until_cut(stream) == 503
         else:
-            assert len(events(stream)) == 500
-        live.process.communicate()
-        assert live.process.returncode == 0
-    figures = summary(live.folder)
+            assert len(events(stream)) == 200
+
+    figures, _ = served(tmp_path / "run", clients, *SLOW, f"drain_seconds={seconds}", ends=True)
     assert figures["run"].get("cancelled_requests", 0) == is_cut
     assert figures["about"]["chosen"].get("cut") == ("1 requests, as the server ended" if is_cut else None)
 
 
 def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_path: Path) -> None:
-    with serving(tmp_path, "policy=orca", "policy._target_=failing_policies.Fails", *SLOW[1:]) as live:
-        stream = live.send(COMPLETIONS, LONG)
-        with pytest.raises(http.client.IncompleteRead) as cut:
-            stream.read()
-        assert json.loads(cut.value.partial.decode().split("data: ")[-1])["error"]["code"] == 503
-        printed, _ = live.process.communicate()
-        assert live.process.returncode == 2 and "the policy's fault" in printed
-    assert summary(live.folder)["run"]["cancelled_requests"] == 1
-    assert "the policy's fault" in summary(live.folder)["about"]["chosen"]["ended by"]
+    def clients(live: Live) -> None:
+        assert read_until_cut(live.send(COMPLETIONS, LONG)) == 503
+
+    fails = ("policy=orca", "policy._target_=failing_policies.Fails", *SLOW[1:])
+    with pytest.raises(CbatchError, match="the policy's fault"):
+        served(tmp_path / "run", clients, *fails, ends=True)
+    figures = summary(tmp_path / "run")
+    assert figures["run"]["cancelled_requests"] == 1 and "the policy's fault" in figures["about"]["chosen"]["ended by"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_engine_ends_with_a_server_that_has_not_begun_to_serve(tmp_path: Path, number: int) -> None:
-    arguments = [
-        sys.executable,
-        "-m",
-        "experiments.server",
-        "policy=orca",
-        "policy._target_=failing_policies.Sleeps",
-        *SLOW[1:],
-    ]
-    engine = tmp_path / "pid"
+def test_the_engine_ends_with_a_server_that_is_killed_before_it_serves(tmp_path: Path) -> None:
+    sleeps = ("policy=orca", "policy._target_=failing_policies.Sleeps", *SLOW[1:])
+    arguments, engine = [sys.executable, "-m", "experiments.server", *sleeps], tmp_path / "pid"
     with subprocess.Popen(arguments, cwd=tmp_path, env=environment(), text=True) as process:
         wait_for(lambda: engine.is_file() and engine.read_text(), process)
-        process.send_signal(number)
-        assert process.wait(timeout=PATIENCE) != 0
-    end = time.monotonic() + PATIENCE
-    while Path("/proc", engine.read_text()).is_dir():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+        process.kill()
+    wait_for(lambda: not Path("/proc", engine.read_text()).is_dir())
 
 
 def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        ended = new_process("server", *SLOW[:-1], f"port={other.getsockname()[1]}", cwd=tmp_path)
+        ended = command("server", *SLOW[:-1], f"port={other.getsockname()[1]}", cwd=tmp_path)
     assert ended.returncode == 2 and ended.stderr.startswith("error: bind=127.0.0.1 port=")
 
 
