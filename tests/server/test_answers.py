@@ -1,17 +1,12 @@
 """What clients may ask for, and what they are answered."""
 
-import asyncio
-import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from commands import command
-from in_thread import InThread, figures_of, in_thread
-from prometheus_client import generate_latest
+from in_thread import InThread, in_thread
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -163,21 +158,6 @@ def test_a_stream_says_no_more_than_was_asked_for(server: InThread) -> None:
     assert len(chunks) == 3 and not any("usage" in chunk for chunk in chunks)
 
 
-def test_words_stand_for_tokens_without_text(tmp_path: Path) -> None:
-    words = (" the", " time", " of", " a", " token", " is", " not", " yet")
-    with in_thread(tmp_path / "run", *TINY) as server:
-        answer = server.ask(COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 6, "stop": " yet"}).content
-        assert answer["choices"][0]["finish_reason"] == "length", "a stop string is not looked for in words"
-        usage = [
-            server.ask(COMPLETIONS, {"prompt": text, "max_tokens": 1}).content["usage"] for text in ("a b  c", "a")
-        ]
-        assert [counts["prompt_tokens"] for counts in usage] == [3, 1]
-        chat = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
-        assert server.ask(CHAT, {"messages": chat, "max_tokens": 1}).content["usage"]["prompt_tokens"] == 3
-    [line, *_] = map(json.loads, (tmp_path / "run" / "outputs.jsonl").read_text().splitlines())
-    assert answer["choices"][0]["text"] == "".join(words[token % 8] for token in line["output"])
-
-
 def test_equal_seeds_draw_equal_tokens_and_choices_of_one_prompt_differ(tmp_path: Path) -> None:
     body = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 2.0}
     with in_thread(tmp_path / "run", *TINY) as server:
@@ -190,15 +170,6 @@ def test_equal_seeds_draw_equal_tokens_and_choices_of_one_prompt_differ(tmp_path
         assert greedy == {first_only}
 
 
-def test_a_run_of_a_server_is_a_run_folder(tmp_path: Path) -> None:
-    with in_thread(tmp_path / "run", *SIMULATED, "decisions=true") as server:
-        for number in range(3):
-            server.ask(COMPLETIONS, {"prompt": "a b", "max_tokens": 4, "client": f"c{number}"})
-    assert server.summary["run"]["requests"] == 3
-    assert command("replay", "run", cwd=tmp_path).returncode == 0
-    assert command("plot", "latency_cdf", "run", cwd=tmp_path).returncode == 0
-
-
 def test_what_policies_read_is_in_the_run(tmp_path: Path) -> None:
     asked = {"session": "s", "tier": "t", "priority": 3, "slo": {"ttft": 1, "total": 2}, "predicted_new_tokens": 7}
     with in_thread(tmp_path / "run", *SIMULATED) as server:
@@ -209,52 +180,3 @@ def test_what_policies_read_is_in_the_run(tmp_path: Path) -> None:
     named = ("session", "tier", "priority", "slo_ttft_seconds", "slo_total_seconds", "predicted_new_tokens")
     assert rows.loc[0, [*named]].tolist() == ["s", "t", 3, 1, 2, 7]
     assert rows.loc[0, "output_tokens"] == 4 and server.summary["run"]["requests"] == 2
-
-
-def test_metrics_are_those_of_the_run(tmp_path: Path) -> None:
-    with in_thread(tmp_path / "run", *SIMULATED) as server:
-        for prompt, new in (("a b", 4), ("a b c", 1)):
-            server.ask(COMPLETIONS, {"prompt": prompt, "max_tokens": new})
-        left = {"prompt": "a b c d", "max_tokens": 3000, "stream": True}
-        assert not server.run(server.call(COMPLETIONS, left, leave_after=2)).is_whole
-        while not (figures := server.figures()).get('request_success_total{finished_reason="cancelled"}'):
-            time.sleep(0.01)
-        assert figures['request_success_total{finished_reason="length"}'] == 2
-        assert figures["prompt_tokens_total"] == 9 and figures["prefix_cache_queries_total"] == 9
-        assert 6 < figures["generation_tokens_total"] < 3000 and figures["num_preemptions_total"] == 0
-        assert [figures[name] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")] == [
-            0
-        ] * 3
-    assert server.summary["run"]["cancelled_requests"] == 1
-    for name, group, number in (
-        ("time_to_first_token", "ttft_seconds", 2),
-        ("e2e_request_latency", "end_to_end_seconds", 2),
-        ("request_time_per_output_token", "tpot_seconds", 1),
-    ):
-        assert figures[f"{name}_seconds_count"] == number
-        assert figures[f"{name}_seconds_sum"] / number == pytest.approx(server.summary[group]["mean"])
-
-
-def test_what_the_prefix_cache_held_is_in_the_usage_and_in_the_metrics(tmp_path: Path) -> None:
-    with in_thread(tmp_path / "run", *TINY, "prefix_cache=true", "block_size=4") as server:
-        for cached in (0, 16):
-            answer = server.ask(COMPLETIONS, {"prompt": [*range(20)], "max_tokens": 4, "n": 2}).content
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
-        figures = server.figures()
-    assert figures["prefix_cache_queries_total"] == 80 and figures["prefix_cache_hits_total"] >= 32
-
-
-def test_requests_that_wait_and_run_are_counted(tmp_path: Path) -> None:
-    with in_thread(tmp_path / "run", "policy=orca", "backend=sim", "batch=2") as server:
-
-        async def crowd() -> set[tuple[float, ...]]:
-            seen, body = set(), {"prompt": "a", "max_tokens": 30, "stream": True}
-            clients = asyncio.gather(*(server.call(COMPLETIONS, body) for _ in range(3)))
-            while not clients.done():
-                await asyncio.sleep(0.001)
-                figures = figures_of(generate_latest(server.door.meters).decode())
-                is_empty = not figures["kv_cache_usage_perc"]
-                seen.add((figures["num_requests_running"], figures["num_requests_waiting"], is_empty))
-            return seen
-
-        assert {(2, 1, False), (1, 0, False)} <= server.run(crowd())

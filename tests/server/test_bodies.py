@@ -78,3 +78,11 @@ def test_prompts_and_messages_become_tokens() -> None:
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     content = json.dumps({"messages": [{"role": "user", "content": parts}]})
     assert ChatBody.model_validate_json(content, context=DEFAULTS).encode(words) == [words.encode("a b")]
+
+
+def test_words_stand_for_tokens_without_text() -> None:
+    words, texts = Words(50), (" the", " time", " of", " a", " token", " is", " not", " yet")
+    assert [len(words.encode(text)) for text in ("a b  c", "a", "")] == [3, 1, 1]
+    chat = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+    assert words.encode_chat(chat) == words.encode("a b c") and 0 <= min(words.encode("\ud800 b c d e")) < 50
+    assert [words.push(token) for token in (*range(10), -1)] == [*texts, " the", " time", " yet"] and not words.finish()

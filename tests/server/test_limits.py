@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import command, environment, summary, wait_for
+from in_thread import in_thread
 from live import Live, events, served
 
 from cbatch import CbatchError
@@ -68,6 +69,15 @@ def test_the_engine_ends_with_a_server_that_is_killed_before_it_serves(tmp_path:
         wait_for(lambda: engine.is_file() and engine.read_text(), process)
         process.kill()
     wait_for(lambda: not Path("/proc", engine.read_text()).is_dir())
+
+
+def test_a_run_of_a_server_is_a_run_folder(tmp_path: Path) -> None:
+    with in_thread(tmp_path / "run", *SLOW[:-1], "decisions=true") as server:
+        for number in range(3):
+            server.ask(COMPLETIONS, {"prompt": "a b", "max_tokens": 4, "client": f"c{number}"})
+    assert server.summary["run"]["requests"] == 3
+    assert command("replay", "run", cwd=tmp_path).returncode == 0
+    assert command("plot", "latency_cdf", "run", cwd=tmp_path).returncode == 0
 
 
 def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:

@@ -25,11 +25,15 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
-import hydra  # noqa: F401 - loaded once here, not again by the tests of each mutant
+import fastapi  # noqa: F401 - loaded once here, not again by the tests of each mutant
+import hydra  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import pandas  # noqa: F401
 import pydantic  # noqa: F401
 import pytest
+import torch  # noqa: F401
+import transformers  # noqa: F401
+import uvicorn  # noqa: F401
 import yaml
 from hypothesis import Phase, settings
 from mutations import Mutant, mutants_of, sample

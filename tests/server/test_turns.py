@@ -1,0 +1,112 @@
+"""What an engine makes of the messages of a server, without threads: each answer of the engine decides the next messages."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pandas as pd
+import pytest
+from commands import PATIENCE, summary
+
+from cbatch import FinishReason, RequestSpec
+from experiments.server.engine import Inbox, Message, Turn, serve_clients
+from experiments.server.settings import read_server_settings
+from experiments.settings.compose import compose
+
+SIMULATED = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64")
+TINY = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16")
+
+
+def spec(id_: int, prompt: Sequence[int], new: int, **fields: Any) -> RequestSpec:
+    return RequestSpec(id_, len(prompt), new, arrival_time=perf_counter(), prompt=prompt, **fields)
+
+
+def converse(folder: Path, answer: Callable[[Any, list[Turn]], Sequence[Message]], *arguments: str) -> list[Any]:
+    """Returns all messages of an engine. answer: returns what is said to a message, which comes with the turns so far."""
+    settings, inbox, messages = read_server_settings(compose(*arguments, name="server")), Inbox(), list[Any]()
+
+    def send(message: Any) -> None:
+        messages.append(message)
+        for said in answer(message, [turn for turn in messages if isinstance(turn, Turn)]):
+            inbox.put(said)
+
+    serve_clients(settings, folder, inbox, send)
+    return messages
+
+
+def until_all_ended(specs: Sequence[RequestSpec]) -> Callable[[Any, list[Turn]], Sequence[Message]]:
+    """Asks for all at once, and closes the door when they have ended."""
+
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        num_ended = sum(len(turn.ended) for turn in turns)
+        return specs if isinstance(message, int) else [None] if turns and num_ended == len(specs) else []
+
+    return answer
+
+
+def test_turns_have_the_tokens_of_the_outputs_and_the_ends(tmp_path: Path) -> None:
+    specs = [spec(id_, [*range(3 + 20 * id_)], 4 + id_) for id_ in range(3)]
+    longest, *turns, figures = converse(tmp_path / "run", until_all_ended(specs), *TINY)
+    assert longest == 4096 and figures["run"]["requests"] == 3
+    streams: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for turn in turns:
+        for id_, token in zip(turn.ids, turn.tokens, strict=True):
+            streams[id_].append(token)
+        for end in turn.ended:
+            assert end.output == streams[end.id] and end.finish_reason is FinishReason.LENGTH
+    assert {id_: len(tokens) for id_, tokens in streams.items()} == {0: 4, 1: 5, 2: 6}
+    lines = (json.loads(line) for line in (tmp_path / "run" / "outputs.jsonl").read_text().splitlines())
+    assert {line["id"]: line["output"] for line in lines} == streams
+    assert turns[0].state == (0, 1, 0) and turns[-1].state == (0, 0, 0)
+    assert any(turn.state[:2] == (3, 0) and 0 < turn.state[2] < 1 for turn in turns)
+
+
+def test_times_are_scaled_and_the_run_has_what_was_asked(tmp_path: Path) -> None:
+    began = perf_counter()
+    specs = [spec(0, [1, 2], 40, client="a"), spec(1, [3], 1)]
+    *_, last, figures = converse(tmp_path / "run", until_all_ended(specs), *SIMULATED, "decisions=true")
+    seconds = perf_counter() - began
+    rows = pd.read_csv(tmp_path / "run" / "requests.csv").set_index("id")
+    assert rows.client[0] == "a" and rows.output_tokens.tolist() == [1, 40] and set(last.tokens) == {-1}
+    assert 0.1 < rows.end_to_end_seconds[0] < 20 * seconds
+    scale, late = figures["about"]["chosen"]["time_scale"].split(" (iterations ended at most ")
+    assert scale == "20" and 0 < float(late.split(" s")[0]) < seconds
+    assert (tmp_path / "run" / "decisions.jsonl.gz").is_file()
+
+
+def test_requests_are_cancelled_once_and_the_end_cuts_the_others(tmp_path: Path) -> None:
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        if isinstance(message, int):
+            return [spec(id_, [1, 2], 300) for id_ in range(3)]
+        if len(turns) == 3:
+            return [1, 1, 7]  # twice, and an unknown one
+        return [None, None, 2] if len(turns) == 6 else []
+
+    *turns, figures = converse(tmp_path / "run", answer, *SIMULATED)[1:]
+    ends = [[end.id for end in turn.ended] for turn in turns]
+    assert [id_ for ended in ends[:6] for id_ in ended] == [1] and sorted(ends[-1]) == [0, 2]
+    assert {end.finish_reason for turn in turns for end in turn.ended} == {FinishReason.CANCELLED}
+    assert figures["run"]["cancelled_requests"] == 3
+    assert figures["about"]["chosen"]["cut"] == "2 requests, as the server ended"
+
+
+def test_an_idle_engine_waits_for_messages_and_says_nothing(tmp_path: Path) -> None:
+    longest, figures = converse(tmp_path / "run", lambda message, turns: [None], *SIMULATED)
+    assert longest == 8192 and figures["run"]["requests"] == 0 and "cut" not in figures["about"]["chosen"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"), [("Fails", "the policy's fault"), ("Idles", "plans nothing for 0.2 s with 1 requests")]
+)
+def test_a_policy_that_fails_or_idles_ends_the_run_which_is_written(policy: str, problem: str, tmp_path: Path) -> None:
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        return [spec(0, [1], 500)] if isinstance(message, int) else []
+
+    began = perf_counter()
+    arguments = ("policy=orca", f"policy._target_=failing_policies.{policy}", "patience.seconds=0.2", *SIMULATED[1:])
+    *_, last, said = converse(tmp_path / "run", answer, *arguments)
+    assert problem in said and [end.id for end in last.ended] == [0] and perf_counter() - began < PATIENCE
+    assert problem in summary(tmp_path / "run")["about"]["chosen"]["ended by"]
+    assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 1
