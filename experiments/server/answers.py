@@ -134,11 +134,12 @@ class Answer(Response):
         kind = b"text/event-stream; charset=utf-8" if self._asked.stream else b"application/json"
         headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        more = True
-        while more and not self._problem:
+        is_last = False
+        while not is_last:
             await self._news.wait()
             self._news.clear()
-            more, content = self._num_open > 0, "".join(self._chunks).encode()
+            is_last = self._problem is not None or not self._num_open
+            content, more = "".join(self._chunks).encode(), self._num_open > 0
             self._chunks.clear()
             await send({"type": "http.response.body", "body": content, "more_body": more})
 

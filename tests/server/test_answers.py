@@ -180,3 +180,10 @@ def test_what_policies_read_is_in_the_run(tmp_path: Path) -> None:
     named = ("session", "tier", "priority", "slo_ttft_seconds", "slo_total_seconds", "predicted_new_tokens")
     assert rows.loc[0, [*named]].tolist() == ["s", "t", 3, 1, 2, 7]
     assert rows.loc[0, "output_tokens"] == 4 and server.summary["run"]["requests"] == 2
+
+
+def test_usage_counts_what_the_prefix_cache_held(tmp_path: Path) -> None:
+    with in_thread(tmp_path / "run", *SIMULATED, "prefix_cache=true", "block_size=4") as server:
+        for cached in (0, 16):
+            answer = server.ask(COMPLETIONS, {"prompt": [*range(20)], "max_tokens": 4, "n": 2}).content
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached

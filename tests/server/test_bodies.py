@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from cbatch.request_spec import NO_SLO
 from experiments.server.bodies import ChatBody, CompletionBody
 from experiments.server.words import Words
 
@@ -47,6 +48,8 @@ def test_numbers_are_finite(text: str) -> None:
 def test_what_a_body_leaves_out_is_as_in_the_settings() -> None:
     for body in (read(), read(temperature=None, top_k=None, top_p=None, stop=None, n=None)):
         assert (body.temperature, body.top_k, body.top_p, body.stop, body.n) == (0.5, 3, 0.9, [], 1)
+        assert (body.priority, body.slo, body.stream, body.ignore_eos) == (0, NO_SLO, False, False)
+        assert not body.stream_options.include_usage and not body.stream_options.continuous_usage_stats
 
 
 NEUTRAL = {

@@ -12,10 +12,17 @@ from commands import PATIENCE, summary
 
 from cbatch import FinishReason, RequestSpec
 from experiments.server.engine import Inbox, Message, Turn, serve_clients
+from experiments.server.meters import Meters
 from experiments.server.settings import read_server_settings
 from experiments.settings.compose import compose
 
 SIMULATED = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64")
+REASONS, CACHE = ("length", "cancelled", "stop"), ("prefix_cache_queries", "prefix_cache_hits")
+TIMES = {
+    "time_to_first_token": "ttft_seconds",
+    "e2e_request_latency": "end_to_end_seconds",
+    "request_time_per_output_token": "tpot_seconds",
+}
 TINY = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16")
 
 
@@ -110,3 +117,34 @@ def test_a_policy_that_fails_or_idles_ends_the_run_which_is_written(policy: str,
     assert problem in said and [end.id for end in last.ended] == [0] and perf_counter() - began < PATIENCE
     assert problem in summary(tmp_path / "run")["about"]["chosen"]["ended by"]
     assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 1
+
+
+def test_metrics_are_those_of_the_run(tmp_path: Path) -> None:
+    """The third of four requests waits for a place, and leaves; the fourth has its prompt."""
+
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        ended = [end.id for turn in turns for end in turn.ended]
+        if isinstance(message, int):
+            return [spec(0, [1, 2], 4), spec(1, [1, 2, 3], 2), spec(2, range(20), 300)]
+        if ended and ended[-1] == 2:
+            return [spec(3, range(20), 2)] if len(ended) == 3 and turns[-1].ended else []
+        return [None] if len(ended) == 4 else [2] if len(turns) == 12 else []
+
+    cached = ("prefix_cache=true", "block_size=4", "batch=2")
+    _, *turns, figures = converse(tmp_path / "run", answer, *SIMULATED[:-1], *cached)
+    meters, states = Meters(), set()
+    for turn in turns:
+        meters.count(turn)
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        states.add(tuple(meters.get_sample_value(f"cbatch:{name}") for name in names))
+    assert states == {turn.state for turn in turns} and any(state[:2] == (2, 1) for state in states)
+    value: Any = meters.get_sample_value
+    reasons = {reason: value("cbatch:request_success_total", {"finished_reason": reason}) for reason in REASONS}
+    assert reasons == {"length": 3, "cancelled": 1, "stop": None} and figures["run"]["cancelled_requests"] == 1
+    counted = {name: value(f"cbatch:{name}_total") for name in ("prompt_tokens", "generation_tokens", *CACHE)}
+    num_tokens = sum(len(turn.ids) for turn in turns)
+    assert counted == {"prompt_tokens": 45, "generation_tokens": num_tokens, CACHE[0]: 45, CACHE[1]: 16}
+    assert value("cbatch:num_preemptions_total") == value("cbatch:admission_rejections_total") == 0
+    for name, group in TIMES.items():
+        assert value(f"cbatch:{name}_seconds_count") == 3
+        assert value(f"cbatch:{name}_seconds_sum") / 3 == pytest.approx(figures[group]["mean"])
