@@ -43,9 +43,15 @@ class Give:
 
 
 def whole(minimum: int, maximum: int | None = None, unit: str = "number") -> Give:
-    """Annotates an int: from `minimum` to `maximum`, and neither true nor false."""
+    """Annotates an int: from `minimum` to `maximum`, also as 1e3, and neither true nor false."""
+    integers = core_schema.int_schema(ge=minimum, le=maximum, strict=True)
+    schema = core_schema.no_info_before_validator_function(_without_point, integers)
     limits = f", at least {minimum}" if maximum is None else f" from {minimum} to {maximum}"
-    return Give(f"a whole {unit}{limits}", core_schema.int_schema(ge=minimum, le=maximum, strict=True))
+    return Give(f"a whole {unit}{limits}", schema)
+
+
+def _without_point(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 _FINITE = partial(core_schema.float_schema, allow_inf_nan=False, strict=True)
@@ -63,7 +69,7 @@ def not_negative(unit: str) -> Give:
 
 Switch = Annotated[
     bool,
-    Give("on or off", core_schema.bool_schema(strict=True)),
+    Give("true or false", core_schema.bool_schema(strict=True)),
     BeforeValidator(lambda value: value == "on" if value in ("on", "off") else value),
 ]
 """true, false, on or off."""
@@ -87,7 +93,7 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
     except ValidationError as refusal:
         raise error(one_line(refusal, prefix)) from None
     for name, value in accepted.items():
-        if stated[name] != value:
+        if stated[name] != value or (type(stated[name]), type(value)) == (float, int):
             object.__setattr__(instance, name, value)
 
 

@@ -95,7 +95,7 @@ class _Watch:
         self._num_steps = len(steps)
         seconds = engine.executor.now()
         if seconds > 0:
-            taken = steps and steps[0].iteration  # the results of a streamed run are forgotten
-            rate = f"{seconds:,.0f} s simulated" if taken else f"{self._num_tokens / seconds:,.0f} tokens/s"
+            taken = steps and steps[0].iteration  # the results of a streamed run are forgotten; a cluster has none yet
+            rate = f"{self._num_tokens / seconds:,.0f} tokens/s" if steps and not taken else f"{seconds:,.0f} s served"
             self.bar.set_postfix_str(f"{rate}{memory_text()}", refresh=False)
         self.bar.update(self._num_requests - to_come - engine.num_unfinished - self.bar.n)

@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from itertools import groupby
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 from cbatch.cluster.replicas import Cluster, merge
 from cbatch.cluster.routers import Replica, Router
 from cbatch.engine import Engine
 from cbatch.record import RunRecord
 from cbatch.request import Request
+
+_BETWEEN_STEPS = 0.1  # seconds between calls of `on_step`
 
 
 class LiveReplica(Replica):
@@ -77,7 +80,7 @@ class LiveCluster(Cluster):
         super().__init__(engines, router)
         self.replicas = [LiveReplica(engine) for engine in self.engines]
 
-    def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:
+    def run(self, on_step: Callable[[Any], None] = lambda cluster: None) -> RunRecord:
         """Serves as `Cluster`. An exception in a replica, or here, ends all replicas."""
         groups = groupby(self._requests, key=lambda request: request.arrival_time)
         arrivals = [(time, list(requests)) for time, requests in groups]
@@ -85,14 +88,18 @@ class LiveCluster(Cluster):
             for time, requests in arrivals:
                 self._wait(time - self.executor.now())
                 self._route(requests)
-            self._wait(None)
+                on_step(self)
+            while not all(replica.served.done() for replica in self.replicas):
+                self._wait(_BETWEEN_STEPS)
+                on_step(self)
+            self._wait(0.0)
         self.record = merge([replica.served.result() for replica in self.replicas])
         return self.record
 
-    def _wait(self, seconds: float | None) -> None:
+    def _wait(self, seconds: float) -> None:
         """Waits until all replicas have ended, or for `seconds`; raises the exception of a replica."""
-        timeout = None if seconds is None else max(seconds, 0.0)
-        for future in wait([replica.served for replica in self.replicas], timeout, FIRST_EXCEPTION).done:
+        served = [replica.served for replica in self.replicas]
+        for future in wait(served, max(seconds, 0.0), FIRST_EXCEPTION).done:
             future.result()
 
     @contextmanager

@@ -45,13 +45,19 @@ class Cluster:
             note_id(request, self._ids)
         self._requests = sorted([*self._requests, *new], key=lambda request: (request.arrival_time, request.id))
 
-    def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:
-        """Serves until every request has ended. `on_step` is not called: it is for a single engine."""
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended, arrived or not."""
+        return len(self._requests) - sum(len(engine.record.requests) for engine in self.engines)
+
+    def run(self, on_step: Callable[[Any], None] = lambda cluster: None) -> RunRecord:
+        """Serves until every request has ended. `on_step`, for progress bars, is called with the cluster now and then."""
         for time, arrivals in groupby(self._requests, key=lambda request: request.arrival_time):
             for engine in self.engines:
                 engine.run_until(time)
             self._route(arrivals)
-        self.record = merge([engine.run() for engine in self.engines])
+            on_step(self)
+        self.record = merge([engine.run(lambda _: on_step(self)) for engine in self.engines])
         return self.record
 
     def _route(self, arrivals: Iterable[Request]) -> None:

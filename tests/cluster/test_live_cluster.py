@@ -24,10 +24,12 @@ def replica(policy: Policy) -> Engine:
 def serve(policies: list[Policy], requests: list[Request], router: Router) -> LiveCluster:
     cluster = LiveCluster([replica(policy) for policy in policies], router)
     cluster.submit(requests)
+    left: list[int] = []  # as a progress bar sees it
     try:
-        cluster.run()
+        cluster.run(lambda part: left.append(part.num_unfinished))
     finally:
         cluster.executor.close()
+    assert left == sorted(left, reverse=True) and left[-1] == 0
     return cluster
 
 

@@ -86,7 +86,9 @@ def test_a_merged_record_is_one_run() -> None:
     engines = replicas(3)
     cluster = Cluster(engines, RoundRobin())
     cluster.submit(requests)
-    whole, records = cluster.run(), [engine.record for engine in engines]
+    left: list[int] = []  # as a progress bar sees it
+    whole, records = cluster.run(lambda part: left.append(part.num_unfinished)), [engine.record for engine in engines]
+    assert left == sorted(left, reverse=True) and set(left) == set(range(9))
     assert cluster.executor.now() == whole.steps[-1].ended
     assert [account.compute for account in cluster.executor.accounts()] == [len(record.steps) for record in records]
     assert [step.iteration for step in whole.steps] == list(range(sum(len(record.steps) for record in records)))

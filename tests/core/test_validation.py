@@ -43,8 +43,9 @@ class Options:
         ({"rate": float("nan")}, "rate=nan: give a finite number above 0 (requests per second)"),
         ({"rate": 10**400}, f"rate=1{'0' * 59}...: give a finite number above 0 (requests per second)"),
         ({"count": 10}, "count=10: give a whole number from 1 to 9"),
+        ({"count": 2.5}, "count=2.5: give a whole number from 1 to 9"),
         ({"count": True}, "count=True: give a whole number from 1 to 9"),
-        ({"on": 1}, "on=1: give on or off"),
+        ({"on": 1}, "on=1: give true or false"),
         ({"order": "sorted"}, "order=sorted: give file or random"),
         ({"ratios": [1, 0]}, "ratios[1]=0: give a finite number above 0 (P:D)"),
         ({"limit": None}, "limit=None: give a number or auto"),
@@ -61,6 +62,7 @@ def test_fields_that_fit_stay_as_they_are() -> None:
     options = Options(rate=2, count=None, on="on", ratios=[1, 2.5], part={"size": 3})  # type: ignore[arg-type]
     assert (options.rate, type(options.rate), options.on, options.ratios) == (2, int, True, [1, 2.5])
     assert options.part == Part(3)
+    assert type(Options(count=3e0).count) is int, "1e3 is a float in YAML"  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def test_the_variable_chooses_policy_mode_and_predictions(monkeypatch: pytest.Mo
         ("policy=orca vllm.node=strict", "vllm.node"),
         ("policy=orca mode=shadow", "mode: no such key; did you mean vllm.mode"),
         ("policy=orca hardware=h200", "hardware=h200: predicts nothing without a model; give model=NAME too"),
-        ("policy=orca vllm.simulate=maybe", "vllm.simulate=maybe: give on or off"),
+        ("policy=orca vllm.simulate=maybe", "vllm.simulate=maybe: give true or false"),
         ("policy=orca 'chunk=8", "CBATCH=policy=orca 'chunk=8: No closing quotation; close it"),
         ("policy=broken.Nowhere", "broken"),
         *(
