@@ -82,7 +82,7 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile -c requirements.lock torch==2.13.0
-	$(BIN)/python -m pip install --quiet --no-compile -c requirements.lock -e '.[dev,sweep,arena,server]'
+	$(BIN)/python -m pip install --quiet --no-compile -c requirements.lock -e '.[dev,sweep,server]'
 	@touch $@
 
 clean:

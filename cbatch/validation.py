@@ -44,14 +44,10 @@ class Give:
 
 def whole(minimum: int, maximum: int | None = None, unit: str = "number") -> Give:
     """Annotates an int: from `minimum` to `maximum`, also as 1e3, and neither true nor false."""
-    integers = core_schema.int_schema(ge=minimum, le=maximum, strict=True)
-    schema = core_schema.no_info_before_validator_function(_without_point, integers)
+    integer = partial(core_schema.int_schema, ge=minimum, le=maximum)
+    from_float = core_schema.chain_schema([core_schema.float_schema(strict=True), integer(strict=False)])
     limits = f", at least {minimum}" if maximum is None else f" from {minimum} to {maximum}"
-    return Give(f"a whole {unit}{limits}", schema)
-
-
-def _without_point(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return Give(f"a whole {unit}{limits}", core_schema.union_schema([integer(strict=True), from_float]))
 
 
 _FINITE = partial(core_schema.float_schema, allow_inf_nan=False, strict=True)

@@ -1,20 +1,18 @@
 """`python -m experiments.arena key=value ...`: a leaderboard of policies on traces, loads and objectives. `--help` lists all keys.
 
 The arena is a sweep of ordinary runs with `workload.load=`, one run for each replication: the same command goes on with the
-sweep, and another command adds to it. The pages show all that the folder of the sweep holds.
+sweep, and another command adds to it. The page shows all that the folder of the sweep holds.
 """
 
 import sys
 from collections.abc import Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from cbatch import ConfigError
 from cbatch.validation import Switch, parse, whole
-from experiments.arena import page
-from experiments.arena.board import count_runs, read_board
+from experiments.arena.board import count_runs, markdown, read_board
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.capacity.command import SimulatedKeys, SimulatedSettings
 from experiments.capacity.folder import RESULT
@@ -58,17 +56,12 @@ def arena(arguments: list[str]) -> int:
         status = max(status, _run(CAPACITY, ["-m", *searched, f"sweep={sweep}/capacity"]))
     folder = sweep_folder(sweep)
     if status in (0, 2) and [*run_folders(folder), *run_folders(folder, RESULT)]:
-        board = read_board(folder)
-        print(write_text(folder / "arena.md", page.markdown(board, _TITLE)))
-        print(write_text(folder / "arena.html", page.html(board, _TITLE)))
+        print(write_text(folder / "arena.md", markdown(read_board(folder), _TITLE)))
     return status
 
 
 def _check(keys: Mapping[str, str]) -> None:
-    """Raises ConfigError, once and before hours of simulation, if a library or the folder of traces is missing."""
-    for library in ("plotly", "itables"):
-        if find_spec(library) is None:
-            raise ConfigError(f"{library}, which the page needs, is not installed; pip install -e '.[arena]'")
+    """Raises ConfigError, once and before hours of simulation, if the folder of traces is missing."""
     folder = keys.get("traces", "traces")
     if "traces/" in keys.get("workload", "traces/") and not Path(folder).is_dir():
         raise ConfigError(f"traces={folder}: no such folder; give the one with the published traces, or workload=")

@@ -16,6 +16,13 @@ from experiments.store.notes import made_text, notes_of
 from experiments.store.run_folder import ERRORS, run_folders
 from experiments.store.runs import read_runs
 
+_READING = (
+    "Load: the request rate over the highest that any policy can sustain (B3). attained: share of the requests that meet all "
+    "of their objectives, mean and ± half of the 95% interval over replications; best: cannot be told apart from the best "
+    "policy of the cell, paired by replication, which is weak evidence with few. latency / bound: mean end-to-end latency over "
+    "what no policy can beat (B6). The ranking's means have no interval."
+)
+
 CELL = ["trace", "slo", "load"]
 ATTAINED, LATENCY, FOUND = "attained [%]", "latency / bound", "found in cache [%]"
 FIGURES = {
@@ -35,7 +42,7 @@ _SHOWN_APART = ("load", "slo", "workload", "accuracy", "cores")  # have columns 
 
 @dataclass(frozen=True, eq=False)
 class Board:
-    """What the pages show.
+    """What the page shows.
 
     cells: a row per policy and cell, the highest attainment first: the columns of `CELL`; `rate` in requests per second; `best`,
         whether the policy does not differ significantly from the best; of each figure the mean over the replications, as `NAME`, and
@@ -76,6 +83,14 @@ def rank(cells: pd.DataFrame) -> pd.DataFrame:
     }
     ranked = cells[complete].groupby("policy", as_index=False).agg(**means)
     return ranked.sort_values(ATTAINED, ascending=False, kind="stable", ignore_index=True)
+
+
+def markdown(board: Board, title: str) -> str:
+    """Returns the page."""
+    tables = [("Ranking", rank(board.cells)), ("Cells", board.cells)] if len(board.cells) else []
+    tables += [("Capacities", board.capacities)] if len(board.capacities) else []
+    parts = [f"## {heading}\n\n{frame.to_markdown(index=False, floatfmt='.4g')}" for heading, frame in tables]
+    return "\n\n".join([f"# {title}", _READING, *parts, *board.notes]) + "\n"
 
 
 def _places(runs: pd.DataFrame) -> pd.DataFrame:

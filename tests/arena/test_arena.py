@@ -1,6 +1,5 @@
 """The leaderboard: its runs against runs at a rate, its tables by hand."""
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import chdir
@@ -15,7 +14,6 @@ from in_process import outcome
 
 from experiments.arena import __main__ as command
 from experiments.arena import board as boards
-from experiments.arena import page
 from experiments.arena.board import ATTAINED, FIGURES, LATENCY, Board
 from experiments.run import main as run
 from experiments.store.headings import flat
@@ -57,11 +55,11 @@ def test_a_cell_is_runs_at_its_rate(folder: Path) -> None:
         for group in ("attainment", "ttft_seconds", "end_to_end_seconds", "throughput"):
             assert dict(flat(cell[group])) == pytest.approx(dict(flat(alone[group]))), group
         assert cell["regret"]["latency"] >= 1
-    assert "multirun/arena/arena.html" in printed and "finished before" in arena(*ARENA)
+    assert "multirun/arena/arena.md" in printed and "finished before" in arena(*ARENA)
     arena(*[key.replace("orca", "request_level") for key in ARENA])
     assert {summary(path)["about"]["load"]["rate"] for path in run_folders(Path("multirun"))} == {rate}
     text = Path("multirun/arena/arena.md").read_text()
-    assert "| orca" in text and "| request_level" in text, "the pages show all that the folder holds"
+    assert "| orca" in text and "| request_level" in text, "the page shows all that the folder holds"
 
 
 @pytest.mark.parametrize("mistake", ["workload.load=0", "replications=1", "capacity=maybe", "backend=cpu", "load=0.5"])
@@ -72,7 +70,7 @@ def test_a_mistake_is_one_line_before_the_first_run(mistake: str, folder: Path) 
     assert not run_folders(folder)
 
 
-# -- the pages --------------------------------------------------------------------------------------------------------
+# -- the page ---------------------------------------------------------------------------------------------------------
 
 SCATTER = np.array([10.0, -10, 5, -5])
 
@@ -110,7 +108,7 @@ def test_policies_are_ranked_where_all_have_been_and_told_apart_in_pairs(board: 
 
 
 def test_the_markdown_page_has_a_row_per_policy_and_cell(board: Board) -> None:
-    text = page.markdown(board, "Title")
+    text = boards.markdown(board, "Title")
     table = text.partition("## Cells\n\n")[2].partition("\n\n")[0].splitlines()
     head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
     half = 3.182446 * np.std(SCATTER, ddof=1) / 2  # Student's t of 3 degrees of freedom
@@ -120,20 +118,3 @@ def test_the_markdown_page_has_a_row_per_policy_and_cell(board: Board) -> None:
         "the best of each load first"
     )
     assert "SIMULATED" in text and "## Capacities" in text
-
-
-def test_the_html_page_needs_no_network(board: Board) -> None:
-    text = page.html(board, "Title <1>")
-    assert text.count("Plotly.newPlot(") == 2 and not re.search(r"<(script|link)[^>]+(src|href)=", text)
-    assert "<h1>Title &lt;1&gt;</h1>" in text and "&lt;h200&gt;" in text
-
-
-def test_figures_draw_means_with_intervals_within_0_and_100(board: Board) -> None:
-    lines = {line.name: line for line in page.attainment_figure(board).data}
-    assert list(lines["high"].x) == [0.4, 0.8] and list(lines["high"].y) == pytest.approx([90, 60])
-    assert lines["high"].error_y.array[0] == pytest.approx(10) and lines["high"].error_y.arrayminus[0] > 10
-    single = Board(board.cells[board.cells["load"] == 0.8], board.capacities, [])
-    [row] = [line for line in page.attainment_figure(single).data if line.name == "high"]
-    assert (list(row.x), list(row.y)) == ([pytest.approx(60)], ["high"]), "of one load: lines would be points"
-    drawn = page.capacity_figure(board)
-    assert {point.name: list(point.x) for point in drawn.data} == {"strict": [10], "relaxed": [20]}

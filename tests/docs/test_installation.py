@@ -65,7 +65,7 @@ def test_every_package_that_is_imported_is_installed_by_pip() -> None:
     """Or by the extra of the one command that imports it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needs = [*project["dependencies"], *extras["arena"], *extras["server"]]
+    needs = [*project["dependencies"], *extras["server"]]
     names = {re.split(r"[<>=]", need)[0].lower() for need in needs}
     distribution = {"hydra": "hydra-core", "yaml": "pyyaml", "pydantic_core": "pydantic", "starlette": "fastapi"}
     assert {distribution.get(name, name) for name in third_parties()} <= names
