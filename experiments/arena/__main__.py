@@ -25,7 +25,7 @@ from experiments.store.run_folder import run_folders
 from experiments.sweep import sweep_folder
 
 _OF_RUNS = ("workload.load=", "workload.num_requests=", "replications=")
-_OF_CAPACITY = ("accuracy=", "attainment=", "cores=", "definition=")
+_OF_CAPACITY = ("accuracy=", "attainment=", "cores=")
 _OWN = ("-m", "--multirun", "sweep=", "capacity=")
 _TITLE = "Arena of scheduling policies"
 

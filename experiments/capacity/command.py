@@ -14,9 +14,9 @@ from pydantic import Field
 from cbatch import SLO, ConfigError
 from cbatch.validation import Give, positive, whole
 from experiments.capacity.control import draw_queue
-from experiments.capacity.estimate import Shares, by_replication, estimate_alone
+from experiments.capacity.estimate import Shares, by_replication
 from experiments.capacity.folder import RESULT, open_simulations
-from experiments.capacity.search import LEAST, Capacity, Goal, Search, shares_of
+from experiments.capacity.search import LEAST, Capacity, Goal, Search
 from experiments.capacity.simulation import Outcome, Rule, replicate, simulate
 from experiments.serve import about_run, origin_of_run
 from experiments.settings.assemble import assemble, bounds_together
@@ -54,7 +54,6 @@ class SimulatedSettings(SimulatedKeys, Settings):
 class SearchKeys(SimulatedKeys):
     """The root keys with those of conf/capacity.yaml."""
 
-    definition: Literal["joint", "sarathi_serve", "vidur", "distserve", "qoserve"]
     attainment: Share
     requests: Annotated[Literal["auto"] | Annotated[int, whole(_FEWEST_REQUESTS, _MOST_REQUESTS)], Give(_NUM_REQUESTS)]
     replications: Annotated[int, whole(3, 10_000)]
@@ -82,11 +81,8 @@ def measure(
     Raises CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be capacity.
     """
     began = time.perf_counter()
-    rule = Rule(settings.definition, settings.slo, settings.attainment, bool(getattr(settings.workload, "tiers", None)))
+    rule = Rule(settings.slo, settings.attainment, bool(getattr(settings.workload, "tiers", None)))
     goal = _goal(settings, rule)
-    if settings.bounds and settings.definition != "joint":
-        problem = f"definition={settings.definition} does not ask for all objectives of each request, as the bound does"
-        raise ConfigError(f"bounds=true: {problem}; give definition=joint, or bounds=false")
     natural_rate(settings.workload, goal.requests)  # raises if the workload has no rate
     run = assemble(replicate(settings, 0, 1.0, goal.requests))
     origin, composed = origin_of_run(settings), settings.composed
@@ -104,7 +100,6 @@ def measure(
         about["execution"]["iterations_outside_measured_range"] = sum(outcome.outside for outcome in search.outcomes)
         figures = {
             **_figures(capacity, settings),
-            "one_alone": estimate_alone(shares_of(search.outcomes, rule.criteria)),
             "simulations": len(simulations.outcomes),
             "cpu_seconds": sum(outcome.seconds for outcome in simulations.outcomes.values()),
         }
@@ -128,21 +123,18 @@ def slo_text(name: str, overrides: Sequence[str]) -> str:
 
 
 def _goal(settings: SearchSettings, rule: Rule) -> Goal:
-    definition, recorded = rule.definition, num_recorded(settings.workload)
-    requests = settings.requests
-    if requests == "auto":
-        pieces = _REQUESTS if recorded is None else max(recorded // _PIECES, _FEWEST_REQUESTS)
-        requests = definition.requests or pieces
-    least, warmup = min(LEAST, settings.replications), 0 if definition.all_count else None
+    recorded = num_recorded(settings.workload)
+    usual = _REQUESTS if recorded is None else max(recorded // _PIECES, _FEWEST_REQUESTS)
+    requests = usual if settings.requests == "auto" else settings.requests
+    least = min(LEAST, settings.replications)
     if recorded is not None and recorded // requests < least:
         held = recorded // requests
         problem = f"a trace of {recorded} requests makes {held} replications, at least {least} are needed"
         fits, longer = recorded // least, f"a trace of {least * _FEWEST_REQUESTS} requests or more"
         remedy = f"requests={fits}, or a longer trace" if fits >= _FEWEST_REQUESTS else longer
         raise ConfigError(f"requests={requests}: {problem}; give {remedy}")
-    grows, queue = settings.requests == "auto" and warmup is None, draw_queue(settings.workload)
-    most, accuracy = settings.replications, settings.accuracy
-    return Goal(rule.criteria, requests, most, accuracy, warmup, recorded, grows, queue)
+    grows, queue = settings.requests == "auto", draw_queue(settings.workload)
+    return Goal(rule.criteria, requests, settings.replications, settings.accuracy, recorded, grows, queue)
 
 
 def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
@@ -155,7 +147,6 @@ def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
         "replications": len(capacity.shares[0].good),
         "requests": capacity.requests,
         "warmup_requests": capacity.warmup,
-        "definition": settings.definition,
         "attainment": settings.attainment,
         "slo": asdict(settings.slo),
     }

@@ -149,24 +149,3 @@ def by_replication(criteria: Sequence[Shares]) -> list[float]:
     without = np.array([min(shares.only(kept).crossing() for shares in criteria) for kept in others])
     values: list[float] = (whole + (num - 1) * (without.mean() - without)).tolist()
     return values
-
-
-def estimate_alone(criteria: Sequence[Shares]) -> dict[str, float]:
-    """Returns the capacities that single replications give, as a search with one run per rate does: the least and the most.
-
-    failed: replications that fail at all of their rates: their capacity is below `failed_at`. passed: those that pass at all of
-    their rates, up to `passed_at`. Neither is within least and most.
-    """
-    alone = [[shares.only(own) for shares in criteria] for own in np.eye(len(criteria[0].good), dtype=bool)]
-    values = [(min(map(Shares.crossing, shares)), shares[0].rates) for shares in alone]
-    failed_at = [float(rates[0]) for value, rates in values if value == 0]
-    passed_at = [float(rates[-1]) for value, rates in values if value == np.inf]
-    capacities = [value for value, _ in values if 0 < value < np.inf]
-    return {
-        "least": min(capacities, default=np.nan),
-        "most": max(capacities, default=np.nan),
-        "failed": len(failed_at),
-        "failed_at": max(failed_at, default=np.nan),
-        "passed": len(passed_at),
-        "passed_at": min(passed_at, default=np.nan),
-    }

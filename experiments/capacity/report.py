@@ -28,7 +28,6 @@ def capacity_text(summary: Summary) -> str:
             ("prefixes", f"{format_share(figures['hit_share'])} of prompt tokens found in the cache near the capacity")
         ]
     took = f"{about['wall_seconds']:.0f} s, {figures['cpu_seconds']:.0f} s of CPU for {figures['simulations']} simulations, including any kept from before"
-    rows += [("one alone", f"{describe_alone(figures)}: what searches with one replication return")]
     rows += [("took", took)]
     head = [title_of(about), *notes_of([about])]
     return "\n".join([*head, "", tabulate(rows, tablefmt="plain", disable_numparse=True), "", _curves(summary)])
@@ -52,22 +51,11 @@ def _rule(summary: Summary) -> str:
     figures = summary["capacity"]
     limits = " and ".join(f"{key} {limit:g} s" for key, limit in figures["slo"].items() if limit is not None)
     levels = ", ".join(f"{name} of {format_share(curve['level'])}" for name, curve in summary["curves"].items())
-    return f"definition={figures['definition']}: {levels}" + (f"; {limits}" if limits else "")
+    return levels + (f"; {limits}" if limits else "")
 
 
 def _replications(figures: Summary) -> str:
     return f"{figures['replications']} replications of {figures['requests']:,} requests"
-
-
-def describe_alone(figures: Summary) -> str:
-    """Returns the span of the capacities of single replications, and how many fail or pass at all of their rates."""
-    single, num = figures["one_alone"], figures["replications"]
-    failed, passed = single["failed"], single["passed"]
-    rest = num - failed - passed
-    span = [(f"{single['least']:.4g} to {single['most']:.4g}", rest)] if rest else []
-    below = [(f"below {single['failed_at']:.4g}", failed)] if failed else []
-    above = [(f"above {single['passed_at']:.4g}", passed)] if passed else []
-    return ", ".join(f"{values} ({count} of {num})" for values, count in [*span, *below, *above])
 
 
 def interval(figures: Summary) -> str:

@@ -37,7 +37,6 @@ class Goal:
 
     requests: per replication, at least; more if the warm-up needs them and `grows`. most: replications.
     accuracy: half the interval's width over the capacity.
-    warmup: requests at the beginning that do not count, and as many at the end; None: by the residence times.
     recorded: requests of the trace; None for a random workload.
     queue: draws replications for a control variate; None: without one.
     """
@@ -46,7 +45,6 @@ class Goal:
     requests: int
     most: int
     accuracy: float
-    warmup: int | None
     recorded: int | None = None
     grows: bool = False
     queue: Draw | None = None
@@ -142,8 +140,7 @@ class Search:
 
     def _pilot(self, rate: float) -> tuple[bool, float]:
         """Returns whether a rate passes, and the mean number of requests in the system."""
-        warmup = self.requests // 4 if self.goal.warmup is None else self.goal.warmup
-        passes, text, outcomes = self._try(rate, self.requests, warmup)
+        passes, text, outcomes = self._try(rate, self.requests, self.requests // 4)
         if rate < _AT_ONCE:
             self.log(f"bracket: {rate:g} requests/s {'passes' if passes else 'fails'} ({text})")
         return passes, float(np.mean([outcome.in_system for outcome in outcomes]))
@@ -174,8 +171,6 @@ class Search:
 
     def _warmup(self, in_system: float) -> int:
         """Returns the requests that arrive in 5 mean residence times: 5 times the mean number in the system (Little's law)."""
-        if self.goal.warmup is not None:
-            return self.goal.warmup
         warmup = ceil(_RESIDENCE_TIMES * in_system)
         if self.goal.grows and self.goal.replications(4 * warmup) >= min(LEAST, self.most):
             self.requests = max(self.requests, 4 * warmup)

@@ -1,18 +1,10 @@
-"""Simulates replications, and counts whether the server copes: by the joint attainment of objectives, or by a published rule.
-
-Every rule is a conjunction of shares. "P99 of the time between tokens is at most 0.1 s" becomes "at least 99% of the gaps are at most
-0.1 s": a share has a mean over replications, and so an interval. The capacity is the least over the shares.
-"""
+"""Simulates replications, and counts the requests that meet all of their objectives: a share, whose mean has an interval."""
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from cbatch import SLO, ConfigError, Request
 from cbatch.request_spec import NO_SLO
@@ -35,94 +27,30 @@ class Criterion(NamedTuple):
     good: Callable[[Sequence[Request], Served], Count]
 
 
-class Definition(NamedTuple):
-    """A rule.
-
-    criteria: from the objectives and the wanted attainment. needs: objectives without which the rule is undefined.
-    requests: per replication, as published; None: enough for the warm-up.
-    all_count: the first and last requests count, as in the published searches.
-    """
-
-    criteria: Callable[[SLO, float], list[Criterion]]
-    needs: Sequence[str] = ()
-    requests: int | None = None
-    all_count: bool = True
-
-
-def _attainment(which: Sequence[bool], level: float) -> Criterion:
-    """Returns the share of requests that meet all of their objectives ttft, tbt and total that `which` selects."""
-
-    def count(requests: Sequence[Request], served: Served) -> Count:
-        requests = [request for request in requests if request.slo != NO_SLO]
-        met = judge(requests, served).met[[*which, True]]
-        return int(met.all(axis=0).sum()), len(requests)
-
-    return Criterion("attainment", level, count)
-
-
-def _share(name: str, level: float, values: Callable[[Served], Any], limit: float | None) -> Criterion:
-    """Returns the share of requests whose value is at most `limit`; a request without a value has none."""
-    return Criterion(name, level, lambda requests, served: (int((values(served) <= limit).sum()), len(requests)))
-
-
-def _gaps(level: float, limit: Any) -> Criterion:
-    """Returns the share of gaps between tokens of at most `limit`."""
-
-    def count(_: Sequence[Request], served: Served) -> Count:
-        gaps, _times = served.gaps()
-        return int((gaps <= limit).sum()), len(gaps)
-
-    return Criterion("tbt", level, count)
-
-
-_delays = partial(_share, "scheduling delay", values=attrgetter("scheduling_delay"))
-
-DEFINITIONS = {
-    "joint": Definition(lambda slo, level: [_attainment((True, True, True), level)], all_count=False),
-    # branch osdi-sarathi-serve: P50 of the scheduling delay, P99 of all gaps
-    "sarathi_serve": Definition(lambda slo, _: [_delays(0.5, limit=2.0), _gaps(0.99, slo.tbt)], ("tbt",), 2048),
-    "vidur": Definition(lambda slo, _: [_delays(0.99, limit=5.0)], (), 16_000),  # of its config_optimizer
-    # P90 of TTFT and P90 of TPOT, separately; the objective `tbt` is the TPOT
-    "distserve": Definition(
-        lambda slo, _: [
-            _share("ttft", 0.9, attrgetter("ttft"), slo.ttft),
-            _share("tpot", 0.9, lambda served: np.nan_to_num(served.tpot), slo.tbt),
-        ],
-        ("ttft", "tbt"),
-        1000,
-    ),
-    "qoserve": Definition(lambda slo, _: [_attainment((True, False, True), 0.99)], (), 42_000),  # first, last token
-}
-"""The default, and the rules of published searches (docs/capacity.md), by name."""
+def _attained(requests: Sequence[Request], served: Served) -> Count:
+    """Counts the requests that meet all of their objectives ttft, tbt and total."""
+    requests = [request for request in requests if request.slo != NO_SLO]
+    return int(judge(requests, served).met.all(axis=0).sum()), len(requests)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A definition with its objectives.
+    """The share of the requests that must meet all of their objectives.
 
-    attainment: the share for definition=joint. tiers: whether the workload's service classes have objectives of their own.
-    Raises ConfigError: an objective that the definition needs is not set.
+    tiers: whether the workload's service classes have objectives of their own. Raises ConfigError: there are no objectives.
     """
 
-    name: str
     slo: SLO
     attainment: float
     tiers: bool = False
 
     def __post_init__(self) -> None:
-        for key in self.definition.needs:
-            if getattr(self.slo, key) is None:
-                raise ConfigError(f"definition={self.name}: needs an objective, give slo.{key}=SECONDS")
-        if self.name in ("joint", "qoserve") and self.slo == NO_SLO and not self.tiers:
-            raise ConfigError(f"definition={self.name}: no objective is set; give slo.ttft=SECONDS or slo.tbt=SECONDS")
-
-    @property
-    def definition(self) -> Definition:
-        return DEFINITIONS[self.name]
+        if self.slo == NO_SLO and not self.tiers:
+            raise ConfigError("slo: no objective is set; give slo.ttft=SECONDS or slo.tbt=SECONDS")
 
     @property
     def criteria(self) -> list[Criterion]:
-        return self.definition.criteria(self.slo, self.attainment)
+        return [Criterion("attainment", self.attainment, _attained)]
 
 
 def select(served: Served, first: int, end: int) -> Served:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.capacity.control import Control, draw_queue
-from experiments.capacity.estimate import Shares, by_replication, estimate_alone, least_crossing
-from experiments.capacity.report import describe_alone
+from experiments.capacity.estimate import Shares, by_replication, least_crossing
 from experiments.trials.replications import Replication
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, UniformLengths
 
@@ -102,19 +101,6 @@ def test_a_value_by_replication_is_what_the_capacity_owes_to_it() -> None:
     one = shares([[99, 96], [99, 96], [98, 92]])
     assert by_replication([one]) == pytest.approx(expected)
     assert by_replication([shares([[100, 99]] * 3), one]) == pytest.approx(expected), "the other criterion never fails"
-
-
-def test_replications_that_fail_or_pass_at_every_rate_are_counted_beside_the_span_of_the_others() -> None:
-    """At rates 1, 2 and 3. The second was simulated only at 2 and fails there, the third passes at all three, the last at 2, its only one."""
-    asked = np.array([[100.0, 100, 100], [0, 100, 0], [100, 100, 100], [100, 100, 100], [0, 100, 0]])
-    good = np.array([[99.0, 96, 90], [0, 54, 0], [100, 100, 99], [100, 99, 96], [0, 100, 0]])
-    found = estimate_alone([Shares(np.array([1.0, 2, 3]), good, asked, 0.98)])
-    assert found == {"least": 1.5, "most": 2.5, "failed": 1, "failed_at": 2, "passed": 2, "passed_at": 2}
-    said = describe_alone({"one_alone": found, "replications": 5})
-    assert said == "1.5 to 2.5 (2 of 5), below 2 (1 of 5), above 2 (2 of 5)"
-    assert all(math.isnan(estimate_alone([shares([[99, 96]])])[key]) for key in ("failed_at", "passed_at"))
-    failing = estimate_alone([shares([[90, 80]] * 2)])
-    assert math.isnan(failing["least"]) and math.isnan(failing["most"]) and failing["failed"] == 2
 
 
 # -- the control variate ----------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from experiments.capacity.simulation import Outcome, Rule
 
 
 def search(curve: Curve, **goal: object) -> Capacity:
-    rule = Rule("joint", SLO(ttft=1.0), 0.99)
-    values = {"requests": 100_000, "most": 100, "accuracy": 0.03, "warmup": None, **goal}
+    rule = Rule(SLO(ttft=1.0), 0.99)
+    values = {"requests": 100_000, "most": 100, "accuracy": 0.03, **goal}
     return Search(Goal(rule.criteria, **values), curve, lambda line: None).run()  # type: ignore[arg-type]
 
 
