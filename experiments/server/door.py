@@ -61,10 +61,15 @@ class Door:
 
     async def listen(self) -> dict[str, Any]:
         """Hands out what the engine reports until it ends; returns the run's summary. Raises CbatchError: the engine has failed."""
-        try:
-            while isinstance(message := await asyncio.to_thread(self._receive), Turn):
-                self._deliver(message)
+        loop = asyncio.get_running_loop()
+
+        def read() -> dict[str, Any]:
+            while isinstance(message := self._receive(), Turn):
+                loop.call_soon_threadsafe(self._deliver, message)
             return dict(message)
+
+        try:
+            return await asyncio.to_thread(read)  # one thread: waking one for each turn is slower
         finally:
             self.is_closed = True
             for choice in self._open.values():

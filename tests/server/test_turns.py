@@ -26,13 +26,21 @@ TIMES = {
 TINY = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16")
 
 
+class Alone(Inbox):
+    """An inbox into which nobody puts anything while the engine waits: the engine would wait forever."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Message:
+        assert not self.empty() or (timeout or 0) < 60, "the engine waits forever"
+        return super().get(block, timeout)
+
+
 def spec(id_: int, prompt: Sequence[int], new: int, **fields: Any) -> RequestSpec:
     return RequestSpec(id_, len(prompt), new, arrival_time=perf_counter(), prompt=prompt, **fields)
 
 
 def converse(folder: Path, answer: Callable[[Any, list[Turn]], Sequence[Message]], *arguments: str) -> list[Any]:
     """Returns all messages of an engine. answer: returns what is said to a message, which comes with the turns so far."""
-    settings, inbox, messages = read_server_settings(compose(*arguments, name="server")), Inbox(), list[Any]()
+    settings, inbox, messages = read_server_settings(compose(*arguments, name="server")), Alone(), list[Any]()
 
     def send(message: Any) -> None:
         messages.append(message)
