@@ -36,20 +36,23 @@ def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **op
         raise ConfigError(f"bind={bind} port={port}: {error.strerror or error}; give another one") from None
     with listener, engine_of(settings, folder, say=say, **options) as engine:
         door = Door(settings, engine)
-        quiet: Any = {"log_level": "critical", "access_log": False, "server_header": False}
         config = uvicorn.Config(
             make_app(door),
             lifespan="off",
             ws="none",
             timeout_keep_alive=60,  # a client that sends again after a pause would meet a closed connection
             timeout_graceful_shutdown=ceil(settings.server.drain_seconds) + 1,  # of clients that read nothing
-            **quiet,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
         )
+        web = uvicorn.Server(config)
+        web.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            return runner.run(_serve(door, _Web(config), listener, say))
+            return runner.run(_serve(door, web, listener, say))
 
 
-async def _serve(door: Door, web: "_Web", listener: socket.socket, say: Say) -> dict[str, Any]:
+async def _serve(door: Door, web: uvicorn.Server, listener: socket.socket, say: Say) -> dict[str, Any]:
     settings, loop = door.settings, asyncio.get_running_loop()
 
     def end(*_: object) -> None:
@@ -66,12 +69,6 @@ async def _serve(door: Door, web: "_Web", listener: socket.socket, say: Say) -> 
     await web.serve([listener])
     door.put(None)
     return await closed
-
-
-class _Web(uvicorn.Server):
-    """Leaves signals to others."""
-
-    capture_signals = staticmethod(nullcontext)  # type: ignore[assignment]
 
 
 COMMAND = Command(

@@ -42,7 +42,7 @@ def make_app(door: Door) -> FastAPI:
         model = {"id": name, "object": "model", "created": 0, "owned_by": "cbatch", "root": name, "parent": None}
         return {"object": "list", "data": [{**model, "max_model_len": door.longest}]}
 
-    async def read_json(request: Request) -> bytes:
+    async def answer(kind: type[AnyBody], request: Request) -> Response:
         """Refuses a body of too many bytes, and one that a web page may send unasked."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "give the header Content-Type: application/json")
@@ -51,10 +51,7 @@ def make_app(door: Door) -> FastAPI:
             content += part
             if len(content) > settings.max_body:
                 raise HTTPException(413, f"the body has more than {settings.max_body} bytes")
-        return bytes(content)
-
-    async def answer(kind: type[AnyBody], content: Annotated[bytes, Depends(read_json)]) -> Response:
-        return await door.open(kind, content)
+        return await door.open(kind, bytes(content))
 
     v1.post("/completions")(partial(answer, CompletionBody))
     v1.post("/chat/completions")(partial(answer, ChatBody))

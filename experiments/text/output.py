@@ -5,6 +5,7 @@ text       | Hel | lo |          | 🎉       |      | (the stop string has ende
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from cbatch import Request
 from cbatch.model.checkpoint import Vocabulary
@@ -27,13 +28,11 @@ def up_to_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def ends_text(vocabulary: Vocabulary) -> Callable[[Request, int], bool]:
     """Returns a new `State.ends_text` of one engine."""
-    outputs: dict[int, OutputText] = {}
+    output = cache(lambda request: OutputText(vocabulary, request.stop_strings))
 
     def ends(request: Request, token: int) -> bool:
-        if request.id not in outputs:
-            outputs[request.id] = OutputText(vocabulary, request.stop_strings)
-        outputs[request.id].push(token)
-        return outputs[request.id].is_stopped
+        output(request).push(token)
+        return output(request).is_stopped
 
     return ends
 
