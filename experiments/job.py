@@ -24,7 +24,6 @@ from experiments.settings.identity import identity
 from experiments.settings.overrides import say_unread
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
-from experiments.store.headings import check_figure, objective_of
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished
 from experiments.store.sources import differences, sources_of
@@ -54,7 +53,7 @@ class Command(NamedTuple):
     serve: as `serve_into`. result: name of the file with the figures, which is written last; empty if a finished run cannot be kept.
     table: of the finished runs in and below a folder.
     text, line: of a summary; of its name and the summary, in a sweep. stem: what the name of a new folder ends with.
-    figures: prefixes of its own figures, for `objective`. alone: says what an interrupted single run leaves.
+    alone: says what an interrupted single run leaves.
     lacks: groups of conf/ that are not for it.
     """
 
@@ -66,7 +65,6 @@ class Command(NamedTuple):
     text: Callable[[Mapping[str, Any]], str] = run_text
     line: Callable[[str, Mapping[str, Any]], str] = run_line
     stem: str = ""
-    figures: tuple[str, ...] = ()
     alone: str = "nothing was written"
     lacks: tuple[str, ...] = ()
 
@@ -75,16 +73,14 @@ RUN = Command(lacks=("slo:",))
 
 
 def read_checked(command: Command, composed: Composed) -> Settings:
-    """Reads the settings of a run, and checks what would be wrong after a long time only: its objective and its files.
+    """Reads the settings of a run, and checks what would be wrong after a long time only: its files.
 
     Raises:
-        CbatchError: as `Command.read`; no run has the figure that `objective` names; a file of the workload does not exist.
+        CbatchError: as `Command.read`; a file of the workload does not exist.
     """
     if composed.number is None and composed.swept:
         raise ConfigError(f"{' '.join(composed.overrides)}: is a sweep of {', '.join(composed.swept)}; add -m")
     settings: Settings = command.read(composed)
-    if settings.objective is not None:
-        check_figure(f"objective={settings.objective}", ("about.", *command.figures))
     for key, value in identity(settings).items():
         if key.startswith("workload.") and key.endswith(("path", "dataset")) and value and not Path(value).exists():
             read_text(value, key)  # raises
@@ -109,18 +105,13 @@ def run_alone(command: Command, settings: Settings) -> None:
             return
         check_free(folder)  # before weights are loaded
         summary = command.serve(settings, folder, say=partial(print, flush=True))
-        if settings.objective is not None:
-            objective_of(summary, settings.objective)
     print(f"{command.text(summary)}\n\nresults: {folder}")
 
 
-def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed) -> float | None:
+def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed) -> None:
     """Serves a run of a sweep unless it has finished before; notes an error in the sweep's errors.log, so that others go on.
 
     alone: no other runs share the terminal.
-
-    Returns:
-        The figure that `objective` names; None without one, or if the run failed.
 
     Raises:
         SweepEnded: errors.log or the output cannot be written, or the reader of the output has ended.
@@ -130,8 +121,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
     name = folder_name(composed.name)
     try:
         settings: Settings = command.read(composed)
-        summary = _finish(command, settings, sweep / name, alone)
-        return None if settings.objective is None else objective_of(summary, settings.objective)
+        _finish(command, settings, sweep / name, alone)
     except Exception as error:
         if is_of_output(error):
             raise SweepEnded("" if isinstance(error, BrokenPipeError) else output_text(error)) from None
@@ -142,7 +132,6 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
         line = f"{name}: {message}\n"
         sys.stderr.write(f"error: {line}")
         _note_error(sweep / ERRORS, line)
-        return None
 
 
 def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> Mapping[str, Any]:

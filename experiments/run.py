@@ -21,9 +21,6 @@ _SWEEPS = {"-m", "--multirun"}
 _SHOWS = {"--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc", "--cfg", "-c", "--info", "-i"}
 """Options of Hydra that print something instead of running."""
 
-_ALL_FAILED = "No trials are completed yet."
-"""Optuna's error after a search without a successful run."""
-
 _NOT_LISTED = (
     "workload/common:",
     "hydra:",
@@ -73,17 +70,15 @@ def _main(command: Command, claims: ExitStack) -> int:
         print(error if sweep is None else f"terminated; {_how_to_go_on(command, sweep)}", file=sys.stderr)
         return 143
     except Exception as error:
-        message = one_line(error)
-        if sweep is None or str(error) != _ALL_FAILED:
-            if message is None:
-                raise
-            print(f"error: {message}", file=sys.stderr)
-            return 2
+        if (message := one_line(error)) is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        return 2
     return end_of_sweep(sweep, run_folders(sweep_folder(sweep), command.result), command.table)
 
 
 def _run_sweep(command: Command, overrides: list[str], name: str) -> None:
-    """Runs a sweep; each of its runs is checked before the first one starts, unless a search chooses them."""
+    """Runs a sweep; each of its runs is checked before the first one starts."""
     folder = sweep_folder(name)
     (folder / ERRORS).unlink(missing_ok=True)
     sweep = compose_sweep(*overrides, name=command.config)

@@ -7,8 +7,6 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-import yaml
-
 from cbatch import ConfigError
 from experiments.settings.compose import MULTIRUN
 from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder
@@ -62,9 +60,9 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
 
 
 def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], str]) -> int:
-    """Prints the table of the sweep's runs, the best one if it was a search, and how many failed; returns the exit status."""
+    """Prints the table of the sweep's runs, and how many failed; returns the exit status."""
     if finished:
-        print(f"\n{table(sweep_folder(sweep))}\n{_best(sweep)}results: {sweep_folder(sweep)}")
+        print(f"\n{table(sweep_folder(sweep))}\nresults: {sweep_folder(sweep)}")
     errors = sweep_folder(sweep) / ERRORS
     if not errors.exists():
         if finished:
@@ -86,16 +84,6 @@ def table_of_sweep(folder: Path) -> str:
         return run_table(*drop_repeats(read_runs(folder)))
     except ConfigError as error:
         return str(error)
-
-
-def _best(sweep: str) -> str:
-    """Returns a line with the best settings that a search has found; empty if the sweep was none."""
-    file = sweep_folder(sweep) / "optimization_results.yaml"  # of `hydra-optuna-sweeper`
-    if not file.is_file():
-        return ""
-    found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    settings = " ".join(f"{key}={value}" for key, value in found["best_params"].items())
-    return f"best: {settings} ({found['best_value']:g})\n"
 
 
 def sweep_folder(sweep: str) -> Path:

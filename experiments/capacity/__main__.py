@@ -22,7 +22,6 @@ COMMAND = Command(
     text=capacity_text,
     line=capacity_line,
     stem="_capacity",
-    figures=("capacity.",),
     alone="simulations that ended are kept if output=FOLDER was given; the same command goes on from them",
 )
 

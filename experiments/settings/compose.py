@@ -60,26 +60,19 @@ def compose(*overrides: str, name: str = "config") -> Composed:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep. master: what they share. searches: the sweeper chooses runs by earlier ones. in_turn: in this process."""
+    """The runs of a sweep. master: what they share. in_turn: in this process."""
 
-    name: str
     master: DictConfig
-    overrides: Sequence[str]
     jobs: Sequence[Composed]
-    searches: bool
     in_turn: bool
-    folder: Path
 
-    def launch(self, job: Callable[[Composed], float | None]) -> None:
-        """Runs a function for each run of the sweep, by Hydra's sweeper and launcher unless in turn."""
-        if self.in_turn and not self.searches:
+    def launch(self, job: Callable[[Composed], None]) -> None:
+        """Runs a function for each run of the sweep, by Hydra's launcher unless in turn."""
+        if self.in_turn:
             for composed in self.jobs:
                 job(composed)
             return
         with initialized() as composer:
-            if self.searches:
-                composer.multirun(self.name, partial(_call, job), list(self.overrides), with_log_configuration=False)
-                return
             # not by Hydra's basic sweeper, which composes all runs again before the first one starts
             context = HydraContext(composer.config_loader, Callbacks(self.master))
             launcher = Plugins.instance().instantiate_launcher(context, partial(_call, job), self.master)
@@ -88,24 +81,16 @@ class Sweep:
 
 
 def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
-    """Composes every run of a sweep but those of a search."""
+    """Composes every run of a sweep."""
     plain = with_arguments(overrides)
     with _explained(name, plain), initialized() as composer:
         master = composer.compose_config(name, plain, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
         chosen, folder = master.hydra.runtime.choices, Path(master.hydra.sweep.dir)
-        searches = chosen["hydra/sweeper"] != "basic"
-        if searches and master.objective is None:
-            needed = "this sweeper needs a figure of summary.json; give one, as objective=ttft_seconds.p99"
-            raise ConfigError(f"objective=null: {needed}")
-        swept = [] if searches else with_arguments([f"{key}={value}" for key, value in _swept(master).items()])
-        grid = [] if searches else _grid([*swept, *master.hydra.overrides.task])
-        jobs = list(_compose_jobs(name, master, grid))
-    if not searches:
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(master, folder / MULTIRUN)
-    others = {key_of(override) for override in plain}
-    swept = [override for override in swept if key_of(override) not in others]
-    return Sweep(name, master, [*plain, *swept], jobs, searches, chosen["hydra/launcher"] == "basic", folder)
+        swept = with_arguments([f"{key}={value}" for key, value in _swept(master).items()])
+        jobs = list(_compose_jobs(name, master, _grid([*swept, *master.hydra.overrides.task])))
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(master, folder / MULTIRUN)
+    return Sweep(master, jobs, chosen["hydra/launcher"] == "basic")
 
 
 def show(name: str, hidden: Sequence[str]) -> str:
@@ -139,7 +124,7 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
     for override in parse(overrides):
         key, swept = override.get_key_element(), override.is_sweep_override()
         if swept and not override.is_discrete_sweep():
-            raise ConfigError(f"{override.input_line}: an interval is for a search; give hydra/sweeper=NAME, or values")
+            raise ConfigError(f"{override.input_line}: an interval is no list of values; give values")
         texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
         values[key] = [f"{key}={text}" for text in texts]
     return [list(job) for job in product(*values.values())]
@@ -201,14 +186,14 @@ def _swept(config: DictConfig) -> dict[str, str]:
     return {str(key): str(value) for key, value in (config.hydra.sweeper.get("params") or {}).items()}
 
 
-def _call(job: Callable[[Composed], float | None], config: DictConfig) -> float | None:
+def _call(job: Callable[[Composed], None], config: DictConfig) -> None:
     """Serves a run that Hydra's launcher composed, in whichever process and folder the launcher started."""
     node = HydraConfig.get()
-    # Hydra makes the folder on every machine, but its basic sweeper writes this file only where the sweep was started
-    if node.runtime.choices["hydra/sweeper"] == "basic" and not (Path(node.sweep.dir) / MULTIRUN).is_file():
+    # Hydra makes the folder on every machine, but this file is only where the sweep was started
+    if not (Path(node.sweep.dir) / MULTIRUN).is_file():
         problem = f"{node.sweep.dir}: not shared with {socket.gethostname()}"
         raise ConfigError(f"{problem}; give the command in a folder that all machines of the cluster see")
     os.chdir(node.runtime.cwd)
     with open_dict(config):
         config["hydra"] = node
-    return job(_resolve(config, node.job.num))
+    job(_resolve(config, node.job.num))

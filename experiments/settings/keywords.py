@@ -27,7 +27,7 @@ _OBJECTS = {"policy": "plan", "workload": "requests", "eviction": "keys", "route
 """Keywords that take objects, and the method that each object must have."""
 
 OF_FILES = ("decisions", "stream", "tables", "timeline")
-_OF_COMMANDS = ("experiment", "objective", "other_code", "output", "sweep")
+_OF_COMMANDS = ("experiment", "other_code", "output", "sweep")
 
 
 def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[str, Any]) -> Settings:

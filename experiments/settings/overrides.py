@@ -16,7 +16,8 @@ _OUR_OWN = {
     "hydra.sweep.subdir": "-m and sweep=NAME",
     "hydra.mode": "-m for a sweep",
     "hydra.launcher": "-m and hydra/launcher=NAME",
-    "hydra.sweeper": "-m and hydra/sweeper=NAME",
+    "hydra/sweeper": "-m and values, KEY=A,B",
+    "hydra.sweeper": "-m and values, KEY=A,B",
 }
 """Settings of Hydra without effect, as this process must know where a sweep's runs are, and the keys to give instead."""
 

@@ -95,7 +95,6 @@ class Keys:
     prefix_cache: Switch = False
     patience: Patience
     metrics: Metrics
-    objective: Text | None
     output: Text | None
     sweep: Text
     other_code: Annotated[Literal["rerun", "keep"], Give("rerun or keep")]
@@ -108,7 +107,7 @@ class Keys:
     traces: Text
 
     without_effect: ClassVar[tuple[str, ...]] = (
-        *("objective", "output", "sweep", "other_code", "progress", "stream", "tables", "timeline", "decisions"),
+        *("output", "sweep", "other_code", "progress", "stream", "tables", "timeline", "decisions"),
         *("chunk", "traces"),  # are within the objects that read them
     )
     """Keys that change no figure."""

@@ -1,6 +1,5 @@
 """The figures of summary.json by key: their names and units in tables and on axes, and errors for keys that name none."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -113,31 +112,13 @@ def heading_of(key: str) -> Heading:
     return Heading(key)
 
 
-def objective_of(summary: Mapping[str, Any], key: str) -> float:
-    """Returns a number of a summary by its dotted key, as in "ttft_seconds.p99".
-
-    Raises ConfigError: there is no such number, or it has no value in this run.
-    """
-    numbers = {
-        name: value
-        for name, value in flat(summary)
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-    }
-    if key not in numbers:
-        raise ConfigError(no_such_figure(f"objective={key}", list(numbers)))
-    value = numbers[key]
-    if value is None or not math.isfinite(value):
-        raise ConfigError(f"objective={key}: has no value in this run; choose another figure of summary.json")
-    return float(value)
-
-
-def check_figure(given: str, others: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError if no run has the figure that key=NAME names. others: prefixes of further figures.
+def check_figure(given: str) -> None:
+    """Raises ConfigError if no run has the figure that key=NAME names.
 
     The names of figures by tier and client are known only at the end of a run.
     """
     key, known = given.partition("=")[2], _known_figures()
-    if key not in known and not key.startswith(("attainment.tiers.", "service.clients.", *others)):
+    if key not in known and not key.startswith(("attainment.tiers.", "service.clients.")):
         raise ConfigError(no_such_figure(given, known))
 
 

@@ -10,15 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
-from commands import QUICK, WAITING, Ended, command, environment, errors_at_end, new_process, start, summary, wait_for
+from commands import QUICK, WAITING, command, environment, errors_at_end, new_process, start, wait_for
 
-from cbatch import ConfigError
 from experiments.arena.__main__ import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.job import RUN, Command, folder_name
 from experiments.settings.compose import compose
-from experiments.store.headings import objective_of
 from experiments.store.runs import read_runs
 
 
@@ -44,45 +41,6 @@ def test_a_table_has_the_order_of_the_latest_command_line(tmp_path: Path) -> Non
         names = [name.partition("(")[0] for name in policies]
         assert command("run", "-m", "sweep=s", f"policy={','.join(names)}", *QUICK, cwd=tmp_path).returncode == 0
         assert read_runs(tmp_path / "multirun" / "s")["policy"].to_list() == policies
-
-
-def search(cwd: Path, chunks: str, objective: str = "throughput.total_tokens_per_second") -> Ended:
-    """Searches for the chunk with the highest objective, trying each value once or more."""
-    pytest.importorskip("optuna", reason="the sweep extra is not installed")
-    options = ("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=0", "hydra.sweeper.n_trials=3")
-    fixed = ("workload.num_requests=12", "workload.pd_ratio=14", f"objective={objective}", "sweep=search")
-    searched = ("hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", f"chunk={chunks}")
-    return command("run", "-m", *searched, *options, *fixed, cwd=cwd)
-
-
-def test_a_search_finds_the_best_chunk(tmp_path: Path) -> None:
-    done = search(tmp_path, "256,512")
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "multirun" / "search"
-    summaries = [summary(run) for run in folder.glob("chunk=*")]
-    rates = {run["about"]["chunk"]: run["throughput"]["total_tokens_per_second"] for run in summaries}
-    assert set(rates) == {256, 512}
-    best = max(rates, key=rates.__getitem__)
-    found = yaml.safe_load((folder / "optimization_results.yaml").read_text())
-    assert (found["best_params"], found["best_value"]) == ({"chunk": best}, rates[best])
-    assert f"best: chunk={best} ({rates[best]:g})" in done.stdout
-
-
-def test_a_failed_run_of_a_search_is_a_failed_trial(tmp_path: Path) -> None:
-    done = search(tmp_path, "0,256")
-    assert done.returncode == 2
-    assert "best: chunk=256" in done.stdout
-    errors = [line for line in done.stderr.splitlines() if "error: " in line]
-    assert errors[0].startswith("error: chunk=0,") and errors[-1].startswith(f"error: {len(errors) - 1} run")
-    assert "failed, see multirun/search/errors.log" in errors[-1]
-
-
-def test_an_objective_is_a_number_of_the_summary() -> None:
-    summary = {"about": {"simulated": True}, "ttft_seconds": {"p99": 0.5, "p50": float("nan"), "p90": None}}
-    assert objective_of(summary, "ttft_seconds.p99") == 0.5
-    for key in ("ttft_seconds.p50", "ttft_seconds.p90", "ttft_seconds", "about.simulated", "attainment.share"):
-        with pytest.raises(ConfigError, match=f"^objective={key}: "):
-            objective_of(summary, key)
 
 
 def test_runs_and_sweeps_do_not_lie_in_each_other(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ ELSEWHERE = {
     r"python -m experiments\.profile model=(?!tiny)": "needs a GPU",
     r"python -m experiments\.profile engine=vllm": "of what vLLM decided; see test_profile_recorded",
     r"python -m experiments\.run backend=cuda": "needs GPUs",
-    r".*(launcher=joblib|sweeper=optuna)": "minutes; see test_sweep",
+    r".*launcher=joblib": "minutes; see test_sweep",
     r"python -m experiments\.(plot|compare) .*multirun/(chat|idea|rates|slo|noise|landscape)": "of a sweep that is not made",
     r"python -m experiments\.compare runs/": "of searches that are not made",
     r"python -m experiments\.(arena|capacity -m experiment=arena) traces=FOLDER": "of the published traces; see test_arena",
