@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cbatch import SLO, ConfigError
+from cbatch.request_spec import NO_SLO
 from cbatch.validation import Give, positive, whole
 from experiments.capacity.control import draw_queue
-from experiments.capacity.estimate import Shares, by_replication
+from experiments.capacity.estimate import Shares
 from experiments.capacity.folder import RESULT, open_simulations
 from experiments.capacity.search import LEAST, Capacity, Goal, Search
-from experiments.capacity.simulation import Outcome, Rule, replicate, simulate
+from experiments.capacity.simulation import Outcome, replicate, simulate
 from experiments.serve import about_run, origin_of_run
 from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.settings import Keys, Settings
@@ -81,8 +82,9 @@ def measure(
     Raises CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be capacity.
     """
     began = time.perf_counter()
-    rule = Rule(settings.slo, settings.attainment, bool(getattr(settings.workload, "tiers", None)))
-    goal = _goal(settings, rule)
+    if settings.slo == NO_SLO and not getattr(settings.workload, "tiers", None):
+        raise ConfigError("slo: no objective is set; give slo.ttft=SECONDS or slo.tbt=SECONDS")
+    goal = _goal(settings)
     natural_rate(settings.workload, goal.requests)  # raises if the workload has no rate
     run = assemble(replicate(settings, 0, 1.0, goal.requests))
     origin, composed = origin_of_run(settings), settings.composed
@@ -90,7 +92,7 @@ def measure(
     cores = settings.cores
     if cores == "auto":  # without a bar, a launcher runs other searches beside this one
         cores = (os.cpu_count() or 1) if bar else 1
-    work, others = partial(simulate, settings, rule), settings.other_code == "keep"
+    work, others = partial(simulate, settings), settings.other_code == "keep"
     with open_simulations(folder, **origin, simulate=work, cores=cores, other_code=others) as simulations:
         if simulations.outcomes:
             say(f"{len(simulations.outcomes)} simulations of an earlier search are kept")
@@ -105,9 +107,7 @@ def measure(
         }
         if settings.prefix_cache:
             figures["hit_share"] = _hit_share(capacity.rate, search.outcomes)
-        pairs = zip(rule.criteria, capacity.shares, strict=True)
-        curves = {criterion.name: _curve(shares) for criterion, shares in pairs}
-        owed = by_replication(capacity.shares)
+        curves, owed = {"attainment": _curve(capacity.shares)}, capacity.shares.by_replication()
         summary = {"about": about, "capacity": figures, "curves": curves, "by_replication": owed}
         if settings.bounds:
             summary["regret"] = _regret(capacity, settings)
@@ -122,7 +122,7 @@ def slo_text(name: str, overrides: Sequence[str]) -> str:
     return " ".join(changed if name == "none" and changed else [name, *changed])
 
 
-def _goal(settings: SearchSettings, rule: Rule) -> Goal:
+def _goal(settings: SearchSettings) -> Goal:
     recorded = num_recorded(settings.workload)
     usual = _REQUESTS if recorded is None else max(recorded // _PIECES, _FEWEST_REQUESTS)
     requests = usual if settings.requests == "auto" else settings.requests
@@ -134,7 +134,7 @@ def _goal(settings: SearchSettings, rule: Rule) -> Goal:
         remedy = f"requests={fits}, or a longer trace" if fits >= _FEWEST_REQUESTS else longer
         raise ConfigError(f"requests={requests}: {problem}; give {remedy}")
     grows, queue = settings.requests == "auto", draw_queue(settings.workload)
-    return Goal(rule.criteria, requests, settings.replications, settings.accuracy, recorded, grows, queue)
+    return Goal(settings.attainment, requests, settings.replications, settings.accuracy, recorded, grows, queue)
 
 
 def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
         "low": capacity.low,
         "high": capacity.high,
         "confidence": CONFIDENCE,
-        "replications": len(capacity.shares[0].good),
+        "replications": len(capacity.shares.good),
         "requests": capacity.requests,
         "warmup_requests": capacity.warmup,
         "attainment": settings.attainment,
@@ -160,14 +160,14 @@ def _hit_share(rate: float, outcomes: Sequence[Outcome]) -> float:
 
 def _regret(capacity: Capacity, settings: SearchSettings) -> dict[str, float]:
     """Returns the capacity and its interval over the highest rate that any policy can sustain."""
-    bounds = bounds_together(settings, len(capacity.shares[0].good), capacity.requests)
+    bounds = bounds_together(settings, len(capacity.shares.good), capacity.requests)
     bound = bounds.rate_attained(settings.attainment)
     ends = {"capacity": capacity.rate, "capacity_low": capacity.low, "capacity_high": capacity.high}
     return {**{name: rate / bound for name, rate in ends.items()}, "rate_bound": bound}
 
 
 def _curve(shares: Shares) -> dict[str, Any]:
-    """Returns the shares of a criterion at each rate."""
+    """Returns the shares at each rate."""
     low, high = shares.band()
     columns = {"replications": shares.num_replications, "rate": shares.rates, "share": shares.share()}
     columns |= {"low": low, "high": high}

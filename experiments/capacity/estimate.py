@@ -1,4 +1,4 @@
-"""Estimates a capacity and its interval from replications at several rates: statistics only, of any criterion.
+"""Estimates a capacity and its interval from replications at several rates: statistics only.
 
 At each rate the share of good requests has an interval from resampling replications, studentized (bootstrap-t; Efron and
 Tibshirani, "An introduction to the bootstrap", 1993, section 12.5). Violations come in bursts: a few replications hold most of
@@ -10,7 +10,6 @@ The share, made monotone by isotonic regression, crosses the wanted level at the
 at the ends of the capacity's interval.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +32,9 @@ Resamples without violations have no error to scale by."""
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Counts of one criterion.
+    """Counts of requests.
 
-    rates: in ascending order. good, total: requests (or gaps) that meet the criterion, and all of them, [replications, rates];
+    rates: in ascending order. good, total: requests that meet their objectives, and all of them, [replications, rates];
     the total is 0 for a replication that was not simulated at a rate. level: the wanted share.
     """
 
@@ -105,6 +104,16 @@ class Shares:
         low, high = self.band()
         return self.crossing(low), self.crossing(high)
 
+    def by_replication(self) -> list[float]:
+        """Returns a jackknife pseudo-value for each replication: their mean is the crossing, their scatter gives its error.
+
+        The differences of these values compare two capacities on the same replications.
+        """
+        num = len(self.good)
+        without = np.array([self.only(kept).crossing() for kept in ~np.eye(num, dtype=bool)])
+        values: list[float] = (self.crossing() + (num - 1) * (without.mean() - without)).tolist()
+        return values
+
 
 def _interval(good: Floats, total: Floats) -> tuple[float, float]:
     """Returns the interval of sum(good) / sum(total), by the studentized bootstrap over replications."""
@@ -131,21 +140,3 @@ def _ratio(weights: Floats, good: Floats, total: Floats) -> tuple[Any, Any]:
     squares = weights @ good**2 - 2 * ratio * (weights @ (good * total)) + ratio**2 * (weights @ total**2)
     num = len(good)
     return ratio, np.sqrt(np.maximum(squares, 0) * num / (num - 1)) / sums
-
-
-def least_crossing(criteria: Sequence[Shares]) -> tuple[float, float, float]:
-    """Returns the least crossing of the criteria, and the ends of its interval."""
-    ends = [shares.interval() for shares in criteria]
-    return min(map(Shares.crossing, criteria)), min(low for low, _ in ends), min(high for _, high in ends)
-
-
-def by_replication(criteria: Sequence[Shares]) -> list[float]:
-    """Returns a jackknife pseudo-value for each replication: their mean is the capacity, their scatter gives its error.
-
-    The differences of these values compare two capacities on the same replications.
-    """
-    whole, num = min(map(Shares.crossing, criteria)), len(criteria[0].good)
-    others = ~np.eye(num, dtype=bool)  # [replications, replications]
-    without = np.array([min(shares.only(kept).crossing() for shares in criteria) for kept in others])
-    values: list[float] = (whole + (num - 1) * (without.mean() - without)).tolist()
-    return values

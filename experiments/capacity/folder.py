@@ -119,5 +119,5 @@ def _read(path: Path, head: Mapping[str, Any], other_code: bool) -> dict[Any, Ou
             lines.append(json.loads(line))
     if not lines or any(lines[0].get(key) != head[key] for key in (("settings",) if other_code else head)):
         return {}
-    outcomes = [Outcome._make([*line[:4], tuple(map(tuple, line[4])), *line[5:]]) for line in lines[1:]]
+    outcomes = [Outcome(*line) for line in lines[1:]]
     return {outcome[:4]: outcome for outcome in outcomes}

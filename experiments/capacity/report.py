@@ -35,11 +35,10 @@ def capacity_text(summary: Summary) -> str:
 
 def _curves(summary: Summary) -> str:
     """Returns a table of the shares at each rate."""
-    curves = summary["curves"]
-    first = next(iter(curves.values()))
-    columns = [map(_with_ends, curve["share"], curve["low"], curve["high"]) for curve in curves.values()]
-    rows = zip((f"{rate:.4g}" for rate in first["rate"]), first["replications"], *columns, strict=True)
-    return tabulate(rows, ["requests/s", "replications", *curves], disable_numparse=True, stralign="right")
+    curve = summary["curves"]["attainment"]
+    shares = map(_with_ends, curve["share"], curve["low"], curve["high"])
+    rows = zip((f"{rate:.4g}" for rate in curve["rate"]), curve["replications"], shares, strict=True)
+    return tabulate(rows, ["requests/s", "replications", "attainment"], disable_numparse=True, stralign="right")
 
 
 def _with_ends(share: float, low: float, high: float) -> str:
@@ -50,8 +49,7 @@ def _rule(summary: Summary) -> str:
     """Returns what holds up to the capacity."""
     figures = summary["capacity"]
     limits = " and ".join(f"{key} {limit:g} s" for key, limit in figures["slo"].items() if limit is not None)
-    levels = ", ".join(f"{name} of {format_share(curve['level'])}" for name, curve in summary["curves"].items())
-    return levels + (f"; {limits}" if limits else "")
+    return f"attainment of {format_share(figures['attainment'])}" + (f"; {limits}" if limits else "")
 
 
 def _replications(figures: Summary) -> str:

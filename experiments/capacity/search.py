@@ -1,6 +1,6 @@
 """Searches a capacity: a bracket from a few replications, then many replications at rates around the crossing.
 
-1   double or halve the rate until some criterion fails, bisect to 10%: a few replications, a single one if it decides
+1   double or halve the rate until the attainment fails, bisect to 10%: a few replications, a single one if it decides
 2   leave out the first and last requests: 5 mean residence times
 3   simulate 8 replications at 4 rates around the crossing; add rates while the interval reaches beyond them, and at its wanted ends
 4   add replications at the 2 to 4 nearest rates, 16 in all at least, until the interval is as narrow as wanted
@@ -9,14 +9,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
-from typing import Any
 
 import numpy as np
 
 from cbatch import ConfigError
 from experiments.capacity.control import LEAST_SIMULATED, Control, Draw
-from experiments.capacity.estimate import Shares, least_crossing
-from experiments.capacity.simulation import Criterion, Outcome
+from experiments.capacity.estimate import Shares
+from experiments.capacity.simulation import Outcome
 
 Simulate = Callable[[Sequence[tuple[int, float]], int, int], list[Outcome]]
 """Called with pairs of (replication, rate), a number of requests and a warm-up; returns an outcome per pair."""
@@ -35,13 +34,14 @@ _IDLE, _FEW = 0.02, 200  # load at which requests are served one by one, and the
 class Goal:
     """The target of a search.
 
+    level: the wanted share of requests that meet their objectives.
     requests: per replication, at least; more if the warm-up needs them and `grows`. most: replications.
     accuracy: half the interval's width over the capacity.
     recorded: requests of the trace; None for a random workload.
     queue: draws replications for a control variate; None: without one.
     """
 
-    criteria: Sequence[Criterion]
+    level: float
     requests: int
     most: int
     accuracy: float
@@ -56,12 +56,12 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Capacity:
-    """A capacity in requests per second, its interval, and the shares that it rests on, by criterion."""
+    """A capacity in requests per second, its interval, and the shares that it rests on."""
 
     rate: float
     low: float
     high: float
-    shares: list[Shares]
+    shares: Shares
     requests: int
     warmup: int
 
@@ -89,7 +89,7 @@ class Search:
     def run(self) -> Capacity:
         """Searches.
 
-        Raises ConfigError: no rate or every rate meets the criteria, or the replications are too short or too few.
+        Raises ConfigError: no rate or every rate meets the objectives, or the replications are too short or too few.
         """
         low, high, in_system = self._bracket()
         warmup = self._warmup(in_system)
@@ -159,15 +159,12 @@ class Search:
         if rate == _AT_ONCE or not self._hopeless(outcomes[0], len(pairs)):
             outcomes += self.simulate(pairs[1:], requests, warmup)
         self._pilots += outcomes
-        counts = np.array([outcome.counts for outcome in outcomes], float).sum(axis=0)
-        shares = list(zip(self.goal.criteria, counts[:, 0] / counts[:, 1], strict=True))
-        text = ", ".join(f"{criterion.name} {100 * share:.3g}%" for criterion, share in shares)
-        return all(share >= criterion.level for criterion, share in shares), text, outcomes
+        share = sum(outcome.good for outcome in outcomes) / sum(outcome.total for outcome in outcomes)
+        return share >= self.goal.level, f"attainment {100 * share:.3g}%", outcomes
 
     def _hopeless(self, first: Outcome, num: int) -> bool:
         """Returns whether the first of `num` replications decides that a rate fails, even if all others have no violation."""
-        pairs = zip(self.goal.criteria, first.counts, strict=True)
-        return any(num * total - (total - good) < criterion.level * num * total for criterion, (good, total) in pairs)
+        return num * first.total - (first.total - first.good) < self.goal.level * num * first.total
 
     def _warmup(self, in_system: float) -> int:
         """Returns the requests that arrive in 5 mean residence times: 5 times the mean number in the system (Little's law)."""
@@ -192,12 +189,12 @@ class Search:
         self.outcomes += self.simulate(pairs, self.requests, warmup)
 
     def _estimate(self, warmup: int) -> Capacity:
-        shares = shares_of(self.outcomes, self.goal.criteria)
-        if self.goal.queue is not None and len(shares[0].total) >= LEAST_SIMULATED:
+        shares = _shares_of(self.outcomes, self.goal.level)
+        if self.goal.queue is not None and len(shares.total) >= LEAST_SIMULATED:
             if self._control is None:
                 self._control = Control(self.goal.queue, self.requests, warmup, self._throughput)
-            shares = [self._control.adjust(criterion) for criterion in shares]
-        return Capacity(*least_crossing(shares), shares, self.requests, warmup)
+            shares = self._control.adjust(shares)
+        return Capacity(shares.crossing(), *shares.interval(), shares, self.requests, warmup)
 
     def _rates_beyond(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
         """Returns further rates if an end of the interval lies beyond the rates, up to `_MOST_RATES`."""
@@ -240,16 +237,14 @@ class Search:
         return min(most, max(LEAST, num + 2, min(needed, 2 * num)))
 
 
-def shares_of(outcomes: Sequence[Outcome], criteria: Sequence[Criterion]) -> list[Shares]:
-    """Returns the counts of each criterion as arrays."""
+def _shares_of(outcomes: Sequence[Outcome], level: float) -> Shares:
+    """Returns the counts as arrays."""
     rates = np.array(sorted({outcome.rate for outcome in outcomes}))
-    counts: Any = np.zeros((len(criteria), 1 + max(outcome.replication for outcome in outcomes), len(rates), 2))
+    good, total = np.zeros((2, 1 + max(outcome.replication for outcome in outcomes), len(rates)))
     for outcome in outcomes:
-        counts[:, outcome.replication, int(np.searchsorted(rates, outcome.rate))] = outcome.counts
-    return [
-        Shares(rates, count[..., 0], count[..., 1], criterion.level)
-        for criterion, count in zip(criteria, counts, strict=True)
-    ]
+        place = outcome.replication, int(np.searchsorted(rates, outcome.rate))
+        good[place], total[place] = outcome.good, outcome.total
+    return Shares(rates, good, total, level)
 
 
 def _round(rate: float) -> float:

@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from cbatch import SLO, ConfigError, Request
+from cbatch import ConfigError, Request
 from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served, collect_served
@@ -15,42 +15,11 @@ from experiments.settings.assemble import assemble, with_workload
 from experiments.settings.settings import Settings
 from experiments.trials.replications import Replication
 
-Count = tuple[int, int]
-"""(number that is good, number of all)."""
 
-
-class Criterion(NamedTuple):
-    """A share that must be at least `level`. good: called with the counted requests, and the served ones among them."""
-
-    name: str
-    level: float
-    good: Callable[[Sequence[Request], Served], Count]
-
-
-def _attained(requests: Sequence[Request], served: Served) -> Count:
-    """Counts the requests that meet all of their objectives ttft, tbt and total."""
+def count_attained(requests: Sequence[Request], served: Served) -> tuple[int, int]:
+    """Returns how many requests meet all of their objectives ttft, tbt and total, and how many have any."""
     requests = [request for request in requests if request.slo != NO_SLO]
     return int(judge(requests, served).met.all(axis=0).sum()), len(requests)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The share of the requests that must meet all of their objectives.
-
-    tiers: whether the workload's service classes have objectives of their own. Raises ConfigError: there are no objectives.
-    """
-
-    slo: SLO
-    attainment: float
-    tiers: bool = False
-
-    def __post_init__(self) -> None:
-        if self.slo == NO_SLO and not self.tiers:
-            raise ConfigError("slo: no objective is set; give slo.ttft=SECONDS or slo.tbt=SECONDS")
-
-    @property
-    def criteria(self) -> list[Criterion]:
-        return [Criterion("attainment", self.attainment, _attained)]
 
 
 def select(served: Served, first: int, end: int) -> Served:
@@ -67,15 +36,16 @@ def select(served: Served, first: int, end: int) -> Served:
 class Outcome(NamedTuple):
     """The figures of one simulation.
 
-    counts: of each criterion. in_system: mean number of requests. seconds: of CPU time. outside: iterations outside the
-    measured range. hit_share: of prompt tokens found in the prefix cache; NaN without one.
+    good, total: requests that meet their objectives, and all. in_system: mean number of requests. seconds: of CPU time.
+    outside: iterations outside the measured range. hit_share: of prompt tokens found in the prefix cache; NaN without one.
     """
 
     rate: float
     replication: int
     requests: int
     warmup: int
-    counts: tuple[Count, ...]
+    good: int
+    total: int
     in_system: float
     seconds: float
     outside: int = 0
@@ -92,7 +62,7 @@ def replicate(settings: Settings, number: int, rate: float, num_requests: int) -
     return with_workload(settings, Replication(settings.workload, number, rate, num_requests))
 
 
-def simulate(settings: Settings, rule: Rule, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
+def simulate(settings: Settings, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
     """Serves one replication at one rate to its end.
 
     warmup: requests at the beginning that do not count, and as many at the end.
@@ -103,8 +73,8 @@ def simulate(settings: Settings, rule: Rule, number: int, rate: float, num_reque
     served, hits = collect_served(record), hits_of(record.requests) if settings.prefix_cache else {}
     first, end = warmup, num_requests - warmup
     part = select(served, first, end)
-    counts = tuple(criterion.good(run.requests[first:end], part) for criterion in rule.criteria)
+    counts = count_attained(run.requests[first:end], part)
     in_system = rate * float(served.end_to_end.mean()) if len(served.id) else float("inf")
     seconds = time.process_time() - began
     found = hits.get("hit_share", math.nan)
-    return Outcome(rate, number, num_requests, warmup, counts, in_system, seconds, run.cost.num_outside, found)
+    return Outcome(rate, number, num_requests, warmup, *counts, in_system, seconds, run.cost.num_outside, found)

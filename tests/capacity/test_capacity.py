@@ -21,7 +21,7 @@ from cbatch.results.metrics import Served
 from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
 from experiments.capacity import control
-from experiments.capacity.simulation import Outcome, Rule, select, simulate
+from experiments.capacity.simulation import Outcome, count_attained, select, simulate
 from experiments.run import main
 from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.compose import compose, compose_run
@@ -48,9 +48,8 @@ def served_requests() -> tuple[list[Request], Served]:
 def test_requests_that_meet_all_objectives_count_in_the_window() -> None:
     """Request 1 has a gap of 2.5 s, 2 and 3 a TTFT of 3 and 4 s, 4 was rejected."""
     requests, served = served_requests()
-    [criterion] = Rule(requests[0].slo, 0.9).criteria
-    assert criterion.good(requests, served) == (1, 5)
-    assert [criterion.good(requests[a:b], select(served, a, b)) for a, b in ((0, 2), (2, 4))] == [(1, 2), (0, 2)]
+    assert count_attained(requests, served) == (1, 5)
+    assert [count_attained(requests[a:b], select(served, a, b)) for a, b in ((0, 2), (2, 4))] == [(1, 2), (0, 2)]
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -68,9 +67,7 @@ def run(*changes: str, without: Sequence[str] = ()) -> str:
 
 def simulate_curve(monkeypatch: pytest.MonkeyPatch, curve: Curve) -> None:
     """Has the command simulate this curve."""
-    monkeypatch.setattr(
-        searching, "simulate", lambda settings, rule, number, rate, *size: curve([(number, rate)], *size)[0]
-    )
+    monkeypatch.setattr(searching, "simulate", lambda settings, number, rate, *size: curve([(number, rate)], *size)[0])
 
 
 def result() -> Any:
@@ -111,7 +108,7 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
 def test_what_the_cache_held_near_the_capacity(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve = one_percent_at_7(scatter=0.5)
 
-    def simulate(settings: Settings, rule: Rule, number: int, rate: float, *size: int) -> Outcome:
+    def simulate(settings: Settings, number: int, rate: float, *size: int) -> Outcome:
         return curve([(number, rate)], *size)[0]._replace(hit_share=(rate + number) / 1000)
 
     monkeypatch.setattr(searching, "simulate", simulate)
@@ -146,8 +143,8 @@ def open_loop(policy: str, limit: float) -> Settings:
 @pytest.mark.parametrize(("limit", "good"), [(1e-6, 0), (10.0, 8)])
 def test_a_simulation_counts_the_requests_of_its_window(limit: float, good: int) -> None:
     """One request per 10 s is served alone; with TTFT objectives below and above its prefill none or all attain them."""
-    made = simulate(open_loop("orca", limit), Rule(SLO(ttft=limit), 0.99), 0, 0.1, 12, 2)
-    assert made.counts == ((good, 8),) and made[:4] == (0.1, 0, 12, 2)
+    made = simulate(open_loop("orca", limit), 0, 0.1, 12, 2)
+    assert (made.good, made.total) == (good, 8) and made[:4] == (0.1, 0, 12, 2)
     assert 0 < made.in_system < 0.1
 
 
@@ -164,7 +161,7 @@ def test_a_simulation_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch, p
     monkeypatch.setattr("experiments.capacity.simulation.assemble", assemble_and_watch)
     gc.disable()
     try:
-        simulate(open_loop(policy, 1.0), Rule(SLO(ttft=1.0), 0.99), 0, 1.0, 20, 2)
+        simulate(open_loop(policy, 1.0), 0, 1.0, 20, 2)
         assert [state() for state in states] == [None]
     finally:
         gc.enable()
@@ -225,9 +222,9 @@ def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, mon
     """Each search has settings of its own, and the highest capacity comes first."""
     seen: set[tuple[str, SLO]] = set()
 
-    def simulate(settings: Settings, rule: Rule, number: int, rate: float, *size: int) -> Outcome:
-        seen.add((settings.model.name, rule.slo))
-        strict = 7.0 if rule.slo.tbt == 0.05 else 9.0
+    def simulate(settings: Settings, number: int, rate: float, *size: int) -> Outcome:
+        seen.add((settings.model.name, settings.slo))
+        strict = 7.0 if settings.slo.tbt == 0.05 else 9.0
         return Curve(lambda rate: 0.01 * (rate / strict) ** 9)([(number, rate)], *size)[0]
 
     monkeypatch.setattr(searching, "simulate", simulate)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.capacity.control import Control, draw_queue
-from experiments.capacity.estimate import Shares, by_replication, least_crossing
+from experiments.capacity.estimate import Shares
 from experiments.trials.replications import Replication
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, UniformLengths
 
@@ -50,12 +50,6 @@ def test_interval_of_two_values_is_that_of_the_studentized_bootstrap() -> None:
     assert (low[0], high[0]) == (pytest.approx(0.99 - 4.6 * 0.01), 1.0), "8 in 27 have none; no share is above 1"
 
 
-def test_capacity_is_that_of_the_criterion_which_fails_first() -> None:
-    first, second = shares([[99.0, 96.0, 90.0]] * 5), shares([[99.0, 99.0, 96.0]] * 5)
-    assert second.interval() == (2.5, 2.5)
-    assert least_crossing([second, first]) == least_crossing([first, second]) == (1.5, 1.5, 1.5)
-
-
 def test_where_few_replications_have_violations_the_lower_end_allows_for_one_more_as_bad() -> None:
     """One of 8 replications has 8 violations of 100. With one more, two of 9: 16/9%, with an error of
     sqrt((2 (8 - 16/9)^2 + 7 (16/9)^2) / 9 / 8) = 1.176%. Of the resamples of 9, (7/9)^9 = 10% have neither: 4.6 errors below.
@@ -89,8 +83,8 @@ def test_ten_replications_with_violations_or_all_of_fewer_need_no_allowance() ->
 
 def test_values_by_replication_have_the_capacity_as_mean() -> None:
     one = shares([[99, 96], [99, 94], [100, 97], [98, 95]])
-    assert np.mean(by_replication([one])) == pytest.approx(one.crossing())
-    assert by_replication([shares([[99, 96]] * 4)]) == pytest.approx([1.5] * 4)
+    assert np.mean(one.by_replication()) == pytest.approx(one.crossing())
+    assert shares([[99, 96]] * 4).by_replication() == pytest.approx([1.5] * 4)
 
 
 def test_a_value_by_replication_is_what_the_capacity_owes_to_it() -> None:
@@ -99,8 +93,7 @@ def test_a_value_by_replication_is_what_the_capacity_owes_to_it() -> None:
     mean = (2 * without + last) / 3
     expected = [whole + 2 * (mean - each) for each in (without, without, last)]
     one = shares([[99, 96], [99, 96], [98, 92]])
-    assert by_replication([one]) == pytest.approx(expected)
-    assert by_replication([shares([[100, 99]] * 3), one]) == pytest.approx(expected), "the other criterion never fails"
+    assert one.by_replication() == pytest.approx(expected)
 
 
 # -- the control variate ----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Curve:
         factor = 1 + self.scatter * (-1) ** number
         counted = requests - 2 * warmup
         good = counted * (1 - min(self.violations(rate) * factor, 1.0))
-        return Outcome(rate, number, requests, warmup, ((round(good), counted),), self.in_system * rate, seconds=2.0)
+        return Outcome(rate, number, requests, warmup, round(good), counted, self.in_system * rate, seconds=2.0)
 
 
 def one_percent_at_7(power: int = 5, **others: float) -> Curve:
