@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, WrapValidator
 
 from cbatch import ConfigError, Eviction, ModelSpec, Policy
 from cbatch.described import arguments_of, describe
+from cbatch.errors import ProfileError
 from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.policy import copy_policy
 from cbatch.results.metrics import Objectives
@@ -224,8 +225,10 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     backend = _backend(config["backend"], chosen)
     unnamed = "hardware" not in composed.given() and root.hardware == Cuda.predicts_with
     if unnamed and isinstance(backend, Cuda) and (profile := profile_of_gpu()):
-        chosen["hardware"] = f"{profile} (the GPU here)"
-        root, composed = replace(root, hardware=profile), replace(composed, keys={**config, "hardware": profile})
+        with suppress(ProfileError):  # it lacks the links of several GPUs
+            backend.cost(profile, model, root.batch)
+            chosen["hardware"] = f"{profile} (the GPU here)"
+            root, composed = replace(root, hardware=profile), replace(composed, keys={**config, "hardware": profile})
     return kind(
         **{name: getattr(root, name) for name in names},
         backend=backend,

@@ -17,6 +17,7 @@ from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.profile import command as profile_command
 from experiments.profile import host, laboratory
 from experiments.settings import hardware
+from experiments.settings import settings as settings_module
 from experiments.settings.compose import compose_run
 from experiments.settings.hardware import UnmeasuredError, cost_model, cpu_name, cpu_profile
 from experiments.settings.presets import load_spec
@@ -144,3 +145,11 @@ def test_policies_on_a_gpu_predict_with_its_own_profile(
     settings = compose_run("backend=cuda", *keys) if "backend=sim" not in keys else compose_run(*keys)
     assert settings.hardware == settings.composed.keys["hardware"] == profile, "a replay reads the keys"
     assert ("hardware" in settings.chosen) == (not keys and card != "NVIDIA H100 PCIe")
+
+
+def test_a_profile_of_the_gpu_without_links_leaves_predictions_of_several_to_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings_module, "profile_of_gpu", lambda: "h200-vllm")  # measured on one GPU
+    assert compose_run("backend=cuda").hardware == "h200-vllm"
+    assert compose_run("backend=cuda", "backend.tensor_parallel=2").hardware == "h200"

@@ -152,7 +152,7 @@ def test_what_cannot_be_shared_out_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         gpu.check_fits(TINY_NANOGPT, LIMITS, KV, TWO)
     with pytest.raises(ConfigError, match="tensor_parallel=3 does not divide the 4 attention heads of model=gpu-llama"):
         gpu.check_fits(TINY_LLAMA, LIMITS, KV, replace(TWO, tensor_parallel=3))
-    huge = replace(LARGE, num_layers=4000, path="somewhere")
+    huge = replace(LARGE, num_layers=4000)
     with pytest.raises(CapacityError, match=r"^each rank of model llama-3\.1-8b needs"):
         gpu.check_fits(huge, LIMITS, KV, TWO)
     assert gpu.kv_tokens_beside(LARGE, LIMITS, TWO) > 1.5 * gpu.kv_tokens_beside(LARGE, LIMITS)
