@@ -14,8 +14,8 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
 
 Runs that differ only in the seed are replications and share a label. Labels are compared with the baseline that has the same
 settings apart from the policy's: in a sweep of request rates, at each rate. If the workloads differ in nothing but the seed, both
-served the same requests: replications are then compared in pairs, by seed, which takes out most of the noise. The interval of the
-difference decides whether two can be told apart. The interval of the ratio is of its logarithm, and may disagree with few seeds.
+served the same requests: replications are then paired by seed, which removes most of the noise. The interval of the
+difference decides what is significant. The interval of the ratio is that of its logarithm, and may disagree with few seeds.
 """
 
 import re
@@ -45,7 +45,9 @@ from experiments.store.text import disagree, figures_text, intervals_text, value
 from experiments.sweep import sweep_folder
 
 _OPTIONS = ("metric", "baseline", "runs")
-_WHICH_DECIDES = "the interval of the difference decides; that of the ratio, of its logarithm, disagrees in a row above"
+_WHICH_DECIDES = (
+    "where the two intervals disagree, that of the difference decides; that of the ratio is of its logarithm"
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -237,7 +239,7 @@ def _text(pair: Pair) -> str:
     some = next(iter(pair.results.values()))
     if pair.replicated:
         number, text = f"{some.number} replications", intervals_text
-        how = "in pairs, on the same requests" if some.paired else "NOT in pairs: they served different requests"
+        how = "paired, on the same requests" if some.paired else "NOT paired: they served different requests"
         below = _WHICH_DECIDES if any(map(disagree, pair.results.values())) else ""
     else:
         number, how, text = "1 replication", f"on {'the same' if pair.same else 'different'} requests", values_text

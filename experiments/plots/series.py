@@ -25,8 +25,8 @@ def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
     """
     runs, omitted = select_runs(folder, look.runs)
     if len(runs) > most:
-        shown = f"this plot shows at most {most}, the folder holds {len(runs)} runs"
-        raise ConfigError(f"{shown}; give the folder of one, or choose with runs=TEXT, a part of folder names")
+        shown = f"this plot shows at most {most} {'run' if most == 1 else 'runs'}, the folder holds {len(runs)}"
+        raise ConfigError(f"{shown}; give the folder of one run, or choose with runs=TEXT, a part of folder names")
     print_omitted(omitted)
     return _arrange(runs.assign(label=label_runs(runs, apart=True)), look)
 

@@ -12,8 +12,8 @@ FEWEST_IN_TAIL = 10
 """Requests that should lie beyond a percentile of a run: with fewer, it is close to the maximum, and biased."""
 
 _LACKS = {
-    "prefix_cache": "no prefix cache, by which the policy orders: give prefix_cache=true",
-    "clients": "no request names its client, and the policy tells clients apart",
+    "prefix_cache": "the policy orders requests by the prefix cache, which is off: give prefix_cache=true",
+    "clients": "the policy distinguishes clients, but no request names its client",
 }
 """Notes on what a policy depends on and a run has not, by the names in `about.lacks`."""
 
@@ -34,13 +34,13 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     if planning := [about["execution"]["planning"] for about in known if "planning" in about["execution"]]:
         plans, seconds, late = (sum(each[key] for each in planning) for key in PLANNING)
         notes.append(
-            f"a plan took {1e3 * seconds / max(plans, 1):.2g} ms here; beyond the device's slack: {late:.2g} s in all"
+            f"planning took {1e3 * seconds / max(plans, 1):.2g} ms per plan here, {late:.2g} s of it beyond the device's slack"
         )
     if any(seen):
         some = "" if all(seen) else _of_several(seen)
         notes.append(f"true output lengths known to the policy, as max_new_tokens{some}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):
-        notes.append(f"prefixes are not reused: every prompt is computed whole{_of_several(prefixes)}")
+        notes.append(f"prefixes are not reused: every prompt is computed in full{_of_several(prefixes)}")
     for name, text in _LACKS.items():
         if any(lacking := [name in about.get("lacks", ()) for about in known]):
             notes.append(f"{text}{_of_several(lacking)}")
@@ -113,5 +113,5 @@ def tail_text(counted: Iterable[Sequence[int]]) -> str:
     if not pooled:
         return ""
     beyond = min(pooled) / 100
-    few = f", fewer than {FEWEST_IN_TAIL}: the P99s of TTFT are unreliable; serve more requests"
-    return f"beyond a run's P99 lie {beyond:.3g} of its requests" + ("" if beyond >= FEWEST_IN_TAIL else few)
+    few = f", fewer than {FEWEST_IN_TAIL}: P99s of TTFT are unreliable; serve more requests"
+    return f"{beyond:.3g} of a run's requests lie beyond its P99" + ("" if beyond >= FEWEST_IN_TAIL else few)

@@ -120,7 +120,7 @@ def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     given = [",".join(summary["about"]["overrides"]) for summary in runs["summary"]]
     chosen = runs[[_any_in(text, *texts) for texts in zip(names, given, strict=True)]]
     if chosen.empty:
-        raise ConfigError(f"runs={text}: no folder name contains this; there are {', '.join(names[:5])} ...")
+        raise ConfigError(f"runs={text}: no folder name contains this; the folders are {', '.join(names[:5])} ...")
     return chosen
 
 
@@ -221,5 +221,5 @@ def _replications_text(groups: Mapping[str, pd.DataFrame]) -> str:
         return note if equal else ""
     fewer = "; ".join(f"{label}: {len(group)}" for label, group in groups.items() if len(group) < max(sizes))
     number = f"{max(sizes)} runs" + (f" (fewer: {fewer})" if fewer else "")
-    text = f"mean ± half of the 95% interval over {number}; percentiles are those of each run, averaged"
+    text = f"mean ± half of the 95% interval over {number}; percentiles are computed per run, then averaged"
     return "\n".join(filter(None, [text, few_text(sizes), note if equal else ""]))

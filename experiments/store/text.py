@@ -109,7 +109,7 @@ def values_text(compared: Compared) -> list[str]:
 
 
 def intervals_text(compared: Compared) -> list[str]:
-    """Returns the ratio and the difference with their intervals, and what to do if the two cannot be told apart."""
+    """Returns the ratio and the difference with their intervals, and what to do if the difference is not significant."""
     ratio, difference = values_text(compared)
     ends, (low, high) = [f"{end:.4g}" for end in compared.ratio[1:]], map(format_number, compared.difference[1:])
     ratio += f" [{', '.join(ends)}]" * (ratio != "-")
@@ -117,11 +117,11 @@ def intervals_text(compared: Compared) -> list[str]:
 
 
 def not_apart(compared: Compared) -> str:
-    """Says that the two cannot be told apart, and how many replications would tell them apart if the difference is this large."""
+    """Says that the difference is not significant, and how many replications would show it if it is this large."""
     if compared.difference == (0, 0, 0):
         return "equal in every replication"
     number = f"about {math.ceil(compared.needed):,}" if compared.needed < _MOST else f"more than {_MOST:,}"
-    return f"cannot be told apart; {number} replications would (80% power at this difference)"
+    return f"not significant; {number} replications would show this difference (80% power)"
 
 
 def figures_text(summary: Summary) -> str:

@@ -78,8 +78,8 @@ def test_how_many_replications_would_tell() -> None:
     found = compare(numbered(*[0.0] * 10), numbered(*[1.0, -0.8] * 5), paired=True)
     assert found.needed == pytest.approx(10 * ((2.262 + 0.84) * 0.3 / 0.1) ** 2, rel=2e-3)
     text = compared(rows("a", [5.0] * 10), rows("b", [6.0, 4.2] * 5))
-    assert "b over a: 10 replications, in pairs, on the same requests" in text
-    assert "cannot be told apart; about 867 replications would (80%" in text
+    assert "b over a: 10 replications, paired, on the same requests" in text
+    assert "not significant; about 867 replications would show this difference (80%" in text
 
 
 def test_equal_runs_of_several_seeds_are_one_replication() -> None:
@@ -92,21 +92,21 @@ def test_equal_runs_of_several_seeds_are_one_replication() -> None:
         rows("a", [10.0, 10.0]), rows("b", [12.0, 14.0])
     )  # 2 and 4 more: 3, of which 12.706 errors are 12.706
     assert text.splitlines()[1].split() == ["better", "ratio", "difference"]
-    assert "b over a: 2 replications, in pairs" in text and "+3 [-9.71, 15.7]" in text
+    assert "b over a: 2 replications, paired" in text and "+3 [-9.71, 15.7]" in text
     assert "the seed changes nothing" not in text
 
 
 def test_a_line_says_which_interval_decides_where_the_two_disagree() -> None:
     """10 and 20 against 19 and 41: differences 9 and 21 reach below 0; as parts of the means they hardly scatter."""
-    line = "the interval of the difference decides"
+    line = "where the two intervals disagree"
     text = compared(rows("a", [10, 20]), rows("b", [19, 41]))
-    assert "2x [1.309, 3.055]" in text and "cannot be told apart" in text and line in text
+    assert "2x [1.309, 3.055]" in text and "not significant" in text and line in text
     assert line not in compared(rows("a", [100, 101]), rows("b", [200, 202]))  # 94.1 to 106.9, and exactly 2
 
 
 def test_other_requests_are_not_paired_and_equal_ones_are_said_to_be() -> None:
     text = compared(rows("a", [1.0, 2.0]), rows("b", [1.0, 2.0], served="v"))
-    assert "NOT in pairs" in text and "equal in every replication" not in text
+    assert "NOT paired" in text and "equal in every replication" not in text
     assert "equal in every replication" in compared(rows("a", [1.0, 2.0]), rows("b", [1.0, 2.0]))
 
 
@@ -141,16 +141,12 @@ def titles(*things: tuple[str, str, str], baseline: str = "") -> list[str]:
 def test_the_baseline_is_the_first_of_the_same_settings() -> None:
     """Two policies at two rates, and a third at one; then one policy at two rates and batches; then nothing shared."""
     rates = [(f"{policy}@{rate}", rate, rate) for policy in "ab" for rate in "12"]
-    assert titles(*rates, ("c@2", "2", "2")) == [
-        "b@1 over a@1, in pairs",
-        "b@2 over a@2, in pairs",
-        "c@2 over a@2, in pairs",
-    ]
+    assert titles(*rates, ("c@2", "2", "2")) == ["b@1 over a@1, paired", "b@2 over a@2, paired", "c@2 over a@2, paired"]
     assert titles(*rates, ("c@3", "3", "3"))[-1] == "not compared: nothing else has the settings of c@3"
-    assert titles(*rates, baseline="b@2")[0] == "a@2 over b@2, in pairs"
+    assert titles(*rates, baseline="b@2")[0] == "a@2 over b@2, paired"
     batches = [(f"{rate}/{batch}", rate, rate + batch) for rate in "12" for batch in "xy"]
-    assert titles(*batches) == ["1/y over 1/x, in pairs", "2/y over 2/x, in pairs"]
-    assert titles(*rates[:2]) == ["a@2 over a@1, NOT in pairs: they served different requests"]
+    assert titles(*batches) == ["1/y over 1/x, paired", "2/y over 2/x, paired"]
+    assert titles(*rates[:2]) == ["a@2 over a@1, NOT paired: they served different requests"]
 
 
 def printed(*arguments: str) -> str:
@@ -171,8 +167,8 @@ def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
         (tmp_path / name / "capacity.json").write_text(json.dumps(found))
     with chdir(tmp_path):
         said = printed("one", "other")
-        assert "other over one: 3 replications, in pairs" in said and "1.2x [1.2, 1.2]" in said
-        assert "more/few over one: 3 replications, NOT in pairs" in printed("one", "more")
+        assert "other over one: 3 replications, paired" in said and "1.2x [1.2, 1.2]" in said
+        assert "more/few over one: 3 replications, NOT paired" in printed("one", "more")
         assert printed("one", "nowhere").startswith("compare nowhere: no such folder")
         assert printed("no/where", "orca").startswith("compare no/where: no such folder")
         assert printed("one", "other", "chunk=2").startswith("compare: chunk=2 is for policies; folders take metric=")
@@ -204,13 +200,13 @@ def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
     """Of the policies a and b at 1 and 10 requests per second, b is faster by 1 token per second at both."""
     write_sweep(tmp_path, ["a", "b"], [1, 10])
     every = printed(str(tmp_path), SPEED)
-    assert re.findall(r"(.+): 2 replications, in pairs", every) == [
+    assert re.findall(r"(.+): 2 replications, paired", every) == [
         "b, rate=1 over a, rate=1",
         "b, rate=10 over a, rate=10",
     ]
     assert every.count("+1 [1, 1]") == 2
     one = printed(str(tmp_path), SPEED, "runs=rate=10", "baseline=b")
-    assert re.findall(r"(.+): 2 replications, in pairs", one) == ["a over b"]
+    assert re.findall(r"(.+): 2 replications, paired", one) == ["a over b"]
     assert one.index("a over b") < one.index("ratio") < one.index("-1 [-1, -1]"), "a table stands below its title"
     assert "-1 [-1, -1]" in one
     assert printed(str(tmp_path), "baseline=c") == "baseline=c: no run of this policy; known: a, b"
@@ -224,7 +220,7 @@ def test_a_sweep_of_batches_is_compared_at_each_batch(tmp_path: Path) -> None:
         settings = {"batch": batch, "workload": {"seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
         about = {"policy": policy, "overrides": [f"batch={batch}"], "number": place}
         write_run(tmp_path / f"{policy},{batch},{seed}", about, settings, speed=100.0 + place)
-    pairs = re.findall(r"(.+): 2 replications, in pairs", printed(str(tmp_path), SPEED))
+    pairs = re.findall(r"(.+): 2 replications, paired", printed(str(tmp_path), SPEED))
     assert pairs == ["b, batch=8 over a, batch=8", "b, batch=16 over a, batch=16"]
 
 
@@ -237,7 +233,7 @@ def test_chunks_are_compared_with_the_baseline_of_the_same_chunk(tmp_path: Path)
         write_run(tmp_path / f"{policy},{size},{seed}", about, settings, speed=100.0 + 10 * seed + len(policy))
 
     def pairs(*options: str) -> list[str]:
-        return re.findall(r"(.+): 2 replications, in pairs", printed(str(tmp_path), SPEED, *options))
+        return re.findall(r"(.+): 2 replications, paired", printed(str(tmp_path), SPEED, *options))
 
     matched = ["orca over serve(chunk=256)", "serve(chunk=512) over serve(chunk=256)"]
     one_each = ["X(budget=256) over serve(chunk=256)", "X(budget=512) over serve(chunk=512)"]
@@ -252,7 +248,7 @@ def test_equal_settings_in_two_folders_are_two_things(tmp_path: Path) -> None:
     for name, seeds in (("before", (0, 1)), ("after", (0, 1))):
         write_sweep(tmp_path / name, ["a"], [1], seeds)
     with chdir(tmp_path):
-        assert "a in after over a in before: 2 replications, in pairs" in printed("before", "after", SPEED)
+        assert "a in after over a in before: 2 replications, paired" in printed("before", "after", SPEED)
 
 
 def test_runs_measured_again_with_the_same_seed_are_replications(tmp_path: Path) -> None:
@@ -261,7 +257,7 @@ def test_runs_measured_again_with_the_same_seed_are_replications(tmp_path: Path)
             about = {"policy": name, "overrides": ["seed=0"]}
             write_run(tmp_path / f"{name}{again}", about, {"workload": {"seed": 0}, "seed": 0}, speed=speed + again)
     write_sweep(tmp_path / "c", ["c"], [1])
-    assert "b over a: 3 replications, in pairs" in printed(str(tmp_path), SPEED)
+    assert "b over a: 3 replications, paired" in printed(str(tmp_path), SPEED)
 
 
 @pytest.mark.parametrize(
@@ -296,5 +292,5 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
         ):
             assert printed(*given, *values).startswith(f"{key}=nothing: "), "before the first run"
     assert commands[0][:4] == ["-m", f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)"]
-    assert f"{other} over {base}: 2 replications, in pairs" in said
+    assert f"{other} over {base}: 2 replications, paired" in said
     assert "+1 [1, 1]" in said

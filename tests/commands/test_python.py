@@ -170,6 +170,6 @@ def test_a_comparison_has_the_intervals_of_the_command(tmp_path: Path) -> None:
         compared.table.drop(columns=["label", "over"]), expected.drop(columns=["label", "over"])
     )
     assert compared.table["label"].unique().tolist() == ["sarathi_serve(chunking=fixed(chunk=256))", "Tiring"]
-    assert "in pairs, on the same requests" in str(compared) and len(compared.runs) == 6
+    assert "paired, on the same requests" in str(compared) and len(compared.runs) == 6
     with pytest.raises(CbatchError, match="1 labels"):
         compare([Tiring(), Tiring()], "open_loop", seeds=2, **LOADED)

@@ -93,12 +93,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def late_above_seven(settings: object, rule: object, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+def late_above_seven(settings: object, number: int, rate: float, requests: int, warmup: int) -> Outcome:
     """In place of a simulation of thousands of requests; see test_capacity. At 7 requests per second 1% are late."""
     counted = requests - 2 * warmup
-    return Outcome(
-        rate, number, requests, warmup, ((round(counted * (1 - 0.01 * (rate / 7) ** 5)), counted),), 0.01 * rate, 0.0
-    )
+    good = round(counted * (1 - 0.01 * (rate / 7) ** 5))
+    return Outcome(rate, number, requests, warmup, good, counted, 0.01 * rate, 0.0)
 
 
 def smaller(words: list[str]) -> list[str]:

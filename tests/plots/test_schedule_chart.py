@@ -100,5 +100,5 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
         schedule.draw(folder)
     with pytest.raises(ReplayError, match=r"record a run's decisions with decisions=true"):
         schedule.draw(write_run(tmp_path / "other", speed=1))
-    with pytest.raises(ConfigError, match=r"this plot shows at most 1, the folder holds 2"):
+    with pytest.raises(ConfigError, match=r"this plot shows at most 1 run, the folder holds 2"):
         schedule.draw(tmp_path)

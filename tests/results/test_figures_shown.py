@@ -175,7 +175,7 @@ def test_means_and_replications_of_known_numbers() -> None:
     means |= {(30960.4, 99.5): "30,960 ± 100", (30960.4, 1234.6): "30,960 ± 1,235"}
     assert {key: texts.format_mean(Mean(*key, 5)) for key in means} == means
     for needed, number in {866.2: "about 867", 999_999.0: "about 999,999", 1e6: "more than 1,000,000"}.items():
-        said = f"cannot be told apart; {number} replications would (80% power at this difference)"
+        said = f"not significant; {number} replications would show this difference (80% power)"
         assert texts.not_apart(Compared((1.0, 0.9, 1.1), (0.1, *WIDE), 5, True, needed)) == said
     assert texts.not_apart(Compared((1.0, 1.0, 1.0), (0.0, 0.0, 0.0), 5, True, 5.0)) == "equal in every replication"
 
@@ -233,7 +233,7 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     lines = run_text(make_summary(make_record(), simulated(3))).splitlines()[1:3]
     assert lines == ["SIMULATED with profile h200 (error: 5%)", "iterations outside the measured range: 3"]
     reused = notes_of([simulated(), {**simulated(), "prefixes": True}])[-1]
-    assert reused == "prefixes are not reused: every prompt is computed whole, in 1 of 2 runs"
+    assert reused == "prefixes are not reused: every prompt is computed in full, in 1 of 2 runs"
     [_, cache, clients] = notes_of([{**simulated(), "lacks": ["prefix_cache", "clients"]}])
     assert cache.endswith("give prefix_cache=true") and "client" in clients
 

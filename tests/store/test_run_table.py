@@ -57,7 +57,7 @@ def cells(text: str) -> list[list[str]]:
 def test_each_figure_stands_under_its_name() -> None:
     head, first, second, *notes = cells(run_table(runs(summary(), summary("b")), [Omitted("x", "a reason")]))
     assert [first[0], second[0]] == ["a", "b"] and dict(zip(head[1:], first[1:], strict=True)) == SHOWN
-    few = "beyond a run's P99 lie 0.03 of its requests, fewer than 10: the P99s of TTFT are unreliable; serve more requests"
+    few = "0.03 of a run's requests lie beyond its P99, fewer than 10: P99s of TTFT are unreliable; serve more requests"
     assert notes == [[few], ["1 run not shown: a reason"], ["x"], ["measured on a computer"]]
     head, row, _ = cells(run_table(runs(summary("a", SLO()), summary("b")))[:-1])[:3]
     assert dict(zip(head, row, strict=True))["gold attained [%]"] == "-", "the first run has no objectives"
@@ -81,10 +81,10 @@ def test_runs_of_one_label_are_a_mean_with_its_interval() -> None:
         "t of 4: 3.18, of 5: 2.78"
     )
     assert lines[6].startswith(
-        "beyond a run's P99 lie 0.03 of its requests, fewer than 10: the P99s of TTFT are unreliable"
+        "0.03 of a run's requests lie beyond its P99, fewer than 10: P99s of TTFT are unreliable"
     )
     enough = [summary("a", run={"counted_requests": 1000}) for _ in range(2)]
-    assert "beyond a run's P99 lie 10 of its requests\n" in run_table(runs(*enough))
+    assert "10 of a run's requests lie beyond its P99\n" in run_table(runs(*enough))
 
 
 def test_runs_that_the_seed_does_not_change_have_no_interval() -> None:
@@ -138,7 +138,7 @@ def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> Non
         "iterations outside the measured range: 12, in 4 of 8 runs",
         "made by different versions of mine; see about.code in summary.json",
     ]
-    tail = "beyond a run's P99 lie 0.03 of its requests"
+    tail = "0.03 of a run's requests lie beyond its P99"
     *_, last, first, second, third = plot.table(tmp_path)[0].splitlines()
     assert [first, second, third] == notes and last.startswith(tail)
     comparison = report(read_replications([tmp_path])).splitlines()

@@ -203,7 +203,7 @@ def test_runs_are_chosen_by_the_names_of_their_folders_or_by_their_overrides() -
     texts = {"rate=4": [0], "x": [1], "rate=40|vtc": [1, 2], "": [0, 1, 2], "rate=": [0, 1, 2], "policy=vtc": [2]}
     assert {text: chosen(text) for text in texts} == texts
     for text in ("*", "sweep", "policy=vt", "ab34"):  # no pattern, no name of a run, no whole value, a hash
-        with pytest.raises(ConfigError, match="no folder name contains this; there are orca,rate=4, x"):
+        with pytest.raises(ConfigError, match="no folder name contains this; the folders are orca,rate=4, x"):
             chosen(text)
 
 
@@ -220,7 +220,7 @@ def test_a_plot_shows_as_many_series_and_runs_as_it_can_and_says_which_are_left_
     assert load_series(tmp_path)["label"].to_list() == ["a", "b"]
     assert load_runs(tmp_path, Look(runs="b"), most=1)["label"].to_list() == ["b"]
     assert capsys.readouterr().err == 2 * "1 run not shown: no memory\n  bad\n"
-    with pytest.raises(ConfigError, match="at most 1, the folder holds 2 runs"):
+    with pytest.raises(ConfigError, match="at most 1 run, the folder holds 2"):
         load_runs(tmp_path, most=1)
     monkeypatch.setattr(series, "MOST_SERIES", 1)
     with pytest.raises(ConfigError, match="shows at most 1 series, the folder holds 2"):
