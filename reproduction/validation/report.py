@@ -46,7 +46,8 @@ def error_line(result: Mapping[str, Any], command: str) -> str:
     median, most, by_card = result["median_error"], result["largest_error"], result["cards"]
     errors = ", ".join(f"{name} {error:.1%} (at most {most[name]:.1%})" for name, error in median.items())
     queued = sum(run["load"] is None for run in found)
-    runs = f"against {len(found)} real runs of {' and '.join(models)} on {len(by_card)} card{'s' * (len(by_card) > 1)}"
+    num_cards = len({origin.get("card", number) for number, origin in enumerate(result["measured"])})
+    runs = f"against {len(found)} real runs of {' and '.join(models)} on {num_cards} card{'s' * (num_cards > 1)}"
     traces = list(dict.fromkeys(card["trace"].split(".")[0] for card in result["measured"] if "trace" in card))
     where = [_conditions(found), f"{queued} of {len(found)} queued", *(f"lengths of {trace}" for trace in traces)]
     runs += f" ({'; '.join(where)})"

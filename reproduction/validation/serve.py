@@ -10,7 +10,7 @@ from cbatch import ModelSpec
 from cbatch.model.checkpoint import Vocabulary
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import Machine, build
-from experiments.settings.hardware import cost_model
+from experiments.settings.hardware import card_name, cost_model
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests
 from experiments.store.provenance import commit, today, versions
@@ -65,7 +65,8 @@ def serve_cases(
                 by_name[run.name] = run
                 seconds, rate = run.figures["total time"], run.figures["throughput"]
                 print(f"  {policy:28} {seconds:7.2f} s, {rate:8.0f} tokens/s", flush=True)
-            about = {"hardware": machine.name, "attention": machine.attention, "trace": Path(path).name}
+            card = {"card": card_name()} if backend == "cuda" else {}
+            about = {"hardware": machine.name, **card, "attention": machine.attention, "trace": Path(path).name}
             yield {**about, "versions": versions(), "date": today(), "commit": commit()}, list(by_name.values())
 
 
