@@ -44,6 +44,7 @@ def converse(folder: Path, answer: Callable[[Any, list[Turn]], Sequence[Message]
 
     def send(message: Any) -> None:
         messages.append(message)
+        assert len(messages) < 1000, "turns without end"
         for said in answer(message, [turn for turn in messages if isinstance(turn, Turn)]):
             inbox.put(said)
 

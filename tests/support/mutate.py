@@ -25,8 +25,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
-import fastapi  # noqa: F401 - loaded once here, not again by the tests of each mutant
-import hydra  # noqa: F401
+import hydra  # noqa: F401 - loaded once here, not again by the tests of each mutant
 import matplotlib.pyplot  # noqa: F401
 import pandas  # noqa: F401
 import pydantic  # noqa: F401
