@@ -65,7 +65,7 @@ class Door:
 
         def read() -> dict[str, Any]:
             while isinstance(message := self._receive(), Turn):
-                loop.call_soon_threadsafe(self._deliver, message)
+                loop.call_soon_threadsafe(self.deliver, message)
             return dict(message)
 
         try:
@@ -75,7 +75,8 @@ class Door:
             for choice in self._open.values():
                 choice.answer.fail(HTTPException(500, "the engine has failed"))
 
-    def _deliver(self, turn: Turn) -> None:
+    def deliver(self, turn: Turn) -> None:
+        """Gives their tokens and their ends to those who wait for them."""
         self.meters.count(turn)
         ends = {end.id: end for end in turn.ended}
         for id_, token in {**dict.fromkeys(ends), **dict(zip(turn.ids, turn.tokens, strict=True))}.items():

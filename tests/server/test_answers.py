@@ -1,17 +1,14 @@
 """What clients may ask for, and what they are answered."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from in_thread import InThread, in_thread
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 SIMULATED = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64")
-TINY = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16")
 
 
 @pytest.fixture(scope="module")
@@ -21,37 +18,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InThread]:
 
 
 ACCEPTED: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.0, "logprobs": None, "n": 1, "echo": False, "best_of": 1, "logit_bias": {}, "tools": []},
-    {
-        "frequency_penalty": 0,
-        "presence_penalty": 0.0,
-        "response_format": {"type": "text"},
-        "suffix": "",
-        "anything": None,
-    },
-    {"stop": "\n", "seed": -1, "top_k": -1, "top_p": 0.5, "temperature": 1.5, "ignore_eos": True, "user": "ü"},
+    {"repetition_penalty": 1.0, "logprobs": None, "stream_options": {"include_usage": True}, "ignore_eos": True},
     {"stop": ["a", "b"], "client": "c", "session": "s", "tier": "t", "slo": {"ttft": 1}, "priority": -3},
     {"predicted_new_tokens": 3, "max_completion_tokens": 3, "max_tokens": 5, "model": "llama-3.1-8b"},
 ]
 REFUSED: list[tuple[int, str, dict[str, Any]]] = [
-    (400, "max_tokens", {"max_tokens": 0}),
     (400, "max_tokens", {"max_tokens": 9000}),
-    (400, "max_tokens", {"max_tokens": True}),
     (400, "temperature", {"temperature": -0.1}),
-    (400, "top_p", {"top_p": 0}),
-    (400, "n", {"n": 129}),
-    (400, "stop", {"stop": [""]}),
-    (400, "seed", {"seed": 2**63}),
     (400, "slo", {"slo": {"ttft": 0}}),
-    (400, "slo", {"slo": {"first": 1}}),
-    (400, "client", {"client": "x" * 65}),
-    (400, "client", {"client": "line\nbreak"}),
+    (400, "stop", {"stop": [""]}),
     (400, "stream_options", {"stream_options": {"usage": True}}),
-    (400, "logprobs", {"logprobs": 0}),
     (400, "echo", {"echo": True}),
-    (400, "frequency_penalty", {"frequency_penalty": 0.1}),
-    (400, "tools", {"tools": [{}]}),
-    (400, "salt", {"salt": "x"}),
     (404, "model", {"model": "other"}),
 ]
 
@@ -121,69 +98,3 @@ def test_a_body_that_a_web_page_may_send_unasked_is_refused(server: InThread) ->
 def test_the_model_is_named_with_the_most_tokens_of_a_request(server: InThread) -> None:
     [model] = server.ask("/v1/models").content["data"]
     assert (model["id"], model["root"], model["max_model_len"]) == ("llama-3.1-8b", "llama-3.1-8b", 8192)
-    for prompt, new, status in ((8000, 192, 200), (8191, 1, 200), (8191, 2, 400), (8192, None, 400)):
-        body = {"prompt": [1] * prompt, **({"max_tokens": new} if new else {})}
-        assert server.ask(COMPLETIONS, body).status == status
-    whole = server.ask(COMPLETIONS, {"prompt": [1] * 8000}).content
-    assert whole["usage"]["completion_tokens"] == 192, "what fits, where it is less than max_new_tokens"
-
-
-def test_a_stream_has_a_chunk_for_each_token_and_says_what_the_whole_answer_says(server: InThread) -> None:
-    for path, asked in ((COMPLETIONS, {"prompt": ["a", "b"], "n": 2}), (CHAT, {"messages": HELLO})):
-        body, kind = {**asked, "max_tokens": 5}, "chat.completion" if path == CHAT else "text_completion"
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        answer = server.ask(path, {**body, "stream": True, "stream_options": options})
-        chunks, whole = answer.events, server.ask(path, body).content
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        assert {chunk["object"] for chunk in chunks} == {kind + ".chunk" * (path == CHAT)} and whole["object"] == kind
-        assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"]
-        assert len({chunk["id"] for chunk in chunks}) == 1
-        counted = [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1] if "usage" in chunk]
-        assert counted == sorted(counted) and {*counted} == {*range(1, counted[-1] + 1)}
-        assert len(whole["choices"]) == (4 if path == COMPLETIONS else 1)
-        for index, choice in enumerate(whole["choices"]):
-            own = [c for chunk in chunks[:-1] for c in chunk["choices"] if c["index"] == choice["index"]]
-            assert choice["index"] == index and choice["finish_reason"] == "length"
-            assert [c["finish_reason"] for c in own[-5:]] == [None] * 4 + ["length"]
-            texts = [c["text"] if path == COMPLETIONS else c["delta"]["content"] for c in own]
-            assert "".join(texts) == (choice["text"] if path == COMPLETIONS else choice["message"]["content"])
-            assert len(own) == 5 + (path == CHAT)  # the first of a chat has its role
-        if path == CHAT:
-            assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks[:2]] == ["assistant", None]
-            assert whole["choices"][0]["message"]["role"] == "assistant"
-
-
-def test_a_stream_says_no_more_than_was_asked_for(server: InThread) -> None:
-    chunks = server.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 3, "stream": True}).events
-    assert len(chunks) == 3 and not any("usage" in chunk for chunk in chunks)
-
-
-def test_equal_seeds_draw_equal_tokens_and_choices_of_one_prompt_differ(tmp_path: Path) -> None:
-    body = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 2.0}
-    with in_thread(tmp_path / "run", *TINY) as server:
-        for asked in ({"seed": 5}, {"seed": -1, "top_k": 40, "top_p": 0.9}):
-            first, again = (server.ask(COMPLETIONS, {**body, **asked, "n": 2}).content["choices"] for _ in range(2))
-            assert first == again and first[0]["text"] != first[1]["text"]
-        assert server.ask(COMPLETIONS, {**body, "n": 1}).content != server.ask(COMPLETIONS, {**body, "n": 1}).content
-        greedy = {server.ask(COMPLETIONS, {**body, "temperature": 0}).content["choices"][0]["text"] for _ in range(2)}
-        first_only = server.ask(COMPLETIONS, {**body, "top_k": 1}).content["choices"][0]["text"]
-        assert greedy == {first_only}
-
-
-def test_what_policies_read_is_in_the_run(tmp_path: Path) -> None:
-    asked = {"session": "s", "tier": "t", "priority": 3, "slo": {"ttft": 1, "total": 2}, "predicted_new_tokens": 7}
-    with in_thread(tmp_path / "run", *SIMULATED) as server:
-        server.ask(COMPLETIONS, {"prompt": "a b", "max_tokens": 4, "client": "c", "user": "u", **asked})
-        server.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "user": "u"})
-    rows = pd.read_csv(tmp_path / "run" / "requests.csv")
-    assert rows.client.tolist() == ["c", "u"] and rows.prompt_tokens.tolist() == [2, 1]
-    named = ("session", "tier", "priority", "slo_ttft_seconds", "slo_total_seconds", "predicted_new_tokens")
-    assert rows.loc[0, [*named]].tolist() == ["s", "t", 3, 1, 2, 7]
-    assert rows.loc[0, "output_tokens"] == 4 and server.summary["run"]["requests"] == 2
-
-
-def test_usage_counts_what_the_prefix_cache_held(tmp_path: Path) -> None:
-    with in_thread(tmp_path / "run", *SIMULATED, "prefix_cache=true", "block_size=4") as server:
-        for cached in (0, 16):
-            answer = server.ask(COMPLETIONS, {"prompt": [*range(20)], "max_tokens": 4, "n": 2}).content
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached

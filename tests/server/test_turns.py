@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from commands import PATIENCE, summary
 
-from cbatch import FinishReason, RequestSpec
+from cbatch import SLO, FinishReason, RequestSpec
 from experiments.server.engine import Inbox, Message, Turn, serve_clients
 from experiments.server.meters import Meters
 from experiments.server.settings import read_server_settings
@@ -81,11 +81,16 @@ def test_turns_have_the_tokens_of_the_outputs_and_the_ends(tmp_path: Path) -> No
 
 def test_times_are_scaled_and_the_run_has_what_was_asked(tmp_path: Path) -> None:
     began = perf_counter()
-    specs = [spec(0, [1, 2], 40, client="a"), spec(1, [3], 1)]
+    specs = [spec(0, [1, 2], 40, client="a", session="s", tier="t", priority=3, slo=SLO(ttft=1)), spec(1, [3], 1)]
     *_, last, figures = converse(tmp_path / "run", until_all_ended(specs), *SIMULATED, "decisions=true")
     seconds = perf_counter() - began
     rows = pd.read_csv(tmp_path / "run" / "requests.csv").set_index("id")
-    assert rows.client[0] == "a" and rows.output_tokens.tolist() == [1, 40] and set(last.tokens) == {-1}
+    named = ("client", "session", "tier", "priority", "slo_ttft_seconds")
+    assert (
+        rows.loc[0, [*named]].tolist() == ["a", "s", "t", 3, 1]
+        and rows.output_tokens.tolist() == [1, 40]
+        and set(last.tokens) == {-1}
+    )
     assert 0.1 < rows.end_to_end_seconds[0] < 20 * seconds
     scale, late = figures["about"]["chosen"]["time_scale"].split(" (iterations ended at most ")
     assert scale == "20" and 0 < float(late.split(" s")[0]) < seconds
