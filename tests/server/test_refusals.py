@@ -1,6 +1,5 @@
 """What a server refuses, and what clients are told when it fails or ends."""
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -35,23 +34,6 @@ def test_a_request_that_the_policy_rejects_is_answered_with_503(tmp_path: Path) 
             assert answer.status == 503 and "too busy" in answer.content["error"]["message"]
             assert answer.headers["retry-after"] == "1"
     assert server.summary["run"]["rejected_requests"] == 2
-
-
-def test_a_failing_policy_ends_answers_with_an_error_and_the_server(tmp_path: Path) -> None:
-    arguments = ("policy=orca", "policy._target_=failing_policies.Fails", *SIMULATED[1:])
-    with in_thread(tmp_path / "run", *arguments) as server:
-
-        async def crowd() -> list[Any]:
-            bodies = [{**LONG, "stream": stream} for stream in (True, False)]
-            return await asyncio.gather(*(server.call(COMPLETIONS, body) for body in bodies))
-
-        streamed, whole = server.run(crowd())
-        assert streamed.events[-1]["error"]["code"] == whole.content["error"]["code"] == whole.status == 503
-        assert not streamed.is_whole and whole.is_whole, "a stream that has begun is cut"
-        server.run(asyncio.wait([server.closed]))
-        assert server.ask("/health").status == 503
-        assert server.ask(COMPLETIONS, {"prompt": "a"}).status == 503
-    assert "the policy's fault" in server.problem
 
 
 def test_a_policy_that_cannot_serve_the_longest_request_is_refused(tmp_path: Path) -> None:
