@@ -77,7 +77,6 @@ def test_a_run_of_a_server_is_a_run_folder(tmp_path: Path) -> None:
             server.ask(COMPLETIONS, {"prompt": "a b", "max_tokens": 4, "client": f"c{number}"})
     assert server.summary["run"]["requests"] == 3
     assert command("replay", "run", cwd=tmp_path).returncode == 0
-    assert command("plot", "latency_cdf", "run", cwd=tmp_path).returncode == 0
 
 
 def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
