@@ -62,8 +62,9 @@ def main(results: str = f"{RESULTS}/h200", readme: str = "") -> None:
 def text(folder: Path) -> str:
     """Returns the page: a section for each kind of work of which results are stored."""
     peers = _load(folder / "peers.json")
-    known = {"hardware": "unknown card", "setting": "", "copy_bandwidth": "?", **peers}
-    parts = [TABLES["introduction"].strip().format_map(known)]
+    hardware = peers.get("hardware") or _load(min(folder.glob("*.json")))["hardware"]
+    parts = [TABLES["introduction"].strip().format(hardware=hardware)]
+    parts += [TABLES["by_hand"].strip().format_map(peers)] if peers else []
     for section in (Section(**section) for section in TABLES["sections"]):
         theirs = [_load(path) for path in sorted(folder.glob("peers/*.json"))]
         theirs = [file for file in theirs if file["section"][0] == section.peers]
