@@ -1,6 +1,7 @@
 """Times transfers between GPUs by the kernels of the runtime: hand-overs between stages, exchanges between ranks.
 
-Operations are enqueued while the first GPU pauses, so that the host's launches are hidden. The first ones are not timed.
+Operations are enqueued while the first GPU pauses, so that the host's launches are hidden. The first ones are not timed. A host that
+needs longer than the pause gets a longer one.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,16 +102,20 @@ def _zeros(spec: ModelSpec, tokens: int, device: torch.device) -> torch.Tensor:
 def _seconds(operations: Sequence[Callable[[], None]], stream: torch.cuda.Stream) -> float:
     """Returns the median seconds of an operation, when all are enqueued in turn; `stream` waits for the last."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(REPEATS):
+    times: list[float] = []
+    pause = PAUSE_CYCLES
+    while len(times) < REPEATS:
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(PAUSE_CYCLES)
+            torch.cuda._sleep(pause)
         for operation in operations:
             operation()
         began.record(stream)
         for number in range(NUM_IN_TURN):
             operations[number % len(operations)]()
         ended.record(stream)
+        if began.query():  # the pause was over before all were enqueued
+            pause *= 2
+            continue
         ended.synchronize()
         times.append(began.elapsed_time(ended) / 1e3 / NUM_IN_TURN)
     return float(median(times))
