@@ -174,7 +174,7 @@ def check_fits(request: Request, limits: Limits, num_kv_tokens: int, policy_name
         remedy = "lower max_new_tokens, choose another model, or shorten requests (too_long=clip does, in a trace)"
     elif num_at_once > limits.max_tokens:
         exceeded = f"{policy_name} may compute {num_at_once} tokens at once, max_tokens={limits.max_tokens}"
-        remedy = "raise max_tokens, or use a policy that cuts prompts"
+        remedy = "raise max_tokens, or use a policy that splits prompts"
     elif request.max_tokens - 1 > num_kv_tokens:  # its last token never enters the KV cache
         exceeded = f"{request.max_tokens - 1} tokens exceed the KV cache of {num_kv_tokens}"
         remedy = "raise kv_tokens or shorten the requests"

@@ -74,7 +74,7 @@ def is_steady(policy: object) -> bool:
     kind = type(policy)
     steady = "steady" in vars(kind) and policy.steady  # type: ignore[attr-defined]
     if not isinstance(steady, bool):
-        problem = f"steady is a {type(steady).__name__}; make it True or False, or call it something else"
+        problem = f"steady is a {type(steady).__name__}; make it True or False, or rename it"
         raise PolicyError(f"{kind.__name__}: {problem}")
     return steady
 
@@ -119,7 +119,7 @@ def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
     where = f"policy {type(policy).__name__}"
     method: Callable[[Any], Any] = call(f"{where}, attribute {name}", getattr, policy, name, ignore)
     if not callable(method):
-        raise PolicyError(f"{where}: {name} is a {type(method).__name__}; make it a method, or call it something else")
+        raise PolicyError(f"{where}: {name} is a {type(method).__name__}; make it a method, or rename it")
     return method
 
 

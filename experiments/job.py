@@ -157,7 +157,7 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
 
 
 def _renumber(folder: Path, summary: Mapping[str, Any], number: int | None) -> None:
-    """Stores the place of a finished run on this command line: tables of the sweep have its order."""
+    """Stores the position of a finished run on this command line, which orders the tables of the sweep."""
     if summary["about"].get("number") != number and (folder / SUMMARY).is_file():
         with suppress(OSError):  # a folder that may be read alone
             write_json(folder / SUMMARY, {**summary, "about": {**summary["about"], "number": number}})

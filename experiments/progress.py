@@ -1,4 +1,4 @@
-"""Shows how far a run is: a bar on a terminal, else a line now and then. A step costs a clock read."""
+"""Shows the progress of a run: a bar on a terminal, otherwise a line every 30 s. Each step costs one clock read."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -67,7 +67,7 @@ def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], s
     if not errors.exists():
         if finished:
             return 0
-        problem = "the sweep holds no run; glob(...) chooses among the names of a group, give other keys their values"
+        problem = "the sweep has no runs; glob(...) chooses among the options of a group: list the values of other keys"
     else:
         num_failed = len(errors.read_text(encoding="utf-8").splitlines())
         failed = f"{num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}"

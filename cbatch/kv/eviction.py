@@ -1,4 +1,4 @@
-"""The plug-in that chooses the cached block to evict when a plan takes more blocks than are blank."""
+"""Chooses the cached block to evict when a plan takes more blocks than are blank; a plug-in."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple

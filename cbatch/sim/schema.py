@@ -19,7 +19,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.validation import Give, whole
 
 LARGEST = 1e30
-"""Positive numbers lie between the inverse of this and this: products and quotients of two of them stay finite."""
+"""Positive numbers must lie between 1 / LARGEST and LARGEST, so that products and quotients of two of them stay finite."""
 
 _number = partial(core_schema.float_schema, le=LARGEST, allow_inf_nan=False, strict=True)
 

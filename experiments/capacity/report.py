@@ -14,7 +14,7 @@ Summary = Mapping[str, Any]
 
 
 def capacity_text(summary: Summary) -> str:
-    """Returns a capacity in full."""
+    """Returns the full description of a capacity."""
     about, figures = summary["about"], summary["capacity"]
     rows = [("capacity", f"{interval(figures)}, 95% interval, {_replications(figures)}"), ("holds", _rule(summary))]
     limits = about["limits"]

@@ -151,7 +151,9 @@ class Search:
             return
         self._alone_passes, text, _ = self._try(_round(_IDLE * rate), min(_FEW, self.requests), 0)
         if not self._alone_passes:
-            raise ConfigError(f"slo: no rate meets it, requests served alone reach {text}; set longer objectives")
+            raise ConfigError(
+                f"slo: no rate meets it, as even requests served one at a time reach only {text}; set looser objectives"
+            )
 
     def _try(self, rate: float, requests: int, warmup: int) -> tuple[bool, str, list[Outcome]]:
         pairs = [(number, rate) for number in range(min(_PILOT, self.most))]

@@ -23,7 +23,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
 }
-"""Values that ask for nothing, of fields that are not supported; of others: null, false, 0 and what is empty."""
+"""Values without effect, by unsupported field; for other fields: null, false, 0 and empty values."""
 
 MOST_CHOICES = 128
 

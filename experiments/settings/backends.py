@@ -180,7 +180,7 @@ class Cuda(Real):
         cost = cost_model(hardware, even, self._topology, max_batch=max_batch)
         if (card := cost.profile.card.name) and card != (here := card_name()):
             remedy = f"give hardware={cost.profile.name}, or measure this card: python -m experiments.profile card"
-            raise ConfigError(f"hardware={hardware}: has the speed of {card}, this is {here}; {remedy}")
+            raise ConfigError(f"hardware={hardware}: was fitted to {card}, but this is {here}; {remedy}")
         return cost
 
     @property

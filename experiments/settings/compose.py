@@ -124,7 +124,7 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
     for override in parse(overrides):
         key, swept = override.get_key_element(), override.is_sweep_override()
         if swept and not override.is_discrete_sweep():
-            raise ConfigError(f"{override.input_line}: an interval is no list of values; give values")
+            raise ConfigError(f"{override.input_line}: an interval is not a list of values; list the values")
         texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
         values[key] = [f"{key}={text}" for text in texts]
     return [list(job) for job in product(*values.values())]

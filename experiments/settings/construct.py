@@ -96,7 +96,7 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
         target = config["_target_"]
         parameters = parameters_of(locate(path, target))
         for key in (key for key in config if key not in _OWN_KEYS):
-            remedy = f"; ~{path}.{key} removes what policy=NAME brought" * (path == "policy" and key in PASSED_ON)
+            remedy = f"; ~{path}.{key} removes the one that policy=NAME set" * (path == "policy" and key in PASSED_ON)
             check_argument(f"{path}.{key}", target, remedy)
         for name, parameter in parameters.items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -116,7 +116,8 @@ def check_argument(key: str, target: str, remedy: str = "") -> None:
     path, _, name = key.rpartition(".")
     parameters = parameters_of(locate(path, target))
     if name not in parameters and all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
-        raise ConfigError(f"{key}: {target} takes no such argument; {nearest(name, parameters)}{remedy}")
+        known = nearest(name, parameters) if parameters else f"it takes none; choose another option with {path}=NAME"
+        raise ConfigError(f"{key}: {target} takes no such argument; {known}{remedy}")
 
 
 def _check_types(path: str, config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One line for each error of a user: Hydra's own first line, with the key and the nearest one that exists."""
+"""Returns one line for each user error: Hydra's own first line, with the key and the nearest existing key."""
 
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
@@ -45,7 +45,7 @@ def one_line(error: BaseException) -> str | None:
 
 
 def is_of_output(error: BaseException) -> TypeGuard[OSError]:
-    """Whether what is printed cannot be written: errors of files name them, or are a ResultsError by now."""
+    """Returns whether an error means that the output cannot be written: errors of files name the file, or are a ResultsError."""
     if isinstance(error, BrokenPipeError):
         return True
     return isinstance(error, OSError) and error.errno == ENOSPC and not error.filename

@@ -73,7 +73,7 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Removes those of the folders that exist, in turn, up to the first that is not empty."""
+    """Removes the existing folders in turn, up to the first that is not empty."""
     with suppress(OSError):
         for folder in folders:
             if folder.exists():
@@ -88,7 +88,7 @@ def check_free(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> AbstractContextManager[Any]:
-    """Locks a folder; leaving a `with` of what this returns releases it. Raises ClaimedError if another process holds the folder."""
+    """Locks a folder until the returned context manager exits. Raises ClaimedError if another process holds the folder."""
     try:
         return FileLock(folder / LOCK, timeout=_PATIENCE, thread_local=False).acquire()
     except Timeout:

@@ -37,7 +37,7 @@ Length = Annotated[
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Client(Described):
-    """Requests of one client, or of one phase of it: entries may share a `client`.
+    """Draws the requests of a client, or of one of its phases: entries may share a `client`.
 
     rate: requests per second at `begin`. end_rate: at `end`, changing linearly; None keeps the rate.
     prompt_tokens, output_tokens: one length for all, or a range [least, most], both included, drawn uniformly.

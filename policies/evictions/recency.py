@@ -9,7 +9,7 @@ from cbatch import CachedBlock, Eviction
 
 
 class LRU(Eviction):
-    """Least recently released first, as in vLLM: being looked up is no use."""
+    """Evicts the block released longest ago, as in vLLM; a lookup is no use of a block."""
 
 
 class FIFO(Eviction):
@@ -20,7 +20,7 @@ class FIFO(Eviction):
 
 
 class LFU(Eviction):
-    """Least often found first."""
+    """Evicts the block that was found least often."""
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[int]:
         return [block.num_uses for block in blocks]

@@ -24,7 +24,7 @@ def repeated(waiting: Iterable[Request], view: View) -> set[Request]:
 
 
 class RankedAnew:
-    """A `KeptOrder` that keeps nothing: by a key that is asked of all who wait; ties: arrival.
+    """A `KeptOrder` that keeps nothing: each plan sorts all waiting requests by their keys; ties: arrival.
 
     in_batch: those that `repeated` returns come last. most: waiting requests beyond which they are first come, first served.
     """

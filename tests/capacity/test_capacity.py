@@ -177,7 +177,7 @@ def test_a_simulation_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch, p
         ("backend=cpu", "backend=cpu: this command simulates; give backend=sim"),
         ("slo.tpot=1", "slo.tpot: "),
         ("requests=many", "requests=many: give auto, or a whole number from "),
-        ("requests=60", "slo: no rate meets it, requests served alone reach attainment 70%"),
+        ("requests=60", "slo: no rate meets it, as even requests served one at a time reach only attainment 70%"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

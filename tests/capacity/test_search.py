@@ -65,7 +65,11 @@ def test_search_adds_replications_at_the_nearest_rates_only() -> None:
 @pytest.mark.parametrize(
     ("curve", "goal", "problem"),
     [
-        (Curve(lambda rate: 0.3), {}, "slo: no rate meets it, requests served alone reach attainment 70%"),
+        (
+            Curve(lambda rate: 0.3),
+            {},
+            "slo: no rate meets it, as even requests served one at a time reach only attainment 70%",
+        ),
         (Curve(lambda rate: 0.0), {"requests": 300}, "requests=300: even if all arrive at once"),
         (one_percent_at_7(scatter=0.9), {"most": 16}, "accuracy=0.03: 16 replications of 100000 requests give ±"),
         (one_percent_at_7(scatter=0.9), {"recorded": 1_600_000}, "1600000 requests hold no more; give"),
@@ -80,7 +84,7 @@ def test_what_cannot_be_found_says_what_to_change(curve: Curve, goal: dict[str, 
 
 def test_requests_alone_are_few_and_all_count() -> None:
     curve = Curve(lambda rate: 0.3)
-    with pytest.raises(ConfigError, match="served alone"):
+    with pytest.raises(ConfigError, match="served one at a time"):
         search(curve)
     assert curve.sizes[-1] == (200, 0)
 

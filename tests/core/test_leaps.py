@@ -270,7 +270,7 @@ def test_only_the_own_class_says_that_it_is_steady() -> None:
         steady = "often"
 
     assert is_steady(Orca()) and not is_steady(Heir()) and not is_steady(Logged(Orca()))
-    with pytest.raises(PolicyError, match="Says: steady is a str; make it True or False, or call it something else"):
+    with pytest.raises(PolicyError, match="Says: steady is a str; make it True or False, or rename it"):
         make_engine(Says(), Limits(2, 10, 100))
 
 

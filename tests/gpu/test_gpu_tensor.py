@@ -148,7 +148,7 @@ def test_kernels_of_both_gpus_are_traced(checkpoints: Path) -> None:
 
 def test_what_cannot_be_shared_out_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "free_memory", lambda device: int(120e9))  # other processes may have some of it
-    with pytest.raises(ConfigError, match="on GPUs only the fused models are shared out"):
+    with pytest.raises(ConfigError, match="on GPUs only the fused models can be split"):
         gpu.check_fits(TINY_NANOGPT, LIMITS, KV, TWO)
     with pytest.raises(ConfigError, match="tensor_parallel=3 does not divide the 4 attention heads of model=gpu-llama"):
         gpu.check_fits(TINY_LLAMA, LIMITS, KV, replace(TWO, tensor_parallel=3))

@@ -93,7 +93,7 @@ def test_factors_scale_every_part_of_an_iteration(model: str, shape: BatchShape,
 
 def test_a_gpu_is_not_predicted_at_the_speed_of_another_card(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.settings.backends.card_name", lambda: "Some GPU 99999999")
-    with pytest.raises(ConfigError, match="has the speed of Some GPU 12ab34cd, this is Some GPU 99999999"):
+    with pytest.raises(ConfigError, match="was fitted to Some GPU 12ab34cd, but this is Some GPU 99999999"):
         Cuda().cost(str(file), SPEC, 16)
     monkeypatch.setattr("experiments.settings.backends.card_name", lambda: SLOW.name)
     assert Cuda().cost(str(file), SPEC, 16).profile.card.prompts == pytest.approx(1.05, abs=1e-3)

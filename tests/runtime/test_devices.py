@@ -87,9 +87,7 @@ def test_missing_gpus_and_links_are_one_line_with_the_remedy(gpus: GPUs) -> None
     with pytest.raises(ConfigError, match=f"{problem}; lower it, or simulate the others with backend=sim$"):
         choose_devices(2)
     gpus(2, unconnected=((1, 0),))
-    problem = (
-        "GPU 1 cannot access the memory of GPU 0, as backend.pipeline_stages=2 needs; choose GPUs that NVLink connects"
-    )
+    problem = "GPU 1 cannot access the memory of GPU 0, which backend.pipeline_stages=2 requires; choose GPUs that NVLink connects"
     with pytest.raises(ConfigError, match=rf"{problem} .*, or fewer GPUs$"):
         choose_devices(2)
 
@@ -106,7 +104,9 @@ def test_each_rank_of_each_stage_takes_a_gpu(gpus: GPUs) -> None:
     with pytest.raises(ConfigError, match=r"^backend\.tensor_parallel=2 backend\.replicas=3 needs 6 GPUs, and PyTorch"):
         check_number(1, 2, 3)
     gpus(2, unconnected=((1, 0),))
-    problem = r"GPU 1 cannot access the memory of GPU 0, as backend.tensor_parallel=2 needs; choose GPUs that NVLink"
+    problem = (
+        r"GPU 1 cannot access the memory of GPU 0, which backend.tensor_parallel=2 requires; choose GPUs that NVLink"
+    )
     with pytest.raises(ConfigError, match=problem):
         choose_devices(1, 2)
 

@@ -207,7 +207,7 @@ class FusedModel:
 
 
 def exchanges_of(spec: ModelSpec, limits: Limits, layers: Layers, devices: Sequence[torch.device]) -> list[Exchange]:
-    """The exchange of each rank of a stage, on its GPU; they know each other."""
+    """Returns the exchange of each rank of a stage, on its GPU, connected to the others."""
     exchanges = [
         Exchange(
             Rank(index, len(devices)),

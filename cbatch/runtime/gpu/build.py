@@ -105,7 +105,7 @@ def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Laye
     split_ranks(spec, num_ranks)
     fused = f"{', '.join(CHECKPOINT_FAMILIES)} with SiLU and no biases but of q, k and v, and runtime.compile=false"
     if num_ranks > 1 and not _is_fused(spec, options):
-        problem = f"backend.tensor_parallel={num_ranks}: on GPUs only the fused models are shared out ({fused})"
+        problem = f"backend.tensor_parallel={num_ranks}: on GPUs only the fused models can be split ({fused})"
         raise ConfigError(f"{problem}; choose one of them, or backend.pipeline_stages={num_ranks}")
     devices = choose_devices(limits.num_stages, num_ranks)
     return layers, [min(map(free_memory, group)) for group in devices], num_ranks

@@ -54,7 +54,7 @@ def _pairs(stages: Devices) -> Iterator[tuple[torch.device, torch.device]]:
 def _connect(here: torch.device, there: torch.device, settings: str) -> None:
     """Let kernels of one GPU store in another's memory: PyTorch switches peer access on at the first copy."""
     if not torch.cuda.can_device_access_peer(here, there):
-        problem = f"GPU {here.index} cannot access the memory of GPU {there.index}, as {settings} needs"
+        problem = f"GPU {here.index} cannot access the memory of GPU {there.index}, which {settings} requires"
         remedy = "choose GPUs that NVLink connects by CUDA_VISIBLE_DEVICES (see `nvidia-smi topo -p2p w`)"
         raise ConfigError(f"{problem}; {remedy}, or fewer GPUs")
     ends = torch.zeros(1, device=here), torch.zeros(1, device=there)

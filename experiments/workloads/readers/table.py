@@ -129,7 +129,7 @@ def read_text(path: str, key: str = "workload.path") -> str:
         with open_file(file, "rt", encoding="utf-8-sig") as opened:
             text = str(opened.read())
     except FileNotFoundError:
-        remedy = f"give {key}=FILE; a relative path begins in the current folder"
+        remedy = f"give {key}=FILE; a relative path starts from the current folder"
         raise WorkloadError(f"{key}={path}: no such file; {remedy}") from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
