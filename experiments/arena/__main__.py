@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Annotated
 
 from cbatch import ConfigError
-from cbatch.validation import Switch, parse, whole
+from cbatch.validation import parse, whole
 from experiments.arena.board import count_runs, markdown, read_board
-from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.capacity.command import SimulatedKeys, SimulatedSettings
-from experiments.capacity.folder import RESULT
 from experiments.job import Command
 from experiments.run import main
 from experiments.settings.command_line import HELP
@@ -24,9 +22,7 @@ from experiments.store.provenance import write_text
 from experiments.store.run_folder import run_folders
 from experiments.sweep import sweep_folder
 
-_OF_RUNS = ("workload.load=", "workload.num_requests=", "replications=")
-_OF_CAPACITY = ("accuracy=", "attainment=", "cores=")
-_OWN = ("-m", "--multirun", "sweep=", "capacity=")
+_OWN = ("-m", "--multirun", "sweep=", "replications=")
 _TITLE = "Arena of scheduling policies"
 
 COMMAND = Command("arena", partial(read_as, SimulatedSettings, SimulatedKeys), table=count_runs, stem="_arena")
@@ -39,23 +35,17 @@ def arena(arguments: list[str]) -> int:
         return _run(COMMAND, arguments)
     try:
         _check(keys)
-        searches = parse(Switch, keys.get("capacity", "off"), "capacity")
         replications = parse(Annotated[int, whole(2, 10_000)], keys.get("replications", "5"), "replications")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    sweep = keys.get("sweep", "arena").removesuffix("/runs").removesuffix("/capacity")
-    both = [argument for argument in arguments if not argument.startswith(_OWN)]
-    both += [] if "experiment" in keys else ["experiment=arena"]
-    runs = [argument for argument in both if not argument.startswith((*_OF_CAPACITY, "replications="))]
+    sweep = keys.get("sweep", "arena").removesuffix("/runs")
+    runs = [argument for argument in arguments if not argument.startswith(_OWN)]
+    runs += [] if "experiment" in keys else ["experiment=arena"]
     seeds = f"workload.seed={','.join(map(str, range(replications)))}"
     status = _run(COMMAND, ["-m", *runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"])
-    if searches and status in (0, 2):
-        both += [] if "slo" in keys else ["slo=strict,relaxed"]
-        searched = [argument for argument in both if not argument.startswith(_OF_RUNS)]
-        status = max(status, _run(CAPACITY, ["-m", *searched, f"sweep={sweep}/capacity"]))
     folder = sweep_folder(sweep)
-    if status in (0, 2) and [*run_folders(folder), *run_folders(folder, RESULT)]:
+    if status in (0, 2) and run_folders(folder):
         print(write_text(folder / "arena.md", markdown(read_board(folder), _TITLE)))
     return status
 

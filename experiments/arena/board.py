@@ -1,4 +1,4 @@
-"""The cells and capacities of a folder as tables, and the policies of each cell that do not differ significantly from its best."""
+"""The cells of a folder as tables, and the policies of each cell that do not differ significantly from its best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from experiments.capacity.command import slo_text
-from experiments.capacity.folder import read_searches
 from experiments.store.intervals import compare, mean_of
 from experiments.store.labels import label_runs
 from experiments.store.notes import made_text, notes_of
@@ -37,7 +36,7 @@ FIGURES = {
 }
 """Columns: the key of a figure in summary.json, and the factor of its unit."""
 
-_SHOWN_APART = ("load", "slo", "workload", "accuracy", "cores")  # have columns of their own, or change no figure
+_SHOWN_APART = ("load", "slo", "workload")  # have columns of their own
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +46,10 @@ class Board:
     cells: a row per policy and cell, the highest attainment first: the columns of `CELL`; `rate` in requests per second; `best`,
         whether the policy does not differ significantly from the best; of each figure the mean over the replications, as `NAME`, and
         half of its 95% interval, as `NAME ±`.
-    capacities: a row per search: `rate`, `low` and `high` in requests per second; `of_bound`, a share, NaN without a bound.
     notes: where the figures come from, and what failed.
     """
 
     cells: pd.DataFrame
-    capacities: pd.DataFrame
     notes: Sequence[str]
 
 
@@ -61,15 +58,14 @@ def count_runs(root: Path) -> str:
 
 
 def read_board(root: Path) -> Board:
-    """Reads what is finished in and below a folder."""
-    runs, searches = read_runs(root) if run_folders(root) else pd.DataFrame(), read_searches(root)
-    abouts = [*_abouts(runs), *_abouts(searches)]
+    """Reads the finished runs in and below a folder."""
+    runs = read_runs(root)
+    abouts = _abouts(runs)
     seconds = sum(about["wall_seconds"] for about in abouts)
-    origin = f"{len(abouts)} runs and searches, {seconds:,.0f} s, {made_text(abouts)}"
+    origin = f"{len(abouts)} runs, {seconds:,.0f} s, {made_text(abouts)}"
     errors = [line for file in sorted(root.rglob(ERRORS)) for line in file.read_text(encoding="utf-8").splitlines()]
     notes = [origin, *notes_of(abouts), *(f"not finished: {line}" for line in errors)]
-    cells = _cells(_replications(runs)) if len(runs) else runs
-    return Board(cells, _capacities(searches) if len(searches) else searches, notes)
+    return Board(_cells(_replications(runs)), notes)
 
 
 def rank(cells: pd.DataFrame) -> pd.DataFrame:
@@ -87,8 +83,7 @@ def rank(cells: pd.DataFrame) -> pd.DataFrame:
 
 def markdown(board: Board, title: str) -> str:
     """Returns the page."""
-    tables = [("Ranking", rank(board.cells)), ("Cells", board.cells)] if len(board.cells) else []
-    tables += [("Capacities", board.capacities)] if len(board.capacities) else []
+    tables = ("Ranking", rank(board.cells)), ("Cells", board.cells)
     parts = [f"## {heading}\n\n{frame.to_markdown(index=False, floatfmt='.4g')}" for heading, frame in tables]
     return "\n\n".join([f"# {title}", _READING, *parts, *board.notes]) + "\n"
 
@@ -97,15 +92,15 @@ def _places(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the labels of the policies, with settings that vary and have no column, the traces and the objectives."""
     shown = [key for key in map(str, runs) if key.split(".")[0] in _SHOWN_APART]
     slos = []
-    for about in _abouts(runs):  # of a search, `about` has them
+    for about in _abouts(runs):
         given = dict(override.partition("=")[::2] for override in about["overrides"])
-        slos.append(about.get("slo") or slo_text(given.get("slo", "strict"), about["overrides"]))
+        slos.append(slo_text(given.get("slo", "strict"), about["overrides"]))
     traces = runs["workload"].str.removeprefix("traces/")
     return pd.DataFrame({"policy": label_runs(runs, shown), "trace": traces, "slo": slos})
 
 
 def _abouts(runs: pd.DataFrame) -> list[Any]:
-    return [summary["about"] for summary in runs.get("summary", ())]
+    return [summary["about"] for summary in runs["summary"]]
 
 
 def _replications(runs: pd.DataFrame) -> pd.DataFrame:
@@ -113,14 +108,6 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
     figures = {name: factor * runs.get(key, np.nan) for name, (key, factor) in FIGURES.items()}
     cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
     return _places(runs).assign(**cell, **figures)
-
-
-def _capacities(searches: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per search, the highest capacity first: the capacity, its interval, and its share of the bound."""
-    ends = {"rate": "capacity.requests_per_second", "low": "capacity.low", "high": "capacity.high"}
-    bound = searches.get("regret.capacity", np.nan)
-    rows = _places(searches).assign(**{name: searches[key] for name, key in ends.items()}, of_bound=bound)
-    return rows.sort_values(["trace", "slo", "rate"], ascending=[True, True, False], kind="stable", ignore_index=True)
 
 
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:

@@ -62,7 +62,7 @@ def test_a_cell_is_runs_at_its_rate(folder: Path) -> None:
     assert "| orca" in text and "| request_level" in text, "the page shows all that the folder holds"
 
 
-@pytest.mark.parametrize("mistake", ["workload.load=0", "replications=1", "capacity=maybe", "backend=cpu", "load=0.5"])
+@pytest.mark.parametrize("mistake", ["workload.load=0", "replications=1", "backend=cpu", "load=0.5"])
 def test_a_mistake_is_one_line_before_the_first_run(mistake: str, folder: Path) -> None:
     key = mistake.partition("=")[0]
     assert key in arena(*[given for given in ARENA if not given.startswith(f"{key}=")], mistake)
@@ -89,10 +89,8 @@ def board() -> Board:
         rows += replications("high", load, level + SCATTER, 2.0)
         rows += replications("low", load, level - 2 + SCATTER, 4.0)
         rows += replications("wide", load, level - 3 - 3 * SCATTER, 3.0)
-    columns = ["policy", "trace", "slo", "rate", "low", "high", "of_bound"]
-    capacities = [("high", "a<b", "strict", 10.0, 9.0, 12.0, 0.25), ("high", "a<b", "relaxed", 20.0, 19.0, 22.0, 0.5)]
     cells = boards._cells(pd.DataFrame(rows))
-    return Board(cells, pd.DataFrame(capacities, columns=columns), ["SIMULATED with profile <h200>"])
+    return Board(cells, ["SIMULATED with profile <h200>"])
 
 
 def test_policies_are_ranked_where_all_have_been_and_told_apart_in_pairs(board: Board) -> None:
@@ -117,4 +115,4 @@ def test_the_markdown_page_has_a_row_per_policy_and_cell(board: Board) -> None:
     assert [row[0] for row in rows] == ["high", "low", "wide", "partial", "high", "low", "wide"], (
         "the best of each load first"
     )
-    assert "SIMULATED" in text and "## Capacities" in text
+    assert "SIMULATED" in text
