@@ -1,4 +1,6 @@
-"""The text of an output, token by token: what a token adds may depend on the tokens before it, and on those after it.
+"""Text into and out of a model: the messages of a chat, and the text of an output, token by token.
+
+What a token adds to the text may depend on the tokens before it, and on those after it.
 
 tokens     | Hel | lo | \\xf0\\x9f | \\x8e\\x89 | ST   | OP
 text       | Hel | lo |          | 🎉       |      | (the stop string has ended it)
@@ -6,15 +8,42 @@ text       | Hel | lo |          | 🎉       |      | (the stop string has ende
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from cbatch import Request
 from cbatch.model.checkpoint import Vocabulary
+from cbatch.validation import Give
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What tokenizers decode the bytes of a part of a character to."""
 
 _MOST_HELD = 8
 """Tokens of at least a byte each; a character has at most 4 bytes."""
+
+
+class _Part(BaseModel, extra="forbid"):
+    type: Literal["text"]
+    text: str
+
+
+def _join(content: str | list[_Part]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class _Message(BaseModel, extra="forbid"):
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str | list[_Part], AfterValidator(_join), Give("a text, or parts of type text")]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, keys: Any) -> Any:
+        return {key: value for key, value in keys.items() if value is not None} if isinstance(keys, dict) else keys
+
+
+Messages = Annotated[list[_Message], Field(min_length=1)]
+"""A list of {role, content}, once it is checked: the content is a text. It may be a list of {type: text, text: ...}, which are joined."""
 
 
 def up_to_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
