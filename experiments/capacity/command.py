@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,7 +17,7 @@ from experiments.capacity.control import draw_queue
 from experiments.capacity.estimate import Shares
 from experiments.capacity.folder import RESULT, open_simulations
 from experiments.capacity.search import LEAST, Capacity, Goal, Search
-from experiments.capacity.simulation import Outcome, replicate, simulate
+from experiments.capacity.simulation import replicate, simulate
 from experiments.serve import about_run, origin_of_run
 from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.settings import Keys, Settings
@@ -105,8 +104,6 @@ def measure(
             "simulations": len(simulations.outcomes),
             "cpu_seconds": sum(outcome.seconds for outcome in simulations.outcomes.values()),
         }
-        if settings.prefix_cache:
-            figures["hit_share"] = _hit_share(capacity.rate, search.outcomes)
         curves, owed = {"attainment": _curve(capacity.shares)}, capacity.shares.by_replication()
         summary = {"about": about, "capacity": figures, "curves": curves, "by_replication": owed}
         if settings.bounds:
@@ -150,12 +147,6 @@ def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
         "attainment": settings.attainment,
         "slo": asdict(settings.slo),
     }
-
-
-def _hit_share(rate: float, outcomes: Sequence[Outcome]) -> float:
-    """Returns the mean over the replications at the rate that is nearest to a rate."""
-    nearest = min((outcome.rate for outcome in outcomes), key=lambda other: abs(other - rate))
-    return fmean(outcome.hit_share for outcome in outcomes if outcome.rate == nearest)
 
 
 def _regret(capacity: Capacity, settings: SearchSettings) -> dict[str, float]:

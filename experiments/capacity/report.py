@@ -23,10 +23,6 @@ def capacity_text(summary: Summary) -> str:
         rows += [("counted", f"all but the first and last {figures['warmup_requests']:,} requests of a replication")]
     if regret := summary.get("regret"):
         rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
-    if "hit_share" in figures:
-        rows += [
-            ("prefixes", f"{format_share(figures['hit_share'])} of prompt tokens found in the cache near the capacity")
-        ]
     took = f"{about['wall_seconds']:.0f} s, {figures['cpu_seconds']:.0f} s of CPU for {figures['simulations']} simulations, including any kept from before"
     rows += [("took", took)]
     head = [title_of(about), *notes_of([about])]
@@ -87,12 +83,5 @@ def capacity_table(root: Path) -> str:
 
 def _row(label: str, summary: Summary) -> dict[str, str]:
     figures = summary["capacity"]
-    found = {"found in cache": format_share(figures["hit_share"])} if "hit_share" in figures else {}
     bound = {"of the bound": _of_bound(summary.get("regret"))}
-    return {
-        "search": label,
-        "capacity, 95% interval": interval(figures),
-        **bound,
-        **found,
-        "from": _replications(figures),
-    }
+    return {"search": label, "capacity, 95% interval": interval(figures), **bound, "from": _replications(figures)}

@@ -1,6 +1,5 @@
 """Simulates replications, and counts the requests that meet all of their objectives: a share, whose mean has an interval."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -10,7 +9,6 @@ from cbatch import ConfigError, Request
 from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served, collect_served
-from cbatch.results.summary import hits_of
 from experiments.settings.assemble import assemble, with_workload
 from experiments.settings.settings import Settings
 from experiments.trials.replications import Replication
@@ -37,7 +35,7 @@ class Outcome(NamedTuple):
     """The figures of one simulation.
 
     good, total: requests that meet their objectives, and all. in_system: mean number of requests. seconds: of CPU time.
-    outside: iterations outside the measured range. hit_share: of prompt tokens found in the prefix cache; NaN without one.
+    outside: iterations outside the measured range.
     """
 
     rate: float
@@ -49,7 +47,6 @@ class Outcome(NamedTuple):
     in_system: float
     seconds: float
     outside: int = 0
-    hit_share: float = math.nan
 
 
 def replicate(settings: Settings, number: int, rate: float, num_requests: int) -> Settings:
@@ -70,11 +67,9 @@ def simulate(settings: Settings, number: int, rate: float, num_requests: int, wa
     began = time.process_time()
     run = assemble(replicate(settings, number, rate, num_requests))
     record = run.engine.run()
-    served, hits = collect_served(record), hits_of(record.requests) if settings.prefix_cache else {}
-    first, end = warmup, num_requests - warmup
+    served, first, end = collect_served(record), warmup, num_requests - warmup
     part = select(served, first, end)
     counts = count_attained(run.requests[first:end], part)
     in_system = rate * float(served.end_to_end.mean()) if len(served.id) else float("inf")
     seconds = time.process_time() - began
-    found = hits.get("hit_share", math.nan)
-    return Outcome(rate, number, num_requests, warmup, *counts, in_system, seconds, run.cost.num_outside, found)
+    return Outcome(rate, number, num_requests, warmup, *counts, in_system, seconds, run.cost.num_outside)

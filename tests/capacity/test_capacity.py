@@ -105,18 +105,6 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
     assert simulated.isdisjoint(curve.pairs)
 
 
-def test_what_the_cache_held_near_the_capacity(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curve = one_percent_at_7(scatter=0.5)
-
-    def simulate(settings: Settings, number: int, rate: float, *size: int) -> Outcome:
-        return curve([(number, rate)], *size)[0]._replace(hit_share=(rate + number) / 1000)
-
-    monkeypatch.setattr(searching, "simulate", simulate)
-    printed, figures = run("prefix_cache=true"), result()["capacity"]
-    assert figures["hit_share"] == pytest.approx((7 + (figures["replications"] - 1) / 2) / 1000, abs=3e-4)
-    assert f"{100 * figures['hit_share']:.1f}% of prompt tokens found in the cache near the capacity" in printed
-
-
 def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heaviest 1% may wait for ever: 99% of the requests can be sustained at a slightly higher rate than all."""
     simulate_curve(monkeypatch, one_percent_at_7(scatter=0.5))
