@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -15,7 +15,7 @@ from cbatch.request import SERVED, spec_of
 from cbatch.results.metrics import Served
 
 _SPEC = ("id", "max_new_tokens", "true_new_tokens", "client", "session", "tier", "priority", "predicted_new_tokens")
-_OBJECTIVES = [field.name for field in fields(SLO)]
+_OBJECTIVES = SLO.__slots__
 _OUTCOME = {  # column: attribute of the request
     "arrival": "arrival_time",
     "admitted": "admitted_at",
@@ -29,7 +29,6 @@ _OUTCOME = {  # column: attribute of the request
     "recomputed_tokens": "num_recomputed_tokens",
 }
 _LATENCIES = ("scheduling_delay", "ttft", "tpot", "end_to_end")
-_NO_LATENCIES = (math.nan,) * len(_LATENCIES)
 _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
 REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_OUTCOME, *LATENCY_COLUMNS)
@@ -65,6 +64,7 @@ class RunTables:
 
 
 _STEP_LINE = ",".join(["%s"] * len(StepRecord._fields)) + "\r\n"
+_time_text = lru_cache(maxsize=32)(str)  # most times are in several lines, as an iteration begins when another ends
 
 
 def _step_line(step: StepRecord) -> str:
@@ -72,7 +72,7 @@ def _step_line(step: StepRecord) -> str:
     note = step.note
     if note and not note.isalnum():
         step = step._replace(note='"{}"'.format(note.replace('"', '""')))
-    return _STEP_LINE % step
+    return _STEP_LINE % (step[0], *map(_time_text, step[1:8]), *step[8:])
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
@@ -132,7 +132,7 @@ def request_rows(
     latencies = zip(*(getattr(requests, name).tolist() for name in _LATENCIES), strict=True)
     spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
     for request in record.requests:
-        seconds = next(latencies) if request.finish_reason in SERVED else _NO_LATENCIES
+        seconds = next(latencies) if request.finish_reason in SERVED else (math.nan,) * len(_LATENCIES)
         yield (
             *spec(spec_of(request)),
             *objectives(request.slo),
