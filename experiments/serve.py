@@ -111,6 +111,7 @@ def serve(
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
     began, origin = time.perf_counter(), origin_of_run(settings)
+    gc.freeze()  # what was imported outlives the run: the collector need not traverse it while requests are made
     make = partial(assemble, largest=largest)
     run = make(settings if folder else with_workload(settings, settings.workload), say)
     bounds = bounds_of(run) if settings.bounds else None
