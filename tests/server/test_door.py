@@ -2,67 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from desk import CACHED, Desk, read
 from starlette.exceptions import HTTPException
 
-from cbatch import SLO, CbatchError, ConfigError, FinishReason, Request, RequestSpec, Sampling
-from experiments.server.answers import Answer, describe_error
-from experiments.server.bodies import AnyBody, ChatBody, CompletionBody
-from experiments.server.door import Door
+from cbatch import SLO, CbatchError, ConfigError, FinishReason, RequestSpec, Sampling
+from experiments.server.answers import describe_error
+from experiments.server.bodies import ChatBody
 from experiments.server.engine import Turn
-from experiments.server.settings import read_server_settings
-from experiments.settings.compose import compose
-
-HELLO = {"messages": [{"role": "user", "content": "a b"}]}
-CACHED = 5
-
-
-class Desk:
-    """A door whose engine the test plays. sent: messages to the engine."""
-
-    def __init__(self, *arguments: str, recv: Callable[[], Any] = lambda: 100) -> None:
-        settings = read_server_settings(compose("policy=orca", "backend=sim", "seed=7", *arguments, name="server"))
-        self.sent: list[Any] = []
-        self.door = Door(settings, cast(Connection, SimpleNamespace(send=self.sent.append, recv=recv)))
-
-    def open(self, kind: type[AnyBody] = CompletionBody, **fields: Any) -> Awaitable[Answer]:
-        asked = {"prompt": [1, 2]} if kind is CompletionBody else HELLO
-        return self.door.open(kind, json.dumps({**asked, **fields}).encode())
-
-    def tell(self, tokens: Mapping[int, int], **ends: FinishReason) -> None:
-        """Ends requests "r0" and so on."""
-        ended = [Request.from_spec(next(spec for spec in self.sent if spec.id == int(name[1:]))) for name in ends]
-        for request, reason in zip(ended, ends.values(), strict=True):
-            request.finish_reason, request.num_cached_tokens = reason, CACHED
-        self.door.deliver(Turn([*tokens], [*tokens.values()], ended, (0, 0, 0.0)))
-
-
-async def read(answer: Answer, *news: Callable[[], object], leaves: bool = False) -> list[dict[str, Any]]:
-    """Returns what is sent to a client while it is told the news, one at a time. leaves: the client does, after them."""
-    sent, has_left = list[dict[str, Any]](), asyncio.Event()
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    async def receive() -> dict[str, str]:
-        await has_left.wait()
-        return {"type": "http.disconnect"}
-
-    answering = asyncio.create_task(answer({}, receive, send))
-    for tell in news:
-        for _ in range(5):
-            await asyncio.sleep(0)
-        tell()
-    if leaves:
-        has_left.set()
-    await asyncio.wait_for(answering, 5)
-    return sent
 
 
 def chunks(sent: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
@@ -113,12 +64,21 @@ def test_limits_are_what_fits() -> None:
         with pytest.raises(ConfigError, match=r"max_tokens=.: with .* more than the 100 that"):
             asyncio.run(cast(Any, desk.open(prompt=prompt, max_tokens=limit)))
     with pytest.raises(ConfigError, match="prompt: is empty, or"):
-        asyncio.run(cast(Any, desk.open(prompt=[128256])))
+        asyncio.run(cast(Any, desk.open(prompt=[1, 128256])))
     with pytest.raises(HTTPException, match="404: model=other: is not served"):
         asyncio.run(cast(Any, desk.open(model="other")))
     asyncio.run(cast(Any, desk.open(ChatBody, model="llama-3.1-8b", messages=[{"role": "user", "content": "a " * 98}])))
     asyncio.run(cast(Any, desk.open(prompt=[0, 128255])))
     assert [len(spec.prompt) for spec in desk.sent[3:]] == [98, 2]
+
+
+def test_a_model_without_a_tokenizer_has_words() -> None:
+    async def stream(desk: Desk) -> list[dict[str, Any]]:
+        answer = await desk.open(stream=True, stop=" time")
+        return await read(answer, lambda: desk.tell({0: 1}, r0=FinishReason.LENGTH))
+
+    desk = Desk("backend=cpu", "model=tiny")
+    assert b'"text":" time"' in asyncio.run(stream(desk))[1]["body"] and desk.sent[0].stop_strings == ()
 
 
 def test_a_full_door_refuses_until_a_request_has_ended() -> None:
