@@ -175,9 +175,8 @@ def _result_of(
 
 def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:
     """Serves the requests to their end. The record of a streamed run is empty."""
-    recorded = decisions_of(run, folder)
     shown = progress(run.settings.progress if bar else "off", len(run.requests))
-    with closing(run.server), recorded, shown as on_step:
+    with closing(run.server), decisions_of(run, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
         if run.settings.stream and folder:
             return _stream(run, folder, on_step)
