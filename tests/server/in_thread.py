@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 
 from commands import PATIENCE
 
-from cbatch import CbatchError
 from experiments.server.app import make_app
 from experiments.server.door import Door
 from experiments.server.engine import Inbox, serve_clients
@@ -26,12 +25,11 @@ T = TypeVar("T")
 
 @dataclass
 class Answered:
-    """What a client has received. is_whole: the answer ended as it should; else the connection was cut, or the client left."""
+    """What a client has received."""
 
     status: int
     headers: dict[str, str]
     text: str
-    is_whole: bool
 
     @property
     def content(self) -> Any:
@@ -40,28 +38,31 @@ class Answered:
     @property
     def events(self) -> list[Any]:
         """The objects of a stream."""
-        parts = self.text.split("data: ")[1:]
-        assert not self.is_whole or parts[-1] == "[DONE]\n\n"
-        return [json.loads(part) for part in parts if part != "[DONE]\n\n"]
+        *parts, last = self.text.split("data: ")[1:]
+        assert last == "[DONE]\n\n"
+        return [json.loads(part) for part in parts]
 
 
 class InThread:
-    """A server that runs. summary, problem: of its run, once it has ended."""
+    """A server that runs. summary: of its run, once it has ended."""
 
     def __init__(self, runner: asyncio.Runner, door: Door) -> None:
-        self._runner, self.door, self._app = runner, door, make_app(door)
-        self.closed = runner.get_loop().create_task(door.listen())
+        self._runner, self._door, self._app = runner, door, make_app(door)
+        self._closed = runner.get_loop().create_task(door.listen())
         self.summary: dict[str, Any] = {}
-        self.problem = ""
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(asyncio.wait_for(work, PATIENCE))
+    def close(self) -> None:
+        self._door.put(None)
+        self.summary = self._run(asyncio.shield(self._closed))
+
+    def _run(self, work: Awaitable[T]) -> T:
+        async def wait() -> T:
+            return await asyncio.wait_for(work, PATIENCE)
+
+        return self._runner.run(wait())
 
     def ask(self, path: str, body: Any = None, **headers: str) -> Answered:
-        return self.run(self.call(path, body, **headers))
-
-    async def call(self, path: str, body: Any = None, leave_after: int = -1, **headers: str) -> Answered:
-        """Sends a request, POST if it has a body: bytes, or what becomes JSON. leave_after: so many parts of the answer."""
+        """Sends a request, POST if it has a body: bytes, or what becomes JSON."""
         content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {"Content-Type": "application/json", **headers}
         scope = {
@@ -71,33 +72,18 @@ class InThread:
             "query_string": b"",
             "headers": [(name.lower().encode(), value.encode()) for name, value in named.items()],
         }
-        received: list[dict[str, Any]] = []
-        incoming, has_left = [{"type": "http.request", "body": content}], asyncio.Event()
+        received, incoming = list[dict[str, Any]](), [{"type": "http.request", "body": content}]
 
         async def receive() -> dict[str, Any]:
-            if not incoming:
-                await has_left.wait()
-            return incoming.pop() if incoming else {"type": "http.disconnect"}
+            return incoming.pop() if incoming else await asyncio.Event().wait()  # type: ignore[return-value]
 
         async def send(message: dict[str, Any]) -> None:
             received.append(message)
-            if len(received) - 1 == leave_after:
-                has_left.set()
 
-        await self._app(scope, receive, send)
+        self._run(self._app(scope, receive, send))  # type: ignore[arg-type]
         head, *parts = received
         names = {name.decode(): value.decode() for name, value in head["headers"]}
-        text = b"".join(part.get("body", b"") for part in parts).decode()
-        return Answered(head["status"], names, text, not parts[-1].get("more_body"))
-
-    def figures(self) -> dict[str, float]:
-        return figures_of(self.ask("/metrics").text)
-
-
-def figures_of(text: str) -> dict[str, float]:
-    """Returns what `/metrics` shows, by name."""
-    lines = (line.rpartition(" ") for line in text.splitlines() if line[0] != "#")
-    return {name.removeprefix("cbatch:"): float(value) for name, _, value in lines}
+        return Answered(head["status"], names, b"".join(part.get("body", b"") for part in parts).decode())
 
 
 @contextmanager
@@ -122,12 +108,4 @@ def in_thread(folder: Path, *arguments: str) -> Iterator[InThread]:
         try:
             yield server
         finally:
-            server.door.put(None)
-            try:
-                server.summary = server.run(_result(server.closed))
-            except CbatchError as error:
-                server.problem = str(error)
-
-
-async def _result(task: asyncio.Task[T]) -> T:
-    return await task
+            server.close()
