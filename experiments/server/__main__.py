@@ -68,7 +68,10 @@ async def _serve(door: Door, web: uvicorn.Server, listener: socket.socket, say: 
     say(f"serving {settings.model.name} on {place}; stop it with Ctrl-C or SIGTERM")
     await web.serve([listener])
     door.put(None)
-    return await closed
+    figures = await closed
+    if settings.backend.simulated:
+        say(f"time_scale={figures['about']['chosen']['time_scale']}")
+    return figures
 
 
 COMMAND = Command(
