@@ -212,3 +212,12 @@ ERRORS: list[tuple[Exception, int, str, str | None, str]] = [
 def test_errors_name_the_field(error: Exception, status: int, kind: str, param: str | None, message: str) -> None:
     said = {"message": message, "type": kind, "param": param, "code": status}
     assert describe_error(error) == (status, json.dumps({"error": said}))
+
+
+def test_a_fault_is_printed_without_what_a_client_has_written(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        int("sec" + "ret")
+    except ValueError as error:
+        assert describe_error(error)[0] == 500
+    printed = capsys.readouterr().err
+    assert "test_door.py" in printed and "secret" not in printed
