@@ -25,8 +25,6 @@ from experiments.text import OutputText
 _SLOW_BODY = 4096
 """Bytes from which on a body's text is tokenized beside the event loop."""
 
-_AS_IN_SPECS = ("session", "tier", "priority", "slo", "predicted_new_tokens")
-
 
 class Door:
     """Admits requests, and hands out what the engine reports of them.
@@ -132,5 +130,5 @@ class Door:
             stop_tokens=text.stop_tokens if text and not body.ignore_eos else (),
             stop_strings=tuple(body.stop) if text else (),
             client=body.client or body.user,
-            **{name: getattr(body, name) for name in _AS_IN_SPECS},
+            **{name: getattr(body, name) for name in ("session", "tier", "priority", "slo", "predicted_new_tokens")},
         )

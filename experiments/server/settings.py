@@ -10,9 +10,6 @@ from experiments.settings.overrides import key_of
 from experiments.settings.settings import Composed, Keys, Settings, Text, Tokens, read_settings
 from experiments.workloads.base import SamplingKeys
 
-LONGEST = 8192
-"""Tokens of a request that `max_request_tokens=auto` does not exceed."""
-
 _Count = Annotated[int, whole(1)]
 
 
@@ -52,7 +49,7 @@ class ServerSettings(Settings):
     @property
     def longest(self) -> int:
         """Tokens of the longest request."""
-        return min(self.server.max_request_tokens or LONGEST, self.model.max_positions)
+        return min(self.server.max_request_tokens or 8192, self.model.max_positions)
 
 
 def read_server_settings(composed: Composed) -> ServerSettings:
