@@ -1,6 +1,8 @@
 """Records what a policy saw and what vLLM did, as decisions that `cbatch.replay.replay` replays."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cbatch.plan import Plan
 from cbatch.record import StepRecord
@@ -21,7 +23,9 @@ class Recording:
         recorder.begin(Recorded(view.limits, view.kv.num_blocks, view.kv.block_size))
 
     def arrived(self, request: ServedRequest) -> None:
-        self._recorder.request(spec_of(request))
+        """The scheduler takes requests between iterations: `extra["waited"]` is the seconds since the API server had this one."""
+        spec, waited = spec_of(request), max(time.time() - request.source.arrival_time, 0.0)
+        self._recorder.request(replace(spec, extra={**spec.extra, "waited": waited}))
 
     def look(self) -> None:
         """An iteration is about to be planned."""

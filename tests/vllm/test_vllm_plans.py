@@ -4,6 +4,7 @@ What vLLM decided is recorded, and followed without it: the policy sees the same
 """
 
 import random
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from cbatch.vllm import Adapter
 from cbatch.vllm.request import ServedRequest
 from cbatch.vllm.view import VllmKVView
 from experiments.replay import main as replay_command
+from experiments.store.decisions_file import read_decisions
+from experiments.store.run_folder import DECISIONS
 from experiments.vllm import PolicyScheduler
 from policies.vllm_v1 import VllmV1
 
@@ -192,10 +195,14 @@ def test_a_recording_in_a_folder_is_replayed_and_served_again(
     rig = Rig(None, Limits(8, 64, 60), 60, 4, asynchronous=True)
     rig.scheduler = rig.make(PolicyScheduler)
     for number in range(6):
-        rig.scheduler.add_request(rig.request(Request(number, 20, 5 + number), client="ab"[number % 2]))
+        request = rig.request(Request(number, 20, 5 + number), client="ab"[number % 2])
+        request.arrival_time = time.time() - number
+        rig.scheduler.add_request(request)
     while rig.in_flight or rig.scheduler.has_requests():
         rig.step()
     rig.scheduler._planner.close()
+    recorded = read_decisions(folder / DECISIONS).requests
+    assert [request.extra["waited"] for request in recorded] == pytest.approx([*range(6)], abs=0.5)
     assert replay_command([str(folder)]) == 0
     assert "SarathiServe makes the same" in capsys.readouterr().out
     assert replay_command([str(folder), "policy=orca"]) == 1
