@@ -5,10 +5,12 @@
 
 A base is linear between knots, of decodes between the captured sizes to which decodes are padded. The other two are a price
 each. All are fitted by least squares of relative errors, none below 0. They include what the engine's host adds to iterations
-that follow one another, so the profile has no host time beside them.
+that follow one another. Beside them the profile has one host time: of launches without a captured graph. While the host launches such an
+iteration, the tokens of the iteration before wait, so that only the time of both together is known.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from cbatch import BatchShape, ConfigError
 from cbatch.replay.decisions import Decision
 from cbatch.sim import PROFILES, ProfileCost, load_profile
 from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear, scores
-from cbatch.sim.measured import Measured
+from cbatch.sim.measured import CapturedGraphs, Measured
 from cbatch.sim.profile_file import make_profile, profile_text
 from cbatch.sim.provenance import FROM
 from experiments.profile.kernels import unknown
@@ -34,7 +36,7 @@ from experiments.store.run_folder import DECISIONS
 
 KNOTS = (2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 8192, 16384)
 CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-"""Decodes for which vLLM captures graphs by default, and to which it pads fewer."""
+"""Tokens for which vLLM captures graphs by default, and to which it pads decodes."""
 
 FEWEST = 8
 """Iterations between two knots."""
@@ -56,57 +58,80 @@ def profile_recordings(
     """
     spec, card = load_spec(model), load_profile(hardware)
     files = [path for folder in recordings for path in sorted(Path(folder).rglob(DECISIONS))]
-    measured = [iteration for path in files for iteration in iterations(path)]
-    alone = [(shape, seconds) for shape, seconds in measured if not shape.chunks]
-    mixed = [(shape, seconds) for shape, seconds in measured if shape.chunks]
+    measured = [stretch for path in files for stretch in stretches(path)]
+    alone = [stretch for stretch in measured if not any(shape.chunks for shape in stretch.shapes)]
+    mixed = [stretch for stretch in measured if any(shape.chunks for shape in stretch.shapes)]
     if min(len(alone), len(mixed)) < LEAST:
         parts = f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts"
         problem = f"recordings={','.join(recordings)}: {parts} in {len(files)} files {DECISIONS}"
         raise ConfigError(f"{problem}; record at least {LEAST} of each")
     command = f"python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}"
-    counts = f"{len(measured)} iterations of vLLM in {len(files)} recordings"
+    counts = f"{sum(len(stretch.shapes) for stretch in measured)} iterations of vLLM in {len(files)} recordings"
     origin = f"measured by {command}; {card.hardware}; {counts}"
     path = Path(output) if output else PROFILES / f"{card.name}-vllm.json"
     about = path.stem, f"{card.hardware}, vLLM", origin
     content = new_content(*about, card.memory_bytes, card.ceilings, card.origin("ceilings"))
-    none = {"seconds": 0.0}
-    content["host"] = {FROM: "measured within other times", "sync": none, "async": none}
+    launches = [stretch.launch for stretch in measured if stretch.launch]
+    host = {"seconds": 0.0, "eager_seconds": round(float(np.median(launches)), 5) if launches else 0.0}
+    content["host"] = {FROM: "measured; all but launches within other times", "sync": host, "async": host}
     put_model(content, spec, origin, tables(alone, mixed), None, 1)
     write_text(path, profile_text(make_profile(content)))
     cost = ProfileCost(load_profile(str(path)), spec)
     for name, kind in (("decodes alone", alone), ("with prompts", mixed)):
-        errors = np.abs([cost.predict(shape) / seconds - 1 for shape, seconds in kind])
+        errors = np.abs([sum(map(cost.predict, stretch.shapes)) / stretch.seconds - 1 for stretch in kind])
         within = f"{np.median(errors):.1%} (median), {np.quantile(errors, 0.9):.1%} (P90)"
         report(f"{len(kind)} iterations, {name}: predicted within {within}")
     report(f"written: {path}")
     return path
 
 
-def iterations(path: Path) -> Iterator[tuple[BatchShape, float]]:
-    """Yields the recorded iterations, and the seconds since the end of the one before them, while requests were running."""
+class Stretch(NamedTuple):
+    """Iterations whose seconds are known only together: launches of all but the first delayed the tokens of those before.
+
+    launch: seconds of the first such launch, if it outlasted decodes; or 0.
+    """
+
+    shapes: tuple[BatchShape, ...]
+    seconds: float
+    launch: float = 0.0
+
+
+def stretches(path: Path) -> Iterator[Stretch]:
+    """Yields what was recorded, from the end of the iterations before, while requests were running."""
     file = read_decisions(path)
     lengths = {request.id: request.num_prompt_tokens for request in file.requests}
-    shapes: dict[int, BatchShape] = {}
-    ended = 0.0
-    for event in file.recorded.events:
-        if isinstance(event, Decision):
-            computed = {progress.id: progress.computed for progress in event.seen.running}
-            parts = [(count, computed.get(id_, 0), lengths[id_]) for id_, count in event.decided.entries]
-            contexts = [before + 1 for _, before, prompt in parts if before >= prompt]
-            chunks = tuple((count, before) for count, before, prompt in parts if before < prompt)
-            if computed:
-                shapes[event.iteration] = BatchShape(chunks, len(contexts), sum(contexts))
-        else:
-            step = event.record
-            if step.iteration in shapes:
-                yield shapes.pop(step.iteration), step.ended - ended
-            ended = step.ended
+    decisions = [event for event in file.recorded.events if isinstance(event, Decision)]
+    shapes = {decision.iteration: shape_of(decision, lengths) for decision in decisions}
+    busy = {decision.iteration for decision in decisions if decision.seen.running}
+    steps = [event.record for event in file.recorded.events if not isinstance(event, Decision)]
+    together, begin, launch = list[BatchShape](), 0.0, 0.0
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        shape = shapes[step.iteration]
+        together.append(shape)
+        overlaps = following and following.launched_at < step.ended
+        if following and overlaps and (after := shapes[following.iteration]).chunks:
+            is_eager = after.num_tokens > CAPTURED[-1] and not shape.chunks
+            launch = launch or (step.ended - following.launched_at if is_eager else 0.0)
+            continue
+        if step.iteration - len(together) + 1 in busy:
+            yield Stretch(tuple(together), step.ended - begin, launch)
+        together, begin, launch = [], step.ended, 0.0
 
 
-def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[BatchShape, float]]) -> Measured:
-    """Returns the tables of a profile. alone, mixed: iterations without prompts and with, and their seconds."""
-    decodes, prompts = fit(alone, CAPTURED), fit(mixed)
-    shapes = [shape for shape, _ in (*alone, *mixed)]
+def shape_of(decision: Decision, lengths: Mapping[int, int]) -> BatchShape:
+    """Returns what an iteration computed. lengths: tokens of each request's prompt."""
+    computed = {progress.id: progress.computed for progress in decision.seen.running}
+    parts = [(count, computed.get(id_, 0), lengths[id_]) for id_, count in decision.decided.entries]
+    contexts = [before + 1 for _, before, prompt in parts if before >= prompt]
+    chunks = tuple((count, before) for count, before, prompt in parts if before < prompt)
+    return BatchShape(chunks, len(contexts), sum(contexts))
+
+
+def tables(alone: Sequence[Stretch], mixed: Sequence[Stretch]) -> Measured:
+    """Returns the tables of a profile. alone, mixed: iterations without prompts and with."""
+    decodes = fit(alone, CAPTURED)
+    prompts = fit([_without_decodes(stretch, decodes) for stretch in mixed])
+    shapes = [shape for stretch in (*alone, *mixed) for shape in stretch.shapes]
     most = int(max(*decodes.base.sizes, *(shape.num_decodes for shape in shapes)))
     context = int(max(shape.decode_context / shape.num_decodes for shape in shapes if shape.num_decodes))
     tokens, before = (max(sizes) for sizes in zip(*(chunk for shape in shapes for chunk in shape.chunks), strict=True))
@@ -125,7 +150,21 @@ def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[Batc
         decodes=decodes_at(decodes.per_context),
         power=None,
     )
-    return model_tables(iterations, unknown, unknown, most)
+    graphs = CapturedGraphs(CAPTURED, CAPTURED, (0,) * len(CAPTURED))
+    return replace(model_tables(iterations, unknown, unknown, most), captured_graphs=graphs)
+
+
+def _without_decodes(stretch: Stretch, decodes: "Prices") -> Stretch:
+    """Returns the iterations with prompts. decodes: prices of the others."""
+    others = [shape for shape in stretch.shapes if not shape.chunks]
+    seconds = sum(
+        decodes.base.at(_padded(shape, CAPTURED)) + decodes.per_context * shape.decode_context for shape in others
+    )
+    return Stretch(tuple(shape for shape in stretch.shapes if shape.chunks), stretch.seconds - seconds)
+
+
+def _padded(shape: BatchShape, captured: Sequence[int]) -> int:
+    return next((size for size in captured if size >= shape.num_tokens), shape.num_tokens)
 
 
 class Prices(NamedTuple):
@@ -136,15 +175,16 @@ class Prices(NamedTuple):
     per_context: float
 
 
-def fit(measured: Sequence[tuple[BatchShape, float]], captured: Sequence[int] = ()) -> Prices:
+def fit(measured: Sequence[Stretch], captured: Sequence[int] = ()) -> Prices:
     """Returns the prices, without outliers of a first fit. captured: sizes to which tokens are padded."""
-    shapes, seconds = [shape for shape, _ in measured], np.array([seconds for _, seconds in measured])
-    counts = [shape.num_tokens for shape in shapes]
-    tokens = np.array([next((size for size in captured if size >= count), count) for count in counts])
+    seconds = np.array([stretch.seconds for stretch in measured])
+    shapes = [shape for stretch in measured for shape in stretch.shapes]
+    tokens = np.array([_padded(shape, captured) for shape in shapes])
     knots = _knots(tokens, captured or KNOTS)
     attention = [[sum(scores(*chunk) for chunk in shape.chunks), shape.decode_context] for shape in shapes]
     rows = np.hstack([np.array([np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]).T, attention])
-    rows /= seconds[:, None]
+    begins = np.cumsum([0, *(len(stretch.shapes) for stretch in measured[:-1])])
+    rows = np.add.reduceat(rows, begins) / seconds[:, None]
     errors = np.abs(rows @ fit_prices(rows) - 1)
     *base, per_pair, per_context = fit_prices(rows[errors <= max(OUTLIER * np.median(errors), LEAST_OUTLIER)]).tolist()
     seconds_at = tuple(max(price, 1e-6) for price in base)

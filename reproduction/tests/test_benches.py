@@ -1,7 +1,6 @@
 """Benchmarks: their options, the work that other engines share with ours, pages of stored results, and simulated servers of vLLM."""
 
 import inspect
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 from places import RESULTS, ROOT
 
-from cbatch import BatchShape
 from cbatch.model.checkpoint import Vocabulary
-from cbatch.sim import ProfileCost, load_profile
 from experiments.settings.command_line import keyword_arguments
 from experiments.settings.compose import compose_run
 from experiments.settings.presets import load_spec
@@ -70,20 +67,3 @@ def test_the_speed_of_what_took_3_seconds(name: str, value: float) -> None:
 def test_pages_are_those_of_the_stored_results() -> None:
     assert (RESULTS / "h200" / "README.md").read_text() == text(RESULTS / "h200")
     assert f"{BEGIN}\n{comparison(RESULTS / 'h200')}\n{END}" in (ROOT / "README.md").read_text()
-
-
-def test_what_a_client_measured_is_simulated(tmp_path: Path) -> None:
-    """One request: a prompt of 100 tokens in one iteration, and two decodes."""
-    client = {"mean_ttft_ms": 10.0, "p99_ttft_ms": 10.0, "mean_tpot_ms": 5.0, "p99_tpot_ms": 5.0}
-    client["total_token_throughput"] = 5000.0
-    about = {"hardware": "NVIDIA H200", "model": "llama-3.1-8b", "batch": 64, "budget": 2048, "slo": {"slo_ttft": 1.0}}
-    kept = {**about, "figures": {"vllm": {"0.6": client}}, "requests": {"0.6": ["0.0000 100 3"]}}
-    (tmp_path / "serving.json").write_text(json.dumps(kept))
-    assert bench.main(["vllm_simulated", f"measured={tmp_path / 'serving.json'}", f"folder={tmp_path}"]) == 0
-    (run,) = json.loads((tmp_path / "h200" / "vllm-simulated.json").read_text())["runs"].values()
-    cost = ProfileCost(load_profile("h200-vllm"), load_spec("llama-3.1-8b"))
-    ttft = cost.predict(BatchShape(((100, 0),)))
-    decodes = [cost.predict(BatchShape((), 1, context)) for context in (101, 102)]
-    assert run["TTFT mean"] == pytest.approx({"measured": 0.01, "simulated": ttft, "error": ttft / 0.01 - 1})
-    assert run["TPOT mean"]["simulated"] == pytest.approx(sum(decodes) / 2)
-    assert run["throughput"]["simulated"] == pytest.approx(103 / (ttft + sum(decodes)))

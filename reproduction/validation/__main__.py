@@ -11,6 +11,7 @@ _ABOUT = {
     "sessions": "conversations with a prefix cache, served and simulated; measured=FILE of such runs needs no GPU",
     "long_prompts": "long prompts, whole and in chunks, alone and beside decodes, served and simulated; measured=FILE needs no GPU",
     "ranking": "how often simulation names the winner of a pair of settings that reality names, from stored comparisons",
+    "recorded": "vLLM's runs that its scheduler or its client has measured, simulated, beside rivals' predictions; measured=FOLDER",
     "rivals": "vLLM's runs that others recorded, simulated from published tables, beside rivals' predictions",
 }
 COMPARISONS = {

@@ -81,13 +81,13 @@ CASES = tuple(Case(**{**entry, "policies": tuple(entry["policies"])}) for entry 
 
 
 def make_policy(name: str) -> Policy:
-    """Returns a new policy of this name in `POLICIES`."""
+    """Returns a new policy of this name in `POLICIES`, or of these settings."""
     return _settings(name).policy()
 
 
 @cache
 def _settings(name: str) -> Settings:
-    return compose_run(*POLICIES[name].split())
+    return compose_run(*POLICIES.get(name, name).split())
 
 
 def workload(case: Case, path: str, capacity: float | None) -> "HeldOut":

@@ -122,9 +122,10 @@ def summarize(cases: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judged(cases: Mapping[str, Any], name: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the names of the runs that this figure is judged by, and the runs."""
+    """Returns the names of the runs that this figure is judged by, and the runs. Clients do not report all figures."""
     every = [(f"{case}, {policy}", run) for case, runs in cases.items() for policy, run in runs.items()]
-    return [(which, run) for which, run in every if name not in CLOSED or run.get("load") is None]
+    chosen = [(which, run) for which, run in every if name in run["error"]]
+    return [(which, run) for which, run in chosen if name not in CLOSED or run.get("load") is None]
 
 
 def within_targets(cases: Mapping[str, Any]) -> dict[str, Any]:

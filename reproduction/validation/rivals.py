@@ -59,12 +59,8 @@ def main(shared: str, fit: Switch = False, folder: str = RESULTS) -> None:
     stages: list[Any] = recorded.to_dict("records")
     found = errors(recorded, pd.DataFrame(predicted(stages, load_spec("llama-3.1-8b"), kernels, **KNOWN["engine"])))
     of_one_gpu = (recorded["gpu"] == "H100") & (recorded["gpus"] == 1)
-    sizes = {rival: of[of_one_gpu].abs() for rival, of in found.items()}
-    summary = {rival: pd.DataFrame({"median": of.median(), "largest": of.max()}) for rival, of in sizes.items()}
-    for rival in RIVALS:
-        smaller: Any = (summary[rival] < summary["cbatch"].loc[summary[rival].index]).stack()
-        print(f"Smaller errors of {rival}:", ", ".join(" ".join(which) for which in smaller[smaller].index) or "none")
-    print(f"\nStages of one H100:\n{pd.concat(summary, axis=1).map('{:.1%}'.format).to_string()}")
+    print("Stages of one H100:")
+    summary = summarize({rival: of[of_one_gpu] for rival, of in found.items()})
     each = pd.concat(
         [recorded[["run", "stage", *SETTINGS[:3], "requests_per_s"]], found["cbatch"].map("{:+.1%}".format)], axis=1
     )
@@ -79,6 +75,22 @@ def main(shared: str, fit: Switch = False, folder: str = RESULTS) -> None:
         "llmservingsim": runs,
     }
     print(f"written: {write_benchmark('rivals', 'cpu', result, folder, VALIDATION)}")
+
+
+def summarize(found: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Prints and returns the median and the largest size of errors; before them, in which of these each simulator beats the first one.
+
+    found: relative errors of each simulator, a row for each run and a column for each figure that it predicts.
+    """
+    sizes = {name: of.abs() for name, of in found.items()}
+    summary = {name: pd.DataFrame({"median": of.median(), "largest": of.max()}) for name, of in sizes.items()}
+    ours, *others = summary
+    for name in others:
+        smaller: Any = (summary[name] < summary[ours].reindex(summary[name].index)).stack()
+        which = ", ".join(" ".join(figure) for figure in smaller[smaller].index)
+        print(f"Smaller errors of {name} than of {ours}: {which or 'none'}")
+    print(f"\n{pd.concat(summary, axis=1).map('{:.1%}'.format).to_string()}")
+    return summary
 
 
 def errors(recorded: pd.DataFrame, ours: pd.DataFrame) -> dict[str, pd.DataFrame]:

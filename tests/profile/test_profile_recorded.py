@@ -7,7 +7,7 @@ from commands import command
 
 from cbatch import BatchShape
 from cbatch.sim import ProfileCost, load_profile
-from experiments.profile.recorded import iterations
+from experiments.profile.recorded import stretches
 from experiments.settings.presets import load_spec
 
 RUN = (
@@ -21,9 +21,10 @@ def test_the_prices_of_a_simulated_engine_are_found_again(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     spec = load_spec("llama-3.1-8b")
     engine = ProfileCost(load_profile("h200-vllm"), spec)
-    measured = list(iterations(tmp_path / "recorded" / "decisions.jsonl.gz"))
-    shapes = [shape for shape, _ in measured]
-    assert [seconds for _, seconds in measured] == pytest.approx([engine.predict(shape) for shape in shapes])
+    measured = list(stretches(tmp_path / "recorded" / "decisions.jsonl.gz"))
+    shapes = [shape for stretch in measured for shape in stretch.shapes]
+    predicted = [sum(map(engine.predict, stretch.shapes)) for stretch in measured]
+    assert [stretch.seconds for stretch in measured] == pytest.approx(predicted)
     options = ("engine=vllm", "model=llama-3.1-8b", "recordings=recorded", "output=mine.json")
     done = command("profile", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -50,7 +50,7 @@ def test_iterations_measured_on_an_h200_lie_between_the_predictions(tokens: int)
     assert full_clock / CARDS < seconds * speed < steady * CARDS
 
 
-BANDWIDTHS = {"h100": 3.35e12, "h200": 4.8e12, "h200-vllm": 4.8e12, "a6000-llama-13b": 768e9}
+BANDWIDTHS = {"h100": 3.35e12, "h100-vllm": 3.35e12, "h200": 4.8e12, "h200-vllm": 4.8e12, "a6000-llama-13b": 768e9}
 """Bytes/s by the data sheets; the profiles' ceilings are of copies, and reading is faster."""
 
 
