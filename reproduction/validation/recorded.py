@@ -88,6 +88,8 @@ def main(
             for kind, of in kinds.items()
         )
         print(f"{which}: all iterations, predicted from their shapes: {', '.join(texts)}")
+    for run_of_case in (run for policies in found[hardware[0]]["cases"].values() for run in policies.values()):
+        run_of_case["iterations"] = iterations.get(hardware[0], {})  # of the recording: launches blur single ones
     device = load_profile(hardware[0]).hardware.removesuffix(", vLLM")
     beside = {which: {run: row.dropna().to_dict() for run, row in of.iterrows()} for which, of in errors.items()}
     of_all = {which: of.to_dict("index") for which, of in summary.items()}
@@ -116,7 +118,7 @@ def iteration_errors(files: Sequence[Path], cost: ProfileCost) -> dict[str, dict
         real, predicted = np.array([(each.seconds, sum(map(cost.predict, each.shapes))) for each in kind]).T
         sizes = np.abs(predicted / real - 1)
         total, median = float(predicted.sum() / real.sum() - 1), float(np.median(sizes))
-        errors[name] = {"number": len(kind), "total": total, "median": median}
+        errors[name] = {"number": len(kind), "seconds": float(real.sum()), "total": total, "median": median}
     return errors
 
 
