@@ -44,6 +44,7 @@ async def read(answer: Answer, *news: Callable[[], object], leaves: bool = False
     sent, has_left = list[dict[str, Any]](), asyncio.Event()
 
     async def send(message: dict[str, Any]) -> None:
+        assert message["type"] == f"http.response.{'body' if sent else 'start'}"
         sent.append(message)
 
     async def receive() -> dict[str, str]:

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 from desk import CACHED, Desk, read
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from cbatch import SLO, CbatchError, ConfigError, FinishReason, RequestSpec, Sampling
 from experiments.server.answers import describe_error
-from experiments.server.bodies import ChatBody
+from experiments.server.bodies import ChatBody, CompletionBody
 from experiments.server.engine import Turn
 
 
@@ -212,6 +213,15 @@ ERRORS: list[tuple[Exception, int, str, str | None, str]] = [
 def test_errors_name_the_field(error: Exception, status: int, kind: str, param: str | None, message: str) -> None:
     said = {"message": message, "type": kind, "param": param, "code": status}
     assert describe_error(error) == (status, json.dumps({"error": said}))
+
+
+def test_a_field_that_is_refused_is_named() -> None:
+    with pytest.raises(ValidationError) as refused:
+        CompletionBody.model_validate_json(
+            '{"prompt": "a", "n": 0}', context={"temperature": 0, "top_k": 0, "top_p": 1}
+        )
+    status, content = describe_error(refused.value)
+    assert status == 400 and json.loads(content)["error"]["param"] == "n"
 
 
 def test_a_fault_is_printed_without_what_a_client_has_written(capsys: pytest.CaptureFixture[str]) -> None:
