@@ -11,11 +11,11 @@ from tiny_models import LLAMA
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from cbatch import ConfigError, WorkloadError
+from cbatch import ConfigError, Request, RequestSpec, WorkloadError
 from cbatch.errors import ModelError
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import read
-from experiments.text import OutputText, up_to_stop
+from experiments.text import OutputText, ends_text, up_to_stop
 from experiments.workloads.prompts import PromptLine
 
 CONTROL = ["<s>", "<|im_start|>", "<|im_end|>"]
@@ -197,3 +197,13 @@ def test_the_stop_string_that_ends_first_counts(vocabulary: Vocabulary) -> None:
     tokens = [*vocabulary.encode("a lak")[1:], 2, *vocabulary.encode("e")[1:]]
     assert streamed(vocabulary, tokens, "lakes", "<|im_end|>") == ("a lak", True), "a control token's text"
     assert streamed(vocabulary, tokens, "im_end")[1] is False
+
+
+def test_the_token_that_completes_a_stop_string_ends_its_request(vocabulary: Vocabulary) -> None:
+    ends, tokens = ends_text(vocabulary), vocabulary.encode("a lake, ale")[1:]
+    stopped, other = (
+        Request.from_spec(RequestSpec(id_, 1, 9, stop_strings=stops)) for id_, stops in enumerate([("lake",), ("zz",)])
+    )
+    ended = [(ends(stopped, token), ends(other, token)) for token in tokens]
+    first = next(end for end in range(len(tokens)) if "lake" in vocabulary.decode(tokens[: end + 1]))
+    assert ended[:first] == [(False, False)] * first and ended[first] == (True, False)
