@@ -180,8 +180,8 @@ def _check_keys(kind: Any, data: object, prefix: str) -> None:
             _check_keys(get_args(kind)[1], value, f"{prefix}{name}.")
 
 
-def one_line(refusal: ValidationError, prefix: str) -> str:
-    """Returns the first error of pydantic, beginning with the key. prefix: of the key."""
+def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
+    """Returns the first error of pydantic, beginning with the key. prefix: of the key. kind: whose fields are meant, for hints."""
     first = refusal.errors(include_url=False)[0]
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"] if step != "[key]")
     key = f"{prefix}{steps.removeprefix('.')}".rstrip(".")
@@ -189,11 +189,16 @@ def one_line(refusal: ValidationError, prefix: str) -> str:
         case "missing":
             return f"{key}: is missing; give {key}=..."
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"{key}: is not supported; leave it out"
+            *places, name = first["loc"]
+            for place in places if kind else ():
+                kind = get_args(kind)[0] if isinstance(place, int) else _hints(kind)[place]
+            hint = nearest(str(name), _hints(kind)).rpartition("known:")[0] if kind else ""
+            return f"{key}: is not supported; {hint}{'otherwise ' if hint else ''}leave it out"
         case "value_error":
             return f"{key}: {first['ctx']['error']}"
     wanted = (
         re.split(", unable to| or instance of", first["msg"])[0].replace("Input should be", "give").replace("'", "")
     )
+    wanted = re.sub("^give (greater|less)", r"give a number \1", wanted)
     wanted = wanted.replace("a valid dictionary", "its keys and values, {key: value}")
     return f"{key}={shorten(first['input'])}: {wanted}" if key else wanted

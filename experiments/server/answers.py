@@ -19,14 +19,12 @@ from json.encoder import encode_basestring_ascii as quote
 from secrets import token_hex
 from typing import Any
 
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from cbatch import CbatchError, Request
 from cbatch.request import SERVED
-from cbatch.validation import one_line
 from experiments.server.bodies import Body, ChatBody
 from experiments.server.words import Words
 from experiments.text import OutputText
@@ -62,12 +60,13 @@ class Answer(Response):
         self._chunks: list[str] = []  # to be sent
         self._news = asyncio.Event()
         self._problem: HTTPException | None = None
-        kind, self._begin, self._end = "text_completion", '"text":', ""
+        prefix, kind, self._begin, self._end = "cmpl", "text_completion", '"text":', ""
         if isinstance(body, ChatBody):
-            kind, self._begin, self._end = "chat.completion", '"message":{"role":"assistant","content":', "}"
+            prefix, kind = "chatcmpl", "chat.completion"
+            self._begin, self._end = '"message":{"role":"assistant","content":', "}"
             if body.stream:
                 kind, self._begin = "chat.completion.chunk", '"delta":{"content":'
-        about = {"id": f"cmpl-{token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+        about = {"id": f"{prefix}-{token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
         self._head, self._tail = json.dumps(about)[:-1], "}"
         if body.stream:
             self._head, self._tail = f"data: {self._head}", "}\n\n"
@@ -163,8 +162,6 @@ def describe_error(error: Exception) -> tuple[int, str]:
     match error:
         case HTTPException():
             status, message = error.status_code, str(error.detail)
-        case ValidationError():
-            status, message = 400, one_line(error, "")
         case CbatchError() | ClientDisconnect():  # nobody reads that of a client that has left
             status, message = 400, str(error)
         case _:

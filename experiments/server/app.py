@@ -4,7 +4,6 @@ from functools import partial
 from hmac import compare_digest
 
 from prometheus_client import generate_latest
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -56,7 +55,7 @@ def make_app(door: Door) -> Starlette:
         Route("/v1/completions", partial(answer, CompletionBody), methods=["POST"]),
         Route("/v1/chat/completions", partial(answer, ChatBody), methods=["POST"]),
     ]
-    kinds = CbatchError, ValidationError, ClientDisconnect, HTTPException, Exception
+    kinds = CbatchError, ClientDisconnect, HTTPException, Exception
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _answer_with_error))
 
 

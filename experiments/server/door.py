@@ -9,13 +9,14 @@ from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from cbatch import CbatchError, ConfigError, RequestSpec, Sampling
 from cbatch.model.checkpoint import Vocabulary
-from cbatch.validation import shorten
+from cbatch.validation import one_line, shorten
 from experiments.server.answers import Answer, Choice
-from experiments.server.bodies import AnyBody
+from experiments.server.bodies import AnyBody, ChatBody
 from experiments.server.engine import Message, Turn
 from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
@@ -84,9 +85,12 @@ class Door:
             self._open.pop(id_, None)
 
     async def open(self, kind: type[AnyBody], content: bytes) -> Answer:
-        """Submits what a body asks for. Raises HTTPException; ValidationError and CbatchError for the client's mistakes."""
+        """Submits what a body asks for. Raises HTTPException; CbatchError for the client's mistakes."""
         arrival, keys, spec = perf_counter(), self.settings.server, self.settings.model
-        body = kind.model_validate_json(content, context=vars(self.settings.workload))
+        try:
+            body = kind.model_validate_json(content, context=vars(self.settings.workload))
+        except ValidationError as refusal:
+            raise ConfigError(one_line(refusal, "", kind)) from None
         if body.model not in (None, spec.name):
             raise HTTPException(404, f"model={shorten(body.model)}: is not served; give {spec.name}")
         is_slow = len(content) > _SLOW_BODY
@@ -111,14 +115,22 @@ class Door:
             if self._open.pop(spec.id, None):
                 self.put(spec.id)
 
+    def _too_long(self, body: AnyBody, num_prompt_tokens: int, limit: int) -> str:
+        larger = ", or start the server with a larger max_request_tokens="
+        larger *= self.longest == self.settings.longest < self.settings.model.max_positions
+        key, most = "messages" if isinstance(body, ChatBody) else "prompt", f"the {self.longest} tokens of a request"
+        if num_prompt_tokens >= self.longest:
+            return f"{key}: {num_prompt_tokens} prompt tokens leave no room for output in {most}; shorten it{larger}"
+        total = f"{limit} + {num_prompt_tokens} prompt tokens exceed {most}"
+        return f"max_tokens={limit}: {total}; lower max_tokens, shorten the prompt{larger}"
+
     def _spec(self, body: AnyBody, prompt: Sequence[int], arrival: float, place: int) -> RequestSpec:
         """Returns a request that the engine can serve. Raises ConfigError. place: among the choices of one prompt."""
         id_, text, most = next(self._ids), self._text, self.longest
         fits = max(1, min(self.settings.server.max_new_tokens, most - len(prompt)))
         limit = body.max_completion_tokens or body.max_tokens or fits
         if len(prompt) + limit > most:
-            total = f"with {len(prompt)} tokens of prompt more than the {most} that a request may have"
-            raise ConfigError(f"max_tokens={limit}: {total}")
+            raise ConfigError(self._too_long(body, len(prompt), limit))
         seed = (self.settings.seed + id_ if body.seed is None else body.seed + place) % 2**64
         return RequestSpec(
             id_,
