@@ -21,7 +21,7 @@ from pydantic import Field
 from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots.parts import label_log
-from experiments.plots.series import describe_points, leave_out, load_series, points_of, ratios_of
+from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of, ratios_of
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.store.headings import Heading, heading_of
 from experiments.store.intervals import few_text
@@ -117,6 +117,7 @@ def draw(
     if not any(key in frame and frame[key].nunique() > 1 for key in axis.keys):
         swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
         raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
+    check_few(frame)
     if not (keys := matching(y, frame)):
         raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
     reads = frame.get("eviction", pd.Series("", frame.index)) == "belady"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cbatch import ConfigError
 from experiments.plots.parts import label_log
-from experiments.plots.series import load_series
+from experiments.plots.series import check_few, load_series
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.store.labels import coincide_text
 from experiments.store.runs import Omitted, print_omitted
@@ -36,6 +36,7 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
         tiers: a row of panels for each tier; a dotted line marks an objective that all its requests share.
     """
     frame = load_series(folder, look)
+    check_few(frame)
     requests = {run: read_requests(run) for run in frame["folder"]}
     if all(of_run["ttft_seconds"].isna().all() for of_run in requests.values()):
         raise ConfigError(f"{folder}: no request was served, so there is no latency to draw; choose another run")

@@ -35,18 +35,21 @@ def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -
     """Reads the finished runs that `look.runs` chooses; prints which are left out.
 
     Runs that differ only in a seed, or in the settings `shown`, share a label. A policy that all labels would begin with is left
-    to the heading, column `heading`. Raises ConfigError: there are none, or more than `MOST_SERIES` labels.
+    to the heading, column `heading`. Raises ConfigError: there are none.
     """
     runs, omitted = select_runs(folder, look.runs)
     labels, policy = label_runs(runs, shown), str(runs["policy"].iloc[0])
     shared = labels.str.startswith(f"{policy}, ").all()
     labels = labels.str.removeprefix(f"{policy}, ") if shared else labels
-    runs = _arrange(runs.assign(label=labels, heading=policy if shared else ""), look)
+    print_omitted(omitted)
+    return _arrange(runs.assign(label=labels, heading=policy if shared else ""), look)
+
+
+def check_few(runs: pd.DataFrame) -> None:
+    """Raises ConfigError for more than `MOST_SERIES` labels."""
     if (count := runs["label"].nunique()) > MOST_SERIES:
         most = f"this plot shows at most {MOST_SERIES} series, the folder holds {count}"
         raise ConfigError(f"{most}; choose with runs=TEXT, a part of folder names")
-    print_omitted(omitted)
-    return runs
 
 
 def _arrange(runs: pd.DataFrame, look: Look) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
 from experiments.plots import series
-from experiments.plots.series import describe_points, load_runs, load_series, points_of
+from experiments.plots.series import check_few, describe_points, load_runs, load_series, points_of
 from experiments.plots.style import Look
 from experiments.store.labels import coincide_text, is_baseline, label_runs
 from experiments.store.run_folder import UNFINISHED
@@ -224,7 +224,7 @@ def test_a_plot_shows_as_many_series_and_runs_as_it_can_and_says_which_are_left_
         load_runs(tmp_path, most=1)
     monkeypatch.setattr(series, "MOST_SERIES", 1)
     with pytest.raises(ConfigError, match="shows at most 1 series, the folder holds 2"):
-        load_series(tmp_path)
+        check_few(load_series(tmp_path))
 
 
 def test_labels_are_replaced_and_ordered_by_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,9 +152,9 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
     ("a,b\n1,2\n", 0, "num_prefill_tokens, num_decode_tokens (lengths)"),
     ("client,window_start_s\n1,0\n", 0, "use workload=servegen"),
     ('{"prompt": "x"}\n', 0, "use workload=prompts"),
-    (AZURE, 1, "header without rows"),
+    (AZURE, 1, "TIMESTAMP,ContextTokens,GeneratedTokens is a header without rows"),
     ("TIMESTAMP,ContextTokens\n1,2\n", 0, "ContextTokens, GeneratedTokens (azure)"),
-    (AZURE + ROW + "2023-11-16 18:15:47,1\n", 3, WHOLE),
+    (AZURE + ROW + "2023-11-16 18:15:47,1\n", 3, f"GeneratedTokens is missing: {WHOLE}"),
     (AZURE + ROW + "2023-11-16 18:15:47,1,1,1\n", 3, "4 fields"),
     (AZURE + ROW + 'x,"1,2\n', 0, "is not CSV"),
     (AZURE + ROW + "noon,1,1\n", 3, "TIMESTAMP='noon': must be a time"),
@@ -162,7 +162,7 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
     (AZURE + ROW + "2023-11-16 18:15:47,1,0\n", 3, f"GeneratedTokens='0': {WHOLE}"),
     (AZURE + ROW + "2023-11-16 18:15:45,1,1\n", 3, "the time goes backwards"),
     (MOON + "[1]\n", 2, "is not a JSON object"),
-    (MOON + '{"timestamp": 6, "input_length": 1}\n', 2, f"output_length=None: {WHOLE}"),
+    (MOON + '{"timestamp": 6, "input_length": 1}\n', 2, f"output_length is missing: {WHOLE}"),
     (MOON + '{"timestamp": 6, "input_length": true, "output_length": 1}\n', 2, f"input_length=True: {WHOLE}"),
     (MOON.replace("5", "NaN"), 1, "timestamp=nan: must be a finite number"),
     (MOON + MOON.replace("5", "4"), 2, "the time goes backwards"),
@@ -352,8 +352,8 @@ def test_bad_windows(tmp_path: Path, line: str, problem: str) -> None:
 
 
 BAD_DATASETS: list[tuple[object, str]] = [
-    ({"client": 7}, "dataset=None: "),
-    ({"dataset": {}}, "client=None: "),
+    ({"client": 7}, "dataset is missing: "),
+    ({"dataset": {}}, "client is missing: "),
     ({"client": 1, "dataset": {}}, "client=1: this client has a line already"),
     *(({"client": 7, "dataset": windows}, "window 0 has no input_tokens") for windows in ({}, {"0": 3})),
     *(

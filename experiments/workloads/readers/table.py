@@ -36,7 +36,8 @@ class Table:
     def column(self, name: str, key: str = "") -> list[Any]:
         """Returns a column. key: the setting that names it, for messages. Raises WorkloadError if there is none."""
         if name not in self.columns:
-            raise WorkloadError(f"{self.path}: {key}no column {name!r}; {shorten(nearest(name, self.columns))}")
+            remedy = shorten(nearest(name, self.columns) if key else f"the header has {', '.join(self.columns)}")
+            raise WorkloadError(f"{self.path}: {key}no column {name!r}; {remedy}")
         return self.columns[name]
 
     def amounts(self, name: str) -> Floats:
@@ -69,8 +70,9 @@ class Table:
     def refuse(self, bad: Any, name: str, problem: str) -> None:
         """Raises WorkloadError for the first row that is bad, if one is. bad: [rows]. name: of the column to quote."""
         if (rows := np.flatnonzero(bad)).size:
-            value = shorten(repr(self.columns[name][rows[0]]))
-            raise at_line(self.path, self.lines[rows[0]], f"{name}={value}: {problem}; correct or remove the line")
+            value = self.columns[name][rows[0]]
+            stated = f"{name} is missing" if value is None else f"{name}={shorten(repr(value))}"
+            raise at_line(self.path, self.lines[rows[0]], f"{stated}: {problem}; correct or remove the line")
 
 
 def as_number(value: object) -> float:
@@ -104,7 +106,7 @@ def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not CSV ({error}); give a CSV or JSON-lines file") from None
     if not rows:
-        raise at_line(path, 1, f"{shorten(header)} is a header without rows; give a file with requests")
+        raise at_line(path, 1, f"{shorten(','.join(header))} is a header without rows; give a file with requests")
     for line, row in enumerate(rows, 2):
         if len(row) > len(header):
             raise at_line(
@@ -134,6 +136,8 @@ def read_text(path: str, key: str = "workload.path") -> str:
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         remedy = "give UTF-8 text, compressed only if the name ends in .gz or .xz, or copy the file again"
+        if file.is_dir():
+            remedy = f"give a file; a run's folder has {file / 'decisions.jsonl.gz'} after decisions=true"
         raise WorkloadError(f"{key}={path}: cannot be read ({reason}); {remedy}") from None
     if not text.strip():
         raise WorkloadError(f"{path}: the file is empty; give one with requests")
