@@ -22,6 +22,8 @@ def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments:
     except BaseException as error:
         name = getattr(method, "__name__", type(method).__name__)
         problem = f"{name}() raised {type(error).__name__}: {error}{_line_in_policy(error)}"
+        if str(error).startswith("'Request' object"):
+            problem += "; a request takes no attributes of a policy: keep them in a dict by request.id"
         raise PolicyError(f"{_text(where)}: {problem}") from error
 
 

@@ -175,6 +175,7 @@ class Rules:
         plan = self.plan
         if not isinstance(plan, Plan):
             remedy = "return plan.build()" if isinstance(plan, PlanBuilder) else "return a Plan, Plan() to wait"
+            remedy = "end it with return plan.build(), or return Plan() to wait" if plan is None else remedy
             problem = f"plan() returned {type(plan).__name__}, not a cbatch.Plan"
             raise PlanError(f"{self._where}: {problem}; {remedy}")
         columns = type(plan.requests), type(plan.num_tokens), type(plan.preempt), type(plan.reject)

@@ -45,9 +45,7 @@ from experiments.store.text import disagree, figures_text, intervals_text, value
 from experiments.sweep import sweep_folder
 
 _OPTIONS = ("metric", "baseline", "runs")
-_WHICH_DECIDES = (
-    "where the two intervals disagree, that of the difference decides; that of the ratio is of its logarithm"
-)
+_WHICH_DECIDES = "where the intervals disagree, the difference's decides; the ratio's is computed from its logarithm"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -65,8 +65,8 @@ def _count(different: Sequence[Comparison], num_plans: int, name: str) -> str:
     num_illegal = sum(bool(comparison.problem) for comparison in different)
     num_reserves = sum(comparison.same_but_reserves for comparison in different)
     illegal = f"; {num_illegal} of its plans could not be carried out" if num_illegal else ""
-    reserves = f", at {num_reserves} of them only in the KV cache that it reserves" if num_reserves else ""
-    return f"{name} decides otherwise at {len(different)} of {num_plans} views{reserves}{illegal}"
+    reserves = f", {num_reserves} of them only in the KV cache it reserves" if num_reserves else ""
+    return f"{name} decides differently at {len(different)} of {num_plans} views{reserves}{illegal}"
 
 
 def _difference(comparison: Comparison, name: str) -> str:

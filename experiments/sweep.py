@@ -94,5 +94,5 @@ def sweep_folder(sweep: str) -> Path:
 def how_to_resume(sweep: str, num_finished: int) -> str:
     again = f"the same command with sweep={sweep} runs"
     if not num_finished:
-        return f"no run had finished; {again} them"
+        return f"no run finished; {again} all of them"
     return f"runs finished: {num_finished}, in {sweep_folder(sweep)}; {again} the others"

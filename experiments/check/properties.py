@@ -126,7 +126,7 @@ def _find_long_gap(history: History, chunk: int) -> Violations:
 
 _LEGAL = "every plan keeps the rules, and nothing raises"
 _SAME = "the same workload is planned the same each time"
-_STEADY = f"decodes alone are planned again until something changes, also {LATER:g} s later; a policy that says so must"
+_STEADY = f"a plan of decodes alone is repeated until something changes, even {LATER:g} s later; required of a policy with steady = True"
 _FAIR = f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits"
 _BUSY = "no iteration is empty while any waiting request would fit"
 _ITERATION_LEVEL = "admission at every iteration: no decodes alone while any waiting request would fit"

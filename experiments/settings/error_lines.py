@@ -92,7 +92,7 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
         check_argument(key, target)
         return f"{key}: is not in the settings; +{key}=... adds it to the arguments of {target}"
     near = [known for known in values if known.endswith(f".{argument}")]
-    near = near or get_close_matches(key, {*values, *keys, "seeds"}, 3, 0.4) or ["one that --help lists"]
+    near = near or get_close_matches(key, {*values, *keys, "seeds"}, 1, 0.4) or ["one that --help lists"]
     remedy = f"; +{key}=... adds it" * (values.get(section, "") is None)
     return f"{key}: no such key; did you mean {' or '.join(near[:3])}?{remedy}"
 

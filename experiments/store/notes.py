@@ -76,11 +76,12 @@ def origin_of(about: About) -> str:
 
 
 def simulated_text(profile: Mapping[str, Any]) -> str:
-    """Returns a profile's name and error, and how many parts of the profile are not measured."""
+    """Returns a profile's name and error, and which parts of the profile are not measured, or how many."""
     error = str(profile["error"]) if len(profile["error"]) < _LONGEST_ERROR else "error: see summary.json"
     limits = [profile.get("error_in_brief") or error]
     if others := profile.get("not_measured"):
-        limits.append(f"{len(others)} {'part' if len(others) == 1 else 'parts'} unmeasured")
+        names = ", ".join(other.partition(" (")[0] for other in others)
+        limits.append(f"unmeasured: {names}" if len(others) <= 2 else f"{len(others)} parts unmeasured")
     card = f" at the speed of {text}" if (text := profile.get("card")) else ""
     return f"SIMULATED with profile {profile['profile']}{card} ({'; '.join(limits)})"
 

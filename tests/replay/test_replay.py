@@ -362,7 +362,7 @@ def test_a_replay_predicts_as_the_run_did(folder: Path, settings: tuple[str, ...
     changed["model"]["num_layers"] *= 2
     path.write_text(yaml.safe_dump(changed))
     replayed = command("replay", "run", cwd=folder)
-    assert replayed.returncode == 1 and "Sensitive decides otherwise at " in replayed.stdout, (
+    assert replayed.returncode == 1 and "Sensitive decides differently at " in replayed.stdout, (
         "it notices other predictions"
     )
 

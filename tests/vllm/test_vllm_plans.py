@@ -206,7 +206,7 @@ def test_a_recording_in_a_folder_is_replayed_and_served_again(
     assert replay_command([str(folder)]) == 0
     assert "SarathiServe makes the same" in capsys.readouterr().out
     assert replay_command([str(folder), "policy=orca"]) == 1
-    assert "Orca decides otherwise" in capsys.readouterr().out
+    assert "Orca decides differently" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("in_flight", "freed"), [(False, (2, 0)), (True, (0, 2))])
