@@ -99,7 +99,7 @@ def draw(
 ) -> Figure:
     """Draws a panel for each figure, of each workload, with a line for each policy and whatever else varies.
 
-    Of several seeds, the line is the mean, and a band its 95% interval. The band of a ratio is the interval of
+    Of several seeds, the line is the mean, and a band its 95% interval, as in tables. The band of a ratio is the interval of
     `experiments.compare`; runs that cannot be paired by seed have none. A figure that a pattern names and that is equal in all
     runs is stated below instead. An eviction that reads the future is a grey, dashed line.
 
@@ -141,7 +141,7 @@ def draw(
         runs = frame[frame["of"] == of]
         points = ratios_of(runs, x, key, over) if over else points_of(runs, x, key)
         _draw_panel(panel, points, list(frame["label"].unique()), heading_of(key), over)
-        _finish_panel(panel, axis, sorted(points["x"].unique()), heading_of(key).kind, goal, over)
+        _finish_panel(panel, axis, points, heading_of(key).kind, goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
     handles, below = panels[0].get_legend_handles_labels()[0], _notes(frame, x, keys, equal)
     add_title(figure, frame, frame["heading"].iloc[0], handles, describe_points(frame, x), below, look)
@@ -196,13 +196,20 @@ def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], headin
     panel.set_ylabel(fill(f"{name.partition(' [')[0]} over {over}" if over else name, 30))
 
 
-def _finish_panel(panel: Axes, axis: Axis, places: Sequence[float], kind: str, goal: float, over: str) -> None:
-    """Scales the axes: latencies are logarithmic, shares end at 100%, others begin at 0."""
+def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal: float, over: str) -> None:
+    """Scales the axes: latencies are logarithmic, shares end at 100%, others begin at 0.
+
+    A logarithmic axis ends at a third of the least mean, where a band that reaches to 0 or below is cut.
+    """
     if kind == "log" and not over:
         panel.set_yscale("log")
+        if panel.get_ylim()[0] < (lowest := points.loc[points["mean"] > 0, "mean"].min() / 3):
+            panel.set_ylim(bottom=lowest)
         label_log(panel.yaxis)
     elif kind == "share" and not over:
-        panel.set_ylim(-6, 106)
+        panel.set_ylim(0, 100)
+        for line in panel.get_lines():
+            line.set_clip_on(False)  # whole markers at the ends
         if goal:
             panel.axhline(goal, label=f"goal: {goal:g}%", **_GREY)
     elif not over:
@@ -211,7 +218,7 @@ def _finish_panel(panel: Axes, axis: Axis, places: Sequence[float], kind: str, g
     panel.set_xlabel(axis.text)
     if axis.log:
         panel.set_xscale("log")
-        label_log(panel.xaxis, places)
+        label_log(panel.xaxis, sorted(points["x"].unique()))
     elif panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:
         panel.set_xlim(left=0)
 

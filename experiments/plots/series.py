@@ -77,13 +77,13 @@ def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
 
     Returns:
         Columns label, x, mean, low, high; a row for each label, in order of appearance, and ascending x. From one run, low and
-        high are the mean.
+        high are NaN.
     """
     heading, rows = heading_of(key), []
     for (label, place), repeated in _repeated(runs, x, key).items():
         mean = mean_of(repeated[key].astype(float).tolist())
-        ends = mean.ends(heading.kind) if mean.number > 1 else (mean.mean, mean.mean)
-        rows.append((label, place, *(heading.factor * value for value in (mean.mean, *ends))))
+        values = mean.mean, mean.mean - mean.half, mean.mean + mean.half
+        rows.append((label, place, *(heading.factor * value for value in values)))
     return pd.DataFrame(rows, columns=_POINT)
 
 

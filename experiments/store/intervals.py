@@ -31,18 +31,6 @@ class Mean(NamedTuple):
     half: float
     number: int
 
-    def ends(self, kind: str = "linear") -> tuple[float, float]:
-        """Returns the ends of the interval.
-
-        kind: "share" cuts them at 0 and 1; "log", of positive values, takes the interval of the logarithm, to first order (the
-        delta method).
-        """
-        if kind == "log":
-            factor = math.exp(self.half / self.mean) if self.mean > 0 else 1.0
-            return self.mean / factor, self.mean * factor
-        low, high = self.mean - self.half, self.mean + self.half
-        return (max(low, 0.0), min(high, 1.0)) if kind == "share" else (low, high)
-
 
 def mean_of(values: Sequence[float]) -> Mean:
     """The mean of independent values, with the t interval; NaN values are left out."""

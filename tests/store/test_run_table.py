@@ -1,6 +1,5 @@
 """The table of a sweep: each figure under its name, means with intervals, and notes that plots and comparisons share."""
 
-import math
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from experiments import plot
 from experiments.compare import read_replications, report
 from experiments.plots import curves, latency_cdf
 from experiments.settings.overrides import with_seeds
-from experiments.store.intervals import Mean, few_text, mean_of
+from experiments.store.intervals import few_text, mean_of
 from experiments.store.runs import ONE_REPLICATION, Omitted, frame_of, run_table
 
 SHOWN = {
@@ -147,12 +146,6 @@ def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> Non
         assert figure.get_supxlabel().splitlines()[:3] == notes
     assert tail in curves.latency_vs_rate(tmp_path).get_supxlabel()
     assert tail not in curves.latency_vs_rate(tmp_path, percentiles=(50,)).get_supxlabel()
-
-
-def test_intervals_of_latencies_and_shares_stay_where_these_can_be() -> None:
-    assert Mean(2.0, 3.0, 2).ends("log") == pytest.approx((2 * math.exp(-1.5), 2 * math.exp(1.5)))
-    assert Mean(0.0, 0.0, 2).ends("log") == (0.0, 0.0)
-    assert Mean(0.75, 0.5, 2).ends("share") == (0.25, 1.0) and Mean(0.25, 0.5, 2).ends("share") == (0.0, 0.75)
 
 
 def test_seeds_are_a_sweep() -> None:
