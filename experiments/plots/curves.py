@@ -213,7 +213,7 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
         if goal:
             panel.axhline(goal, label=f"goal: {goal:g}%", **_GREY)
     elif not over:
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, None if panel.dataLim.y1 > 0 else 1)
         panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     panel.set_xlabel(axis.text)
     if axis.log:

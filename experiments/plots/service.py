@@ -12,7 +12,6 @@ from cbatch.results.service import WINDOW_SECONDS, Service, measure_windows
 from cbatch.validation import positive
 from experiments.plots.series import load_runs
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
-from experiments.store.runs import Omitted, print_omitted
 from experiments.store.tables import read_service
 
 Seconds = Annotated[float, positive("seconds")]
@@ -27,33 +26,38 @@ def draw(folder: Path, look: Look = PLAIN, window: Seconds = WINDOW_SECONDS) -> 
     """Draws over time: service received by each client since the start; its rate in a window around each moment; the service difference.
 
     Service is divided by the client's weight, if it has one. Of many clients, those that received most have a line of their
-    own; the others are grey. Raises ConfigError: no finished run, several, or no request with a client.
+    own; the others are grey. The service difference is left out if the last arrival comes before the end of a window.
+
+    Raises ConfigError: no finished run, several, or no request with a client.
 
     Args:
-        window: seconds of the windows of rates and of the service difference.
+        window: seconds of the windows of rates and of the service difference; if the arrivals span less, a tenth of the run.
     """
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
     service = read_service(run["folder"])
     if service is None:
         raise ConfigError(f"{run['folder']}: no request names its client; choose a workload with clients")
-    figure, [[total], [rate], [unfair]] = new_figure(3, 1, 5.0, ratios=(3, 3, 2), sharex=True)
     first, last = float(service.arrival.min()), float(service.last_token.max())
+    if window > np.ptp(service.arrival):
+        window = min(window, float(f"{(last - first) / 10:.2g}"))
+    windows = measure_windows(service, window)
+    ratios = (3, 3, 2) if len(windows.middle) else (3, 3)
+    figure, grid = new_figure(len(ratios), 1, 0.2 + 0.6 * sum(ratios), ratios=ratios, sharex=True)
+    total, rate, *others = (panel for [panel] in grid)
     times = np.linspace(first, last, _POINTS)
     begin, end = np.maximum(times - window / 2, first), np.minimum(times + window / 2, last)
     _draw_clients(total, times, service.received(times) / 1e3, service)
     _draw_clients(rate, times, (service.received(end) - service.received(begin)) / (end - begin)[:, None], service)
-    windows = measure_windows(service, window)
-    if not len(windows.middle):
-        print_omitted([Omitted(str(run["label"]), f"has no service difference: arrivals span less than {window=:g} s")])
-    unfair.plot(windows.middle, windows.difference, color="black", marker="o", markersize=3, linewidth=1)
+    for unfair in others:
+        unfair.plot(windows.middle, windows.difference, color="black", marker="o", markersize=3, linewidth=1)
+        unfair.set_ylabel("service difference\n[per s]")
     what = "service / weight" if np.ptp(service.weight) else "service"
     total.set_ylabel(f"{what} received\n[thousands]")
     rate.set_ylabel(f"{what} rate\n[per s]")
-    unfair.set(ylabel="service difference\n[per s]", xlabel="time [s]")
-    for panel in (total, rate, unfair):
-        panel.set_ylim(bottom=0)
-        panel.margins(x=0.005)
+    for panel in (total, rate, *others):
+        panel.set_ylim(0, None if panel.dataLim.y1 > 0 else 1)
+    panel.set(xlabel="time [s]", xlim=(first, last))
     total.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     add_title(figure, shown, str(run["label"]), note=f"windows of {window:g} s", look=look)
     return figure

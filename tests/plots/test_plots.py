@@ -271,7 +271,7 @@ def test_what_prompts_consist_of_with_a_prefix_cache() -> None:
 def test_service_of_clients_over_time(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ann's request of 7 + 2 * 2 is served from 11 to 12 s; the others', of 5 + 2 * 3 from 3 to 8 s and 3 + 2 at 8 s.
 
-    In the second run Ann's weight is 2.
+    In the second run, shorter than a window of 60 s, Ann's weight is 2; in the third, all requests arrive at 0.25 s.
     """
     total, rate, unfair = service.draw(folder, window=2.0).axes
     ann, others = {10.9: 0, 11.5: 5.5, 12.0: 11}, {2.9: 0, 5.5: 5.5, 7.9: 10.78, 8.1: 16}
@@ -285,9 +285,15 @@ def test_service_of_clients_over_time(folder: Path, tmp_path: Path, capsys: pyte
     ).values()  # the last windows receive 2.2 per second, of which ann wants nothing yet
     assert middle == pytest.approx([1 + 0.225 * tick for tick in range(1, 20)]) and difference[-1] == pytest.approx(0)
     settings = {"workload": {"length": 8}, "metrics": {"client_weights": {"ann": 2.0}}}
-    total = service.draw(write_run(tmp_path / "run", settings=settings)).axes[0]
+    total, rate, _ = service.draw(run := write_run(tmp_path / "run", settings=settings)).axes
     assert lines(total)["ann"][1][-1] == pytest.approx(11 / 2 / 1e3)
-    assert "has no service difference" in capsys.readouterr().err
+    assert np.interp([2.0, 10.0, 11.6], *lines(rate)["ann"]) == pytest.approx([0, 0, 5.5], abs=0.6), (
+        "in windows of 1.2 s"
+    )
+    requests = pd.read_csv(run / "requests.csv")
+    requests.assign(arrival=0.25).to_csv(run / "requests.csv", index=False)
+    assert len(service.draw(run).axes) == 2, "no panel without a service difference"
+    assert not capsys.readouterr().err
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
