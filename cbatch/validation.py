@@ -196,9 +196,8 @@ def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
             return f"{key}: is not supported; {hint}{'otherwise ' if hint else ''}leave it out"
         case "value_error":
             return f"{key}: {first['ctx']['error']}"
-    wanted = (
-        re.split(", unable to| or instance of", first["msg"])[0].replace("Input should be", "give").replace("'", "")
-    )
+    wanted = re.split(", unable to| or instance of| after validation", first["msg"])[0].replace("'", "")
+    wanted = re.sub(r"^Input should be|^\w+ should have", "give", wanted)
     wanted = re.sub("^give (greater|less)", r"give a number \1", wanted)
     wanted = wanted.replace("a valid dictionary", "its keys and values, {key: value}")
     return f"{key}={shorten(first['input'])}: {wanted}" if key else wanted

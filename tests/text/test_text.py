@@ -140,7 +140,7 @@ def test_a_chat_has_its_special_tokens_once(vocabulary: Vocabulary) -> None:
 
 
 BAD_MESSAGES: list[tuple[Any, str]] = [
-    ([], "messages=[]: List should have at least 1 item"),
+    ([], "messages=[]: give at least 1 item"),
     ("hello", "messages=hello: give a valid list"),
     ([{"content": "a"}], "messages[0].role: is missing"),
     ([{"role": "user"}], "messages[0].content: is missing"),

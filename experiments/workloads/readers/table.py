@@ -36,7 +36,7 @@ class Table:
     def column(self, name: str, key: str = "") -> list[Any]:
         """Returns a column. key: the setting that names it, for messages. Raises WorkloadError if there is none."""
         if name not in self.columns:
-            remedy = shorten(nearest(name, self.columns) if key else f"the header has {', '.join(self.columns)}")
+            remedy = shorten(nearest(name, self.columns) if key else f"add it to {', '.join(self.columns)}")
             raise WorkloadError(f"{self.path}: {key}no column {name!r}; {remedy}")
         return self.columns[name]
 

@@ -23,6 +23,10 @@ class Forever(Base):
 class NoPlan:
     pass
 
+class Nothing(Base):
+    def choose(self, view, requests):
+        view.plan()
+
 class Builder(Base):
     def choose(self, view, requests):
         return view.plan()
