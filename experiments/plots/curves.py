@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of, ratios_of
-from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
 from experiments.store.headings import Heading, heading_of
 from experiments.store.intervals import few_text
 from experiments.store.labels import coincide_text, is_baseline, with_replications
@@ -193,7 +192,7 @@ def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], headin
         if (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
     name = heading.axis or heading.text
-    panel.set_ylabel(fill(f"{name.partition(' [')[0]} over {over}" if over else name, 30))
+    panel.set_ylabel(wrap(f"{name.partition(' [')[0]} over {over}" if over else name, 30))
 
 
 def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal: float, over: str) -> None:

@@ -138,6 +138,14 @@ def add_title(
     add_heading(figure, text if look.title is None else look.title, notes if look.notes else "", handles, look.size)
 
 
+def wrap(text: str, width: int) -> str:
+    """Breaks a text into as few lines as `width` characters allow, of about equal length."""
+    lines = fill(text, width, break_on_hyphens=False).count("\n")
+    longest = max(map(len, text.split()), default=0)
+    widths = range(min(longest, width) or 1, width + 1)
+    return next(even for least in widths if (even := fill(text, least, break_on_hyphens=False)).count("\n") == lines)
+
+
 def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist], size: Size | None) -> None:
     """Adds a heading, with the legend's handles if given; below the figure, where the times come from.
 
@@ -146,9 +154,9 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
     if size:
         figure.set_size_inches(size)
     pages = figure.get_figwidth() / PAGE
-    heading = fill(heading, int(_HEADING_WIDTH * pages))
+    heading = wrap(heading, int(_HEADING_WIDTH * pages))
     for panel in figure.axes:
-        panel.set_xlabel(fill(panel.get_xlabel(), int(_LABEL_WIDTH * panel.bbox.width / figure.bbox.width * pages)))
+        panel.set_xlabel(wrap(panel.get_xlabel(), int(_LABEL_WIDTH * panel.bbox.width / figure.bbox.width * pages)))
     if handles:
         longest = max(len(str(handle.get_label())) for handle in handles)
         widest = min(len(handles), 4, max(int(_LEGEND_WIDTH * pages) // (longest + 8), 1))

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from experiments.plots import parts
-from experiments.plots.style import line_style, new_figure
+from experiments.plots.style import line_style, new_figure, wrap
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0]], ids=["nothing", "zeros"])
@@ -39,3 +39,8 @@ def test_the_numbers_of_a_logarithmic_axis_do_not_touch_on_narrow_panels(width: 
         boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
         ends = sorted((box.x0, box.x1) for box in boxes)
         assert len(ends) >= number and all(one[1] < two[0] for one, two in pairwise(ends))
+
+
+def test_no_last_word_stands_alone() -> None:
+    assert wrap("the first token after 5 seconds", 28) == "the first token\nafter 5 seconds"
+    assert wrap("", 9) == "" and wrap("llama-3.1-8b", 9).replace("\n", "") == "llama-3.1-8b"
