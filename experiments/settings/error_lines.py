@@ -92,7 +92,8 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
         check_argument(key, target)
         return f"{key}: is not in the settings; +{key}=... adds it to the arguments of {target}"
     near = [known for known in values if known.endswith(f".{argument}")]
-    near = near or get_close_matches(key, {*values, *keys, "seeds"}, 1, 0.4) or ["one that --help lists"]
+    alike = [known for known in values if section and known.startswith(f"{section}.")] or [*values, *keys, "seeds"]
+    near = near or get_close_matches(key, alike, 1, 0.4) or ["one that --help lists"]
     remedy = f"; +{key}=... adds it" * (values.get(section, "") is None)
     return f"{key}: no such key; did you mean {' or '.join(near[:3])}?{remedy}"
 

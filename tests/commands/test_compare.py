@@ -98,7 +98,7 @@ def test_equal_runs_of_several_seeds_are_one_replication() -> None:
 
 def test_a_line_says_which_interval_decides_where_the_two_disagree() -> None:
     """10 and 20 against 19 and 41: differences 9 and 21 reach below 0; as parts of the means they hardly scatter."""
-    line = "where the two intervals disagree"
+    line = "where the intervals disagree"
     text = compared(rows("a", [10, 20]), rows("b", [19, 41]))
     assert "2x [1.309, 3.055]" in text and "not significant" in text and line in text
     assert line not in compared(rows("a", [100, 101]), rows("b", [200, 202]))  # 94.1 to 106.9, and exactly 2
