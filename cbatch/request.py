@@ -36,7 +36,7 @@ class FinishReason(Enum):
 
 
 SERVED = (FinishReason.LENGTH, FinishReason.STOP)
-"""Of requests that got their whole output."""
+"""Reasons that end a request with its whole output."""
 
 
 class Columns(Protocol):

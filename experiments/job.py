@@ -167,7 +167,7 @@ def _follow_the_launcher() -> None:
     """In a worker's process Ctrl-C is ignored: the launcher, which receives it too, ends its workers.
 
     Interrupted while it returns a result, a worker would leave the launcher waiting for the rest of it. A launcher that is killed
-    ends nobody: then the worker ends by itself.
+    cannot end its workers: they end by themselves.
     """
     if current_process().name != "MainProcess" and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -53,7 +53,7 @@ class DLPM(PrefixOrder):
             if self.deficits[request.client] > 0:
                 cost = self.prompt_weight * request.num_ready
                 yield request
-                self.deficits[request.client] -= cost  # it was admitted: else nobody asks for the next one
+                self.deficits[request.client] -= cost  # reached only if the request was admitted
 
     def _by_arrival(self, view: View) -> Iterator[Request]:
         """The waiting requests of clients whose deficits are not spent."""

@@ -13,7 +13,7 @@ NEAREST = 64  # waiting requests that a plan considers
 
 
 class LARS(Described):
-    steady = False  # said anew with each plan: while nobody waits
+    steady = False  # set by each plan: True if no request waits
 
     def __init__(self, target: float = 0.1, ttft: float = 10.0) -> None:
         """Seconds: of an iteration; of requests without an objective for their first token."""

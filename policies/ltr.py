@@ -17,7 +17,7 @@ from policies.shared.waiting import WaitingQueue
 
 
 class LTR(WholePrompts):
-    steady = False  # said anew with each plan: while nobody waits
+    steady = False  # set by each plan: True only if no request waits
 
     def __init__(self, predictor: Predictor, starvation: float = 200, period: int = 10) -> None:
         """starvation, period: iterations; starvation=.inf: no promotion."""

@@ -16,7 +16,7 @@ from policies.shared.waiting import WaitingQueue
 
 
 class McSf(WholePrompts):
-    steady = False  # said anew with each plan: while nobody waits
+    steady = False  # set by each plan: True if no request waits
 
     def __init__(self, predictor: Predictor, order: str = "shortest") -> None:
         if order not in ("shortest", "arrival"):

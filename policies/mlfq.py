@@ -14,7 +14,7 @@ from policies.shared.waiting import WaitingQueue
 
 
 class MLFQ(WholePrompts):
-    steady = False  # said anew with each plan: while one request is alone
+    steady = False  # set by each plan: True if a single request is left, decoding
 
     def __init__(self, quantum: float = 0.01, skip_join: bool = True, promote_after: float = 3.0) -> None:
         """quantum, promote_after: seconds."""

@@ -24,7 +24,7 @@ WATERMARK = 0.01
 
 
 class PastFuture(WholePrompts):
-    steady = False  # said anew with each plan: while nobody waits
+    steady = False  # set by each plan: True if no request waits
 
     def __init__(
         self,

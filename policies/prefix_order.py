@@ -33,7 +33,7 @@ ORDERS = ("lpm", "dfs_weight", "spf", "hrrn")
 
 class PrefixOrder(SarathiServe):
     depends_on: tuple[str, ...] = ("prefix_cache",)
-    steady = False  # said anew with each plan: while nobody waits
+    steady = False  # set by each plan: True only if no request waits
 
     def __init__(self, chunking: ChunkSelector, order: str = "lpm", in_batch: bool | None = None) -> None:
         if order not in ORDERS:

@@ -20,7 +20,7 @@ SMOOTHING, FIRST_RATE = 0.995, 8500.0  # prompt tokens per second
 
 
 class QoServe(Described):
-    steady = False  # said anew with each plan: while nobody waits
+    steady = False  # set by each plan: True if no request waits
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from policies.shared.waiting import WaitingQueue
 
 
 class Trail(SarathiServe):
-    steady = False  # said anew with each plan: while nobody waits
+    steady = False  # set by each plan: True only if no request waits
 
     def __init__(self, chunking: ChunkSelector, predictor: Predictor, c: float = 0.8, margin: float = 0.0) -> None:
         """margin: tokens by which a victim's predicted remaining output must exceed the newcomer's."""
@@ -74,7 +74,7 @@ class Trail(SarathiServe):
 class Srpt(Trail):
     """Preempts at any time: c = inf."""
 
-    steady = False  # said anew with each plan, as in Trail
+    steady = False  # set by each plan, as in Trail
 
     def __init__(self, chunking: ChunkSelector, predictor: Predictor, c: float = inf, margin: float = 0.0) -> None:
         super().__init__(chunking, predictor, c, margin)

@@ -17,7 +17,7 @@ from policies.shared.clients import RateLimit, clients_by
 
 class VTC(WholePrompts):
     depends_on = ("clients",)
-    steady = False  # said anew with each plan: while nobody waits, if sums of charges do not depend on their grouping
+    steady = False  # set by each plan: True if no request waits and sums of charges do not depend on their grouping
 
     def __init__(
         self,

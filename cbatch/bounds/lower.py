@@ -39,9 +39,9 @@ class Bounds:
 
     Recomputation, padding, host time and idle time only add to a schedule.
 
-    With a prefix cache, a token of a prompt that others share is charged to the first of them to arrive, as somebody computes it
-    after that arrival and before this request ends; to all others it may be free. The request itself is charged iterations for what
-    no other request holds, a further token that follows a preemption two tokens, and nothing for held KV cache, which is shared.
+    With a prefix cache, a token of a prompt that others share is charged to the first of them to arrive, as it is computed
+    after that arrival and before this request ends; to all others it may be free. A request is charged iterations for the tokens
+    that no other request holds, two tokens for a further token after a preemption, and nothing for its KV cache, which is shared.
 
     Args:
         minorants: of the cost model, as from `minorants_of`, or others that lie below it.

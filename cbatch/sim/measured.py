@@ -39,7 +39,7 @@ class HostTime:
 
 
 HostTimes = Annotated[Mapping[Loop, HostTime], Field(min_length=2)]
-"""Of the synchronous and of the asynchronous loop."""
+"""Host times of the synchronous and of the asynchronous loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from cbatch.request_spec import SLO, RequestSpec
 _log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
 
 _RANGE = 1e-9, 1e9
-"""Of seconds and tokens: a policy that adds, scales or divides them stays finite."""
+"""Accepted numbers of seconds and tokens: a policy that adds, scales or divides them gets finite results."""
 
 _SLO = {"slo_ttft": "ttft", "slo_tbt": "tbt", "slo_total": "total"}
 

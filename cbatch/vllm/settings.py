@@ -55,7 +55,7 @@ class Adapter:
 
 @dataclass
 class Counts:
-    """Of a run so far. Every departure of what vLLM did from what was planned is in one of these.
+    """Counts how often vLLM departed from the plans of a run so far, by kind.
 
     short: requests that were granted fewer tokens than planned, and short_tokens how many fewer; `unplanned` those that vLLM
     preempted by itself. fallbacks: iterations that vLLM decided since the policy failed. different: plans of a policy in

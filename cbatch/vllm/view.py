@@ -38,7 +38,7 @@ class Launched:
         return self.known_seconds
 
     def shape(self) -> BatchShape:
-        """Of the latest iteration: its tokens are counted as computed, and no later ones."""
+        """Returns the shape of the latest iteration, whose tokens are counted as computed."""
         chunks, context, num_decodes = [], 0, 0
         for request in self.requests:
             count = self.num_tokens[request.vllm_id]

@@ -12,7 +12,7 @@
 
     hardware     profile of the card, for its memory and ceilings     output  the file; by default HARDWARE-vllm, in cbatch/sim/profiles
 
-`python -m experiments.profile card` measures how fast the card at hand is against the profile of its kind, in about 20 seconds: two
+`python -m experiments.profile card` measures how fast this card is against the profile of its kind, in about 20 seconds: two
 factors, of iterations with prompts and of decodes alone. Runs with hardware=FILE are then predicted for this card.
 
     hardware     the profile; by default that of the card's kind      model  one that it has tables of; llama-3.1-8b

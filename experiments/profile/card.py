@@ -1,4 +1,4 @@
-"""The speed of the card at hand against a profile of its kind: identical cards differ by several percent.
+"""Measures the speed of this card against a profile of its kind: identical cards differ by several percent.
 
 Two factors of iteration times, with prompts and of decodes alone: medians over iterations that were measured for the
 profile, too, so that interpolation adds nothing to them. A file keeps them beside a copy of the profile's tables.
@@ -38,7 +38,7 @@ ROUNDS = 3
 
 
 def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b", output: str = "") -> Path:
-    """Measures the card at hand, and writes the profile with its factors; `experiments.profile.__main__` explains the options.
+    """Measures this card, and writes the profile with its factors; `experiments.profile.__main__` explains the options.
 
     Raises:
         ConfigError: no GPU, no profile of this kind of GPU, or one without this model. CapacityError: no room for the model.

@@ -41,7 +41,7 @@ SIMPLEX = [(1.0, 1.0), (1.06, 1.0), (1.0, 1.06)]
 """Factors of prompts and of decodes with which the search begins."""
 
 PRECISION, MOST_SIMULATIONS = {"xatol": 0.003, "fatol": 0.01}, 40
-"""Of the factors, and of the error, whose last digits are chance; after so many simulations the search ends anyway."""
+"""The search ends at this precision of the factors and of the error, whose last digits are chance, or after this many simulations."""
 
 
 def fit_card(report: Report, server: Sequence[str], records: str, output: str = "") -> Path:

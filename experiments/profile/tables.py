@@ -30,7 +30,7 @@ ORIGINS = {
     "captured_rows": "derived from iterations measured with graphs for each of these batches: their difference, 0 where it is "
     "negative",
 }
-"""Of tables that were not measured as the others were."""
+"""Origins of the tables that were not measured directly."""
 
 
 def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_batch: int) -> Measured:

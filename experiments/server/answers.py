@@ -124,7 +124,7 @@ class Answer(Response):
     async def _watch(self, receive: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.fail(HTTPException(400, "the client has left"))  # nobody reads this
+        self.fail(HTTPException(400, "the client has left"))  # never read
 
     async def _send(self, send: Any) -> None:
         await self._news.wait()
@@ -162,7 +162,7 @@ def describe_error(error: Exception) -> tuple[int, str]:
     match error:
         case HTTPException():
             status, message = error.status_code, str(error.detail)
-        case CbatchError() | ClientDisconnect():  # nobody reads that of a client that has left
+        case CbatchError() | ClientDisconnect():  # after a disconnect the answer is never read
             status, message = 400, str(error)
         case _:
             traceback.print_tb(error.__traceback__)  # without its message, which may have a client's text

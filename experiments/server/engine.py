@@ -48,7 +48,7 @@ class Turn(NamedTuple):
 
 
 FAILED = "ended by"
-"""Of what was chosen: the message of the error that ended the run."""
+"""Key, in the run's `chosen`, of the message of the error that ended it."""
 
 Inbox = SimpleQueue[Message]
 Send = Callable[[int | Turn | dict[str, Any] | str], object]

@@ -1,6 +1,6 @@
 """Composes settings with Hydra, of one run or of each run of a sweep, which Hydra's launchers run.
 
-Errors of Hydra become a ConfigError of one line here, where the overrides that caused them are at hand.
+Errors of Hydra become a ConfigError of one line here, where the overrides that caused them are known.
 """
 
 import os

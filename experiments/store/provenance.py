@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Of the source tree."""
+"""Root of the source tree."""
 
 BENCH = "python -m experiments.bench"
 PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-core")

@@ -1,6 +1,6 @@
 """Replications of a workload at any rate, on common random numbers: a rate only stretches the time between arrivals.
 
-Replication k of a random workload has seed + k: arrivals, lengths and classes are drawn anew, the same at every rate and under
+Replication k of a random workload has seed + k: it draws its own arrivals, lengths and classes, the same at every rate and under
 every policy. Replication k of a recorded trace is its k-th piece. Each piece is stretched to the rate: bursts, lengths and their
 order stay as recorded; the drift of the rate over hours does not.
 """

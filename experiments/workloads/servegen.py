@@ -33,7 +33,7 @@ from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Floats, Ints, Strings, Trace, join_clients
 
 WINDOW_SECONDS, LENGTHS_SECONDS = 600, 21_600
-"""Of a window with a rate, and of one with lengths."""
+"""Durations of a window with one rate, and of one with one distribution of lengths."""
 
 _LEAST_SHAPE = 0.01  # published fits have at least 0.012; far below, intervals leave the range of a float
 

@@ -16,7 +16,7 @@ Strings = NDArray[np.str_]
 Column = NDArray[Any]
 
 Format = Literal["auto", "azure", "bailian", "mooncake", "lengths", "vtc", "decisions"]
-"""Of a trace file; see `experiments.workloads.readers.traces`."""
+"""Format of a trace file; see `experiments.workloads.readers.traces`."""
 
 MOST_TOKENS = 2**31 - 1
 """No length is greater: sums and 32-bit columns stay in range."""

@@ -14,7 +14,7 @@ from cbatch import CachedBlock, Eviction, Name, Request
 class Belady(Eviction):
     """Reads the prompts of all submitted requests. A spare copy of a block is never used again.
 
-    A request that is admitted takes the blocks that it uses from the cache, and they are ranked anew at their release. So keys change
+    A request that is admitted takes the blocks that it uses from the cache, and they are ranked again at their release. So keys change
     only when requests are submitted, or end without having been admitted.
     """
 

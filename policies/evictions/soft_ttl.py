@@ -13,7 +13,7 @@ from cbatch import CachedBlock, ConfigError, Eviction, Name, Request
 class SoftTTL(Eviction):
     """Blocks of no live session go first, then those of sessions whose time is over, then the others.
 
-    A session is live from its first release until all its submitted requests have ended. Its time starts anew at each release,
+    A session is live from its first release until all its submitted requests have ended. Its time restarts at each release,
     and is over at its end (now >= end).
     """
 

@@ -39,7 +39,7 @@ class KeptOrder(ABC):
 
     @abstractmethod
     def _affected(self, names: Iterable[Name], view: View) -> Iterable[Request]:
-        """Returns the requests to place anew where these names have entered or left the prefix cache."""
+        """Returns the requests to place again when these names have entered or left the prefix cache."""
 
     @abstractmethod
     def _ordered(self, view: View) -> Iterator[Request]: ...

@@ -26,7 +26,7 @@ ERROR = (
     "one served run of 300 requests on an RTX PRO 6000: mean end to end 5.7% short, mean time per output token 4.1%, mean "
     "time to first token 10% (python -m reproduction.validation rivals); the engine's own time is not in the tables"
 )
-"""Of that device's tables of that model."""
+"""Error of that device's tables of that model."""
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 OTHER = ("layernorm", "layernorm", "rotary_emb", "act_fn")

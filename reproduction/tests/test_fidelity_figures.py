@@ -214,7 +214,7 @@ def test_iterations_of_several_cards_are_added_up_card_by_card() -> None:
 def test_written_comparisons_are_pooled_card_by_card(
     result: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of two cards in one file and one in another: each run counts once. Of capacities, the profile's own speed counts."""
+    """Two cards in one file and one in another: each run counts once. Capacities count at the profile's own speed."""
     measured = [{"commit": commit} for commit in ("1a", "2b", "3c")]
     worse = compare.compare([pair("c", "vtc", {"TTFT P90": 0.3}, load=0.9)], load_profile("h200"))
     cases = {compare.on_card(case, card): runs for card, (case, runs) in enumerate(result["cases"].items(), 1)}

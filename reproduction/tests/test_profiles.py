@@ -128,7 +128,7 @@ def test_products_between_measured_sizes_follow_the_work(tmp_path: Path) -> None
 
 
 def test_decodes_read_a_small_kv_cache_from_memory_too() -> None:
-    """Of sequences with 5 MB each, ten fill the L2 cache. Four take the time between those of one and of sixteen; eight took longer."""
+    """Ten sequences of 5 MB each fill the L2 cache. Four take the time between those of one and of sixteen; eight took longer."""
     measured = {"batch_size": [1, 4, 8, 16], "latency": [2.0, 3.0, 20.0, 32.0], "step": 9999, "num_key_value_heads": 1}
     grid = decode_grid(pd.DataFrame(measured), replace(WIDE, num_kv_heads=1), cache=50e6)
     assert [grid.at(batch, 10_000) for batch in (1, 4, 8, 16)] == pytest.approx([0.002, 0.008, 0.020, 0.032])

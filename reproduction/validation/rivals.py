@@ -49,7 +49,7 @@ Stage = Mapping[str, Any]
 
 
 def main(shared: str, fit: Switch = False, folder: str = RESULTS) -> None:
-    """Simulates the recorded runs, prints and writes errors beside those of rivals; or prints the engine's numbers in rivals.yaml anew."""
+    """Simulates the recorded runs, prints and writes errors beside those of rivals; or fits and prints the engine's numbers in rivals.yaml."""
     kernels, layers = (Path(shared) / "profiles" / name for name in ("aiconfigurator", "llmservingsim"))
     if fit:
         print(fitted(kernels))

@@ -15,7 +15,7 @@ from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, UniformL
 
 
 def shares(good: Sequence[Sequence[float]], level: float = 0.98) -> Shares:
-    """Of 100 asked, at rates 1, 2, ..."""
+    """Returns the shares of good requests among 100, at rates 1, 2, ..."""
     counts = np.array(good, dtype=float)
     return Shares(np.arange(1.0, counts.shape[1] + 1), counts, np.full(counts.shape, 100.0), level)
 
@@ -75,7 +75,7 @@ def test_where_few_replications_have_violations_the_lower_end_allows_for_one_mor
 
 
 def test_ten_replications_with_violations_or_all_of_fewer_need_no_allowance() -> None:
-    """Of 40 replications ten have 2 violations of 100, or nine; or all of three have one."""
+    """Ten of 40 replications have 2 violations among 100, or nine have; or each of three replications has one."""
     assert not shares([[98.0]] * 10 + [[100.0]] * 30).scarce.any()
     assert shares([[98.0]] * 9 + [[100.0]] * 31).scarce.all()
     assert not shares([[99.0]] * 3).scarce.any()
@@ -100,7 +100,7 @@ def test_a_value_by_replication_is_what_the_capacity_owes_to_it() -> None:
 
 
 UNLUCKY = (True, True, False, True, True, False, True, True)
-"""Of the simulated replications; of the further ones every other one is."""
+"""Which of the simulated replications are unlucky; of the further ones, every other one is."""
 
 
 def two_kinds(number: int, requests: int) -> tuple[Any, Any]:
@@ -150,7 +150,7 @@ def test_a_queue_counts_work_in_any_unit_and_time_in_that_of_the_rate() -> None:
 
 
 def test_the_last_requests_of_a_queue_do_not_count_either() -> None:
-    """Of 20, those from the sixteenth on: wherever they are held up."""
+    """Requests 16 to 20 of 20 do not count, wherever they are held up."""
     same, elsewhere = (
         adjusted(LUCK, (100,) * 8, 1, with_a_last_burst(place), 20, 5, THROUGHPUT)
         for place in (lambda _: 15, lambda number: 15 + number % 5)

@@ -233,7 +233,7 @@ def test_a_rule_in_seconds_is_not_steady() -> None:
 
 
 class Uncopied(Orca):
-    """Cannot be copied: the command builds it anew for each workload."""
+    """Cannot be copied: the command builds another one for each workload."""
 
     def __init__(self) -> None:
         self.served = 0
@@ -254,7 +254,7 @@ class Crowded(Orca):
 
 class Closed(Orca):
     def on_arrival(self, request: Request) -> None:
-        raise ValueError("nobody may come in")
+        raise ValueError("no request may enter")
 
 
 class Refusing(Orca):

@@ -197,7 +197,7 @@ SPEED = "metric=throughput.total_tokens_per_second"
 
 
 def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
-    """Of the policies a and b at 1 and 10 requests per second, b is faster by 1 token per second at both."""
+    """Policy b is faster than a by 1 token per second, both at 1 and at 10 requests per second."""
     write_sweep(tmp_path, ["a", "b"], [1, 10])
     every = printed(str(tmp_path), SPEED)
     assert re.findall(r"(.+): 2 replications, paired", every) == [

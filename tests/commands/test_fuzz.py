@@ -83,7 +83,7 @@ def fuzz(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Fuzz:
 
 
 def succeed_or_refuse(action: Callable[[], object]) -> None:
-    """Of all errors, the action may raise the framework's, in one line."""
+    """Runs the action, which may raise no error but the framework's, in one line."""
     try:
         with in_time():
             action()

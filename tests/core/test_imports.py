@@ -41,7 +41,7 @@ def test_nothing_is_imported_from_above(package: str) -> None:
         ),
     ],
 )
-def test_what_is_slow_to_import_is_not_imported_where_nobody_needs_it(program: str, unused: set[str]) -> None:
+def test_slow_modules_are_not_imported_where_they_are_not_needed(program: str, unused: set[str]) -> None:
     program = f"{program}; import sys; sys.exit(not {unused}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 

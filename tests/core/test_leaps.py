@@ -54,7 +54,7 @@ STEADY = {name: make for name, make in EVERY_POLICY.items() if is_steady(make(8)
 
 
 class Choosy(Orca):
-    """Rejects requests by their length, one in a plan, beside which nobody is admitted."""
+    """Rejects requests by their length, at most one per plan; such a plan admits no request."""
 
     steady = True
 
@@ -72,7 +72,7 @@ class Choosy(Orca):
 
 STEADY["choosy"] = lambda chunk: Choosy()
 AT_TIMES = {name: make for name, make in EVERY_POLICY.items() if vars(type(make(8))).get("steady") is False}
-"""Steady while nobody waits."""
+"""Policies that are steady while no request waits."""
 AT_TIMES["mlfq_short"] = lambda chunk: MLFQ(quantum=1e-3, promote_after=0.05)
 
 
@@ -247,7 +247,7 @@ def test_decodes_in_another_order_than_that_of_admission_repeat_as_well() -> Non
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_policy_hears_of_each_iteration(asynchronous: bool) -> None:
-    """Of its tokens as they come, of its record after a leap, which asks for none of its plans. The asynchronous loop plans once more."""
+    """Tokens are reported as they come, records after a leap, for which no plan is made. The asynchronous loop plans once more."""
     for method, num_plans in (("on_tokens", 10 + asynchronous), ("on_step", 3)):
         heard: list[object] = []
         seen: list[int] = []

@@ -113,7 +113,7 @@ def test_a_turn_finds_the_turn_before_and_its_answer_but_for_the_last_token(bloc
 
 
 @pytest.mark.parametrize("name", EVERY_POLICY)
-def test_a_cache_in_which_nobody_finds_anything_changes_nothing(name: str) -> None:
+def test_a_cache_without_hits_changes_nothing(name: str) -> None:
     told = []
     for cache in (None, LRU()):
         limits, size = Limits(4, 200, 130, tile=8, max_running=6), KVSize(2000, 3)

@@ -144,7 +144,7 @@ def test_patience_is_above_zero(field: str, value: float) -> None:
 
 
 class Door(Submitted):
-    """Nobody is expected; a client comes in the moment after the engine has waited for 100 s."""
+    """Expects no client; one comes just after the engine has waited for 100 s."""
 
     def next(self) -> float:
         return min(super().next(), 1e6)
@@ -153,7 +153,7 @@ class Door(Submitted):
         executor.sleep_until(100.0)
 
 
-def test_waiting_for_a_client_whom_nobody_expected_is_no_stall() -> None:
+def test_waiting_for_an_unexpected_client_is_no_stall() -> None:
     server = Server(SimExecutor(UnitCost()), LIMITS, UnitCost(), KVSize(100, 4), False, Patience(20, 50))
     engine = server.engine(SarathiServe(Fixed(4)))
     engine.arrivals = door = Door()

@@ -17,7 +17,7 @@ LIMITS = Limits(max_batch=2, max_tokens=10, max_request_tokens=100)
 
 
 def predicted_and_true_ends(executor: SimExecutor, asynchronous: bool) -> list[tuple[float, float]]:
-    """Of the iteration launched last, at each plan, and as it came."""
+    """Returns, for each plan, the predicted and the true end of the iteration launched last."""
     predicted: dict[int, float] = {}
 
     class Predicting(Orca):

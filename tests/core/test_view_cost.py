@@ -71,7 +71,7 @@ def on_h200() -> float:
 def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
     file = cpu_profile(TINY)
     run(folder, "policy=orca")
-    assert not file.exists(), "nobody asked"
+    assert not file.exists(), "measured without need"
     with pytest.raises(UnmeasuredError, match=r"not measured with model=tiny; experiments.profile.command.measure_cpu"):
         cost_model("cpu", TINY).predict(BatchShape((), 1, 8))
     assert f"measuring this CPU with model=tiny, once, into {file}\n" in run(folder, ASKS, "output=a")

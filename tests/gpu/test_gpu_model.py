@@ -58,7 +58,7 @@ def test_log_probabilities_do_not_depend_on_the_chunks(fused: FusedModel) -> Non
 
 @pytest.mark.parametrize("quack", [False, True])
 def test_the_fused_model_is_the_model_of_transformers(quack: bool) -> None:
-    """Of 501 tokens quack multiplies gates and ups. The second iteration reads what the last layer of the first one stored."""
+    """quack multiplies gates and ups of 501 tokens. The second iteration reads what the last layer of the first one stored."""
     spec = replace(LARGE, num_layers=4)
     if quack and (reason := why_not_quack(spec, CUDA)):
         pytest.skip(reason)

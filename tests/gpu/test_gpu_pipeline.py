@@ -96,7 +96,7 @@ def test_both_gpus_work_at_the_same_time() -> None:
 
 
 def test_clocks_agree_on_the_time_of_an_event() -> None:
-    """Of two clocks of a GPU, and of one each: an event that waits for another GPU's is not earlier."""
+    """Compares two clocks of one GPU, and clocks of two GPUs: an event that waits for another GPU's is not earlier."""
     [here], [there] = choose_devices(2)
     streams = [torch.cuda.Stream(device) for device in (here, there)]
     clocks = [CudaClock(here), CudaClock(here), CudaClock(there)]

@@ -46,7 +46,7 @@ def exchanges(spec: ModelSpec) -> list[Exchange]:
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("rows", [1, 32, 64, 300])
 def test_both_ranks_normalise_the_same_sum(rows: int, captured: bool) -> None:
-    """Of a product whose inputs are shared out: few rows by the product's kernel, many by the library's and a push."""
+    """The ranks share the inputs of a product: few rows take the product's kernel, many the library's and a push."""
     made, inputs, width = exchanges(SLICE), 2048, SLICE.hidden_size
     random = torch.Generator().manual_seed(rows)
     x, weight = (torch.randn(size, generator=random).bfloat16() for size in ((rows, 2 * inputs), (width, 2 * inputs)))

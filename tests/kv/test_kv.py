@@ -63,7 +63,7 @@ def test_blocks_and_places_that_a_plan_can_use() -> None:
 
 
 def test_decodes_that_are_ready_and_the_blocks_that_they_take() -> None:
-    """Of 8 computed tokens the next takes a third block, of 11 it does not; a token in flight is not ready."""
+    """After 8 computed tokens the next one takes a third block, after 11 it does not; a token in flight is not ready."""
     few = Few()
     _, second, third = few.running
     assert few.ready_decodes(2) == ([second, third], 1)

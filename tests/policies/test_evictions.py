@@ -26,7 +26,7 @@ def test_marconi_keeps_long_prefixes() -> None:
 
 
 def test_tlru_evicts_what_the_next_turn_may_recompute() -> None:
-    """Of 100 tokens and 10 new ones, 30 may be computed: what begins at 80 or later is safe to lose."""
+    """The next turn has 100 old and 10 new tokens and may compute 30: blocks that begin at 80 or later are safe to lose."""
     blocks = [block(start=start, end=start + 16, holder=100) for start in (64, 80, 96)]
     assert TLRU(threshold=30, next_prompt=10).keys(blocks, 0.0) == [True, False, False]
     assert TLRU(threshold=500, next_prompt=10).keys(blocks, 0.0) == [False] * 3

@@ -17,7 +17,7 @@ from policies.slai import Slai
 
 
 def test_at_most_128_decodes_come_before_the_prompts() -> None:
-    """Of 130 tokens the prompt, of 9, gets the two that 128 of the 129 decodes leave."""
+    """128 of the 129 decodes leave 2 of 130 tokens to the prompt of 9."""
     decodes = ", ".join(f"d{number} 1/2 @0" for number in range(129))
     found = golden(Slai(130, tbt=0.5, offset=1), f"{decodes}, P 9/1 @0.5", batch=200)
     assert found.schedule.split(" | ")[1].split()[-2:] == ["d1271", "P2"]

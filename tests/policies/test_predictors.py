@@ -44,7 +44,7 @@ def test_a_relative_error_is_uniform_up_to_the_share() -> None:
 
 
 def test_an_error_in_tokens_is_gaussian_with_this_mean_size() -> None:
-    """Of a standard deviation s the mean size is s * sqrt(2 / pi); 68.3% of the errors are within s = 12.53."""
+    """The mean size is s * sqrt(2 / pi) for a standard deviation s; 68.3% of the errors are within s = 12.53."""
     errors = outputs(Noisy(mae=10.0), 500) - 500
     assert np.abs(errors).mean() == pytest.approx(10, rel=0.05) and errors.mean() == pytest.approx(0, abs=0.6)
     assert (np.abs(errors) < 12.53).mean() == pytest.approx(0.683, abs=0.03)
@@ -78,7 +78,7 @@ def test_classes_are_known_by_their_middles_and_looked_at_again() -> None:
 
 
 def test_each_look_is_taken_once_and_no_other_stands_for_it() -> None:
-    """Of 7 tokens: class 1, 4 to 8, whose middle is 6; of the one left after 6: class 0, of middle 2."""
+    """7 tokens are in class 1, 4 to 8, whose middle is 6; the one left after 6 is in class 0, whose middle is 2."""
     predictor, asked = Bins(bins=4, longest=16, refresh=6), request(limit=100, true_new_tokens=7)
     assert predictor.output(asked) == 6.0
     asked.total += 6

@@ -154,7 +154,7 @@ HOT = "".join(map(chr, range(500, 508)))
 def test_lpm_starves_a_cold_prompt_and_hrrn_does_not(
     policy: Callable[[], Any], waits: Callable[[int], int], number: int
 ) -> None:
-    """Of N hot prompts of 8 shared and 2 own tokens one runs and 3 wait at first, and one comes each second; a cold one of 12 comes at 2."""
+    """N hot prompts have 8 shared and 2 own tokens: one runs and 3 wait at first, and one comes each second. A cold prompt of 12 comes at 2."""
     hot = {f"H{index}": [*map(ord, HOT), 2000 + index, 1] for index in range(number)}
     asked = [f"{name} 10/1 @{max(index - 3, 0)}" for index, name in enumerate(hot)]
     asked.insert(5, "C 12/1 @2")

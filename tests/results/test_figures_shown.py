@@ -72,7 +72,7 @@ def test_names_of_digits_are_text(tmp_path: Path) -> None:
 
 
 def test_the_service_of_a_runs_clients(tmp_path: Path) -> None:
-    """Of the served requests 0, 3 and 1, in the order of their ends; the files say what the record says."""
+    """Requests 0, 3 and 1 were served and ended in this order; the files and the record give the same service."""
     record = make_record()
     settings = {"metrics": {"client_weights": {"ann": 2.0}}}
     stored = read_service(write_run(tmp_path / "run", settings=settings))

@@ -45,7 +45,7 @@ def test_a_request_whose_client_has_left_is_missed_and_in_no_latency() -> None:
 
 
 def test_what_the_prefix_cache_held_counts_once_per_admitted_request() -> None:
-    """Of prompts of 8, 4 and 4 tokens the cache held 6 of the first one, and again 5 after a preemption; the last was never admitted."""
+    """The cache held 6 tokens of the first prompt, and 5 after its preemption. Prompts have 8, 4 and 4 tokens; the last was never admitted."""
     record = RunRecord()
     record.requests += [Request(0, 8, 1, client="a"), Request(1, 4, 1, client="b", tier="gold"), Request(2, 4, 1)]
     for request in record.requests:

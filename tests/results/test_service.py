@@ -166,7 +166,7 @@ def test_without_windows_or_served_requests_there_are_totals_alone() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([1, 2, 3])), min_size=1, max_size=6), st.integers(0, 60))
 def test_max_min_shares_are_those_of_giving_one_at_a_time(clients: list[tuple[int, int]], total: int) -> None:
-    """Units of 1/60, one after the other to whoever has least per weight and wants more."""
+    """Gives units of 1/60, one at a time, to the client with the least per weight among those that want more."""
     wanted, weight = [wanted for wanted, _ in clients], [weight for _, weight in clients]
     total = min(total, sum(wanted))
     given_out = [0] * len(wanted)

@@ -57,7 +57,7 @@ def serve_in_pieces(server: Server, policy: Policy, requests: list[Request], fol
     "policy", [PrefillFirst(), SarathiServe(Fixed(8)), Choosy(), MLFQ()], ids=lambda policy: type(policy).__name__
 )
 def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchronous: bool, tmp_path: Path) -> None:
-    """Of workloads with hidden lengths, gaps without requests, and such that some are preempted or rejected.
+    """Compares runs with hidden lengths, gaps without requests, preemptions and rejections.
 
     Every figure is the same to the bit but the mean time between tokens, whose terms are added in another order.
     """

@@ -85,7 +85,7 @@ def test_a_failure_surfaces_at_each_synchronize_that_depends_on_it(streams: list
     assert done == []  # what came behind the failure was skipped
 
 
-def test_close_drops_work_that_has_not_begun_and_lets_nobody_wait() -> None:
+def test_close_drops_work_that_has_not_begun_and_leaves_no_waiter() -> None:
     first, second = ThreadStream("first"), ThreadStream("second")
     begun, gate, done, event = threading.Event(), threading.Event(), [], ThreadEvent()
     first.run(begun.set)

@@ -27,7 +27,7 @@ TINY = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=1
 
 
 class Alone(Inbox):
-    """An inbox into which nobody puts anything while the engine waits: the engine would wait forever."""
+    """An inbox that stays empty while the engine waits: the engine would wait forever."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Message:
         assert not self.empty() or (timeout or 0) < 60, "the engine waits forever"

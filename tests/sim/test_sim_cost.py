@@ -26,7 +26,7 @@ LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 
 OTHER = ModelSpec("some-13b", "llama", 40, 5120, 40, 40, 128, 13312, 32000, 4096)
 
 MEASURED_MS = {1: 3.8, 128: 4.965, 192: 6.299, 256: 6.822, 384: 9.079, 512: 11.347, 768: 17.302, 1024: 22.562}
-"""Of an iteration of llama-3.1-8b by tokens, one decode or a prompt's chunk: medians of 5 on another H200, 2026-11-23, at b0273604645b.
+"""Duration of an iteration of llama-3.1-8b by tokens, one decode or a prompt's chunk: medians of 5 on another H200, 2026-11-23, at b0273604645b.
 
 Graphs of exactly that size, for a batch of one: the lightest there are.
 """
@@ -95,7 +95,7 @@ TURNS = [
     (6, 57.1, 13.67),
     (7, 58.5, 14.76),
 ]
-"""Of 64 conversations in lockstep on another H100 (c3b8eb2): the turn, mean ms of its iterations of 2,048 tokens after the first, and of 64 decodes."""
+"""64 conversations in lockstep on another H100 (c3b8eb2): the turn, mean ms of its iterations of 2,048 tokens after the first, and of 64 decodes."""
 
 
 @pytest.mark.parametrize(("turn", "mixed", "decodes"), TURNS)
@@ -233,7 +233,7 @@ def test_the_parts_are_the_whole() -> None:
 
 
 def test_two_gpus_that_were_not_measured_are_inferred_from_one(tmp_path: Path) -> None:
-    """Of iterations that were measured on two GPUs they are 5% off; rates of kernels, without any tables, 8 to 9%."""
+    """Errors against iterations measured on two GPUs are 5%; from rates of kernels, without any tables, 8 to 9%."""
     name = "llama-13b"
     spec, data = load_spec(name), json.loads((PROFILES / "h200.json").read_text())
     costs = [ProfileCost(load_profile("h200"), spec, Topology(2), max_batch=32)]
@@ -252,7 +252,7 @@ def test_two_gpus_that_were_not_measured_are_inferred_from_one(tmp_path: Path) -
 
 
 def test_gpus_that_share_a_key_value_head_each_read_it() -> None:
-    """Of two such heads, each of four GPUs has one, and a quarter of the products."""
+    """There are two key-value heads for four GPUs: each GPU has one of them, and a quarter of the products."""
     grid, curve = BilinearGrid((1.0,), ((1.0,),), ((4e-3,),)), PiecewiseLinear((1.0,), (8e-3,))
     alone = Measured(linear=curve, chunks=grid, decodes=grid, other=curve)
     cost = ProfileCost(profile(measured={1: alone}), SPEC, Topology(4))

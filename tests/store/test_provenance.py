@@ -48,7 +48,7 @@ def test_changes_of_the_code_count_and_results_do_not(tmp_path: Path, monkeypatc
 
 
 def test_a_stored_command_holds_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a path the last two parts stay, also where they hold an equals sign; options of where to write go."""
+    """Keeps the last two parts of a path, also if they hold an equals sign; drops options that say where to write."""
     given = {"folder=/home/me/out": "", "--record=/home/me/out": "", "path=/home/me/a/b.gz": "path=.../a/b.gz"}
     given |= {
         "batch=2": "batch=2",

@@ -254,7 +254,7 @@ def test_lines_that_coincide_are_named() -> None:
 
 
 def test_points_are_means_with_intervals_by_ascending_x() -> None:
-    """Of 1 and 3, 12.706 standard errors of 1 to either side; labels in the order of the frame."""
+    """The values 1 and 3 have a standard error of 1: the interval is 12.706 to either side. Labels keep the order of the frame."""
     frame = pd.DataFrame({"label": list("qppp"), "x": [2, 4, 4, 1], "y": [4.0, 1.0, 3.0, 2.0]})
     points = points_of(frame, "x", "y")
     assert points[["label", "x", "mean"]].to_numpy().tolist() == [["q", 2, 4], ["p", 1, 2], ["p", 4, 2]]

@@ -167,7 +167,7 @@ def main() -> int:
 
 
 def judge_module(target: Target, number: int, draw: int, temporary: str) -> Row:
-    """Returns a row of the table, with the mutants that nobody noticed and that no one explains."""
+    """Returns a row of the table, with the surviving mutants that no entry explains."""
     found = mutants_of((ROOT / target.module).read_text())
     mutants = sample(found, number, draw)
     said = judge(target, mutants, temporary)
@@ -203,7 +203,7 @@ def totals(rows: Iterable[Row]) -> Row:
 
 
 def survived_share(total: Row) -> float:
-    """Of the mutants that are not equivalent."""
+    """Returns the share of survivors among the mutants that are not equivalent."""
     return float(total["survived"] / max(total["judged"] - total["equivalent"], 1))
 
 

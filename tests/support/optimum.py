@@ -25,7 +25,7 @@ class Ask(NamedTuple):
 
 
 State = tuple[tuple[int, int], ...]
-"""Of each request: tokens generated, tokens in the KV cache."""
+"""For each request: tokens generated, tokens in the KV cache."""
 
 
 @dataclass(frozen=True)

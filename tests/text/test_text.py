@@ -112,7 +112,7 @@ def ends_are_taken_back(vocabulary: Vocabulary) -> bool:
 
 
 def test_any_tokens_are_converted(vocabulary: Vocabulary) -> None:
-    """Of bytes that are no characters, too. A tokenizer with byte fallback takes back what was shown: only there the text is not its own."""
+    """Also bytes that are no characters. Only a tokenizer with byte fallback takes back shown text, which then differs from the whole text."""
     numbers = random.Random(0)
     size = vocabulary._tokenizer.vocab_size
     assert size > 256

@@ -211,7 +211,7 @@ def test_a_recording_in_a_folder_is_replayed_and_served_again(
 
 @pytest.mark.parametrize(("in_flight", "freed"), [(False, (2, 0)), (True, (0, 2))])
 def test_a_preemption_frees_the_blocks_that_no_other_request_holds(in_flight: bool, freed: tuple[int, int]) -> None:
-    """Of three blocks the first, of a cached prefix, is held by two requests."""
+    """Two requests hold the first of three blocks, a cached prefix."""
     request = ServedRequest.from_spec(RequestSpec(0, 9, 4))
     request.vllm_id = "a"
     manager = SimpleNamespace(req_to_blocks={"a": [SimpleNamespace(ref_cnt=holders) for holders in (2, 1, 1)]})

@@ -54,7 +54,7 @@ def test_a_number_is_the_limit_of_all_and_cuts_longer_outputs() -> None:
 
 @pytest.mark.parametrize("stream", ["on", "off"])
 def test_outputs_that_the_limit_cuts_are_counted_and_said(stream: str, tmp_path: Path) -> None:
-    """Of outputs of 5, 6, 7 and 9 tokens a limit of 6 cuts two."""
+    """A limit of 6 cuts two of the outputs of 5, 6, 7 and 9 tokens."""
     lengths = "\n".join(f"0,9,{output}" for output in (5, 6, 7, 9))
     (tmp_path / "four.csv").write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{lengths}\n")
     trace = ("workload=trace", "workload.path=four.csv", f"stream={stream}", "policy=orca")

@@ -39,7 +39,7 @@ def test_even_arrivals_are_evenly_spaced_from_a_random_offset() -> None:
 
 
 def test_a_client_sends_and_pauses_in_turn() -> None:
-    """Of 30 s it sends during 0..5, 10..15 and 20..25, and keeps its pace over the pauses."""
+    """The client sends during 0..5, 10..15 and 20..25 of 30 s, and keeps its pace over the pauses."""
     paused, whole = (times_of(make(30.0, ann={"on_off": on_off}), "ann") for on_off in (5.0, None))
     assert paused.tolist() == [time for time in whole if int(time) // 5 in (0, 2, 4)]
     assert len(paused) == 30

@@ -77,7 +77,7 @@ def mixed(long_share: float, seed: int = 0, num: int = 2000) -> list[Request]:
 
 
 def test_a_share_of_the_requests_is_long() -> None:
-    """Of 2,000, 5% within four standard deviations of 9.7; a seed of its own for each kind, and a prefix of more."""
+    """5% of 2,000 are long, within four standard deviations of 9.7. Each kind has its own seed; fewer requests are a prefix of more."""
     requests = mixed(0.05)
     long = [request for request in requests if request.num_prompt_tokens == 900]
     assert len(long) == pytest.approx(100, abs=39)
@@ -130,8 +130,8 @@ def test_arrivals_and_lengths_have_streams_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("column", ["arrival_time", "max_tokens", "predicted_new_tokens", "tier", "prompt", "sampling"])
-def test_another_seed_draws_every_column_anew(column: str) -> None:
-    """Of the arrivals the first is always at 0; of two tiers every other one may stay."""
+def test_another_seed_draws_another_value_of_every_column(column: str) -> None:
+    """The first arrival is always at 0; with two tiers, every other request may keep its tier."""
     lengths = ZipfLengths(min_length=8, max_length=5000, pd_ratio=3, theta=0.4)
     tiers, prediction = {"gold": {"share": 0.5}, "free": {"share": 0.5}}, {"error": 0.5}
     one = replace(open_loop(), lengths=lengths, tiers=tiers, prediction=prediction)

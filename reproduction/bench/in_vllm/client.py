@@ -28,7 +28,7 @@ KEPT = ("completed", "request_throughput", "output_throughput", "total_token_thr
 
 
 class Client:
-    """Of a server on this machine that serves the model in `folder`."""
+    """Sends requests to a server on this machine that serves the model in `folder`."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder, self._port = folder, port

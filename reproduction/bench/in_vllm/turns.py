@@ -24,7 +24,7 @@ from experiments.vllm import make_adapter
 
 ARGUMENT, TURN, VLLM, FILE = "cbatch", "turn", "vllm", "CBATCH_TIMES"
 SETTLING, FEWEST = 16, 20
-"""Of each number of requests, a turn's first iterations are left out; fewer timed iterations than the second number give no figures."""
+"""For each number of requests: a turn's first iterations, which are left out, and the fewest timed ones that give figures."""
 
 
 class TurnsScheduler:

@@ -29,7 +29,7 @@ COLUMNS = {"decode_speedup": "decode speedup", "gain": "throughput gain"}
 
 @data_frame("hardware", "series", "length", "batch", "pd_ratio", "value")
 def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
-    """Of each load the speedup of a decode, and the gain."""
+    """Yields the speedup of a decode and the throughput gain for each load."""
     for hardware, at in machines.available(LOADS):
         say(hardware)
         for load in LOADS[hardware]:
