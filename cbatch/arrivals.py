@@ -1,4 +1,4 @@
-"""Which requests arrive next, the one way by which they reach an engine, and whose clients leave next.
+"""Tracks which requests arrive next, the only way for requests to reach an engine, and whose clients leave next.
 
     engine --- due(now, iteration) --> the requests that have arrived by now
            --- next() ---------------> the time of the next arrival: until then the engine may idle, or leap over iterations
@@ -115,7 +115,7 @@ class Submitted(Arrivals):
 
 
 class Stream(Submitted):
-    """Requests that are made one ahead of their arrival, so that few exist at any time."""
+    """Requests that are created one arrival ahead, so that few exist at any time."""
 
     def __init__(
         self, requests: Iterable[Request], check: Callable[[Request], object], server_seconds: float = 0.0
@@ -164,7 +164,7 @@ def note_id(request: Request, known: set[int]) -> None:
 def check_fits(request: Request, limits: Limits, num_kv_tokens: int, policy_name: str, num_at_once: int) -> None:
     """Raises WorkloadError for a request that exceeds positions, an iteration or the KV cache, or was submitted before.
 
-    num_kv_tokens: that the KV cache holds. num_at_once: tokens that the policy needs room for in one iteration (`Policy`).
+    num_kv_tokens: size of the KV cache. num_at_once: tokens of the request that one iteration must hold (`Policy`).
     """
     if request.status is not Status.PENDING:
         raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")

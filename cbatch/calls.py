@@ -11,7 +11,7 @@ from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError
 def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a user's method; an exception in it becomes a PolicyError.
 
-    where: begins the message; a function is called only for an error.
+    where: the beginning of the message, or a function that returns it and is called only for an error.
     """
     try:
         return method(*arguments)

@@ -49,7 +49,7 @@ def name_of_class(kind: type) -> str:
 
 
 def text_of(value: object) -> str:
-    """Returns a value as a command line gives it: of a path the last part, of an object without a `__repr__` the class."""
+    """Returns a value as on a command line: the last part of a path, the class of an object without a `__repr__`."""
     match value:
         case None:
             return "null"

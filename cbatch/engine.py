@@ -56,7 +56,7 @@ class Engine:
         Args:
             num_blocks, block_size: of the KV cache; tokens per block.
             asynchronous: keep `executor.num_stages` iterations in flight while another one is planned; else one fewer.
-            prefix_cache: the eviction of the prefix cache; None: no such cache.
+            prefix_cache: the eviction of the prefix cache; None: no prefix cache.
         """
         self.policy, self.policy_name = policy, type(policy).__name__
         self.executor, self.limits = executor, limits

@@ -27,7 +27,7 @@ class Step:
     index: number of the iteration, from 0.
     rows: of the requests in `table` and `pool`.
     num_tokens: tokens to compute. start: tokens already in the KV cache, which is the position of the first token computed.
-    sampled: places of the requests of which this iteration samples a token.
+    sampled: places of the requests for which this iteration samples a token.
     carry: the place in iteration `index - table.num_stages` whose sampled token is this request's last input token; -1
         where the host knows all input tokens, or tokens are not carried over (`RequestTable.carries`).
     num_batch_tokens: tokens of the batch. num_decode_tokens: those of requests with only their newest token left.

@@ -19,7 +19,7 @@ from cbatch.record import InFlight, StepRecord
 from cbatch.state import State
 
 MOST = 512
-"""Iterations of one leap: bounds what is computed in vain if a request arrives."""
+"""Most iterations of one leap: bounds the work that is wasted if a request arrives."""
 
 
 def foresee(latest: InFlight | None, state: State, num_in_flight: int, ends: bool) -> list[int]:
@@ -36,7 +36,7 @@ def foresee(latest: InFlight | None, state: State, num_in_flight: int, ends: boo
 def num_repeats(step: Step, state: State, num_in_flight: int) -> int:
     """Returns how many iterations of a batch of decodes can be launched after this one before a request has ended, at most `MOST`.
 
-    num_in_flight: of the latest of them, whose tokens are not absorbed.
+    num_in_flight: how many of the latest iterations have tokens that are not absorbed yet.
     """
     table, rows = state.table, step.rows
     left: list[int] = (table.limit[rows] - table.total[rows] + num_in_flight).tolist()
@@ -68,7 +68,7 @@ def entered(
 ) -> tuple[InFlight, list[StepRecord]]:
     """Returns the last of the turns that repeated the latest one, and the records of the iterations that ended in these turns.
 
-    foreseen: the KV blocks in use after each turn, perhaps of more turns. num_computed: tokens of an iteration, with padding.
+    foreseen: the KV blocks in use after each turn, possibly of further turns too. num_computed: tokens of an iteration, with padding.
     num_in_flight: 1 if each turn waited for the iteration launched in the turn before, 0 if for its own.
     """
     first, num_requests = latest.step, len(latest.step.rows)

@@ -55,7 +55,7 @@ class PlanBuilder:
         self._coming_blocks = kv.num_retiring
         self._named: set[Request] = set()  # added one by one, preempted or rejected
         self._bulk: list[Request] = []  # decodes that were added together; not to be changed
-        self._shared: dict[Request, int] = {}  # blocks that newcomers count on, as others hold them
+        self._shared: dict[Request, int] = {}  # blocks that newcomers will share with other requests
         self._decodes: Mapping[Request, int] | None = None  # `decode_blocks`, once a decode is added by itself
 
     @property
@@ -70,7 +70,7 @@ class PlanBuilder:
         """Computes up to `num_tokens` further tokens of a request; returns the number granted.
 
         Args:
-            num_tokens: default all that are ready; below 1, such as what is left of a spent budget, grants none.
+            num_tokens: default all that are ready; a number below 1, such as the rest of a spent budget, grants none.
             reserve: tokens of KV cache that the request holds from now on, capped at `request.max_tokens` and the whole cache.
                 Nothing is granted where they do not fit.
             whole: grant all `num_tokens` or nothing.
@@ -148,7 +148,7 @@ class PlanBuilder:
         self._coming_blocks += later
 
     def wait_for_blocks(self, request: Request, num_tokens: int) -> bool:
-        """Whether the blocks that come free when the iterations in flight end suffice for these tokens of a request.
+        """Returns whether a request's tokens fit into the blocks that come free when the iterations in flight end.
 
         The blocks are then set aside: later calls do not count them for other requests.
         """
@@ -196,7 +196,7 @@ class PlanBuilder:
         return self._grant(request, 1)
 
     def _num_held(self, request: Request, waiting: bool) -> int:
-        """Returns blocks that cost nothing more: after a preemption, which may free shared blocks, no shared ones."""
+        """Returns the blocks that the request need not take: held ones, and shared ones unless a preemption may free them."""
         if not waiting:
             return self._kv.num_held(request)
         return 0 if self._plan.preempt else self._kv.num_shared(request)

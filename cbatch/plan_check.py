@@ -171,7 +171,7 @@ class Rules:
         raise PlanError(f"{self._where}, request {request.id}: illegal plan ({problem}); rule: {rule}")
 
     def _check_form(self) -> None:
-        """Raises PlanError if the plan is no `Plan`, or a field has a value of the wrong type."""
+        """Raises PlanError if the plan is not a `Plan`, or a field has a value of the wrong type."""
         plan = self.plan
         if not isinstance(plan, Plan):
             remedy = "return plan.build()" if isinstance(plan, PlanBuilder) else "return a Plan, Plan() to wait"

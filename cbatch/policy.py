@@ -104,7 +104,7 @@ def check_policy(policy: Policy, limits: Limits) -> None:
 
     Raises:
         ConfigError: raised by `check`.
-        PolicyError: `check` raised anything else, `steady` is neither True nor False, or an attribute on_... is no hook.
+        PolicyError: `check` raised anything else, `steady` is neither True nor False, or an attribute `on_...` is not a hook.
     """
     where = f"policy {type(policy).__name__}"
     for name in call(where, dir, policy):

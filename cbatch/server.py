@@ -24,7 +24,7 @@ class Server:
     executor: an `Executor`; its clock is set back to 0 for each engine; `close` closes it.
     limits, kv: what the executor was built for. `dataclasses.replace` narrows them for some of the requests.
     cost: predicts iterations for policies.
-    asynchronous: whether a call that does not say runs the asynchronous loop; see `Engine`.
+    asynchronous: the default of calls that leave the loop open; see `Engine`.
     patience: how long a policy may make no progress.
     prefix_cache: see `Engine`; each engine has a copy of it.
     """

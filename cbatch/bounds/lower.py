@@ -21,7 +21,7 @@ _SPLITS = [
     if first + second <= 2
 ]
 
-_MOST_TRIED = 8  # minorants and shares for B9, those of the most work
+_MOST_TRIED = 8  # pairs of minorant and shares tried for B9: those with the most work
 
 
 class Bounds:
@@ -77,7 +77,7 @@ class Bounds:
 
     @cached_property
     def prefill(self) -> Floats:
-        """B1: the time from arrival to the first token, at least, [requests].
+        """B1: a lower bound of the time from arrival to the first token, [requests].
 
         Proof. The prompt takes ceil(prompt / max_tokens) iterations one after the other, each at least its minorant's fixed
         part plus what its own tokens add, whatever else it holds.
@@ -86,7 +86,7 @@ class Bounds:
 
     @cached_property
     def service(self) -> Floats:
-        """B1: the time from arrival to the last token, at least, [requests].
+        """B1: a lower bound of the time from arrival to the last token, [requests].
 
         Proof. The first token needs `prefill`; each further token an iteration of its own after the one before, which takes at
         least the fixed part plus one decode at its context (or a recomputation of all tokens before it, if that is less).
@@ -160,17 +160,17 @@ class Bounds:
 
     @property
     def rate(self) -> float:
-        """B3: requests per second that any policy can sustain, at most.
+        """B3: an upper bound of the requests per second that any policy can sustain.
 
         Proof. Requests like these bring rate * E[w] seconds of work per second, which must be at most 1 for every w.
         """
         return 1 / max(float((prompt + decodes).mean()) for prompt, decodes in self.work)
 
     def rate_attained(self, share: float) -> float:
-        """B3 for objectives: requests per second at which `share` of those with objectives can meet theirs in the long run, at most.
+        """B3 for objectives: an upper bound of the rate at which `share` of the requests with objectives can meet them in the long run.
 
-        Proof. As for `rate`, of less work: requests that miss their objectives may wait for ever, at best those of the most
-        work, so does what follows the first token where only TTFT is an objective, and so do requests without objectives.
+        Proof. As for `rate`, with less work: requests that miss their objectives may wait forever, at best those with the most
+        work. So may requests without objectives, and all tokens after the first if TTFT is the only objective.
 
         Raises:
             ConfigError: no request has an objective.
@@ -184,7 +184,7 @@ class Bounds:
 
     @cached_property
     def ends(self) -> Floats:
-        """When the k-th request ends, at the earliest, for k = 1, 2, ... (B6).
+        """The earliest possible k-th end of a request, for k = 1, 2, ... (B6).
 
         Proof. Both are order statistics that any schedule's k-th end cannot precede: the k-th end under shortest remaining
         processing time, for every w, and the k-th smallest of arrival plus `service`.
@@ -201,11 +201,11 @@ class Bounds:
 
     @property
     def violations(self) -> int:
-        """B9: requests that miss their objective of TTFT or of total time, at least; objectives of gaps are left out.
+        """B9: a lower bound of the requests that miss their objective of TTFT or total time; objectives of gaps are left out.
 
         Proof. A request whose `prefill` or `service` exceeds its objective misses it under any policy. Of the others with the
-        same objectives, those that are late on the relaxed machine, alone on it, are at least `fewest_late`: equal objectives
-        are due in the order of arrival. Classes of objectives have no request in common, so that their numbers add up.
+        same objectives, at least `fewest_late` are late on the relaxed machine, even if no other request uses it: equal
+        objectives are due in the order of arrival. Classes of objectives share no request, so their numbers add up.
         """
         classes = np.unique(self._slo[np.isfinite(self._slo).any(axis=1)], axis=0)
         return sum(self._late((self._slo == limits).all(axis=1), *limits) for limits in classes)

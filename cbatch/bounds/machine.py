@@ -25,7 +25,7 @@ def srpt(release: Floats, work: Floats) -> Floats:
 
 
 def _run(remaining: list[float], ends: list[float], now: float, until: float) -> float:
-    """Does the shortest jobs up to a time; returns that time."""
+    """Runs the shortest jobs until a time; returns that time."""
     while remaining:
         if now + remaining[0] > until:
             heappush(remaining, heappop(remaining) - (until - now))

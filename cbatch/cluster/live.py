@@ -37,7 +37,7 @@ class LiveReplica(Replica):
 
     @property
     def num_unfinished(self) -> int:
-        return len(self.requests)  # the engine's own count lacks those that it has not taken yet
+        return len(self.requests)  # the engine does not count requests that it has not taken yet
 
     def submit(self) -> None:
         """Passes the requests taken to the replica's thread; for `LiveCluster`."""

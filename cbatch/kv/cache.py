@@ -27,7 +27,7 @@ class PrefixCache:
         self._looks_ahead = type(pool.eviction).on_submit is not Eviction.on_submit
 
     def is_steady(self, waiting: bool) -> bool:
-        """Whether evictions do not depend on time, and waiting requests, if any, find what they found for the latest plan."""
+        """Whether evictions are independent of time, and any waiting requests find the same blocks as for the latest plan."""
         return not self.pool.eviction.dynamic and not (waiting and self.pool.version != self._planned_version)
 
     def num_unchanged(self, rows: Ints) -> int:
@@ -56,7 +56,7 @@ class PrefixCache:
         raise WorkloadError(f"request {spec.id}: {problem}; {remedy}")
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Begins to look up requests that arrive or will arrive. A request that is looked up already stays as it is."""
+        """Begins to look up requests that arrive or will arrive; skips those that are looked up already."""
         for request in requests:
             if request.prefix is None:
                 request.prefix = prefix = Prefix(request, self.pool, self._table)
@@ -81,7 +81,7 @@ class PrefixCache:
         return self.pool.num_in_use(self.found(request))
 
     def admit(self, requests: Sequence[Request], newcomers: Sequence[Request], num_tokens: Ints, now: float) -> None:
-        """Gives newcomers of a plan, which have rows, the blocks that they found. No newcomer may take a cached block before.
+        """Gives newcomers of a plan, which have rows, the blocks that they found. Must precede the taking of any cached block.
 
         num_tokens: found when the plan was checked, [requests].
         """

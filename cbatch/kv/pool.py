@@ -67,7 +67,7 @@ class BlockPool:
 
     @property
     def num_shared_tokens(self) -> int:
-        """Tokens of blocks that several rows hold, counted once less than there are rows."""
+        """Tokens of blocks that several rows hold, counted once for each row but the first."""
         return 0
 
     @property

@@ -30,8 +30,8 @@ class PrefixPool(BlockPool):
 
     Each block is exactly one of: blank; *cached*: named, and in no block table; *live*: in `live` tables; *retiring*: in no table,
     and `leaving` iterations in flight may still use it. Blank and cached blocks are free. The names are closed: if a name is held,
-    the names of the blocks before are held, too, because only a *leaf* is evicted: a block without a named successor, or of whose
-    name another copy is held. A free block that is not blank implies a leaf: who holds a successor holds a copy of the block.
+    the names of the blocks before are held, too, because only a *leaf* is evicted: a block without a named successor, or with
+    another copy of its name. A free block that is not blank implies a leaf: a table with a successor also has a copy of the block.
 
     live, leaving: int32 [blocks]. num_named: int64 [rows], the leading blocks of each row that have names.
     version: changes with the set of names. now: seconds, kept by the owner for `Eviction`.

@@ -1,6 +1,6 @@
 """Reads the shape and the vocabulary of a model from a local checkpoint folder.
 
-`transformers` reads the configuration, so defaults are those of each family there. `cbatch.runtime.weights` loads the weights.
+`transformers` reads the configuration, so each family has its defaults there. `cbatch.runtime.weights` loads the weights.
 """
 
 import json
@@ -109,7 +109,7 @@ def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[s
         key: value
         for key, value in content.items()
         if key not in _COMPUTED.intersection(defaults) | _HARMLESS and not key.startswith("_")
-        if hasattr(config, key) and (value != defaults[key] if key in defaults else value)  # others are of generation
+        if hasattr(config, key) and (value != defaults[key] if key in defaults else value)  # others: of generation
     }
     for key, value in config.rope_parameters.items():
         number = key in _ROPE_NUMBERS and isinstance(value, int | float)
@@ -126,7 +126,7 @@ def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
     files = (Path(path) / name for name in ("generation_config.json", "config.json"))
     stated = [_read(file).get("eos_token_id") for file in files if file.is_file()]
     if stated in ([], [None], [None, None]):
-        stated = [read_config(path).eos_token_id]  # its family's
+        stated = [read_config(path).eos_token_id]  # the default of its family
     return tuple(
         dict.fromkeys(id_ for stop in stated for id_ in (stop if isinstance(stop, list) else [stop]) if id_ is not None)
     )
@@ -145,7 +145,7 @@ class Vocabulary:
         self._name, self._path = spec.name, spec.path
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a prompt with the tokenizer's special tokens, which a text that has them does not get twice.
+        """Returns the token ids of a prompt; adds the tokenizer's special tokens unless the text already has them.
 
         Raises ModelError if the model has no tokenizer.
         """
@@ -201,7 +201,7 @@ class Vocabulary:
         try:
             tokenizer = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
             if len(tokenizer) <= len(tokenizer.all_special_ids):
-                raise ValueError("it has no tokens but special ones")  # so `transformers` makes some from no file
+                raise ValueError("it has no tokens but special ones")  # what `transformers` makes of no file
             if not tokenizer.is_fast:
                 raise ValueError("it is not one of the package tokenizers")
         except Exception as error:

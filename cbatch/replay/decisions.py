@@ -83,7 +83,7 @@ class StepEnd(NamedTuple):
     """The end of a step.
 
     received: ids of the requests that received a token. stopped: ids of those that ended before their limit.
-    tokens: that were received; empty unless a prefix cache names blocks by them.
+    tokens: the received ones; empty unless a prefix cache names blocks by their tokens.
     """
 
     record: StepRecord

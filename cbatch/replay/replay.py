@@ -1,7 +1,7 @@
 """Replays recorded decisions: another policy sees the recorded views, and its plans are compared with the recorded ones.
 
-No engine runs, and the other policy's plans are not carried out. So the same views appear in the same order on any machine, for
-any host that served the requests. A policy that relies on its own plans, rather than on the view, may go wrong here.
+No engine runs, and the other policy's plans are not carried out. So the same views appear in the same order on any machine,
+whichever host served the requests. A policy that relies on its own plans, rather than on the view, may go wrong here.
 """
 
 from collections import deque

@@ -1,1 +1,1 @@
-"""What a record means: metrics, summaries and timelines."""
+"""Computes metrics, summaries and timelines from a record."""

@@ -1,7 +1,7 @@
 """Attainment of the objectives that requests carry (`RequestSpec.slo`), by tier, and goodput.
 
 A request attains its objectives if its first token, every gap between its tokens and its last token are all in time.
-Requests that were rejected or cancelled, or had not ended with the run, attain none and stay in the denominator. Otherwise a
+Requests that were rejected, cancelled or unfinished at the end of the run attain none and stay in the denominator. Otherwise a
 policy would gain by dropping late requests, or by letting their clients wait until they leave.
 """
 

@@ -36,7 +36,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 class Ended(NamedTuple):
-    """What figures need of a request that has ended, besides its times: attributes of `Request`."""
+    """The attributes of an ended `Request` that figures need besides its times."""
 
     id: int
     client: str | None
@@ -215,10 +215,10 @@ def _stable_order(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 def find_window(
     steps: StepColumns, requests: Served, warmup_requests: int = 0, drain_requests: int = 0, any_cancelled: bool = False
 ) -> Window:
-    """From the end of request `warmup_requests` until only `drain_requests` are left, in the order of their ends.
+    """Returns the window from the end of request `warmup_requests` until only `drain_requests` are left, in the order of their ends.
 
-    Without a warm-up it begins when the first iteration is planned. Without a drain it lasts until the last iteration has ended if
-    clients have left, for whom the last ones were computed. It is empty (end = start) if no request is left.
+    Without a warm-up it begins with the first plan. Without a drain it ends with the last token of a served request, or, if clients
+    have left, with the last iteration, which may have been computed for them. It is empty (end = start) if no request is left.
     """
     ends = np.sort(requests.last_token)
     start = float(steps["planned_at"][0]) if len(steps["planned_at"]) else 0.0

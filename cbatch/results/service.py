@@ -21,7 +21,7 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 WINDOW_SECONDS = 60.0
 _TICKS = 20
 NO_CLIENT = "no client"
-"""Client of the requests that name none."""
+"""Stands for the client of requests that name none."""
 
 
 @dataclass(frozen=True, eq=False)

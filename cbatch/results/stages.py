@@ -17,7 +17,7 @@ class MeasuredStages(Stages):
         """Accounts for an iteration's way through the stages.
 
         full: as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
-        source: the iteration num_stages before, for whose tokens the first stage waits.
+        source: the iteration `num_stages` earlier, whose tokens the first stage waits for.
         """
         computed, arrived = Cause.COMPUTE if full else Cause.NO_WORK, launched_at
         if source is not None and source.ended > arrived:

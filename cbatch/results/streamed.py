@@ -1,4 +1,4 @@
-"""Gathers what a summary needs from a record that is taken piece by piece.
+"""Gathers the data of a summary from a record that is taken piece by piece.
 
 When a request ends, its times become a row, its gaps between tokens are counted by time and length, and its tokens are forgotten.
 So memory grows with requests and iterations, not with tokens.
@@ -28,7 +28,7 @@ from cbatch.results.metrics import (
 
 Columns = dict[str, NDArray[Any]]
 Growing = dict[str, tuple[np.dtype[Any], bytearray]]
-"""Columns that grow at their ends: pieces that are joined would take twice the memory."""
+"""Columns that grow at their ends: joining pieces would take twice the memory."""
 
 _row_of = attrgetter(*Ended._fields)
 

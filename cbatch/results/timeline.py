@@ -21,7 +21,7 @@ from cbatch.executor import CopyTimes, StageSpans
 from cbatch.record import RunRecord, StepRecord
 from cbatch.results.metrics import Served
 
-_AT_ONCE = 10_000  # events that are joined: all of them at once take twice the memory of a run
+_AT_ONCE = 10_000  # events joined at a time: joining all at once takes twice the memory of a run
 
 _LANES = ("host", "copies in", "device", "copies out", "requests", "counters")  # processes 0 to 5 of the trace
 

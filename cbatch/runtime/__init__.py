@@ -6,6 +6,6 @@
     attention, model, weights        the paged KV cache, attention over it, and `transformers`' modules using both
     options, cpu                     building an executor; on GPUs: `gpu.build`
 
-`gpu` holds what runs on GPUs only or on several devices, `fast` what only makes it fast. Nothing outside this package imports
+`gpu` holds the code for GPUs and for several devices, `fast` the optimizations. Nothing outside this package imports
 torch, except experiments that measure it.
 """

@@ -82,7 +82,7 @@ def assemble(stages: Sequence[Sequence[PagedModel]], limits: Limits, options: Op
 
 
 def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 1) -> None:
-    """Raises ConfigError or CapacityError where `num_replicas` calls of `build` would, before weights are loaded."""
+    """Raises ConfigError or CapacityError if `num_replicas` calls of `build` would, before weights are loaded."""
     check_positions(spec, limits)
     _check_memory(spec, kv.num_tokens, num_replicas)
 

@@ -29,7 +29,7 @@ TOKENS_PER_CHUNK, MIN_CHUNKS = 32, 4
 """A graph takes a chunk for each 32 of its tokens, and at least 4."""
 
 FEW_TOKENS = 4
-"""Graphs of at most so many tokens have a memory pool of their own. In the pool of mixed iterations their memory is scattered: a
+"""Graphs of at most this many tokens have a memory pool of their own. In the pool of mixed iterations their memory is scattered: a
 single decode of LLaMA-2-7B took 1.1% longer on an H200."""
 
 
@@ -99,7 +99,7 @@ class GraphedIteration:
         self.shapes = self._choose(sorted(shapes))
 
     def _choose(self, shapes: Sequence[Shape]) -> Sequence[Shape]:
-        """Returns those of the captured shapes, ascending, that steps take."""
+        """Returns the captured shapes that steps use, ascending."""
         return shapes
 
     def shape(self, step: Step) -> Shape:

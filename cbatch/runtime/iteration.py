@@ -1,4 +1,4 @@
-"""One iteration in one pipeline stage, from the inputs in a slot to what leaves the stage.
+"""One iteration in one pipeline stage, from the inputs in a slot to the output of the stage.
 
 The first stage begins with carry-over, the last ends with sampling; a single stage does both. A captured graph replays this
 unit on each rank; `EagerIteration` runs it operation by operation, for any shape.
@@ -21,7 +21,7 @@ Send = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def copy(values: torch.Tensor, out: torch.Tensor) -> None:
-    """Writes what leaves a stage to `out`, on the same device."""
+    """Writes a stage's output to `out`, on the same device."""
     out.copy_(values)
 
 
@@ -44,14 +44,14 @@ class Iteration(Protocol):
         """Returns the padded shape in which to pack and compute a step."""
 
     def __call__(self, stage: StageSlot, work: Work) -> None:
-        """Computes on each rank what leaves it, from its inputs and what arrives there."""
+        """Computes each rank's output from its packed inputs and the data that arrives there."""
 
 
 class EagerIteration:
     """Runs an iteration operation by operation, its ranks in turn."""
 
     def __init__(self, models: Sequence[Model], *, send: Send = copy) -> None:
-        """models: of each rank. send: writes drawn tokens to where they leave for, as `copy`."""
+        """models: of each rank. send: writes drawn tokens to their destination, as `copy`."""
         self.models = models
         self.is_last = models[0].layers.is_last
         self._is_first = models[0].layers.is_first
@@ -70,7 +70,7 @@ class EagerIteration:
     def steps(self, index: int, rank: RankSlot, work: Work) -> Steps[torch.Tensor]:
         """Computes one rank's carry-over and layers, and in the last stage the most likely tokens.
 
-        Returns in the last stage the rank's logits, [rows, its share of the vocabulary], else what has left.
+        Returns the rank's logits, [rows, its share of the vocabulary], in the last stage, else the stage's output.
         """
         batch, num_tokens = device_views(rank.device, work.shape), work.shape.num_tokens
         if self._is_first:

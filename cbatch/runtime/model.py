@@ -87,7 +87,7 @@ class PagedModel:
             model: made by `weights.load_model`, with `ATTENTION_NAME` for its attention.
             compiled: let `torch.compile` fuse what lies between the attentions, in place, layer by layer: all layers run
                 the same code, which is compiled at the first call and at the first one with another number of tokens.
-            send: writes hidden states to where they leave for.
+            send: writes hidden states to their destination.
             greedy: finds the most likely tokens, as `sampling.greedy`.
         """
         self.cache, self.layers = cache, cache.layers

@@ -1,1 +1,1 @@
-"""What only makes the runtime fast: fused model and kernels, attention, matrix products, graph shapes."""
+"""Optimizations of the runtime: fused model and kernels, attention, matrix products, graph shapes."""

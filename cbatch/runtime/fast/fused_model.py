@@ -48,8 +48,8 @@ class Layer(NamedTuple):
 class FusedModel:
     """Same interface and tokens as `PagedModel`; in bfloat16 equal up to rounding.
 
-    A pipeline changes no bit: what leaves a stage is the sum that one GPU would normalise, in float32. With an exchange it
-    computes one rank's share: `shards.shard` makes the model and `topology.share_of` the spec.
+    A pipeline changes no bit: a stage sends the float32 sum that a single GPU would normalise next. With an exchange the model
+    computes one rank's share: `shards.shard` makes the modules and `topology.share_of` the spec.
     """
 
     def __init__(

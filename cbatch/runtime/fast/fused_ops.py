@@ -71,8 +71,8 @@ def add_norm(
     Args:
         parts: [splits, tokens, hidden]; None if there is nothing to add.
         residual: [tokens, hidden].
-        source: [tokens, hidden]; the residual stream as it arrives from another GPU, where `residual` is yet unwritten.
-        meeting: at which the product that made `parts` was stored for the other ranks; theirs are waited for and added.
+        source: [tokens, hidden]; the residual stream that arrives from another GPU, while `residual` is still unwritten.
+        meeting: where the product that made `parts` stored them for the other ranks; the kernel waits for their parts and adds them.
 
     Returns:
         [tokens, hidden], the input of the next product.
@@ -98,7 +98,7 @@ def add_norm(
         DEPENDENT=dependent,
         RANK=awaited.rank.index,
         RANKS=awaited.rank.size,
-        num_warps=16 if num_tokens == 1 else 8,  # of a single program the latency counts
+        num_warps=16 if num_tokens == 1 else 8,  # latency limits a single program
         launch_pdl=dependent and source is None,  # a stage's first kernel has no predecessor
     )
     return out

@@ -67,7 +67,7 @@ class Product:
             out.copy_(parts[0] if len(parts) == 1 else parts.sum(0))
 
     def _tiling_of(self, x: torch.Tensor, meeting: Meeting | None) -> Tiling | None:
-        """Return the tiling for as many rows; None: the library multiplies them. A meeting has no room for more parts."""
+        """Return the tiling for the rows of `x`; None: the library multiplies them. A meeting has no room for more parts."""
         if len(x) <= FEW_ROWS:
             return self.tiling
         return self.wide if len(x) <= MAX_ROWS and meeting is None else None

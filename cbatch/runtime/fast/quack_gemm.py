@@ -1,8 +1,8 @@
 """Products with more rows than our own kernel takes, by quack's kernels for Hopper.
 
-cuBLAS chooses tiles by heuristics of its own. Here a tile is chosen whose number fills the multiprocessors in whole waves, and a
-gated product applies SiLU(gate) * up before it leaves the chip: the gates and ups of 1,024 tokens of Llama-3.1-8B, 57 MB, would be
-written and read again.
+cuBLAS chooses tiles by its own heuristics. Here the tile is chosen so that all tiles fill the multiprocessors in whole waves, and a
+gated product applies SiLU(gate) * up on chip. Otherwise the gates and ups of 1,024 tokens of Llama-3.1-8B, 57 MB, would be written
+and read again.
 """
 
 from importlib import import_module
@@ -36,13 +36,13 @@ _GATED = (
 _PLAIN = (Tile(256, 192), Tile(128, 240, paired=True))
 
 _WORTH = 0.93
-"""Share of the multiprocessors' time in which they must compute; on one H200, with 256 to 2,048 rows of three models, tiles that do
-were from 12% faster than cuBLAS to 3% slower, most of them faster."""
+"""Least share of the multiprocessors' time in which a tile lets them compute. On one H200, with 256 to 2,048 rows of three models,
+such tiles were from 12% faster than cuBLAS to 3% slower, most of them faster."""
 
 
 MOST_ROWS = 2048
-"""With more rows every tile fills the multiprocessors, and tells nothing of its speed: on an H100 the products of 45,248 and 65,472 rows
-took 1.2 and 1.5 times as long as cuBLAS's, those of 23,104 and 32,320 as long."""
+"""With more rows every tile fills the multiprocessors, so that their share does not predict the speed: on an H100 the products of
+45,248 and 65,472 rows took 1.2 and 1.5 times as long as cuBLAS's, those of 23,104 and 32,320 rows equally long."""
 
 
 def quack_product(x: torch.Tensor, weight: torch.Tensor, num_processors: int, *, gated: bool) -> torch.Tensor | None:
@@ -77,7 +77,7 @@ def _multiply(x: torch.Tensor, weight: torch.Tensor, tile: Tile, *, gated: bool)
 
 
 def choose_tile(rows: int, outputs: int, num_processors: int, *, gated: bool) -> Tile | None:
-    """The tile with which the multiprocessors compute in the largest share of the time, the larger one of equals; None: cuBLAS is faster."""
+    """Returns the tile that keeps the multiprocessors computing for the largest share of the time, the larger on a tie; None: use cuBLAS."""
     if rows > MOST_ROWS:
         return None
     share, tile = max(
@@ -103,7 +103,7 @@ def why_not_quack(spec: ModelSpec, device: torch.device) -> str:
                 _multiply(zeros[:rows], zeros, tile, gated=gated)
     except ImportError:
         return "quack-kernels, which flash-attn-4 brings, is not installed"
-    except Exception as error:  # whatever its compiler meets there
+    except Exception as error:  # its compiler may raise anything on this machine
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return ""
 

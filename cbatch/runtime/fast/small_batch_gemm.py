@@ -63,8 +63,8 @@ class Tiling(NamedTuple):
 def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool, wide: bool = False) -> Tiling | None:
     """Return a tiling for a matrix, or None if none divides it evenly.
 
-    Of those tried on an H200, tiles of 64 outputs and as many splits as needed are best for few rows, or tiles of 128 if
-    there are enough of them and they are not gated, which reads two weights for each.
+    Of the tilings tried on an H200, tiles of 64 outputs with as many splits as needed are best for few rows, or tiles of 128
+    if there are enough of them and the product is not gated: a gated one reads two weights per output.
 
     Args:
         outputs: of the product; if gated, half the matrix's.

@@ -36,7 +36,7 @@ from cbatch.runtime.weights import can_fuse, load_model, move_stages
 class GpuExecutor(StreamExecutor):
     """A `StreamExecutor` on CUDA streams.
 
-    attention, products: the kernels in use for attention and large matrix products, and why no faster ones.
+    attention, products: the kernels in use for attention and large matrix products, and why faster ones are not.
     iteration: of the first stage; has the number of replayed iterations and the cost of the captures.
     """
 
@@ -154,7 +154,7 @@ def _load(
 def _weights(
     spec: ModelSpec, layers: Sequence[Layers], ranks: Sequence[Rank], devices: Devices
 ) -> list[PreTrainedModel]:
-    lanes = zip(*devices, strict=True)  # of each rank its GPU in each stage
+    lanes = zip(*devices, strict=True)  # each rank's GPU in every stage
     if spec.path is None and spec.weight_bytes > TOO_LARGE:
         return [draw_shard(spec, rank, layers, lane) for rank, lane in zip(ranks, lanes, strict=True)]
     whole = load_model(spec, devices[0][0] if spec.path is None else torch.device("cpu"))

@@ -132,8 +132,8 @@ class CudaEvent:
 class CudaStream:
     """A stream on each GPU of a tensor-parallel group, never the default stream; events and waits treat them as one stream.
 
-    The body of an operation enqueues kernels or copies, on the current stream of each GPU, and returns. What one GPU
-    needs of another's in the same operation, or in the one before, its kernels wait for.
+    The body of an operation enqueues kernels or copies, on the current stream of each GPU, and returns. The kernels
+    themselves wait for results of other GPUs from this operation or the previous one.
 
     streams: of each GPU.
     """

@@ -1,16 +1,16 @@
-"""The ranks of a tensor-parallel group meet in each other's memory: no kernel but those that compute, no host in between.
+"""Exchanges partial sums among tensor-parallel ranks, in each other's memory: no extra kernels, no host in between.
 
     rank 0   product: stores its parts for itself and in rank 1's box, counts --+ +--> add_norm: waits for the count, adds
     rank 1   product: stores its parts for itself and in rank 0's box, counts --+-+--> the parts in the order of the ranks
 
 A product's programs each add 1 to a counter in the memory of every other rank once their parts are stored there (release,
 system scope); the kernel that adds the parts waits until its counter for each rank has risen by that many (acquire). So
-the residual stream has the same bits on all ranks. Counters only ever rise, and what they must reach stays on the device,
-so a captured graph can be replayed: each meeting of an iteration leaves it for the next one, the last for the first.
+the residual stream has the same bits on all ranks. Counters only rise, and their targets stay on the device, so a captured
+graph can be replayed: each meeting of an iteration stores the target of the next one, the last meeting that of the first.
 
-Two boxes in turn suffice: a rank stores in a box again only after a meeting for which all others were done with reading it.
+Two alternating boxes suffice: a rank reuses a box only after a meeting before which all others had finished reading it.
 
-Until `start` what must be reached is so low that no kernel waits: ranks may be compiled, captured and timed one by one.
+Until `start` the targets are so low that no kernel waits: ranks may be compiled, captured and timed one by one.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def tell_others(counters_ptr, RANK: tl.constexpr, RANKS: tl.constexpr):  # type:
 
 @triton.jit
 def wait_for_others(arrived_ptr, base_ptr, next_ptr, num_signals, is_first, RANK: tl.constexpr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait until all programs of the others have counted; the first program says what the next meeting starts from."""
+    """Wait until all programs of the others have counted; the first program stores the base of the next meeting."""
     target = tl.load(base_ptr) + num_signals
     for peer in tl.static_range(RANKS):
         if peer != RANK:
@@ -142,7 +142,7 @@ class Meeting:
 
 
 class Awaited(NamedTuple):
-    """What a kernel that waits at a meeting is given. tensors: inbox, arrived, base and following."""
+    """Arguments of a kernel that waits at a meeting. tensors: inbox, arrived, base and following."""
 
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
     box: int
@@ -197,7 +197,7 @@ class Exchange:
         )
 
     def meet(self, others: Sequence["Exchange"]) -> None:
-        """Learn where the others' memory is. others: of all ranks in order, this one included."""
+        """Note the addresses of the others' memory. others: of all ranks in order, this one included."""
         device, index = self.arrived.device, self.rank.index
         places = [index - (other.rank.index < index) for other in others]  # of its box at each other rank
         boxes = [
@@ -233,7 +233,7 @@ class Exchange:
 
 
 def connect(exchanges: Sequence[Exchange]) -> None:
-    """Let the ranks of a group know each other."""
+    """Exchange addresses among the ranks of a group."""
     for exchange in exchanges:
         exchange.meet(exchanges)
 

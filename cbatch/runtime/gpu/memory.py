@@ -16,8 +16,8 @@ GRAPH_SHARE = 0.5
 """Memory of the captured graphs, as a share of the activations of the largest iteration: their shapes are smaller."""
 
 TOO_LARGE = 100e9
-"""Bytes of weights above which random ones are drawn where they are kept, not all on the first GPU. It depends on the model,
-not on the machine, so every split of a model has the same weights."""
+"""Random weights of more bytes are drawn where they are kept, not all on the first GPU. The limit is compared with the model's
+size, not with the machine's memory, so every split of a model has the same weights."""
 
 BOX_ROWS = 512
 """Fewest rows of parts that ranks hold for each other: 64 rows of a product whose inputs are split into eight."""

@@ -1,4 +1,4 @@
-"""What leaves a stage of a pipeline: one kernel stores it in the memory of the next stage's GPU.
+"""Sends the output of a pipeline stage: one kernel stores it in the memory of the next stage's GPU.
 
 PyTorch's own copies between GPUs make both wait for each other by events, which a graph cannot capture. A store needs
 peer access, which `devices.choose_devices` checks and switches on.

@@ -13,11 +13,11 @@ import torch
 Result = TypeVar("Result")
 Part = TypeVar("Part")
 Steps = Generator[None, None, Result]
-"""What a rank computes; it yields where it needs what the others have computed so far."""
+"""A rank's computation, which yields where it needs results of the other ranks."""
 
 
 def finish(steps: Steps[Result]) -> Result:
-    """Computes the steps of one rank without waiting for others: of the only one, or to capture them."""
+    """Computes the steps of one rank without waiting for others: of a single rank, or during a capture."""
     while True:
         try:
             next(steps)
@@ -27,7 +27,7 @@ def finish(steps: Steps[Result]) -> Result:
 
 
 def lockstep(ranks: Sequence[Steps[Result]], places: Sequence[torch.Tensor]) -> list[Result]:
-    """Computes all ranks in turn, each up to where it yields: none waits for what has not been enqueued.
+    """Computes all ranks in turn, each up to its next yield: no rank waits for work that has not been enqueued.
 
     places: a tensor on each rank's device, which is the current one while the rank computes.
 

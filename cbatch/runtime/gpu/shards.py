@@ -1,4 +1,4 @@
-"""One rank's share of a model: its weights, slices of the whole or drawn where they are kept, and on a CPU its computation."""
+"""Makes one rank's share of a model: weights, sliced from the whole or drawn on the rank's device, and on a CPU the computation."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -18,7 +18,7 @@ from cbatch.runtime.weights import load_skeleton, transformers_config
 BY_OUTPUTS = ("q_proj", "query_key_value", "gate_proj", "up_proj", "dense_h_to_4h", "lm_head", "embed_out")
 BY_KV_HEADS = ("k_proj", "v_proj")
 BY_INPUTS = ("o_proj", "dense", "down_proj", "dense_4h_to_h")
-"""Matrices of which each rank has some outputs, those of its key-value heads, or some inputs; it has all of the others."""
+"""Matrices of which each rank has some outputs, the outputs of its key-value heads, or some inputs. Other matrices are not split."""
 
 
 def shard(
@@ -26,7 +26,7 @@ def shard(
 ) -> PreTrainedModel:
     """A copy of the model whose matrices are one rank's shares, each stage's on the rank's device in this stage.
 
-    Projections that are shared out by inputs give partial sums; a bias of theirs is in the first rank's.
+    Projections split by inputs give partial sums, of which only the first rank's includes the bias.
     """
     return _share_out(model, spec, rank, layers, devices, lambda name, weight, device: weight)
 
@@ -62,7 +62,7 @@ def _share_out(
     devices: Sequence[torch.device],
     whole: Callable[[str, Tensor, torch.device], Tensor],
 ) -> PreTrainedModel:
-    """whole: returns the values of a parameter, of which a rank gets its share, from its name, itself and its device."""
+    """whole: called with a parameter's name, the parameter and its device; returns the values that the ranks share."""
     places = {index: device for part, device in zip(layers, devices, strict=True) for index in range(*part[:2])}
     embedding = cast(Any, model.get_input_embeddings()).weight
     tied = cast(Any, model.get_output_embeddings()).weight is embedding
@@ -84,7 +84,7 @@ def _share_out(
 
 
 def _share(weight: Tensor, name: str, spec: ModelSpec, rank: Rank) -> Tensor:
-    """The part of a parameter that a rank has: of a weight, [outputs, inputs], or a bias, [outputs]."""
+    """Returns a rank's part of a parameter: of a weight, [outputs, inputs], or a bias, [outputs]."""
     *_, module, kind = name.split(".")
     if module in BY_OUTPUTS:
         return weight[rank.share(len(weight))]
@@ -104,7 +104,7 @@ def _own(weight: Tensor, device: torch.device) -> torch.nn.Parameter:
 class ShardedModel(PagedModel):
     """Same interface as `PagedModel`, for the model that `shard` makes. The modules of each layer are unchanged.
 
-    Every rank has the whole residual stream, and adds the parts of all ranks to it in their order: it stays the same bits.
+    Every rank has the whole residual stream, and adds the parts of all ranks in the same order: the stream is bit-identical on all.
     """
 
     def __init__(

@@ -70,6 +70,6 @@ def _why_not_flash4(spec: ModelSpec, is_hopper: bool) -> str:
         import_module("flash_attn.cute")
     except ImportError:
         return "flash-attn-4 is not installed"
-    except Exception as error:  # whatever its libraries meet there
+    except Exception as error:  # its libraries may raise anything on this machine
         return f"flash-attn-4 cannot be loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return ""

@@ -1,7 +1,7 @@
-"""Decodes by our own kernel, prompt chunks by one that is made for them.
+"""Computes decodes by our own kernel, prompt chunks by a kernel for many queries.
 
-A kernel for many queries leaves the memory idle between its tiles where each request has one query, and unless it
-splits contexts, most of the GPU too.
+With one query per request, a kernel for many queries leaves the memory idle between its tiles, and most of the GPU idle
+unless it splits contexts.
 """
 
 from typing import Protocol
@@ -50,7 +50,7 @@ class SplitAttention:
         return self._decodes.write(out, query, keys, values, batch, scaling)
 
     def _chunk_rows(self, batch: Fields[Tensor], bounds: Bounds) -> Rows:
-        """Selected once per iteration: the calls of its layers share a batch."""
+        """Returns the rows of the chunks, selected once per iteration: the calls of all layers share a batch."""
         if batch is not self._batch or self._rows is None:
             self._batch, self._rows = batch, chunk_rows(batch, bounds)
         return self._rows

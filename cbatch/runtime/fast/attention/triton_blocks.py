@@ -43,7 +43,7 @@ is divided into few shares. Measured on an H200: 5% faster than FEW_HEADS with t
 slower with the 8 of Llama 3.1 8B."""
 
 LEAST_FOR_MANY = 16
-"""Fewest kv heads for which MANY_HEADS is used; between the two that were measured."""
+"""Fewest kv heads for which MANY_HEADS is used; lies between the two measured numbers."""
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def pages_of(  # type: ignore[no-untyped-def]
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the page of a block; of each of its tokens, [BLOCK], where pages are smaller. Beyond the context: its last page."""
+    """Return the page of a block, or where pages are smaller, of each of its tokens, [BLOCK]. Beyond the context: its last page."""
     last = (context - 1) // PAGE
     index = (block * BLOCK + tl.arange(0, BLOCK)) // PAGE if PAGE < BLOCK else block // (PAGE // BLOCK)
     return tl.load(table_ptr + tl.minimum(index, last))
@@ -130,7 +130,7 @@ class Sizes(NamedTuple):
             query: [tokens, heads, head dim].
             keys: [pages, page size, kv heads, head dim].
             block: tokens of a step.
-            programs: that should fit on one multiprocessor.
+            programs: number that should fit on one multiprocessor.
         """
         num_heads, dim = query.shape[1:]
         page, kv_heads = keys.shape[1:3]
