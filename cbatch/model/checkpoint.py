@@ -109,7 +109,7 @@ def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[s
         key: value
         for key, value in content.items()
         if key not in _COMPUTED.intersection(defaults) | _HARMLESS and not key.startswith("_")
-        if hasattr(config, key) and (value != defaults[key] if key in defaults else value)  # others: of generation
+        if hasattr(config, key) and (value != defaults[key] if key in defaults else value)  # others are for generation
     }
     for key, value in config.rope_parameters.items():
         number = key in _ROPE_NUMBERS and isinstance(value, int | float)
@@ -201,7 +201,7 @@ class Vocabulary:
         try:
             tokenizer = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
             if len(tokenizer) <= len(tokenizer.all_special_ids):
-                raise ValueError("it has no tokens but special ones")  # what `transformers` makes of no file
+                raise ValueError("it has no tokens but special ones")  # `transformers` made it without files
             if not tokenizer.is_fast:
                 raise ValueError("it is not one of the package tokenizers")
         except Exception as error:

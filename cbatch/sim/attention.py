@@ -38,7 +38,7 @@ class AttentionRates:
     seconds_per_context_token: NotNegative = 0.0
 
     def of(self, share: ModelSpec) -> "RateAttention":
-        """For one GPU's share of a model."""
+        """Returns the seconds for one GPU's share of a model."""
         kv_bytes = 2 * share.num_kv_heads * share.head_dim * DTYPE_BYTES[share.dtype]
         return RateAttention(
             self,
@@ -80,9 +80,9 @@ class TableAttention:
         all contexts evenly among the multiprocessors does not depend on it.
     mixed_decodes: the same for decodes that share an iteration with a chunk, if measured to differ.
     seconds_per_score: at the device's largest rate; no chunk outside the measured range is faster.
-    shared_reads: the share of its time that reading a token of context saves if another decode reads it, too, against decodes: it then
-        comes from a cache of the GPU. None: it saves nothing.
-    least_read: the share of the time of reading all context from memory that reading it from that cache takes.
+    shared_reads: the share of the time of reading a token of context that is saved if another decode reads it, too, as it then comes
+        from a cache of the GPU; against decodes. None: nothing is saved.
+    least_read: the time of reading all context from that cache, as a share of the time of reading it from memory.
     """
 
     chunks: ChunkGrid
@@ -99,12 +99,12 @@ class TableAttention:
 
     @cached_property
     def _reach(self) -> Callable[[int], float]:
-        """Returns the largest context in all that the table of decodes covers, for a number of them."""
+        """Returns a function from a number of decodes to the largest total context that their table covers."""
         return cache(lambda number: number * self.decodes.reach(number))
 
     @cached_property
     def _saved(self) -> Callable[[int], float]:
-        """Returns the share of the time of reading a shared token that is saved, for a number of decodes."""
+        """Returns a function from a number of decodes to the saved share of the time of reading a shared token."""
         shared = self.shared_reads
         return cache(lambda number: 0.0 if shared is None else max(shared.at(number), 0.0))
 

@@ -148,7 +148,7 @@ class ProfileCost:
         return self._execute(shape, tables, self._token_times(tables, shape.num_tokens))
 
     def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
-        """As `execute`, of the iterations that follow one of decodes (`following_decodes`), with their shapes."""
+        """Yields shape and times, as `execute`, of the iterations that follow an iteration of decodes (`following_decodes`)."""
         tables, num_tokens = self._tables(shape), shape.num_tokens
         token_times = self._token_times(tables, num_tokens)
         for following in following_decodes(shape):
@@ -170,7 +170,7 @@ class ProfileCost:
         return self._graphs is not None and self.graph_tokens(shape) is None
 
     def graph_tokens(self, shape: BatchShape) -> int | None:
-        """Tokens of the captured graph that computes an iteration; None: of none."""
+        """Tokens of the captured graph that computes an iteration; None: no graph computes it."""
         if (graphs := self._graphs) is None:
             return None
         key = (shape.num_tokens, bool(shape.chunks or shape.num_padding))
@@ -192,7 +192,7 @@ class ProfileCost:
     def provenance(self, asynchronous: bool | None = None, *, own_host: bool = False) -> dict[str, Any]:
         """The profile, its error, what was not measured, and extrapolated iterations; part of every simulated result.
 
-        asynchronous: the loop; None: of neither. own_host: the host time is not the profile's.
+        asynchronous: the loop; None: neither loop. own_host: the host time is not the profile's.
         """
         profile, origins = self.profile, self.origins()
         known = profile.error_of(self.spec, self.topology.num_gpus, asynchronous)
@@ -234,7 +234,7 @@ class ProfileCost:
         return _Tables(parts.linear, parts.other, parts.head, factor, factor * self._layers, {}, {})
 
     def _tables(self, shape: BatchShape) -> _Tables:
-        """More decodes than were measured alone are closer to as many prompt tokens: their products bound them."""
+        """Returns the tables for a shape. More decodes than were measured alone are closer to as many prompt tokens: products dominate both."""
         if shape.chunks or shape.num_padding or shape.num_decodes > self._most_decodes:
             return self._mixed
         return self._decode_only

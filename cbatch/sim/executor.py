@@ -80,9 +80,9 @@ class SimExecutor(Executor):
         return self.num_stages == 1 and (type(self).launch, type(self).wait) == (SimExecutor.launch, SimExecutor.wait)
 
     def repeat(self, step: Step, num_times: int, until: float, in_flight: Span | None) -> Iterator[Turn]:
-        """Launches the batches that follow `step`, one of decodes, and waits after each for the one before, as `launch` and `wait` do.
+        """Launches the batches that follow `step`, a batch of decodes; waits after each launch for the previous batch, as the engine does.
 
-        num_times: at most; none is planned from `until` on. in_flight: `step`, if it is; None: each batch is waited for itself.
+        num_times: most batches; none is planned from `until` on. in_flight: `step`, if it is in flight; None: waits for each batch itself.
         """
         host, stages, clock, now = self.host.of(len(step.requests)), self._stages, self._gpu_clock, self._now
         for shape, times in islice(self._profile.execute_decodes(step.shape()), num_times):

@@ -90,7 +90,7 @@ class BilinearGrid(NamedTuple):
         return self._replace(seconds=tuple(tuple(value * factor for value in row) for row in self.seconds))
 
     def breakpoints(self, most: float, farthest: float) -> Iterator[tuple[float, float]]:
-        """Between these pairs of size and column, up to `most` and `farthest`, the interpolation has no corner."""
+        """Yields pairs of size and column, up to `most` and `farthest`; between them the interpolation has no corner."""
         for size, columns in [*zip(self.sizes, self.columns, strict=True), (most, self.columns[-1])]:
             for column in (*columns, farthest):
                 yield size, column

@@ -15,7 +15,7 @@ MEASURED = "hardware whose links were measured"
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Seconds against bytes: tables in a file, and in closed form (`Affine`) what a program makes up.
+    """Seconds against bytes: tables in a file, or closed forms (`Affine`) from a program.
 
     all_reduce: measured, by the number of participating GPUs, each of which contributes that many bytes.
     within_node, between_nodes: one GPU to another.

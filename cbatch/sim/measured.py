@@ -1,4 +1,4 @@
-"""What a profile's file holds of a model: the measured times of its parts, and of the host."""
+"""The part of a profile's file about a model: the measured times of its parts, and of the host."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -152,10 +152,10 @@ class Measured:
         return replace(self._scaled(layer, layer, layer, 1.0), exchange=_scaled(self.exchange, layer))
 
     def share_out(self, spec: ModelSpec, num_gpus: int) -> "Measured":
-        """Estimates the tables of one of the GPUs that share every layer, from those of one that has them alone.
+        """Estimates the tables of one of several GPUs that share every layer from the tables of a single GPU.
 
-        Products take a GPU's share of the time, attention that of its key-value heads, small operations all of it. On two
-        H200s that was 5% off (mean over iterations of two models), rates of kernels 9%.
+        Products take a GPU's share of the time, attention the share of its key-value heads, small operations all of it. On two
+        H200s this estimate was 5% off (mean over iterations of two models), an estimate from rates of kernels 9%.
         """
         part = 1 / num_gpus
         heads = Topology(num_gpus, gpus_per_node=num_gpus).share(spec).num_kv_heads / spec.num_kv_heads
@@ -184,7 +184,7 @@ def _scaled(table: Table | None, factor: float) -> Table | None:
 class MeasuredModel:
     """The tables of a model by tensor-parallel degree.
 
-    num_layers: that the tables cover. host: of this model; None: the profile's.
+    num_layers: layers that the tables cover. host: host times of this model; None: the profile's.
     shape: `ModelSpec.shape` of the model; empty: not stated, its name alone counts.
     """
 
@@ -194,7 +194,7 @@ class MeasuredModel:
     tensor_parallel: Mapping[NumGpus, Measured]
 
     def differs(self, spec: ModelSpec) -> set[str]:
-        """Returns in what a model differs from the measured one: keys of `shape`."""
+        """Returns the keys of `shape` in which a model differs from the measured one."""
         return {key for key, number in self.shape.items() if number != spec.shape.get(key)}
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:

@@ -11,10 +11,10 @@ from cbatch.sim.stages import Cause, Span
 
 
 class PlanningExecutor(SimExecutor):
-    """Simulated GPUs whose host takes, besides its host time, as long for each plan as the policy's code takes on this machine.
+    """Simulated GPUs whose host also spends on each plan the time that the policy's code takes on this machine.
 
     num_plans, planning_seconds: plans that were launched, and the processor time that they took.
-    delay_seconds: by which the device began iterations later for it: what exceeds the device's slack.
+    delay_seconds: by which the device began iterations later: the planning time beyond the device's slack.
     """
 
     def restart(self) -> None:

@@ -1,4 +1,4 @@
-r"""A GPU under its power limit: how fast it computes depends on what it computed before.
+r"""A GPU under its power limit: its speed depends on the preceding iterations.
 
     clock  full |----\            /-----
                 |     \__________/
@@ -66,7 +66,7 @@ class PowerLimit:
         return Pace(gain, loss, (gain + loss) / self.reserve_seconds)
 
     def decodes(self, num_decodes: int) -> "Decodes":
-        """What the pace of so many decodes alone is computed from."""
+        """Returns the measured values that determine the pace of this many decodes alone."""
         return Decodes(_held(self.decode_loss, num_decodes), _held(self.rise_seconds, num_decodes))
 
 
@@ -77,7 +77,7 @@ class Decodes(NamedTuple):
     rise: float
 
     def pace(self, seconds: float) -> Pace:
-        """The pace of decodes alone that take so many seconds in the steady state."""
+        """The pace of decodes alone that take this many seconds in the steady state."""
         return Pace(0.0, self.loss * seconds, seconds / self.rise)
 
 

@@ -23,8 +23,8 @@ MEMORY_SHARE = 0.9
 
 
 CACHE_BYTES_PER_SECOND = 6.2e12
-"""At which decodes read context from the L2 cache of an H100; measured are 5.2 (64 contexts of 1,344 tokens that share 1,024) to 6.5 (8
-of 60,000 that share 50,048; 2026-11-26, 91d30029). An H200 has the same multiprocessors."""
+"""Rate at which decodes read context from the L2 cache of an H100: measured as 5.2e12 (64 contexts of 1,344 tokens that share 1,024) to
+6.5e12 (8 of 60,000 that share 50,048; 2026-11-26, 91d30029). An H200 has the same multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Card:
 
 
 PEAK = 1.3
-"""The peak of a data sheet over the largest measured rate, at most; what is faster cannot have been measured."""
+"""Upper bound of a data sheet's peak over the largest measured rate: faster products cannot have been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Seconds of all that one GPU computes for its share of a model, of one layer: measured, or estimated.
+    """Seconds of all operations of one GPU for its share of one layer: measured, or estimated.
 
-    measured: what was measured, of one layer.
+    measured: the measured tables, of one layer.
     estimated: names of the parts that come from the ceilings, for lack of the model's tables and of rates of kernels, or
         that were inferred from other measurements.
     """
@@ -96,7 +96,7 @@ class Profile:
     origins: Annotated[Mapping[Place, str], Field(exclude=True)] = field(default_factory=dict)
 
     def measured_as(self, spec: ModelSpec) -> str:
-        """Returns the name of the measured model of this shape, "" if there is none; only its number of layers may be another.
+        """Returns the name of the measured model of this shape, "" if there is none; only the number of layers may differ.
 
         A checkpoint may have any name. A model of the same name comes first, then one of as many layers.
         """
@@ -105,7 +105,7 @@ class Profile:
         return min(fitting, key=lambda name: (name != spec.name, len(self.models[name].differs(spec))), default="")
 
     def of_model(self, spec: ModelSpec) -> MeasuredModel | None:
-        """What was measured of a model of this shape, if anything; see `measured_as`."""
+        """The measurements of a model of this shape, if there are any; see `measured_as`."""
         return self.models.get(self.measured_as(spec))
 
     def host_time(self, asynchronous: bool, spec: ModelSpec | None = None) -> HostTime:

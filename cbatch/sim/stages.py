@@ -56,7 +56,7 @@ class Cause(Enum):
 
 
 Activity = tuple[float, float, Cause, BatchShape]
-"""What an iteration, or the host, did in an interval: its begin, its end, the cause, the batch of the computed iteration."""
+"""An interval of an iteration, or of the host: its begin, its end, the cause, the batch of the computed iteration."""
 
 
 class Span(NamedTuple):
@@ -135,7 +135,7 @@ class Stages:
         return self._free_at[-1]
 
     def launch_alone(self, now: float, shape: BatchShape, times: StageTimes, saved: float, launched: float) -> Span:
-        """`launch`, where there is a single stage, which nothing but the host delays."""
+        """`launch` for a single stage, which only the host can delay."""
         account, begin, bubbles = self.accounts[0], self._free_at[0], 0.0
         if begin < now:
             bubbles, begin = self._account_idle(account, begin, now), now

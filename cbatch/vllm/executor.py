@@ -80,13 +80,13 @@ class Device:
 
 
 class SimulatedExecutor(Executor):
-    """Stands for vLLM's workers. A subclass says by which profile iterations are predicted."""
+    """Replaces vLLM's workers. A subclass chooses the profile that predicts iterations."""
 
     supported_tasks = ("generate",)
 
     @abstractmethod
     def cost(self) -> ProfileCost:
-        """Returns what predicts the iterations of the model that vLLM serves."""
+        """Returns the cost model for the model that vLLM serves."""
 
     def _init_executor(self) -> None:
         self._cost, config = self.cost(), self.model_config.hf_text_config
@@ -118,7 +118,7 @@ class SimulatedExecutor(Executor):
         return [{f"layers.{number}": layer for number in range(spec.num_layers)}]
 
     def determine_available_memory(self) -> list[int]:
-        """What the weights leave of vLLM's share of the memory, in bytes."""
+        """Returns the bytes of vLLM's share of the memory that the weights leave free."""
         share = self.cache_config.gpu_memory_utilization * self._cost.profile.memory_bytes
         return [int(share - self._cost.spec.weight_bytes)]
 
@@ -133,7 +133,7 @@ class SimulatedExecutor(Executor):
     def initialize_from_config(self, kv_cache_configs: Any) -> None: ...
 
     def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Calls of workers have nothing to do here: profiling, caches of images, sleep."""
+        """Ignores calls of workers, such as profiling, image caches and sleep."""
         return []
 
     def check_health(self) -> None: ...

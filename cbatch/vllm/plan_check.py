@@ -1,4 +1,4 @@
-"""Checks a plan over vLLM's state: the decodes that it begins with all at once, the others one by one."""
+"""Checks a plan over vLLM's state: the leading decodes all at once, the other requests one by one."""
 
 from numbers import Integral
 

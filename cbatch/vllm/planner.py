@@ -30,7 +30,7 @@ Clock = Callable[[], float]
 
 
 class Planner:
-    """The policy's side of the adapter: knows vLLM's scheduler only as what `VllmView` reads.
+    """The policy's side of the adapter: knows vLLM's scheduler only through `VllmView`.
 
     planned: tokens of the latest plan, by vLLM's ids.
     all_decode: it is one token of each running request, and nothing else.

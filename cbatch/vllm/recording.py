@@ -14,7 +14,7 @@ from cbatch.vllm.view import VllmView
 
 
 class Recording:
-    """The decision of each iteration is what vLLM scheduled, not what was planned: they differ where grants are smaller."""
+    """Records the tokens that vLLM scheduled in each iteration, which may be fewer than planned."""
 
     def __init__(self, recorder: Recorder, view: VllmView) -> None:
         self._recorder, self._view = recorder, view
@@ -23,7 +23,7 @@ class Recording:
         recorder.begin(Recorded(view.limits, view.kv.num_blocks, view.kv.block_size))
 
     def arrived(self, request: ServedRequest) -> None:
-        """The scheduler takes requests between iterations: `extra["waited"]` is the seconds since the API server had this one."""
+        """Adds `extra["waited"]`, the seconds since the API server had this request: vLLM takes requests between iterations only."""
         spec, waited = spec_of(request), max(time.time() - request.source.arrival_time, 0.0)
         self._recorder.request(replace(spec, extra={**spec.extra, "waited": waited}))
 

@@ -59,7 +59,7 @@ class _Policed:
         self._refused: list[tuple[int, str, str]] = []  # client, request and reason, to be told with the next output
 
     def leave(self: Any) -> None:
-        """The policy is followed no longer: its counts are logged, its recording ends."""
+        """Stops following the policy: logs its counts and ends its recording."""
         self._planner.close()
 
     @property
@@ -129,7 +129,7 @@ class _Policed:
     def _mamba_block_aligned_split(self: Any, request: Any, num_new_tokens: int, *computed: int) -> int:
         """Limits the tokens of a request to those planned; vLLM calls this for each request that it is about to schedule.
 
-        A newcomer with 0 tokens fetches its blocks from elsewhere. At 0 vLLM would not begin to, so 1 is returned.
+        A newcomer with 0 tokens fetches its blocks from elsewhere. vLLM would not begin to fetch at 0, so 1 is returned.
         """
         counts = self._steering.counts
         if computed and not num_new_tokens:

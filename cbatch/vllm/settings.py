@@ -1,4 +1,4 @@
-"""What the adapter needs to know beside the policy, and what it counts."""
+"""The adapter's settings besides the policy, and its counts."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -34,11 +34,11 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """mode: what follows from a plan that is illegal or an error of the policy.
+    """mode: the consequence of an illegal plan, or of an error of the policy.
 
     strict     the error ends vLLM's engine
     fallback   vLLM decides that iteration by its own rule; counted and logged
-    shadow     vLLM decides every iteration; the policy is asked, and where it would decide otherwise is counted
+    shadow     vLLM decides every iteration; the policy plans too, and differing decisions are counted
 
     cost: for `View.cost`. tile, batch: for `View.limits`; batch: None for vLLM's own (`--max-num-seqs`). patience: how long a policy
     may leave requests waiting while nothing is computed. recorder: of what vLLM decides.

@@ -1,4 +1,4 @@
-"""Lets vLLM's own `schedule()` carry out a plan: while it runs, it sees only what the plan names.
+"""Lets vLLM's own `schedule()` carry out a plan: while it runs, it sees only the planned requests.
 
     order, admission   `running`, `waiting` and vLLM's queue beside it hold the planned requests only, in the order of the plan
     token counts       `_mamba_block_aligned_split`, the one hook that vLLM calls for each request with its number of tokens
@@ -28,7 +28,7 @@ class Steering:
         self._scheduler = scheduler
         self._side = names_of(scheduler).side
         self.counts: dict[str, int] | None = None
-        self._hidden: tuple[Any, ...] | None = None  # what vLLM is to have again
+        self._hidden: tuple[Any, ...] | None = None  # vLLM's own state, to be restored
         self.preempted: set[str] = set()  # by the plan; for the output of the same iteration
 
     def preempt(self, plan: Plan) -> None:

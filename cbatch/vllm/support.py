@@ -26,10 +26,10 @@ _STATE = ("running", "waiting", "requests", "need_mamba_block_aligned_split", "k
 
 
 class Names(NamedTuple):
-    """What the tested versions call by different names.
+    """Names that differ between the tested versions.
 
-    side: the queue that vLLM looks at before `waiting`. blocked: requests that wait for something else than to be computed, or
-    did so. promote: returns whether such a request can be computed now, and marks it so.
+    side: the queue that vLLM looks at before `waiting`. blocked: requests that wait, or waited, for something other than
+    computation. promote: returns whether a blocked request can be computed now, and marks it so.
     """
 
     side: str

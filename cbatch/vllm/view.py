@@ -108,7 +108,7 @@ class VllmKVView(KVView):
         return len(freed) - len(taken) + sum(not block.ref_cnt for block in found)
 
     def look_again(self) -> None:
-        """vLLM's state has changed, or is about to."""
+        """Drops cached lookups: vLLM's state has changed, or is about to."""
         self._found.clear()
 
     def freed_by_preempting(self, request: Request) -> Freed:
@@ -178,6 +178,6 @@ class VllmView(View):
         return self._lacking
 
     def look_again(self) -> None:
-        """vLLM's state has changed, or is about to."""
+        """Drops cached lookups: vLLM's state has changed, or is about to."""
         self._lacking = None
         self.kv.look_again()
