@@ -7,6 +7,6 @@ import sys
 
 # `python -m experiments.run` begins; in a notebook or inside vLLM the collector is the process's own
 if sys.argv[0] == "-m":
-    gc.set_threshold(200_000)  # allocations: what imports, settings and requests make is hardly ever garbage
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as it starts, numpy would have idle threads look for work
+    gc.set_threshold(200_000)  # allocations: objects of imports, settings and requests are hardly ever garbage
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise numpy starts threads that poll for work
     atexit.register(gc.freeze)  # a process that ends need not look for garbage once more

@@ -1,4 +1,4 @@
-"""Runs policies from Python: `simulate`, `serve` and `compare` give what the commands `run` and `compare` give."""
+"""Runs policies from Python: `simulate`, `serve` and `compare` give the results of the commands `run` and `compare`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -76,7 +76,7 @@ def _compare(*arguments: str) -> int | None:
 
 
 def _check_policies(names: Sequence[str], baseline: str, metrics: Sequence[str]) -> None:
-    """Raises ConfigError before the first run for what could not be compared after the last."""
+    """Raises ConfigError before the first run for arguments that the comparison after the last run would refuse."""
     missing = next(name for name in names if not Path(name).is_dir())
     folders = any(Path(name).is_dir() for name in names) or "/" in missing.partition("(")[0]
     policies = [] if folders else option_names("policy", ",".join(names))
@@ -97,7 +97,7 @@ def _run_policies(policies: Sequence[str], options: Sequence[str], sweep: str) -
 
 
 def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
-    """Reads what the folders hold: a row for each run, or for each replication of a capacity search.
+    """Reads the results in the folders: a row for each run, or for each replication of a capacity search.
 
     The columns of `read_runs`, with labels that differ between folders, and: `replication`, `figures` (all figures as text),
     `served` (the workload without its seed), `others` (the settings but the policy's and seeds). Raises ConfigError: folders

@@ -49,12 +49,12 @@ def serve_into(settings: Settings, folder: Path, **options: Any) -> dict[str, An
 class Command(NamedTuple):
     """What a command does with its settings, by default a run.
 
-    config: file of its settings in conf/. read: makes settings of what Hydra composed, as `read_settings`.
+    config: file of its settings in conf/. read: makes settings from Hydra's composition, as `read_settings`.
     serve: as `serve_into`. result: name of the file with the figures, which is written last; empty if a finished run cannot be kept.
-    table: of the finished runs in and below a folder.
-    text, line: of a summary; of its name and the summary, in a sweep. stem: what the name of a new folder ends with.
-    alone: says what an interrupted single run leaves.
-    lacks: groups of conf/ that are not for it.
+    table: returns the table of the finished runs in and below a folder.
+    text: describes a summary. line: describes a name and its summary, in a sweep. stem: the end of a new folder's name.
+    alone: the message on what an interrupted single run leaves.
+    lacks: groups of conf/ that the command does not take.
     """
 
     config: str = "config"
@@ -73,7 +73,7 @@ RUN = Command(lacks=("slo:",))
 
 
 def read_checked(command: Command, composed: Composed) -> Settings:
-    """Reads the settings of a run, and checks what would be wrong after a long time only: its files.
+    """Reads the settings of a run, and checks early that its files exist.
 
     Raises:
         CbatchError: as `Command.read`; a file of the workload does not exist.
@@ -159,7 +159,7 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
 def _renumber(folder: Path, summary: Mapping[str, Any], number: int | None) -> None:
     """Stores the position of a finished run on this command line, which orders the tables of the sweep."""
     if summary["about"].get("number") != number and (folder / SUMMARY).is_file():
-        with suppress(OSError):  # a folder that may be read alone
+        with suppress(OSError):  # the folder may be read-only
             write_json(folder / SUMMARY, {**summary, "about": {**summary["about"], "number": number}})
 
 
@@ -218,5 +218,5 @@ def folder_name(overrides: str) -> str:
 
 
 def _for_a_path(name: str) -> str:
-    """Replaces what a shell or file system may not take: `'orca(x=1)'` becomes `orca_x=1`."""
+    """Replaces characters that a shell or file system may refuse: `'orca(x=1)'` becomes `orca_x=1`."""
     return re.sub(r"[^\w.,=+~-]+", "_", re.sub(r"[)']", "", name))

@@ -29,7 +29,7 @@ class _Lines:
 
 
 def bar(items: Iterable[Any] | None = None, *, delay: float, terminal: bool | None = None, **look: Any) -> "tqdm[Any]":
-    """Returns tqdm's bar, whose time left is in proportion to what is done so far.
+    """Returns tqdm's bar, which estimates the time left from the mean speed so far.
 
     Args:
         delay: seconds before a bar shows. terminal: False: a line is printed every 30 s instead; None: as stderr is.

@@ -78,7 +78,7 @@ def measure(
 ) -> dict[str, Any]:
     """Searches a capacity and writes its folder; returns what capacity.json holds. The arguments are those of `serve`.
 
-    Raises CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be capacity.
+    Raises CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be found.
     """
     began = time.perf_counter()
     if settings.slo == NO_SLO and not getattr(settings.workload, "tiers", None):

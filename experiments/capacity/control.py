@@ -1,6 +1,6 @@
 """A control variate: the same requests in a queue of one server, where a replication takes microseconds.
 
-Arrivals and lengths decide mostly whether a replication is unlucky. The queue's late requests explain 70 to 97% of the variance of
+Whether a replication is unlucky depends mostly on arrivals and lengths. The queue's late requests explain 70 to 97% of the variance of
 the violations of a policy with chunks. The queue's mean is known from many more replications, so the explained part can be
 subtracted (regression control; Lavenberg and Welch, "A perspective on the use of control variables", Management Science 27, 1981).
 The slope is estimated from the same replications, which gives the mean a bias of the order of 1 / replications.
@@ -21,7 +21,7 @@ Draw = Callable[[int, int], tuple[Floats, Floats]]
 
 _DRAWN = 2_000_000  # requests of the queue, in all replications
 LEAST_SIMULATED = 8  # simulated replications from which on a regression is worth its degree of freedom
-_DRAIN = 1.05  # how much higher the throughput of a full queue is without its last iterations, which are not full
+_DRAIN = 1.05  # a full queue's throughput without its last iterations, which are not full, over that with them
 
 
 class Control:
@@ -72,7 +72,7 @@ class Control:
 
 
 def draw_queue(workload: Workload) -> Draw | None:
-    """Returns what draws the replications of a workload for `Control`; None where only whole requests can be drawn."""
+    """Returns the function that draws replications of a workload for `Control`; None if only whole requests can be drawn."""
     if not isinstance(workload, OpenLoop):
         return None
 

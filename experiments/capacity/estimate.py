@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 _RESAMPLES = 2000
 _FEW = 10
-"""Replications with violations from which on they show how many violations a replication can have."""
+"""Fewest replications with violations that show how many violations a replication can have."""
 
 _MOST_ERRORS = 4.6
 """Most standard errors between the share and an end: the exact interval of a Poisson mean reaches as far above a single event.

@@ -110,7 +110,7 @@ def _begin_worker() -> None:
 
 
 def _read(path: Path, head: Mapping[str, Any], other_code: bool) -> dict[Any, Outcome]:
-    """Returns the simulations in a file with this head; a line that was cut off is none."""
+    """Returns the simulations in a file with this head; ignores a truncated line."""
     if not path.is_file():
         return {}
     lines = []

@@ -107,7 +107,7 @@ def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending],
 
 
 def _policy(overrides: Sequence[str]) -> tuple[Recipe, int, Patience, Eviction | None]:
-    """Returns what builds the policy that the overrides describe, its chunk, how long it may make no progress, and the eviction."""
+    """Returns the recipe of the policy that the overrides describe, its chunk, its patience, and the eviction."""
     check_effects(overrides, (*PLANS_BY, "patience", "prefix_cache", "eviction"), "check")
     defaults = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}"]
     settings = compose_run(*defaults, *overrides)  # the last value of a key counts

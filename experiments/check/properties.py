@@ -12,7 +12,7 @@ from cbatch.replay.decisions import Decision
 from experiments.check.scenario import LATER, Ending, History
 
 OVERTAKEN_LIMIT = 8
-"""A waiting request starves if more than this many times `batch` later ones are admitted before it."""
+"""A waiting request starves if more than this many times `batch` later requests are admitted before it."""
 
 
 class Violation(NamedTuple):

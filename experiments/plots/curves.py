@@ -55,7 +55,7 @@ AXES = {
     ),
     "kv": Axis("size of the KV cache [tokens]", ("kv_tokens",), "20000,40000,80000", log=True),
 }
-"""What an x axis is called, by a name for `x`."""
+"""Titles of x axes, by the names that `x` takes."""
 
 
 def latency_vs_rate(folder: Path, look: Look = PLAIN, percentiles: tuple[int, ...] = (50, 99)) -> Figure:

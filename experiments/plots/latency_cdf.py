@@ -83,7 +83,7 @@ def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
 
 
 def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: int, first: float = 0.5) -> None:
-    """The cumulative distribution of all runs' values, thinned out to quantiles if there are many; a band of the runs'.
+    """Draws the cumulative distribution of all runs' values, by quantiles if there are many, and a band of the single runs'.
 
     first: the place of the first of its four markers, 0 to 1, so that those of equal lines lie beside each other.
     """

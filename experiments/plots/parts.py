@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-_MOST_VALUES = 7  # that are labelled on an axis
+_MOST_VALUES = 7  # labels on an axis
 
 
 class _Apart(StrMethodFormatter):
-    """Labels the ticks of an axis, but on a narrow panel none whose text would touch the one before."""
+    """Labels the ticks of an axis, except those whose text would touch the previous one on a narrow panel."""
 
     def __init__(self, axis: Axis) -> None:
         super().__init__("{x:,.10g}")
@@ -39,12 +39,11 @@ class _Apart(StrMethodFormatter):
 
 
 def label_log(axis: Axis, values: Sequence[float] = ()) -> None:
-    """Labels a logarithmic axis, after drawing, with a few plain numbers however few decades it spans; ticks all multiples;
-    ends its name with "(log)".
+    """Labels a drawn logarithmic axis with a few plain numbers, however few decades it spans; adds minor ticks and "(log)".
 
-    Without a positive value, as of gaps between single tokens, no logarithmic axis can be drawn: it becomes linear.
+    Without positive values, such as gaps in outputs of one token, the axis becomes linear.
 
-    values: ascending; labels these instead, unless they are many, or too close to each other.
+    values: ascending; labels these instead, unless they are too many or too close to each other.
     """
     if isinf(axis.get_minpos()):
         axis.axes.set(**{"xscale" if axis is axis.axes.xaxis else "yscale": "linear"})

@@ -120,7 +120,7 @@ def _ratio(first: pd.DataFrame, second: pd.DataFrame, key: str) -> tuple[float, 
 
 
 def describe_points(runs: pd.DataFrame, x: str) -> str:
-    """Returns what a point stands for, for a heading; empty if for one run."""
+    """Returns a heading's text on the runs behind a point; empty if a point is a single run."""
     points = runs.assign(figures=runs["summary"].map(figures_text)).groupby(["label", x])
     sizes = points.size()
     if sizes.max() == 1:

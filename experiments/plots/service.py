@@ -17,7 +17,7 @@ from experiments.store.tables import read_service
 Seconds = Annotated[float, positive("seconds")]
 
 _POINTS = 400
-_MOST_CLIENTS = 8  # that have a line of their own, or one fewer and the others together
+_MOST_CLIENTS = 8  # legend entries: the clients, or the largest ones and one for all others
 _OTHERS: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.5}
 
 

@@ -36,7 +36,7 @@ _SHARED = {
     "workload.rate_scale": "rate scale ",
     "workload.pd_ratio": "P:D ",
 }
-"""Settings that a heading names if all runs share them, and what is written before their values."""
+"""Settings that a heading names if all runs share them, and the text before their values."""
 _HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH = 105, 125, 140  # characters in a line as wide as a page
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"

@@ -15,11 +15,11 @@
 `python -m experiments.profile card` measures how fast this card is against the profile of its kind, in about 20 seconds: two
 factors, of iterations with prompts and of decodes alone. Runs with hardware=FILE are then predicted for this card.
 
-    hardware     the profile; by default that of the card's kind      model  one that it has tables of; llama-3.1-8b
+    hardware     the profile; by default that of the card's kind      model  a model of the profile; default llama-3.1-8b
     output       the file; by default PROFILE-CARD, in cbatch/sim/profiles
 
-`python -m experiments.profile card records=FILE hardware=NAME [key=value ...]` fits the two factors to a server's requests, and the delay
-before every first token, by simulating them, without a GPU.
+`python -m experiments.profile card records=FILE hardware=NAME [key=value ...]` fits the two factors, and the delay before
+every first token, to a server's requests by simulating them, without a GPU.
 
     records      the folder of a run, or what `vllm bench serve --save-result --save-detailed` wrote
     key=value    the server, by the keys of `experiments.run`: policy=vllm_v1 model=... batch=... chunk=... kv_tokens=...

@@ -11,7 +11,7 @@ CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 16384, 65536)
 """Tokens of a chunk whose attention is measured. Long ones are few: between them time is linear in the scores."""
 
 BEFORE = (1024, 2048, 4096, 7168, 32768, 131072)
-"""Contexts before it, at least as long as the chunk: its attention hardly notices others."""
+"""Contexts before a chunk. Only those at least as long as the chunk are measured: shorter ones hardly change its attention."""
 
 CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192, 32768, 131072)
 """Contexts of decodes. The kernel reads them in blocks of 64 tokens, the last one half full here, as on average;
@@ -78,8 +78,8 @@ def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:
 def spread(number: int, mean: int, most: int) -> tuple[int, ...]:
     """Returns contexts of this mean, evenly from half to one and a half times as long, at most `most`, in mixed order.
 
-    Requests at different points of their outputs differ like that. Equal contexts are a special case: where they fill
-    every multiprocessor alike, as 33 requests of 8 KV heads do on 132, attention takes a fifth less time (H200).
+    Contexts of requests at different points of their outputs vary like this. Equal contexts are a special case: where they
+    fill every multiprocessor alike, as 33 requests of 8 KV heads do on 132, attention takes a fifth less time (H200).
     """
     half = min(mean // 2, most - mean)
     order = sorted(range(number), key=lambda index: index * GOLDEN % 1)

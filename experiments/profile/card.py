@@ -34,7 +34,7 @@ BESIDE = 32
 """Decodes beside the chunks."""
 
 ROUNDS = 3
-"""Times that each iteration is measured, in turn: a card's clock wanders over seconds."""
+"""Rounds in which every iteration is measured once: a card's clock drifts over seconds."""
 
 
 def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b", output: str = "") -> Path:

@@ -1,7 +1,7 @@
 """The speed of a server from its clients' records alone: two factors and a delay, fitted by simulating the same requests.
 
 Records are requests.csv of a run, or what `vllm bench serve --save-result --save-detailed` writes. The first half of the requests
-is fitted, the second half judged. The delay is the median of what simulated times to the first token lack.
+is fitted, the second half judged. The delay is the median of recorded minus simulated TTFT.
 """
 
 import json
@@ -48,8 +48,8 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
     """Fits a server's speed, and writes the profile with it; `experiments.profile.__main__` explains the options.
 
     server: keys of `experiments.run` that describe it.
-    Raises ConfigError: records that cannot be read, of a run with other keys, that simulation serves in part, or that
-    fitting does not predict better. CbatchError: as `experiments.run`.
+    Raises ConfigError: records that cannot be read, come from a run with other keys, are only partly served by simulation, or
+    are not predicted better after fitting. CbatchError: as `experiments.run`.
     """
     path = Path(records)
     recorded = read_records(path)
@@ -74,7 +74,7 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
             return card, delay, table.assign(**{key: table[key] + delay for key in (TTFT, END_TO_END)})
 
         def error(table: pd.DataFrame, part: slice) -> float:
-            """Returns the mean relative error of TTFT and TPOT: a few requests that a queue serves in another order hardly move it."""
+            """Returns the mean relative error of TTFT and TPOT, which hardly changes if a queue serves a few requests in another order."""
             return sum(float((table[key] / recorded[key] - 1)[part].abs().mean()) for key in (TTFT, TPOT))
 
         def fit(factors: Sequence[float]) -> float:
@@ -103,7 +103,7 @@ def _check_server(records: Path, settings: Settings) -> None:
 
 
 def _server(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what decides how a server orders its requests, by the keys of a command line."""
+    """Returns the settings that determine a server's order of requests, by the keys of a command line."""
     limits, identity = about["limits"], about["identity"]
     return {
         **{key: about[key] for key in ("policy", "model", "runtime")},
@@ -115,9 +115,9 @@ def _server(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def simulate(settings: Settings, profile: Profile, path: Path, number: int) -> pd.DataFrame:
-    """Returns so many requests in order of arrival, as the profile predicts them. path: for the profile's file.
+    """Returns the simulated requests in order of arrival. path: for the profile's file.
 
-    Raises ConfigError: fewer are served. CbatchError: as `serve`.
+    Raises ConfigError: fewer than `number` are served. CbatchError: as `serve`.
     """
     write_text(path, profile_text(profile))
     result = serve(replace(settings, hardware=str(path)), say=lambda line: None, bar=False)

@@ -105,7 +105,7 @@ def _measure_model(
         report("shares of kernels")
         alone, mixed = _shares(laboratory, machine, iterations) if on_gpu else (unknown, unknown)
         measured = laboratory.measured
-    del laboratory, machine  # their memory is the next machine's
+    del laboratory, machine  # frees memory for the next machine
     smaller = [_captured_by(make(batch=number), spec, iterations, report) for number in batches[:-1] if sizes]
     bases = dict(zip(batches, (*(base for _, base in smaller), iterations.mixed), strict=False)) if sizes else {}
     graphs = captured_graphs(decode_sizes, *(shorter for shorter, _ in smaller), sizes)

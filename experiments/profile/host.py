@@ -2,8 +2,8 @@
 
 In the synchronous loop this is the device's pause between two iterations: tokens downloaded and absorbed, the next
 iteration planned, packed, uploaded and launched. In the asynchronous loop it is the host's work per iteration without
-its waiting; the device does not notice it while its iterations take longer. Those are decodes, replayed from graphs: what
-launching operation by operation adds is measured apart.
+its waiting, which the iterations of the device hide if they take longer. Both are measured on decodes, replayed from graphs;
+the extra time of launching operation by operation is measured separately.
 """
 
 from itertools import pairwise
@@ -36,9 +36,9 @@ def host_times(server: Server, laboratory: Laboratory, vocabulary_size: int, cap
 
 
 def _host_time(server: Server, vocabulary_size: int, asynchronous: bool) -> HostTime:
-    """Fits a line without a fall through the host times of decodes, by least squares.
+    """Fits a line of non-negative slope to the host times of decodes, by least squares.
 
-    Measures again where other work on the machine hides the line, so that no time would be left without requests. If it always
+    Measures again if other work on the machine hides the line, so that its time for 0 requests is not above 0. If it always
     does, returns the shortest of the times last measured, the same for any number of requests.
     """
     for _ in range(_ATTEMPTS):

@@ -4,9 +4,9 @@ There are no real requests: the rows of a request table and the blocks of a KV p
 step is packed, uploaded, computed - by a captured graph where one fits - and downloaded, so iterations are timed as the
 runtime executes them, padding included. Knows nothing of policies or profiles.
 
-The iterations of some devices vary too much for differences of measured times, such as a CPU's. There an iteration takes a constant
-and a price each per token, per request, per token of context that decodes read, and per pair of tokens in the attention of prompts: no
-price is below 0.
+On some devices, such as CPUs, times vary too much for differences of measured iterations. There an iteration is fitted as a constant
+and non-negative prices per token, per request, per token of context that decodes read, and per pair of tokens in the attention of
+prompts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,15 @@ from cbatch.request_table import RequestTable
 from cbatch.sim.interpolation import scores
 
 WARM_UP_SECONDS = 0.1
-"""Prompts draw all the power that the GPU is allowed, and its clock follows: in this time it covers at least two
-thirds of the distance, also when decodes follow prompts. What is timed is near the steady state."""
+"""Prompts draw all the power that the GPU is allowed, and its clock follows. In this time the clock covers at least two
+thirds of the distance, also when decodes follow prompts: timed iterations are near the steady state."""
 
 LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
 """An iteration is repeated at least so often, and at least for so long, ..."""
 
 MOST_SECONDS, MOST_REPEATS = 0.5, 9
-"""... but no more often, and no longer. The median of three is right even if the host paused in one. Of iterations that alone
-take so long, the second is timed."""
+"""... but no more often, and no longer. The median of three is right even if the host paused in one. If a single iteration
+takes this long, only the second one is timed."""
 
 
 class Batch(NamedTuple):
@@ -90,7 +90,7 @@ class Laboratory:
         )
 
     def seconds(self, batch: Batch) -> float:
-        """Returns what an iteration of the batch takes. The batch must fit (`holds`)."""
+        """Returns the seconds of an iteration of the batch, which must fit (`holds`)."""
         return self.time(batch)
 
     def time(self, batch: Batch) -> float:

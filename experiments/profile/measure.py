@@ -3,9 +3,9 @@
     mixed iteration      = base (tokens) + attention of each chunk (tokens, context) + of the decodes (number, context)
     decodes alone        = base (decodes) + attention of the decodes (number, context)
 
-A base is an iteration with next to no attention. The attention of a chunk is what context before it adds, and of the
-chunk itself what half its length before it would add; that of decodes is what their contexts add to those of one token.
-So the sum is the measured iteration at every measured point, however kernels overlap.
+A base is an iteration with next to no attention. The attention of a chunk is the time that context before it adds; to the
+chunk itself, the time that a context of half its length would add. The attention of decodes is the time that their contexts add
+to contexts of one token. So the sum equals the measured iteration at every measured point, however kernels overlap.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,7 @@ class Iterations:
         before).
     mixed_decodes: attention of decodes beside a chunk, against (number, context).
     alone, decodes: base and attention of iterations without prompts.
-    power: how the clock follows the GPU's load; shared_reads: see there. None if not measured.
+    power: how the clock follows the GPU's load; shared_reads: as the function. None if not measured.
     """
 
     mixed: PiecewiseLinear

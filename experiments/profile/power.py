@@ -32,11 +32,11 @@ LARGE_SECONDS = 0.06
 If the largest iteration is much shorter, it hardly lowers the clock, and the reserve is measured poorly."""
 
 LARGEST_SECONDS = 0.12
-"""Longest iteration to look at: for longer ones the saving is lost in noise."""
+"""Longest iteration to measure: for longer ones the saving is lost in noise."""
 
 FALLING, FALLEN = 4, 3
-"""Large iterations during which the clock falls after a rest, and that are compared with them. On an H100 five iterations of 14 ms
-save something, the first two of them nearly all that they can, so that how these differ does not tell the sum."""
+"""Large iterations during which the clock falls after a rest, and later ones to compare them with. On an H100 five iterations of
+14 ms save time, the first two nearly all they can, so the difference of these two does not determine the sum."""
 
 DECODE_CONTEXT = 1056
 """Context of each decode, if requests may be that long."""
@@ -127,7 +127,7 @@ def _time_constant(seconds: float, risen: float, first: float) -> float:
 
 
 def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
-    """Returns the tokens of the iterations to look at: at least a fifth apart, always with the smallest."""
+    """Returns the tokens of the iterations to measure: at least a fifth apart, always with the smallest."""
     sizes: list[int] = []
     for size, seconds in zip(map(int, bases.sizes), bases.seconds, strict=True):
         if not sizes or (size >= 1.2 * sizes[-1] and seconds <= LARGEST_SECONDS):

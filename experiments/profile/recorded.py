@@ -1,12 +1,12 @@
-"""A profile of another engine, from recordings of it: what its iterations took, by their requests and tokens.
+"""Makes a profile of another engine from recordings: the times of its iterations, against their requests and tokens.
 
     iteration with prompts = base (tokens)   + pairs of tokens in the attention of prompts + context that decodes read
     decodes alone          = base (requests) + context that decodes read
 
-A base is linear between knots, of decodes between the captured sizes to which decodes are padded. The other two are a price
-each. All are fitted by least squares of relative errors, none below 0. They include what the engine's host adds to iterations
-that follow one another. Beside them the profile has one host time: of launches without a captured graph. While the host launches such an
-iteration, the tokens of the iteration before wait, so that only the time of both together is known.
+A base is linear between knots; those of decodes are captured sizes, to which decodes are padded. The other two terms have one price
+each. All are fitted by least squares of relative errors, none below 0. They include the time that the engine's host adds between
+consecutive iterations. The profile's only host time is that of launches without a captured graph. While the host launches such an
+iteration, the tokens of the previous iteration wait, so only the time of both together is known.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ LEAST = 80
 """Iterations with prompts, and without."""
 
 OUTLIER, LEAST_OUTLIER = 6.0, 0.03
-"""Iterations whose error is this many times the median, and at least so large, are left out: another process, a collection of garbage."""
+"""Iterations whose error is this many times the median, and at least this large, are left out: something else delayed them."""
 
 
 def profile_recordings(
@@ -97,7 +97,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(path: Path) -> Iterator[Stretch]:
-    """Yields what was recorded, from the end of the iterations before, while requests were running."""
+    """Yields the recorded iterations while requests were running, timed from the end of those before."""
     file = read_decisions(path)
     lengths = {request.id: request.num_prompt_tokens for request in file.requests}
     decisions = [event for event in file.recorded.events if isinstance(event, Decision)]
@@ -119,7 +119,7 @@ def stretches(path: Path) -> Iterator[Stretch]:
 
 
 def shape_of(decision: Decision, lengths: Mapping[int, int]) -> BatchShape:
-    """Returns what an iteration computed. lengths: tokens of each request's prompt."""
+    """Returns the shape of a recorded iteration. lengths: tokens of each request's prompt."""
     computed = {progress.id: progress.computed for progress in decision.seen.running}
     parts = [(count, computed.get(id_, 0), lengths[id_]) for id_, count in decision.decided.entries]
     contexts = [before + 1 for _, before, prompt in parts if before >= prompt]

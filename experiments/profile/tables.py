@@ -68,7 +68,7 @@ def new_content(
 
 
 def put_links(content: dict[str, Any], origin: str, links: Links) -> None:
-    """Puts links into a profile's content, beside all-reduces between other numbers of GPUs."""
+    """Puts links into a profile's content, and keeps all-reduces between other numbers of GPUs."""
     known, measured = content.setdefault("links", {}), TypeAdapter(Links).dump_python(links, exclude_defaults=True)
     reduces = {str(count): {FROM: origin, **curve} for count, curve in measured.pop("all_reduce", {}).items()}
     known |= {name: {FROM: origin, **curve} for name, curve in measured.items()}
@@ -87,7 +87,7 @@ def put_model(
 ) -> None:
     """Puts the tables of one degree of tensor parallelism into a profile's content, beside the model's other degrees.
 
-    host: measured with the tables, also for models that have no host time; None: it is as before.
+    host: measured with the tables, also for models that have no host time; None: the stored one is kept.
     """
     measured = _rounded(tables)
     models = content.setdefault("models", {})
