@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
     from experiments.store.decisions_file import DecisionsWriter
 
-_MANY_REQUESTS = 20_000  # take seconds to write
+_MANY_REQUESTS = 20_000  # whose tables take seconds to write
 
 Loop = Callable[[Run, Path | None], RunRecord]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What a run has given. Figures and frames are made when they are first read; `print` shows the figures.
+    """The result of a run. Figures and frames are made when they are first read; `print` shows the figures.
 
     record: the iterations, and the requests in the order of their ends, each with its tokens (`output`); empty if streamed.
     served: the times of the requests that were served, as columns.
@@ -208,7 +208,7 @@ def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> R
 
 
 def decisions_of(run: Run, folder: Path | None) -> "AbstractContextManager[DecisionsWriter | None]":
-    """Writes the run's decisions inside the `with` if `decisions=true`; yields what takes requests that come later."""
+    """Writes the run's decisions inside the `with` if `decisions=true`; yields the writer, which takes later requests."""
     if not folder or not run.settings.decisions:
         return nullcontext()
     if len(run.engine.engines) > 1:
@@ -221,7 +221,7 @@ def decisions_of(run: Run, folder: Path | None) -> "AbstractContextManager[Decis
 
 
 def origin_of_run(settings: Settings) -> dict[str, Any]:
-    """Returns what a run depends on, and the code that makes it."""
+    """Returns the identity of a run, and its code."""
     return {"identity": identity(settings), "code": sources_of(settings.composed.keys)}
 
 

@@ -1,6 +1,6 @@
 """Text into and out of a model: the messages of a chat, and the text of an output, token by token.
 
-What a token adds to the text may depend on the tokens before it, and on those after it.
+The text of a token may depend on the tokens before it, and on those after it.
 
 tokens     | Hel | lo | \\xf0\\x9f | \\x8e\\x89 | ST   | OP
 text       | Hel | lo |          | 🎉       |      | (the stop string has ended it)
@@ -17,7 +17,7 @@ from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import Give
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What tokenizers decode the bytes of a part of a character to."""
+"""Tokenizers decode the bytes of an incomplete character to this one."""
 
 _MOST_HELD = 8
 """Tokens of at least a byte each; a character has at most 4 bytes."""
@@ -47,7 +47,7 @@ Messages = Annotated[list[_Message], Field(min_length=1)]
 
 
 def up_to_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Returns the text before the stop string that ends first, of several the one that is listed first; and whether there is any."""
+    """Returns the text before the stop string that ends first (on a tie the one listed first), and whether there is one."""
     ends = [(text.find(stop) + len(stop), order) for order, stop in enumerate(stops) if stop in text]
     if not ends:
         return text, False
@@ -69,10 +69,10 @@ def ends_text(vocabulary: Vocabulary) -> Callable[[Request, int], bool]:
 class OutputText:
     """Converts the tokens of one output to text at a constant cost per token; shows no control tokens.
 
-    All that it returns, joined, is `Vocabulary.decode` of all tokens, up to a stop string. Exception: where a byte makes other
-    bytes invalid that are sent already, as in tokenizers with byte fallback, those stay as they were.
+    The returned texts, joined, are `Vocabulary.decode` of all tokens, up to a stop string. Exception: if a byte makes other bytes
+    invalid that were already sent, as in tokenizers with byte fallback, the sent text stays.
 
-    `tokenizers.decoders.DecodeStream` would raise an error there, and does not tell what it holds back at the end.
+    `tokenizers.decoders.DecodeStream` would raise an error there, and does not return the text that it holds back at the end.
 
     is_stopped: a stop string has ended the output.
     """

@@ -74,7 +74,7 @@ def variable() -> Iterator[list[str]]:
 
 
 def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
-    """Returns what the overrides describe.
+    """Returns the adapter that the overrides describe.
 
     tensor_parallel: of vLLM, for predictions.
     Raises CbatchError: an override that cannot be used; the message says which and why.
@@ -131,7 +131,7 @@ def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Key
 
 
 def _recorder(folder: Path, composed: Composed) -> DecisionsWriter:
-    """Writes config.yaml, and returns what writes the decisions next to it."""
+    """Writes config.yaml, and returns the writer of the decisions next to it."""
     if (folder / DECISIONS).exists():
         raise ConfigError(f"vllm.record={folder}: holds a recording; give another folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server over every backend: what real clients ask for meets a policy, and is recorded as a run.
+"""An OpenAI-compatible server over every backend: a policy schedules the requests of real clients, which are recorded as a run.
 
     HTTP, one event loop                            the engine, in a process of its own (`link`)
       bodies    fields of a request, checked

@@ -1,4 +1,4 @@
-"""Where requests of clients become requests of the engine, and its messages become answers."""
+"""Turns requests of clients into requests of the engine, and the engine's messages into answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from experiments.server.words import Words
 from experiments.text import OutputText
 
 _SLOW_BODY = 4096
-"""Bytes from which on a body's text is tokenized beside the event loop."""
+"""The text of a body of at least this many bytes is tokenized outside the event loop."""
 
 
 class Door:
@@ -75,7 +75,7 @@ class Door:
                 choice.answer.fail(HTTPException(500, "the engine has failed"))
 
     def deliver(self, turn: Turn) -> None:
-        """Gives their tokens and their ends to those who wait for them."""
+        """Passes tokens and ends of requests to the answers that wait for them."""
         self.meters.count(turn)
         ends = {end.id: end for end in turn.ended}
         for id_, token in {**dict.fromkeys(ends), **dict(zip(turn.ids, turn.tokens, strict=True))}.items():

@@ -92,7 +92,7 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
 
 
 class Clients(Submitted):
-    """Those who ask through an inbox. The open door counts as an unfinished request.
+    """Arrivals of clients' requests through an inbox. The open door counts as an unfinished request.
 
     lag: the most seconds by which the tokens of a simulated iteration came too late.
     """
@@ -153,13 +153,13 @@ class Clients(Submitted):
         del self._live[request.id]
 
     def give_up(self) -> None:
-        """Cancels all requests, of which a policy that has failed may not want to hear."""
+        """Cancels all requests, ignoring further errors of a policy that has failed."""
         for request in list(self._live.values()):
             with suppress(CbatchError):
                 self._engine.cancel(request)
 
     def report(self) -> None:
-        """Tells what a turn has brought, in simulation at its time, and takes what is in the inbox."""
+        """Sends the results of a turn, in simulation at their time, and empties the inbox."""
         if self._is_simulated:
             seconds = self._seconds_until(self._engine.executor.now())
             self.lag = max(self.lag, -seconds)

@@ -15,7 +15,7 @@ _Count = Annotated[int, whole(1)]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Live(SamplingKeys):
-    """The workload of a server: what clients ask for. Its keys are those of requests that say nothing else."""
+    """The workload of a server: its clients' requests. The keys are defaults for fields that a request leaves out."""
 
     requests: ClassVar[tuple[()]] = ()  # known beforehand
 
@@ -25,7 +25,7 @@ class Live(SamplingKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerKeys:
-    """The root keys that a run has not; conf/server.yaml explains them."""
+    """The root keys that a run lacks; conf/server.yaml explains them."""
 
     port: Annotated[int, whole(0, 65535)]
     bind: Text
@@ -53,9 +53,9 @@ class ServerSettings(Settings):
 
 
 def read_server_settings(composed: Composed) -> ServerSettings:
-    """Returns the settings of a server. Raises as `read_settings`; ConfigError for what a server has not.
+    """Returns the settings of a server. Raises as `read_settings`; ConfigError for settings that a server lacks.
 
-    The workload's name has the time: clients of two runs ask for different things, so that the runs are no replications of each other.
+    The workload's name contains the time: two runs serve different requests, so they are not replications of each other.
     """
     if (workload := composed.choices["workload"]) != "None":
         raise ConfigError(f"workload={workload}: clients send a server's requests; leave it out")

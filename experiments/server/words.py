@@ -7,7 +7,7 @@ _WORDS = (" the", " time", " of", " a", " token", " is", " not", " yet")
 
 
 class Words:
-    """A vocabulary of so many words, with the methods of `Vocabulary` and those of `OutputText`."""
+    """A vocabulary of `size` words, with the methods of `Vocabulary` and those of `OutputText`."""
 
     def __init__(self, size: int) -> None:
         self._size = size

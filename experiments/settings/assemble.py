@@ -68,7 +68,7 @@ def assemble(
     """Builds a run; no weights are loaded before everything else is checked.
 
     say: called with a line before weights are loaded, if that takes long.
-    largest: a request as large as any, where requests are to come from elsewhere; None: the workload makes them.
+    largest: a request as large as any to come, if clients send the requests; None: the workload makes them.
     Raises CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and
     why.
     """
@@ -207,7 +207,7 @@ def _kv_size(
 
 
 def bounds_of(run: Run) -> BoundsOf:
-    """Returns what computes the lower bounds of some of a run's requests. Raises ConfigError where they are not valid."""
+    """Returns a function that computes the lower bounds of some of a run's requests. Raises ConfigError where they are not valid."""
     cost, replicas = run.cost, run.cost.topology.replicas
     machine = pickle.dumps((cost.profile, cost.spec, cost.topology, cost.max_batch))
     lines = _minorants(machine, run.limits)

@@ -17,7 +17,7 @@ from policies.evictions import LRU
 
 _FRAMEWORK = (str(Path(__file__).parents[2] / package) for package in ("cbatch", "experiments"))
 _NOT_THE_USERS = ("<frozen", *_FRAMEWORK, *map(get_path, ("stdlib", "purelib", "platlib")))
-"""How the paths of code begin that comes with Python, with an installed package or with this framework."""
+"""Prefixes of the paths of code that belongs to Python, to an installed package or to this framework."""
 
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", NoneType: "null"}
 """Types of values on a command line, as errors name them."""

@@ -1,4 +1,4 @@
-"""This machine's processors, and what predicts iterations, by `hardware=`: a profile of the package, one in a file, or `cpu`, this CPU.
+"""Describes this machine's processors, and makes the cost model of `hardware=`: a shipped profile's, a file's, or `cpu`, this CPU's.
 
 The CPU is measured with a model when a policy first asks for a prediction (`experiments.profile.command.measure_cpu`),
 and the profile kept in a file of the user's cache folder.
@@ -91,7 +91,7 @@ def memory_bytes() -> float:
 
 
 def card_name() -> str:
-    """Returns the current GPU's name and the first digits of its number, which tell cards of a kind apart. Loads torch."""
+    """Returns the current GPU's name and the first digits of its number, which distinguish cards of one type. Loads torch."""
     import torch
 
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())

@@ -55,7 +55,7 @@ def _name(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value that JSON gives back as it is."""
+    """Returns a value that JSON preserves."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not isfinite(value) else value

@@ -21,7 +21,7 @@ from experiments.settings.settings import GROUPS, Recipe, Settings, read_setting
 from experiments.workloads import Workload
 
 _SECTIONS = ("workload", "policy", "backend", "eviction", "runtime", "model")
-"""Groups whose keys are keywords by their last part: `rate` is `workload.arrivals.rate`. Of two groups with a key, the first counts."""
+"""Groups whose keys are keywords by their last part: `rate` is `workload.arrivals.rate`. If two groups have a key, the first one counts."""
 
 _OBJECTS = {"policy": "plan", "workload": "requests", "eviction": "keys", "router": "choose"}
 """Keywords that take objects, and the method that each object must have."""

@@ -19,7 +19,7 @@ _OUR_OWN = {
     "hydra/sweeper": "-m and values, KEY=A,B",
     "hydra.sweeper": "-m and values, KEY=A,B",
 }
-"""Settings of Hydra without effect, as this process must know where a sweep's runs are, and the keys to give instead."""
+"""Keys to give instead of Hydra's own settings, which are refused: this process must know where a sweep's runs are."""
 
 
 def key_of(override: str) -> str:

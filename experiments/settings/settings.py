@@ -109,7 +109,7 @@ class Keys:
 
     without_effect: ClassVar[tuple[str, ...]] = (
         *("output", "sweep", "other_code", "progress", "stream", "tables", "timeline", "decisions"),
-        *("chunk", "traces"),  # are within the objects that read them
+        *("chunk", "traces"),  # parts of the objects that read them
     )
     """Keys that change no figure."""
 
@@ -118,7 +118,7 @@ class Keys:
 class Recipe:
     """Makes a new policy for each run, as policies keep state. Prints itself as its policies do: `sarathi(chunk=256)`.
 
-    A policy of a user without a `__repr__` is printed as its class and its arguments.
+    A user's policy without a `__repr__` is printed as its class and its arguments.
 
     section: the class and the arguments. made: an object from Python, which is copied instead.
     """
@@ -194,7 +194,7 @@ S = TypeVar("S", bound=Settings)
 _RATES = ("workload.rate", "workload.rate_scale", "workload.arrivals.rate")
 
 PLANS_BY = ("policy", "chunking", "predictor", "chunk", "seed", "metrics")
-"""The keys that describe a policy: its sections in conf/policy take them up."""
+"""The keys that describe a policy: the files in conf/policy refer to them."""
 
 ROOT_KEYS = (*(key.name for key in fields(Keys)), *GROUPS)
 """All keys of a configuration outside its sections."""

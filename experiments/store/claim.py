@@ -43,7 +43,7 @@ class ClaimedError(ResultsError):
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[dict[str, Any]]:
-    """Creates a folder and holds it inside the `with`; yields what `unfinished.json` says.
+    """Creates a folder and holds it inside the `with`; yields the content of `unfinished.json`.
 
     At the end the file is removed, unless something else was written to it. A folder that was new or empty is removed if it is
     empty again, and so are parents that were new.
@@ -96,7 +96,7 @@ def _lock(folder: Path) -> AbstractContextManager[Any]:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Returns what `unfinished.json` says; nothing if there is none."""
+    """Returns the content of `unfinished.json`; empty without the file."""
     try:
         state = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -112,7 +112,7 @@ def make_new_folder(stem: Path) -> Path:
             folder.mkdir(parents=True)
             break
         except FileExistsError:
-            if not folder.exists():  # what exists is a parent, and no folder
+            if not folder.exists():  # a parent exists, but is not a folder
                 raise
     return folder
 

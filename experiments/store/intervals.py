@@ -60,7 +60,7 @@ def few_text(numbers: Iterable[int]) -> str:
 
 
 class Compared(NamedTuple):
-    """ratio, difference: of the second thing to the first: the value and the ends of its interval. needed: replications that would show it."""
+    """ratio, difference: of the second mean to the first: the value and the ends of its interval. needed: replications that would show it."""
 
     ratio: tuple[float, float, float]
     difference: tuple[float, float, float]

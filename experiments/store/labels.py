@@ -13,7 +13,7 @@ from cbatch.validation import nearest
 from experiments.store.intervals import significant
 
 _QUESTION = ("model", "workload")
-"""Settings that labels name wherever they differ: figures of different ones are no comparison of policies."""
+"""Settings that labels name wherever they differ: figures with different ones do not compare policies."""
 
 
 def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":

@@ -15,10 +15,10 @@ _LACKS = {
     "prefix_cache": "the policy orders requests by the prefix cache, which is off: give prefix_cache=true",
     "clients": "the policy distinguishes clients, but no request names its client",
 }
-"""Notes on what a policy depends on and a run has not, by the names in `about.lacks`."""
+"""Notes on features that a policy depends on and a run lacks, by the names in `about.lacks`."""
 
 PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
-"""Keys of what plans took on this machine (`cbatch.sim.PlanningExecutor`)."""
+"""Keys of the time that plans took on this machine (`cbatch.sim.PlanningExecutor`)."""
 
 _LONGEST_ERROR = 60  # characters of an error that fits on a terminal's line with the profile's name
 
@@ -89,7 +89,7 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
 def beyond_text(abouts: Iterable[About]) -> str:
     """Counts simulated runs with a batch or a load for which the profile's error was not established; empty if there is none.
 
-    A server counts as overloaded if more requests wait, on average, than it may run: an error is of loads that it sustains.
+    A server counts as overloaded if more requests wait, on average, than it may run: errors are established at loads that it sustains.
     """
     found = [(about, about["execution"].get("batches_compared")) for about in abouts if about["simulated"]]
     known = [(about, about["limits"]["batch"], *ends) for about, ends in found if ends]

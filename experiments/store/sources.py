@@ -20,7 +20,7 @@ from cbatch.sim import PROFILES
 from experiments.store.provenance import ROOT
 
 _FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "workloads", "serve.py")))
-"""What every run depends on. Policies are not in it: a run depends on its own."""
+"""Code that every run depends on. Policies are not included: a run depends on its own policy only."""
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _SECTIONS = ("policy", "workload", "model", "runtime", "backend", "hardware")
@@ -105,7 +105,7 @@ def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _file_of(name: str) -> Path | None:
-    """Returns the file of a module; None for the framework's, for a package without a file, and for what is not there."""
+    """Returns the file of a module; None for the framework's, for a package without a file, and for a missing module."""
     top = name.partition(".")[0]
     if top in ("cbatch", "experiments") or top in sys.stdlib_module_names:
         return None

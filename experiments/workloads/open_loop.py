@@ -1,4 +1,4 @@
-"""Open loops: requests arrive independently of how busy the server is. Of two of them, prompts begin alike."""
+"""Open loops: requests arrive independently of how busy the server is. In two of them prompts share prefixes."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class DrawnRequests(Workload):
 
     @abstractmethod
     def trace(self) -> Trace:
-        """Draws arrivals, lengths and what prompts share."""
+        """Draws arrivals, lengths and shared prefixes."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -10,8 +10,8 @@ arg2, the fitted scale, are not read: the rate sets the scale. Nor is `reason_ra
 
 In each window a client sends rate * 600 requests. The intervals before, between and after them are drawn from
 the window's Gamma or Weibull family and stretched to fill the window: with shape 1 that is exactly a Poisson process of
-known count. ServeGen's own generator (`construct.py`) omits the interval after the last request, which thereby falls on
-the window's end and is lost. Input and output lengths are drawn independently, as their joint distribution is not
+known count. ServeGen's own generator (`construct.py`) omits the interval after the last request. The last request then falls
+on the window's end and is lost. Input and output lengths are drawn independently, as their joint distribution is not
 published; ServeGen's generator takes both at the same quantile.
 
 Every client and window has its own random stream: another range or other clients do not change a request.

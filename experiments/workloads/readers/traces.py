@@ -37,10 +37,10 @@ from experiments.workloads.trace import MOST_TOKENS, Column, Format, Ints, Trace
 
 @dataclass(frozen=True)
 class Columns:
-    """What a format calls its columns; a file may lack all but `prompt` and `output`.
+    """The names of a format's columns; a file may lack all but `prompt` and `output`.
 
     per_second: units of `arrival`; None for wall-clock times. fields: further columns by the field of `RequestSpec`.
-    hashed: prompt tokens that each of the `prefix_hashes` stands for. mark: a column that tells the format from the next ones.
+    hashed: prompt tokens that each of the `prefix_hashes` stands for. mark: a column that no later format has.
     """
 
     prompt: str
