@@ -48,7 +48,7 @@ class ProfileError(CbatchError):
 
 
 class CapacityError(CbatchError):
-    """Not enough memory: the message says how much is needed for what, and which setting to lower."""
+    """Not enough memory: the message gives the memory needed by purpose, and the setting to lower."""
 
 
 class ResultsError(CbatchError):

@@ -23,7 +23,7 @@ MOST = 512
 
 
 def foresee(latest: InFlight | None, state: State, num_in_flight: int, ends: bool) -> list[int]:
-    """Returns what `Engine.foresee` does. latest: the latest turn's iteration, if its plan is of decodes alone."""
+    """Implements `Engine.foresee`. latest: the latest turn's iteration, if its plan is of decodes alone."""
     if latest is None or state.latest is None:
         return []
     if state.cache is not None and not state.cache.is_steady(bool(state.waiting)):

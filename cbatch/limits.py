@@ -1,4 +1,4 @@
-"""What a plan can use: the limits of an iteration, and the host's KV blocks, places and running requests."""
+"""The resources of a plan: the limits of an iteration, and the host's KV blocks, places and running requests."""
 
 from abc import ABC
 from collections.abc import Mapping, Set

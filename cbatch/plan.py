@@ -1,4 +1,4 @@
-"""What a policy decides for one iteration."""
+"""A policy's decision for one iteration."""
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -9,8 +9,8 @@ from cbatch.request import Request
 class Plan:
     """An ordered list of (request, num_tokens) for the next iteration.
 
-    A plan has no prefill or decode phase: a request with uncomputed prompt gets a chunk, any other request 1 token. A
-    waiting request that the plan names is thereby admitted.
+    A plan has no prefill or decode phase: a request with uncomputed prompt gets a chunk, any other request 1 token. A plan
+    admits the waiting requests that it names.
 
     Attributes:
         requests, num_tokens: the columns of the list.

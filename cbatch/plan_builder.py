@@ -233,7 +233,7 @@ class PlanBuilder:
         self._num_tokens += num_tokens
 
     def _depart(self, request: Request, how: str) -> None:
-        """Takes back what the plan granted a request that is preempted or rejected."""
+        """Takes back the tokens and blocks that the plan granted a request that is preempted or rejected."""
         plan, planned = self._plan, self._plan.requests
         if request in planned:
             place = planned.index(request)

@@ -266,7 +266,7 @@ def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints
 
 
 def _set_start_values(requests: list[Request], rows: Ints, counters: Counters, room: Ints, state: State) -> None:
-    """Sets the counters of newcomers: requests without a row, and with a prefix cache what they find there."""
+    """Sets the counters of newcomers without a row, and with a prefix cache the tokens that waiting requests find there."""
     known, total, computed = counters
     for place in (rows < 0).nonzero()[0].tolist():
         known[place] = total[place] = requests[place].num_prompt_tokens

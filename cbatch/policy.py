@@ -1,4 +1,4 @@
-"""What a scheduling policy implements.
+"""The interface of a scheduling policy.
 
     class Mine:
         def plan(self, view: View) -> Plan:
@@ -29,7 +29,7 @@ from cbatch.view import View
 P = TypeVar("P")
 
 HOOKS = ("on_arrival", "on_tokens", "on_step", "on_finish")
-"""Optional methods of a policy that tell it what has happened."""
+"""Optional methods of a policy that report events to it."""
 
 
 class Policy(Protocol):

@@ -59,7 +59,7 @@ class InFlight(NamedTuple):
 
 
 class RunRecord:
-    """The steps of a run, its requests, and who received a token when."""
+    """The steps of a run, its requests, and when each of them received its tokens."""
 
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []

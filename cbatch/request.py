@@ -1,4 +1,4 @@
-"""A request: what its client asks for (`RequestSpec`), and its progress. Knows nothing of tensors, policies or executors.
+"""A request: its client's specification (`RequestSpec`), and its progress. Knows nothing of tensors, policies or executors.
 
 The counters of an admitted `Request` are in a row of a `RequestTable`, which the request reads.
 """
@@ -40,7 +40,7 @@ SERVED = (FinishReason.LENGTH, FinishReason.STOP)
 
 
 class Columns(Protocol):
-    """What a request reads of its `RequestTable`."""
+    """The columns of its `RequestTable` that a request reads."""
 
     known: Ints
     total: Ints

@@ -1,4 +1,4 @@
-"""What a client asks for: a frozen record, made by workloads and kept unchanged in decision files and results."""
+"""The specification of a request by its client: a frozen record, made by workloads and kept unchanged in decision files and results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,13 +48,13 @@ NO_SLO = SLO()
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """What a client asks for. The runtime reads none of the fields below `stop_tokens`.
+    """The specification of a request by its client. The runtime reads none of the fields below `stop_tokens`.
 
     id: unique in the run. num_prompt_tokens: at least 1.
     max_new_tokens: the request ends when it has generated this many tokens; at least 1.
     true_new_tokens: tokens after which the request ends by itself, hidden from policies. The last of them acts as an
-        end-of-sequence token: its arrival on the host ends the request, and what iterations in flight generate beyond is
-        overshoot. None, or at least `max_new_tokens`: the limit ends the request.
+        end-of-sequence token: its arrival on the host ends the request, and tokens that iterations in flight generate beyond it
+        are overshoot. None, or at least `max_new_tokens`: the limit ends the request.
     arrival_time: seconds from the start of the run.
     timeout: seconds from the arrival until the client leaves: an unfinished request is cancelled before the next iteration is
         planned. None: the client stays.

@@ -22,7 +22,7 @@ class Server:
     """Serves requests on one executor.
 
     executor: an `Executor`; its clock is set back to 0 for each engine; `close` closes it.
-    limits, kv: what the executor was built for. `dataclasses.replace` narrows them for some of the requests.
+    limits, kv: those that the executor was built for. `dataclasses.replace` narrows them for some of the requests.
     cost: predicts iterations for policies.
     asynchronous: the default of calls that leave the loop open; see `Engine`.
     patience: how long a policy may make no progress.

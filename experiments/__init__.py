@@ -1,4 +1,4 @@
-"""Commands and what they need: workloads, trace readers, results on disk."""
+"""Commands, with their workloads, trace readers and results on disk."""
 
 import atexit
 import gc

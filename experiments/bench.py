@@ -140,7 +140,7 @@ def _num_eager(server: Server) -> int:
 
 
 def shortened(requests: Sequence[Request], number: int) -> list[Request]:
-    """Returns the first requests, cut to a few output tokens: enough to allocate and compile what whole ones need."""
+    """Returns the first requests, cut to a few output tokens: enough for all allocations and compilations."""
     return [
         Request(
             request.id, request.num_prompt_tokens, min(request.max_new_tokens, WARM_UP_TOKENS), prompt=request.prompt

@@ -111,7 +111,7 @@ def serve(
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
     began, origin = time.perf_counter(), origin_of_run(settings)
-    gc.freeze()  # what was imported outlives the run: the collector need not traverse it while requests are made
+    gc.freeze()  # imported modules outlive the run: the collector need not traverse them while requests are made
     make = partial(assemble, largest=largest)
     run = make(settings if folder else with_workload(settings, settings.workload), say)
     bounds = bounds_of(run) if settings.bounds else None
@@ -226,7 +226,7 @@ def origin_of_run(settings: Settings) -> dict[str, Any]:
 
 
 def about_run(run: Run) -> dict[str, Any]:
-    """Returns the origin of the figures: what was chosen, the hardware, the versions."""
+    """Returns the origin of the figures: the automatic choices, the hardware, the versions."""
     settings, backend, composed, record = run.settings, run.settings.backend, run.settings.composed, run.engine.record
     execution = backend.facts(run.engine.executor, run.cost, settings.runtime.asynchronous)
     if record.stages:  # of a real pipeline; a simulated one keeps its own account

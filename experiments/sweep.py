@@ -77,7 +77,7 @@ def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], s
 
 
 def table_of_sweep(folder: Path) -> str:
-    """Returns the table of the sweep's runs; instead, what is wrong with a file that was changed after its run."""
+    """Returns the table of the sweep's runs, or the error of a file that was changed after its run."""
     from experiments.store.runs import drop_repeats, read_runs, run_table  # loads pandas
 
     try:

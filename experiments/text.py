@@ -106,7 +106,7 @@ class OutputText:
         return self._up_to_stop(new)
 
     def finish(self) -> str:
-        """Returns what was held back: no tokens follow."""
+        """Returns the text that was held back: no tokens follow."""
         if self.is_stopped:
             return ""
         text = self._up_to_stop(self._new(self._decode([*self._context, *self._held])))

@@ -17,7 +17,7 @@ def register() -> str | None:
 
 
 class NoDevice(Platform):  # type: ignore[misc]
-    """Answers what vLLM asks before it has an executor and `Platform` leaves open."""
+    """Implements the methods of `Platform` that vLLM calls before it has an executor."""
 
     _enum = PlatformEnum.OOT
     device_name = device_type = "cpu"

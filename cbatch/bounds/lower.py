@@ -79,8 +79,8 @@ class Bounds:
     def prefill(self) -> Floats:
         """B1: a lower bound of the time from arrival to the first token, [requests].
 
-        Proof. The prompt takes ceil(prompt / max_tokens) iterations one after the other, each at least its minorant's fixed
-        part plus what its own tokens add, whatever else it holds.
+        Proof. The prompt takes ceil(prompt / max_tokens) iterations one after the other. Each takes at least the minorant's fixed
+        part plus the time of the prompt's own tokens, whatever else it holds.
         """
         return self._alone[0]
 

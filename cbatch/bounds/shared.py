@@ -21,7 +21,7 @@ class Findable(NamedTuple):
 
 
 def findable_tokens(requests: Iterable[Request], block_size: int) -> dict[int, Findable]:
-    """Returns what each request can find at best, by id. requests: all requests of a run, in simulation."""
+    """Returns the most that each request can find, by id. requests: all requests of a run, in simulation."""
     by_arrival = sorted(requests, key=lambda request: (request.arrival_time, request.id))
     names = [_names_of(request, block_size) for request in by_arrival]
     seen: set[Name] = set()

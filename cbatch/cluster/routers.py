@@ -1,4 +1,4 @@
-"""Routers choose the replica that serves a request; `Replica` is what they see of each."""
+"""Routers choose the replica that serves a request; a `Replica` is a router's view of one."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from cbatch.request import Request, Status
 
 
 class Replica:
-    """What a router sees of a replica: its unfinished requests and its KV cache. Counters include iterations in flight."""
+    """A router's view of a replica: its unfinished requests and its KV cache. Counters include iterations in flight."""
 
     def __init__(self, engine: Engine) -> None:
         self.kv: KVView = engine.view.kv

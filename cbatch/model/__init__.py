@@ -1,4 +1,4 @@
-"""The shape of a model, how it is distributed over GPUs, and what a checkpoint says of it. Loads no torch."""
+"""The shape of a model, its distribution over GPUs, and its checkpoint's configuration and vocabulary. Loads no torch."""
 
 from cbatch.model.spec import DTYPE_BYTES, FAMILIES, Layers, ModelSpec, Rank, split_layers
 

@@ -93,7 +93,7 @@ class StepEnd(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """What a run's decisions depend on, except its requests.
+    """The facts on which a run's decisions depend, except its requests.
 
     events: in order. prefix_cache: whether blocks outlive requests. token_values: whether they are named by their tokens.
     """

@@ -54,7 +54,7 @@ def replay(
     report: Callable[[Comparison], None],
     eviction: Eviction | None = None,
 ) -> None:
-    """Calls `report` with what `policy` plans at each recorded view.
+    """Calls `report` with the plan of `policy` at each recorded view.
 
     Args:
         requests: of the run; they are not changed. cost: the cost model of the run, for `View.cost`.

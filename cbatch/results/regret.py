@@ -1,4 +1,4 @@
-"""Regret: how far a simulated run is from what no policy can beat (docs/bounds.md)."""
+"""Regret: the distance of a simulated run from bounds that no policy can beat (docs/bounds.md)."""
 
 from collections.abc import Callable, Sequence
 

@@ -89,7 +89,7 @@ def _hits_by(attribute: str, requests: Iterable[Asked]) -> dict[str, dict[str, f
 
 
 def hits_of(requests: Iterable[Asked]) -> dict[str, float]:
-    """Returns what requests found in the prefix cache at their first admission, and apart from it what they found later."""
+    """Returns the tokens that requests found in the prefix cache at their first admission, and separately those found later."""
     admitted = [request for request in requests if request.admitted_at is not None]
     cached = sum(request.num_cached_tokens for request in admitted)
     looked_up = sum(request.num_prompt_tokens for request in admitted)

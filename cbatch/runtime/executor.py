@@ -11,7 +11,7 @@ the last stage of iteration N - num_stages, whose tokens stage 0 carries over:
     compute 0   carry-over, layers N --computed-->             carry-over, layers N+2 ...
     compute 1                            layers, sampling N --computed-->
 
-CPU and GPU differ in their streams, in pinned memory, and in what computes an iteration. Knows nothing of policies.
+CPU and GPU differ in their streams, in pinned memory, and in the `Iteration`s that compute. Knows nothing of policies.
 """
 
 from collections.abc import Sequence

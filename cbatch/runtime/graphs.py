@@ -128,7 +128,7 @@ class GraphedIteration:
         begin = time.perf_counter()
         for shape in shapes:
             self._guard(shape, self._warm_up)
-        torch.cuda.empty_cache()  # during a capture PyTorch cannot give back what loading and warm-up have left unused
+        torch.cuda.empty_cache()  # PyTorch cannot release memory unused since loading and warm-up during a capture
         pools = {few: torch.cuda.graph_pool_handle() for few in (True, False)}
         used = [self._used_bytes()]
         for shape in shapes:

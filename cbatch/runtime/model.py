@@ -27,7 +27,7 @@ ATTENTION_NAME = "cbatch_paged"
 
 @dataclass(slots=True, eq=False)
 class PagedCall:
-    """What the attention of every layer needs in one forward pass.
+    """The arguments of every layer's attention in one forward pass.
 
     Not frozen: `torch.compile` takes a frozen dataclass apart and compiles again for each value of its numbers.
 
@@ -85,7 +85,7 @@ class PagedModel:
         """
         Args:
             model: made by `weights.load_model`, with `ATTENTION_NAME` for its attention.
-            compiled: let `torch.compile` fuse what lies between the attentions, in place, layer by layer: all layers run
+            compiled: let `torch.compile` fuse the operations between attentions, in place, layer by layer: all layers run
                 the same code, which is compiled at the first call and at the first one with another number of tokens.
             send: writes hidden states to their destination.
             greedy: finds the most likely tokens, as `sampling.greedy`.

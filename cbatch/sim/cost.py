@@ -190,7 +190,7 @@ class ProfileCost:
         return {**profile.table_origins(self.spec, topology.tensor_parallel), **of_links, **estimated}
 
     def provenance(self, asynchronous: bool | None = None, *, own_host: bool = False) -> dict[str, Any]:
-        """The profile, its error, what was not measured, and extrapolated iterations; part of every simulated result.
+        """The profile, its error, unmeasured parts, and extrapolated iterations; part of every simulated result.
 
         asynchronous: the loop; None: neither loop. own_host: the host time is not the profile's.
         """

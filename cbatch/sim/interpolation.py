@@ -112,7 +112,7 @@ class ChunkGrid(BilinearGrid):
     """Seconds of the attention of a chunk, against (tokens, context before them).
 
     Between rows the seconds are linear in the scores at this context, the products of queries and keys: attention of long chunks
-    is quadratic in their tokens. Beyond the last row each further score takes what context adds to that row.
+    is quadratic in their tokens. Beyond the last row each further score takes the time that a score of context takes in that row.
     """
 
     __slots__ = ()

@@ -27,7 +27,7 @@ AttentionGrid = Annotated[BilinearGrid, Grid("sizes", "contexts")]
 class HostTime:
     """Host seconds of an iteration: plan, pack, launch and absorb.
 
-    eager_seconds: what launching adds without a captured graph, operation by operation, while the device computes.
+    eager_seconds: added by launching without a captured graph, operation by operation, while the device computes.
     """
 
     seconds: NotNegative

@@ -1,4 +1,4 @@
-"""Reads and writes profile files: the fields of `Profile` and of what it holds are the keys of a JSON object.
+"""Reads and writes profile files: the fields of `Profile` and of its parts are the keys of a JSON object.
 
 An object of the file may state its origin as "from": see `cbatch.sim.provenance`.
 """

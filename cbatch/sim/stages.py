@@ -4,7 +4,7 @@
     stage 1   . . . . . . .| 0 | idle  | 1 | ...    finished the previous one. Above, stage 1 waits for iteration 1,
                                                     which takes longer in stage 0 than iteration 0 in stage 1: a bubble.
 
-An idle interval is divided by what happened to the iteration that ends it: it was computed in an earlier stage, or
+An idle interval is divided by the history of the iteration that ends it: it was computed in an earlier stage, or
 sent; before its launch the host was busy, or waited for the oldest iteration in flight, whose tokens it needed; or the
 stage had no work. Waiting for another iteration is a bubble of one of three kinds (SARATHI, arXiv 2308.16369, 3.3).
 """

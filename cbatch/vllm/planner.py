@@ -1,4 +1,4 @@
-"""Asks the policy for plans over vLLM's state, reports to the policy what has happened, and counts where vLLM deviated from plans."""
+"""Asks the policy for plans over vLLM's state, reports events to the policy, and counts deviations of vLLM from the plans."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -188,7 +188,7 @@ class Planner:
         self.counts.iterations += 1
 
     def _compare(self, planned: Mapping[str, int], scheduled: Mapping[str, int]) -> None:
-        """Counts what vLLM has not granted. Requests that were planned and still wait arrive again."""
+        """Counts tokens that vLLM has not granted. Requests that were planned and still wait arrive again."""
         counts = self.counts
         counts.different += self.mode == "shadow"
         for id_, count in planned.items():

@@ -1,4 +1,4 @@
-"""The requests that vLLM serves: which wait, run and decode, kept from what its scheduler does."""
+"""The requests that vLLM serves: which wait, run and decode, updated after each action of its scheduler."""
 
 from operator import attrgetter
 from typing import Any

@@ -76,7 +76,7 @@ def served(requests: Iterable[Request]) -> list[ServedRequest]:
 
 
 def spec_from(source: Any, id_: int, now: float, max_model_len: int) -> RequestSpec:
-    """Returns what a client of vLLM asks for. The request arrives when the scheduler receives the client's request.
+    """Returns the specification of a vLLM client's request, which arrives when the scheduler receives it.
 
     Client, session, tier, predicted_new_tokens, slo_ttft, slo_tbt and slo_total (seconds) come from the API's `vllm_xargs`
     (`SamplingParams.extra_args`). In vLLM a lower priority is more urgent, here a higher one.
@@ -109,7 +109,7 @@ def _text(extra: Mapping[str, Any], name: str) -> str | None:
 
 
 def _number(extra: Mapping[str, Any], name: str, source: Any) -> float | None:
-    """Returns a number in `_RANGE`. Anything else is logged and left out: what a client sends never ends the engine."""
+    """Returns a number in `_RANGE`. Anything else is logged and left out: no client's input ends the engine."""
     value = extra.get(name)
     if value is None:
         return None

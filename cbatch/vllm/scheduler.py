@@ -1,4 +1,4 @@
-"""vLLM's scheduler with a policy that decides who computes how many tokens; everything else is vLLM's.
+"""vLLM's scheduler with a policy that decides how many tokens each request computes; everything else is vLLM's.
 
 schedule()              the policy plans over vLLM's state; vLLM's own schedule() carries the plan out (`steering`)
 update_from_output()    vLLM takes the tokens in; the policy is told of them
@@ -27,7 +27,7 @@ def make_scheduler(adapter: Adapter, vllm_config: Any, clock: Clock | None = Non
     """Returns vLLM's scheduler, asynchronous if vLLM's settings say so, that follows a policy.
 
     Args:
-        vllm_config, arguments: what vLLM gives a class named by `--scheduler-cls`.
+        vllm_config, arguments: those that vLLM gives a class named by `--scheduler-cls`.
         clock: seconds since the start of the run; default: since this call.
 
     Raises:

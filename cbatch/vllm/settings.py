@@ -41,7 +41,7 @@ class Adapter:
     shadow     vLLM decides every iteration; the policy plans too, and differing decisions are counted
 
     cost: for `View.cost`. tile, batch: for `View.limits`; batch: None for vLLM's own (`--max-num-seqs`). patience: how long a policy
-    may leave requests waiting while nothing is computed. recorder: of what vLLM decides.
+    may leave requests waiting while nothing is computed. recorder: of vLLM's decisions.
     """
 
     policy: Policy

@@ -5,7 +5,7 @@
     reservations       `num_lookahead_tokens` of `allocate_slots`
     preemption         `_preempt_request`, before `schedule()`
 
-Afterwards everything is restored, except what vLLM itself has changed.
+Afterwards everything is restored, except vLLM's own changes.
 """
 
 import time

@@ -76,7 +76,7 @@ def measure(
     say: Callable[[str], None] = print,
     bar: bool = True,
 ) -> dict[str, Any]:
-    """Searches a capacity and writes its folder; returns what capacity.json holds. The arguments are those of `serve`.
+    """Searches a capacity and writes its folder; returns the content of capacity.json. The arguments are those of `serve`.
 
     Raises CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be found.
     """
@@ -135,7 +135,7 @@ def _goal(settings: SearchSettings) -> Goal:
 
 
 def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
-    """Returns the capacity with what it depends on."""
+    """Returns the capacity with the settings that it depends on."""
     return {
         "requests_per_second": capacity.rate,
         "low": capacity.low,

@@ -42,7 +42,7 @@ def _with_ends(share: float, low: float, high: float) -> str:
 
 
 def _rule(summary: Summary) -> str:
-    """Returns what holds up to the capacity."""
+    """Returns the condition that holds up to the capacity."""
     figures = summary["capacity"]
     limits = " and ".join(f"{key} {limit:g} s" for key, limit in figures["slo"].items() if limit is not None)
     return f"attainment of {format_share(figures['attainment'])}" + (f"; {limits}" if limits else "")

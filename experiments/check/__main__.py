@@ -39,7 +39,7 @@ from experiments.settings.settings import PLANS_BY, Recipe
 
 CHUNK = 4
 SHARE = 7
-"""One in so many tiny workloads is served; no period of `tiny_scenarios` has this factor."""
+"""One of this many tiny workloads is served; no period of `tiny_scenarios` has this factor."""
 
 
 def _options(

@@ -80,7 +80,7 @@ def _find_starvation(history: History, chunk: int) -> Violations:
 
 
 def _find_idling(history: History, chunk: int) -> Violations:
-    """Finds iterations that compute nothing, although a running request or any waiting one could compute."""
+    """Finds iterations that compute nothing, although a running request, or each waiting one, could compute."""
     for index, decision in enumerate(history.decisions):
         if decision.decided.entries or decision.decided.preempt or decision.decided.reject:
             continue
@@ -92,7 +92,7 @@ def _find_idling(history: History, chunk: int) -> Violations:
 
 
 def _find_closed_batch(history: History, chunk: int) -> Violations:
-    """Finds iterations of decodes only, although any waiting request could be admitted."""
+    """Finds iterations of decodes only, although each waiting request could be admitted."""
     for index, decision in enumerate(history.decisions):
         planned = dict(decision.decided.entries).keys()
         free_places = history.scenario.batch - len(planned)

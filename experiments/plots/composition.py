@@ -28,7 +28,7 @@ _MOST_PARTS = 60
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN) -> Figure:
-    """Draws three panels over time, and with a prefix cache a fourth: what the prompts consist of that were admitted at the time.
+    """Draws three panels over time, and with a prefix cache a fourth: the parts of the prompts that were admitted at the time.
 
     Raises ConfigError: no finished run, or several; it has no iterations.
     """

@@ -1,4 +1,4 @@
-"""Curves: figures of the runs of a sweep against what was swept, a line for each policy and whatever else varies.
+"""Curves: figures of the runs of a sweep against a swept setting, a line for each policy and each other setting that varies.
 
 The figures of serving papers are curves of certain columns: latency against rate (vLLM, Sarathi-Serve), attainment of objectives
 against rate (QoServe), and throughput, and its gain over a baseline policy, against P:D (SARATHI, Fig 9).
@@ -39,7 +39,7 @@ _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
 
 class Axis(NamedTuple):
-    """What is swept. keys: settings, of which the first that varies counts. example: values to sweep."""
+    """A swept setting. keys: its possible keys, of which the first that varies counts. example: values to sweep."""
 
     text: str
     keys: Sequence[str]

@@ -1,4 +1,4 @@
-"""The schedule of a small run: requests down, iterations across, what each request does in each iteration as colour."""
+"""The schedule of a small run: a row per request, a column per iteration; the colour shows the request's activity."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -22,7 +22,7 @@ from experiments.store.run_folder import DECISIONS
 
 
 class Doing(StrEnum):
-    """What a request does in an iteration.
+    """A request's activity in an iteration.
 
     PREFILL, DECODE: computes tokens of its prompt (after a preemption, also of its output), or its newest token.
     WAITING: has not been admitted. PAUSED: is left out and keeps its KV blocks. PREEMPTED: loses them.

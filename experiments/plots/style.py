@@ -119,7 +119,7 @@ def add_title(
     below: str = "",
     look: Look = PLAIN,
 ) -> None:
-    """Adds a heading from what all runs share, with the legend's handles if given; below, the notes on the runs.
+    """Adds a heading of the settings that all runs share, with the legend's handles if given; below, the notes on the runs.
 
     note: ends the heading. below: a note on the figure, after the others.
     """

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _profile(*options: str) -> None:
-    """Runs what the options choose; each module is loaded only where needed, as torch and pandas take seconds."""
+    """Runs the measurement that the options choose; loads each module only where needed, as torch and pandas take seconds."""
     make: Callable[..., object] = show
     name, own = f"profile {options[0]}", list(options[1:])
     if options[0] == "card" and any(option.startswith("records=") for option in own):
@@ -105,7 +105,7 @@ def _entries(content: dict[str, Any], place: Place = ()) -> Iterator[Place]:
 
 
 def _reporter() -> Callable[[str], None]:
-    """Returns a function that prints what begins, with the seconds since the start of the command."""
+    """Returns a function that prints the beginning of a step, with the seconds since the start of the command."""
     begin = time.perf_counter()
     return lambda what: print(f"  {time.perf_counter() - begin:6.1f} s  {what}", flush=True)
 

@@ -178,7 +178,7 @@ def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batc
 
 
 def _origin(spec: ModelSpec, limits: dict[str, int], backend: str, batches: list[int], hardware: str) -> str:
-    """Returns the command, date, card, commit and versions of what is measured now."""
+    """Returns the command, date, card, commit and versions of the current measurement."""
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     options = {"model": spec.name, "backend": backend, "batch": ",".join(map(str, batches)), **limits}
     command = " ".join(["python -m experiments.profile", *(f"{key}={value}" for key, value in options.items())])

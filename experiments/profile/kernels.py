@@ -25,7 +25,7 @@ class Kernel(NamedTuple):
 
 
 class KernelTrace:
-    """Records from `start` to `stop`. on_gpu: what each GPU ran, in order of start, by its number; filled by `stop`."""
+    """Records from `start` to `stop`. on_gpu: the kernels of each GPU, in order of start, by its number; filled by `stop`."""
 
     def __init__(self) -> None:
         self.on_gpu: dict[int, list[Kernel]] = {}

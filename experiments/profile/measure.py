@@ -138,7 +138,7 @@ def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: ChunkGrid
 def _chunks(laboratory: Laboratory, sizes: Iterable[int], base: PiecewiseLinear | None = None) -> list[Point]:
     """Returns the attention of a chunk by (tokens, context before it).
 
-    A chunk's attention to itself is that to half its length before it; or, given a base, what exceeds the base.
+    A chunk's attention to itself takes as long as that to a context of half its length; or, given a base, the time beyond the base.
     """
     limits = laboratory.limits
     points: list[Point] = []

@@ -123,7 +123,7 @@ def captured_graphs(decodes: Sequence[int], *machines: Sequence[int]) -> Capture
 def captured_rows(bases: Mapping[int, PiecewiseLinear]) -> BilinearGrid | None:
     """Returns the cost of captured rows (see `Measured`); None for fewer than two batches.
 
-    A smaller batch has more captured sizes, so part of what it saves is padding.
+    A smaller batch has more captured sizes, so part of its saving is padding.
 
     bases: of mixed iterations, by the largest batch for which graphs were captured; all but the last only at captured sizes.
     """

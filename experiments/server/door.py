@@ -28,7 +28,7 @@ _SLOW_BODY = 4096
 
 
 class Door:
-    """Admits requests, and hands out what the engine reports of them.
+    """Admits requests, and passes the engine's reports on to their answers.
 
     is_closed: the engine has ended.
     """
@@ -59,7 +59,7 @@ class Door:
         return message
 
     async def listen(self) -> dict[str, Any]:
-        """Hands out what the engine reports until it ends; returns the run's summary. Raises CbatchError: the engine has failed."""
+        """Passes on the engine's reports until it ends; returns the run's summary. Raises CbatchError: the engine has failed."""
         loop = asyncio.get_running_loop()
 
         def read() -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Door:
             self._open.pop(id_, None)
 
     async def open(self, kind: type[AnyBody], content: bytes) -> Answer:
-        """Submits what a body asks for. Raises HTTPException; CbatchError for the client's mistakes."""
+        """Submits the requests of a body. Raises HTTPException; CbatchError for the client's mistakes."""
         arrival, keys, spec = perf_counter(), self.settings.server, self.settings.model
         try:
             body = kind.model_validate_json(content, context=vars(self.settings.workload))

@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 
 
 def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, **options: Any) -> None:
-    """Serves what the inbox brings until the door closes or the policy fails, and writes the folder of the run.
+    """Serves the requests from the inbox until the door closes or the policy fails, and writes the folder of the run.
 
     options: as for `serve`.
     """
@@ -79,7 +79,7 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
             while clients.num_unfinished:  # without leaps: clients see each token when it comes
                 engine.step()
                 clients.report()
-            engine.run()  # what is in flight
+            engine.run()  # ends the iterations in flight
         except CbatchError as error:
             run.chosen[FAILED] = one_line(error) or type(error).__name__
             clients.give_up()
@@ -169,7 +169,7 @@ class Clients(Submitted):
             self._take(self._inbox.get())
 
     def tell(self) -> None:
-        """Sends what has changed since the last call."""
+        """Sends the changes since the last call."""
         record, state = self._engine.record, self._engine.state
         ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)

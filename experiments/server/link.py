@@ -37,7 +37,7 @@ def _serve(settings: ServerSettings, folder: Path, server: Connection, **options
 
 
 def _read(server: Connection, inbox: Inbox) -> None:
-    """Reads immediately what the server sends, so that neither process waits for the other."""
+    """Reads the server's messages immediately, so that neither process waits for the other."""
     with suppress(EOFError, OSError):
         while True:
             inbox.put(server.recv())

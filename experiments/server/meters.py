@@ -1,4 +1,4 @@
-"""What `/metrics` shows, in the format of Prometheus: vLLM's names with the prefix `cbatch:`. Times are the engine's."""
+"""The content of `/metrics`, in the format of Prometheus: vLLM's names with the prefix `cbatch:`. Times are the engine's."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -23,7 +23,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1
 
 
 class Meters(CollectorRegistry):
-    """Counts what the engine reports. Times are of served requests, as in a summary; counters are of all."""
+    """Counts the events that the engine reports. Times are of served requests, as in a summary; counters are of all."""
 
     def __init__(self) -> None:
         super().__init__()

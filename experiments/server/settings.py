@@ -1,4 +1,4 @@
-"""The settings of a server: those of a run, and what conf/server.yaml adds to them."""
+"""The settings of a server: those of a run, and those that conf/server.yaml adds."""
 
 from dataclasses import dataclass, fields, replace
 from datetime import datetime

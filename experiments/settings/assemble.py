@@ -45,7 +45,7 @@ class Run:
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
     rate: requests per second of a workload with a load. totals: of the requests.
     decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
-    streamed: what a summary needs, gathered meanwhile, once a run that streams has begun.
+    streamed: the data of the summary, gathered during a run that streams; None before its start.
     """
 
     settings: Settings

@@ -60,7 +60,7 @@ def compose(*overrides: str, name: str = "config") -> Composed:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep. master: what they share. in_turn: in this process."""
+    """The runs of a sweep. master: the settings that they share. in_turn: in this process."""
 
     master: DictConfig
     jobs: Sequence[Composed]
@@ -94,7 +94,7 @@ def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
 
 
 def show(name: str, hidden: Sequence[str]) -> str:
-    """Returns what Hydra prints for options such as --help, which run nothing. hidden: prefixes of lines to leave out."""
+    """Returns Hydra's output for options such as --help, which run nothing. hidden: prefixes of lines to leave out."""
     with redirect_stdout(StringIO()) as text:
         try:
             hydra.main(config_path=str(CONFIG_FOLDER), config_name=name, version_base=VERSION)(print)()
@@ -131,7 +131,7 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _compose_jobs(name: str, master: DictConfig, grid: Sequence[list[str]]) -> Iterator[Composed]:
-    """Composes the runs of a sweep. They share what the master has resolved, such as the time."""
+    """Composes the runs of a sweep. They share the values that the master has resolved, such as the time."""
     launching = list(master.hydra.overrides.hydra)
     version = version_of_files(launching)
     for number, job in enumerate(bar(grid, desc="checking", unit="run", delay=2)):

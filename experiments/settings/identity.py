@@ -1,4 +1,4 @@
-"""What a run depends on, as a flat dictionary: a stored run counts as finished if its identity and code are those wanted."""
+"""The identity of a run, as a flat dictionary: a stored run counts as finished if its identity and code equal the wanted ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass

@@ -21,7 +21,7 @@ def real_server(
 ) -> Server:
     """Builds a server of real tokens.
 
-    kv_tokens: size of the KV cache; None: what the largest batch can use, as far as the memory holds it.
+    kv_tokens: size of the KV cache; None: the most that the largest batch can use, as far as the memory holds it.
     block_size: None: the backend's.
     """
     cost, size = backend.cost(backend.predicts_with, spec, limits.max_batch), block_size or backend.block_size

@@ -147,7 +147,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Composed:
-    """What Hydra composed for one run.
+    """Hydra's composition for one run.
 
     keys: of the run, resolved. overrides: of its command line. choices: the option of each group.
     name: of its folder in a sweep, before it is shortened. number: its place in its sweep.

@@ -56,7 +56,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
 
 
 def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns what the runs depend on as text, [runs, keys]; NaN where a run has no such key.
+    """Returns the settings that the runs depend on as text, [runs, keys]; NaN where a run has no such key.
 
     The workload and the objectives by their options, and `code`, a hash of the run's own modules and files, are keys as well.
     """
@@ -71,7 +71,7 @@ def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns runs with labels that differ between sources, and what pairs them: `served`, `others`, `seed` and `replication`.
+    """Returns runs with labels that differ between sources, and the columns that pair them: `served`, `others`, `seed`, `replication`.
 
     Replications of the same number served the same requests if `served`, the workload without its seed, is equal. `others` are
     the settings but the policy's and seeds. rows: with the folder that they were read from, `source`.

@@ -1,4 +1,4 @@
-"""Notes on results, the same below a run, a table, a plot and a comparison: where times come from, and what limits the figures."""
+"""Notes on results, the same below a run, a table, a plot and a comparison: the origin of times, and the limits of the figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -37,7 +37,7 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
     """Reads the complete runs in and below a folder: a row for each, in the order of their sweep.
 
     Columns:
-        label: the policy, and what else varies among the runs but a seed; repeated runs share a label, as in plots.
+        label: the policy, and other settings that vary, except seeds; repeated runs share a label, as in plots.
         Every setting that the run depends on by its key (`policy`, `workload.pd_ratio`), the fields of `about` (`model`,
         `simulated`, `hardware`, ...), and every figure by its group and name (`ttft_seconds.p99`). NaN where a run has none.
         folder: the run's folder, as text. summary: the dictionary of summary.json.

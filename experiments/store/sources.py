@@ -33,8 +33,8 @@ _HASHED = "_cbatch_source"  # attribute of a loaded module's spec
 def sources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the origin of a run, for summary.json.
 
-    framework: hash of its files. own: hashes by name of modules that the settings name, of what these import (but the framework
-    and installed packages), and of files and folders.
+    framework: hash of its files. own: hashes by name of modules that the settings name, of modules that these import (except the
+    framework and installed packages), and of files and folders.
     """
     sections = (*_SECTIONS, "eviction") if settings.get("prefix_cache") else _SECTIONS
     leaves = list(_leaves({key: value for key, value in settings.items() if key in sections}))
@@ -49,7 +49,7 @@ def sources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
-    """Returns what differs between the origins of two runs, in words; empty if nothing does. before: None if not recorded."""
+    """Returns the differences between the origins of two runs, in words; empty without any. before: None if not recorded."""
     if before is None:
         return "not recorded"
     old, new = _by_name(before), _by_name(now)
@@ -87,7 +87,7 @@ def _may_be_file(key: str, value: object) -> bool:
 
 
 def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields name and hash of the modules of the targets, and of what these import but the framework and installed packages.
+    """Yields name and hash of the modules of the targets, and of modules that these import, except the framework and installed packages.
 
     Imports are looked up in the source, as a policy may import where it plans.
     """

@@ -109,7 +109,7 @@ def values_text(compared: Compared) -> list[str]:
 
 
 def intervals_text(compared: Compared) -> list[str]:
-    """Returns the ratio and the difference with their intervals, and what to do if the difference is not significant."""
+    """Returns the ratio and the difference with their intervals, and advice if the difference is not significant."""
     ratio, difference = values_text(compared)
     ends, (low, high) = [f"{end:.4g}" for end in compared.ratio[1:]], map(format_number, compared.difference[1:])
     ratio += f" [{', '.join(ends)}]" * (ratio != "-")

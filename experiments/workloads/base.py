@@ -1,4 +1,4 @@
-"""The base class of workloads: common fields, among them what traces and distributions lack, and the step from columns to requests.
+"""The base class of workloads: common fields, also those that traces and distributions lack, and the step from columns to requests.
 
 Service classes and predictions have a random stream each, so that adding one changes no other, and the values of request i do not
 depend on the number of requests.
@@ -69,8 +69,8 @@ class Workload(Described, ABC):
     slo: objectives of requests whose tier has none.
     prediction: fills `predicted_new_tokens`.
     timeout: seconds after its arrival at which each request's client leaves, if it has not been served.
-    pad_outputs: each group of this many consecutive requests gets its longest output, which is what a system computes
-        that returns a batch as a whole, with a batch of that size (FasterTransformer; Orca, OSDI 2022, section 2).
+    pad_outputs: each group of this many consecutive requests gets its longest output, as in a system that returns batches of
+        that size as a whole (FasterTransformer; Orca, OSDI 2022, section 2).
     seed: the draws for request i depend on `seed` and i alone.
     num_requests: the meaning of None differs between workloads.
     sampling: of every request; each request gets its own sampling seed.
@@ -106,7 +106,7 @@ class Workload(Described, ABC):
         """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary prompts stay None."""
 
     def within(self, positions: int) -> Self:
-        """Returns the workload for a model with so many positions: `too_long` of lengths from a file applies to them as well."""
+        """Returns the workload for a model with this many positions: `too_long` of lengths from a file applies to them as well."""
         return self
 
     def _build(self, trace: Trace, vocabulary: Vocabulary | None) -> Drawn:

@@ -1,4 +1,4 @@
-"""Exchanges partial sums among tensor-parallel ranks, in each other's memory: no extra kernels, no host in between.
+"""Exchanges partial sums among tensor-parallel ranks, in each other's memory: no all-reduce, no host in between.
 
     rank 0   product: stores its parts for itself and in rank 1's box, counts --+ +--> add_norm: waits for the count, adds
     rank 1   product: stores its parts for itself and in rank 0's box, counts --+-+--> the parts in the order of the ranks
