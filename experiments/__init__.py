@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import signal
 import sys
 
 # `python -m experiments.run` begins; in a notebook or inside vLLM the collector is the process's own
@@ -10,3 +11,5 @@ if sys.argv[0] == "-m":
     gc.set_threshold(200_000)  # allocations: objects of imports, settings and requests are hardly ever garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise numpy starts threads that poll for work
     atexit.register(gc.freeze)  # a process that ends need not look for garbage once more
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not so under nohup, where it is ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, Ctrl-C ends the process without a traceback

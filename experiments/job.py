@@ -185,13 +185,15 @@ def _note_error(path: Path, line: str) -> None:
 
 
 def _output_folder(output: str) -> Path:
-    """Returns the folder that `output` names; raises ConfigError if it is a sweep's, or inside a run's."""
+    """Returns the folder that `output` names; raises ConfigError if it is a sweep's, or inside a run's or a sweep's."""
     folder = Path(output).expanduser()
-    if (folder / MULTIRUN).is_file():
-        raise ConfigError(f"output={output}: is the folder of a sweep; give another folder, or -m and sweep=NAME")
-    for parent in folder.parents:
-        if (parent / CONFIG).is_file() and (parent / SUMMARY).is_file():
-            raise ConfigError(f"output={output}: {parent} is the folder of a run; give another folder")
+    for path in (folder, *folder.parents):
+        if (path / MULTIRUN).is_file():
+            raise ConfigError(
+                f"output={output}: {path} is the folder of a sweep; give another folder, or -m and sweep=NAME"
+            )
+        if path != folder and (path / CONFIG).is_file() and (path / SUMMARY).is_file():
+            raise ConfigError(f"output={output}: {path} is the folder of a run; give another folder")
     return folder
 
 

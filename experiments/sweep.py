@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cbatch import ConfigError
 from experiments.settings.compose import MULTIRUN
-from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder
+from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, make_new_folder
 from experiments.store.run_folder import CONFIG, ERRORS
 
 
@@ -41,7 +41,10 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
 def _name_of_sweep(arguments: list[str]) -> str | None:
     """Returns the name that the command line gives to the sweep.
 
-    Raises ConfigError: an empty name, several, or one of a folder that is not below multirun/ or holds a run.
+    Raises:
+        ConfigError: an empty name, several, or one of a folder that is not below multirun/, or in or around that of a run or another
+            sweep, whose tables would show both.
+        ClaimedError: it is in a folder that another command uses.
     """
     given = next((argument for argument in arguments if argument.startswith("sweep=")), None)
     if given is None:
@@ -53,9 +56,15 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
     name = Path(value)
     if name.is_absolute() or not name.parts or ".." in name.parts:
         raise ConfigError(f"{given}: is not below multirun/, where sweeps are; give a name without .. or a leading /")
-    for folder in (sweep_folder(value), *map(sweep_folder, map(str, name.parents))):
-        if folder != sweep_folder(".") and (folder / CONFIG).is_file():
-            raise ConfigError(f"{given}: {folder} is the folder of a run; give another name")
+    own, *around = (sweep_folder(str(path)) for path in (name, *name.parents) if path.parts)
+    for folder in around:
+        check_free(folder)
+    runs = [folder for folder in (own, *around) if (folder / CONFIG).is_file()]
+    sweeps = [folder for folder in around if (folder / MULTIRUN).is_file()]
+    sweeps += [file.parent for file in own.glob(f"*/**/{MULTIRUN}")]
+    for folder in (*runs, *sweeps):
+        what = "run" if folder in runs else "sweep"
+        raise ConfigError(f"{given}: {folder} is the folder of a {what}; give another name")
     return value
 
 

@@ -1,12 +1,15 @@
 """How commands read their lines and end: options by a function's parameters, mistakes in one line, one status for each end."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import pytest
+from commands import environment, sigint_not_ignored
 
 from cbatch import ConfigError
 from cbatch.validation import whole
@@ -97,3 +100,23 @@ def test_usage_is_printed_when_asked_for_and_when_nothing_is_given(capsys: pytes
     assert run(raising(AssertionError()), [], lambda: "usage") == 2
     assert capsys.readouterr() == ("usage\nusage\n", "")
     assert run(lambda: 3, [], lambda: "usage", bare=True) == 3
+
+
+ENDS = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there, no process can send itself Ctrl-C")
+@pytest.mark.parametrize(
+    "name", ["run", "plot", "compare", "check", "capacity", "arena", "replay", "server", "profile", "bench"]
+)
+def test_ctrl_c_while_modules_load_prints_nothing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text(ENDS)  # is in the way of the module that every command loads
+    with sigint_not_ignored():
+        done = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m experiments.{name}; echo $?"],
+            cwd=tmp_path,
+            env=environment(),
+            text=True,
+            capture_output=True,
+        )
+    assert (done.stdout, done.stderr) == ("130\n", "")

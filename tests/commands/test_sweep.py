@@ -16,6 +16,7 @@ from experiments.arena.__main__ import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.job import RUN, Command, folder_name
 from experiments.settings.compose import compose
+from experiments.store.claim import claimed
 from experiments.store.runs import read_runs
 
 
@@ -44,15 +45,26 @@ def test_a_table_has_the_order_of_the_latest_command_line(tmp_path: Path) -> Non
 
 
 def test_runs_and_sweeps_do_not_lie_in_each_other(tmp_path: Path) -> None:
-    sweep = ("run", "-m", "sweep=grid", "chunk=128", *QUICK)
-    assert command(*sweep, cwd=tmp_path).returncode == 0
+    for sweep in ("grid", "outer/inner"):
+        assert command("run", "-m", f"sweep={sweep}", "chunk=128", *QUICK, cwd=tmp_path).returncode == 0
     (run,) = (tmp_path / "multirun" / "grid").glob("chunk*")
     before = sorted(tmp_path.rglob("*"))
     within = run.relative_to(tmp_path)
-    for *sweeps, named in (["output=multirun/grid"], [f"output='{within}/more'"], ["-m", f"sweep='grid/{run.name}'"]):
+    for *sweeps, named in (
+        ["output=multirun/grid"],
+        ["output=multirun/grid/more"],
+        [f"output='{within}/more'"],
+        ["-m", f"sweep='grid/{run.name}'"],
+        ["-m", "sweep=grid/more"],
+        ["-m", "sweep=outer"],
+    ):
         done = command("run", *sweeps, named, *QUICK, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.startswith(f"error: {named.partition('=')[0]}=")
+    with claimed(tmp_path / "multirun" / "begun"):  # and has not composed its runs yet
+        done = command("run", "-m", "sweep=begun/more", *QUICK, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "multirun/begun: is in use" in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 
