@@ -53,7 +53,7 @@ class Command(NamedTuple):
     serve: as `serve_into`. result: name of the file with the figures, which is written last; empty if a finished run cannot be kept.
     table: returns the table of the finished runs in and below a folder.
     text: describes a summary. line: describes a name and its summary, in a sweep. stem: the end of a new folder's name.
-    alone: the message on what an interrupted single run leaves.
+    kept: what stays of an interrupted run, in words; empty for nothing. With it, such a run prints in a sweep, too, what `serve` says.
     lacks: groups of conf/ that the command does not take.
     """
 
@@ -65,7 +65,7 @@ class Command(NamedTuple):
     text: Callable[[Mapping[str, Any]], str] = run_text
     line: Callable[[str, Mapping[str, Any]], str] = run_line
     stem: str = ""
-    alone: str = "nothing was written"
+    kept: str = ""
     lacks: tuple[str, ...] = ()
 
 
@@ -146,7 +146,8 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
             print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
         try:
             check_free(folder)
-            summary = command.serve(settings, folder, replace=True, say=lambda line: None, bar=alone)
+            say = partial(print, f"{folder.name}:", flush=True) if alone and command.kept else lambda line: None
+            summary = command.serve(settings, folder, replace=True, say=say, bar=alone)
             print(command.line(folder.name, summary), flush=True)
             return summary
         except ClaimedError as error:  # another worker has the same run, or one that survived an earlier command

@@ -88,9 +88,10 @@ def _run_sweep(command: Command, overrides: list[str], name: str) -> None:
 
 
 def _how_to_go_on(command: Command, sweep: str | None) -> str:
-    return (
-        command.alone if sweep is None else how_to_resume(sweep, len(run_folders(sweep_folder(sweep), command.result)))
-    )
+    if sweep is not None:
+        return how_to_resume(sweep, len(run_folders(sweep_folder(sweep), command.result)), command.kept)
+    kept = command.kept and f"{command.kept} if output=FOLDER was given; the same command goes on"
+    return kept or "nothing was written"
 
 
 if __name__ == "__main__":

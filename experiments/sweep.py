@@ -100,8 +100,8 @@ def sweep_folder(sweep: str) -> Path:
     return Path(f"multirun/{sweep}")  # as conf/config.yaml puts it together
 
 
-def how_to_resume(sweep: str, num_finished: int) -> str:
-    again = f"the same command with sweep={sweep} runs"
-    if not num_finished:
-        return f"no run finished; {again} all of them"
-    return f"runs finished: {num_finished}, in {sweep_folder(sweep)}; {again} the others"
+def how_to_resume(sweep: str, num_finished: int, kept: str) -> str:
+    """Returns what an interrupted sweep leaves. kept: of its unfinished runs, in words."""
+    finished = f"runs finished: {num_finished}, in {sweep_folder(sweep)}" if num_finished else "no run finished"
+    rest = "the others" if num_finished else "all of them"
+    return f"{finished}{kept and ', ' + kept}; the same command with sweep={sweep} runs {rest}"

@@ -22,7 +22,7 @@ COMMAND = Command(
     text=capacity_text,
     line=capacity_line,
     stem="_capacity",
-    alone="simulations that ended are kept if output=FOLDER was given; the same command goes on from them",
+    kept="simulations that ended are kept",
 )
 
 if __name__ == "__main__":

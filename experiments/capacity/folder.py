@@ -104,8 +104,9 @@ def open_simulations(
 
 
 def _begin_worker() -> None:
-    """Restores the default handler of SIGTERM in a worker: its parent's would print a traceback."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Restores the default handlers of signals in a worker: its parent's would print a traceback."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     end_with_the_parent()
 
 

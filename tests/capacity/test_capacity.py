@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import chdir
@@ -222,6 +223,27 @@ def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, mon
     rows = [re.split(r"\s{2,}", line)[:2] for line in printed.splitlines() if line.startswith("orca, ")]
     assert [float(figures.split(" ")[0]) for _, figures in rows] == pytest.approx([9.0, 9.0, 7.0, 7.0], rel=0.01)
     assert all("slo=relaxed" in label for label, _ in rows[:2]) and len({label for label, _ in rows}) == 4
+
+
+def test_an_interrupted_sweep_has_printed_its_progress_and_says_that_simulations_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curve = one_percent_at_7()
+
+    def simulate(settings: Settings, number: int, rate: float, *size: int) -> Outcome:
+        if len(curve.pairs) == 9:
+            raise KeyboardInterrupt
+        return curve([(number, rate)], *size)[0]
+
+    monkeypatch.setattr(searching, "simulate", simulate)
+    monkeypatch.setattr(sys, "argv", ["capacity", "-m", "sweep=s", *SMALL.split()[:-1]])
+    assert main(command.COMMAND) == 130
+    (search,) = folder.glob("multirun/s/*/")
+    assert len((search / "simulations.jsonl").read_text().splitlines()) == 1 + 9
+    printed, complaint = capsys.readouterr()
+    again = "the same command with sweep=s runs all of them"
+    assert complaint == f"\ninterrupted; no run finished, simulations that ended are kept; {again}\n"
+    assert printed.startswith(f"{search.name}: bracket: ")
 
 
 def test_what_can_be_gone_on_with_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
