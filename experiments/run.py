@@ -14,7 +14,7 @@ from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.error_lines import one_line
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
-from experiments.store.run_folder import ERRORS, run_folders
+from experiments.store.run_folder import ERRORS, remove_begun, run_folders
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
 
 _SWEEPS = {"-m", "--multirun"}
@@ -64,6 +64,8 @@ def _main(command: Command, claims: ExitStack) -> int:
         print(f"error: {ended}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if sweep is not None:
+            remove_begun(sweep_folder(sweep))
         print(f"\ninterrupted; {_how_to_go_on(command, sweep)}", file=sys.stderr)
         return 130
     except TerminatedError as error:

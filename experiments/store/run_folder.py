@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,11 @@ from cbatch.results.timeline import write_timeline
 from experiments.store.claim import (
     LOCK,
     UNFINISHED,
+    ClaimedError,
     claimed,
     make_new_folder,
     missing_folders,
+    read_state,
     remove_empty,
     report_crashes,
 )
@@ -138,6 +141,16 @@ def open_run_folder(
         except BaseException as error:  # partial results may have filled the disk
             _remove_files(folder, but=() if isinstance(error, KeyboardInterrupt) else (CONFIG, DECISIONS))
             raise
+
+
+def remove_begun(sweep: Path) -> None:
+    """Removes what runs of a sweep have written whose processes were killed: Ctrl-C leaves no more of them than of runs in this process."""
+    for folder in [path.parent for path in sweep.glob(f"*/{UNFINISHED}")]:
+        state = read_state(folder)
+        if state.get("status") == "begun" and state.get("host") == gethostname():
+            with suppress(ClaimedError), claimed(folder):
+                _remove_files(folder)
+            remove_empty([folder])
 
 
 def write_results(
