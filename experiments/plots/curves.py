@@ -196,11 +196,11 @@ def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], headin
 
 
 def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal: float, over: str) -> None:
-    """Scales the axes: latencies are logarithmic, shares end at 100%, others begin at 0.
+    """Scales the axes: latencies over a wide range are logarithmic, shares end at 100%, others begin at 0.
 
     A logarithmic axis ends at a third of the least mean, where a band that reaches to 0 or below is cut.
     """
-    if kind == "log" and not over:
+    if kind == "log" and not over and points["mean"].max() > 3 * points["mean"].min():
         panel.set_yscale("log")
         if panel.get_ylim()[0] < (lowest := points.loc[points["mean"] > 0, "mean"].min() / 3):
             panel.set_ylim(bottom=lowest)
@@ -211,8 +211,8 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
             line.set_clip_on(False)  # whole markers at the ends
         if goal:
             panel.axhline(goal, label=f"goal: {goal:g}%", **_GREY)
-    elif not over:
-        panel.set_ylim(0, None if panel.dataLim.y1 > 0 else 1)
+    if not over and kind != "share" and panel.get_yscale() == "linear":
+        panel.set_ylim(0, max(1.05 * panel.dataLim.y1, 0) or 1)
         panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     panel.set_xlabel(axis.text)
     if axis.log:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 _MOST_VALUES = 7  # labels on an axis
 
@@ -41,21 +41,20 @@ class _Apart(StrMethodFormatter):
 def label_log(axis: Axis, values: Sequence[float] = ()) -> None:
     """Labels a drawn logarithmic axis with a few plain numbers, however few decades it spans; adds minor ticks and "(log)".
 
-    Without positive values, such as gaps in outputs of one token, the axis becomes linear.
+    The axis becomes linear if it spans less than a factor of 3, or has no positive value, such as gaps in outputs of one token.
 
     values: ascending; labels these instead, unless they are too many or too close to each other.
     """
-    if isinf(axis.get_minpos()):
+    least, most = axis.get_data_interval()
+    if isinf(axis.get_minpos()) or most < 3 * least:
         axis.axes.set(**{"xscale" if axis is axis.axes.xaxis else "yscale": "linear"})
         return
     low, high = sorted(axis.get_view_interval())
     if 2 <= len(values) <= _MOST_VALUES and all(two >= 1.25 * one for one, two in pairwise(values)):
         axis.set_major_locator(FixedLocator(values))
-    elif high < 2 * low:
-        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3))
     else:
         # by the most that the ends may be apart
-        steps = {3.5: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), 8: (1, 1.5, 2, 3, 5, 7), 20: (1, 2, 3, 5), 100: (1, 2, 5)}
+        steps = {8: (1, 1.5, 2, 3, 5, 7), 20: (1, 2, 3, 5), 100: (1, 2, 5)}
         others = (1, 3) if high < 1000 * low else (1,)
         axis.set_major_locator(LogLocator(subs=next((steps[most] for most in steps if high < most * low), others)))
     axis.set_major_formatter(_Apart(axis))

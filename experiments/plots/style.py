@@ -37,7 +37,7 @@ _SHARED = {
     "workload.pd_ratio": "P:D ",
 }
 """Settings that a heading names if all runs share them, and the text before their values."""
-_HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH = 105, 125, 140  # characters in a line as wide as a page
+_HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 105, 125, 140, 135  # characters in a line as wide as a page
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
 """Fills; they differ in lightness as well."""
@@ -170,7 +170,8 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
     else:
         figure.suptitle(heading, fontsize=9)
     figure.align_ylabels()
-    figure.supxlabel(origin, fontsize=6, color="#555555", wrap=True)
+    notes = "\n".join(wrap(line, int(_NOTE_WIDTH * pages)) for line in origin.splitlines())
+    figure.supxlabel(notes, fontsize=6, color="#555555", wrap=True)
 
 
 @print_style()

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from experiments.plots import parts
-from experiments.plots.style import line_style, new_figure, wrap
+from experiments.plots.style import add_heading, line_style, new_figure, wrap
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0]], ids=["nothing", "zeros"])
@@ -18,6 +18,14 @@ def test_an_axis_without_positive_values_can_be_drawn(values: list[float]) -> No
     parts.label_log(panel.xaxis)
     parts.label_log(panel.yaxis)
     figure.draw_without_rendering()
+
+
+def test_a_hash_does_not_stand_alone_below_a_figure() -> None:
+    """As wide as a page, matplotlib would break the text only before the last word."""
+    figure, _ = new_figure(1, 1, 2.7)
+    add_heading(figure, "", f"{'profile ' * 16}commit ab82cb9e8194\nknown", [], None)
+    first, second, third = figure.get_supxlabel().splitlines()
+    assert abs(len(first) - len(second)) < 10 and third == "known"
 
 
 def test_sixteen_series_can_be_told_apart_without_colour() -> None:

@@ -148,6 +148,18 @@ def test_latencies_against_the_rate_are_means_with_bands(tmp_path: Path) -> None
         assert axes.get_yscale() == "log" and 0.5 * unit < axes.get_ylim()[0] < 1.5 * unit
 
 
+def test_a_narrow_range_has_a_linear_axis_from_0_with_room_for_its_markers(tmp_path: Path) -> None:
+    """TTFT of 1.2 to 1.35 s, with bands to 7.6 s and below 0, and P:D ratios of 8 to 9."""
+    [ttft, _] = curves.latency_vs_rate(write_rates(tmp_path / "rates", "rate", (8, 9)), percentiles=(50,)).axes
+    assert ttft.get_yscale() == "linear"
+    for pd_ratio in (8, 9):
+        settings = {"workload": {"pd_ratio": pd_ratio}}
+        write_run(tmp_path / "ratios" / f"{pd_ratio}", settings=settings, speed=100.0 * pd_ratio)
+    [speed] = curves.throughput_vs_pd(tmp_path / "ratios").axes
+    assert speed.get_xscale() == "linear" and "log" not in speed.get_xlabel()
+    assert speed.get_ylim() == (0, pytest.approx(1.05 * 900))
+
+
 def test_workloads_have_panels_and_the_rate_of_a_trace_is_that_of_its_requests(tmp_path: Path) -> None:
     """Four requests arrive from 0.25 to 5.5 s in every run of the trace, at both speeds: 3 / 5.25 per second."""
     write_rates(tmp_path, "rate", (1, 4))
