@@ -105,6 +105,10 @@ def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
         header, *rows = lines if at_most is None else islice(lines, 1 + at_most)
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not CSV ({error}); give a CSV or JSON-lines file") from None
+    for line, row in enumerate([header, *rows], 1):
+        for mark in ";\t" if len(row) < (2 if line == 1 else len(header)) else ():
+            if "".join(row).count(mark) >= max(len(header) - 1, 1):
+                raise at_line(path, line, f"has fields separated by {mark!r}; separate them by commas")
     if not rows:
         raise at_line(path, 1, f"{shorten(','.join(header))} is a header without rows; give a file with requests")
     for line, row in enumerate(rows, 2):

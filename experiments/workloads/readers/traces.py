@@ -120,7 +120,6 @@ def _detect(table: Table) -> Columns:
     other = next(
         (f"use workload={name}, or " for column, name in _OTHER_WORKLOADS.items() if column in table.columns), ""
     )
-    other = "separate them by commas, or " if len(table.columns) == 1 and ";" in columns else other
     raise WorkloadError(f"{table.path}: has columns {columns}; {other}name its lengths as a known format does: {pairs}")
 
 
