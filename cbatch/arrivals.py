@@ -82,7 +82,7 @@ class Departures:
 
 
 class Submitted(Arrivals):
-    """Requests whose arrival times and iterations are known before the run, or are added while it goes on."""
+    """Requests whose arrival times and iterations are known before the run, or that are added during the run."""
 
     def __init__(self, server_seconds: float = 0.0) -> None:
         self.server_seconds = server_seconds

@@ -54,7 +54,7 @@ class Engine:
     ) -> None:
         """
         Args:
-            num_blocks, block_size: of the KV cache; tokens per block.
+            num_blocks, block_size: size of the KV cache, and tokens per block.
             asynchronous: keep `executor.num_stages` iterations in flight while another one is planned; else one fewer.
             prefix_cache: the eviction of the prefix cache; None: no prefix cache.
         """

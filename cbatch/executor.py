@@ -25,7 +25,7 @@ class Step:
     Arrays have an entry for each request of the batch, in plan order; "place" means the index into them.
 
     index: number of the iteration, from 0.
-    rows: of the requests in `table` and `pool`.
+    rows: the requests' rows in `table` and `pool`.
     num_tokens: tokens to compute. start: tokens already in the KV cache, which is the position of the first token computed.
     sampled: places of the requests for which this iteration samples a token.
     carry: the place in iteration `index - table.num_stages` whose sampled token is this request's last input token; -1
@@ -128,7 +128,7 @@ class Executor(Protocol):
         is launched.
     needs_tokens: whether prompts must hold real token values.
 
-    An executor whose `repeats` is true has `repeat`, which stands for several launches and waits: `SimExecutor.repeat`. An
+    An executor whose `repeats` is true has `repeat`, which replaces several launches and waits: `SimExecutor.repeat`. An
     executor may have `timed`, which wraps the policy's `plan`: `PlanningExecutor.timed`.
     """
 

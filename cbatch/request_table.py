@@ -83,7 +83,7 @@ class RequestTable:
         The rest of the prompt (after a preemption, of prompt and output); 1 for a decode whose input the host knows or
         the device can carry over; 0 while that input is still deeper in the pipeline.
 
-        counters: of `rows`, if already read.
+        counters: the counters of `rows`, if already read.
         """
         known, total, computed = counters or self.counters(rows)
         ready = total - computed

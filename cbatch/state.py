@@ -26,7 +26,7 @@ class CheckedPlan(NamedTuple):
     num_tokens: int64 [batch], tokens to compute. end: int64 [batch], those in the KV cache thereafter.
     taking, num_blocks: places of the requests that take KV blocks, and how many each.
     num_batch_tokens: tokens to compute in all. num_decodes: requests that have only their newest token left.
-    counters: of the batch, before the plan is carried out.
+    counters: those of the batch, before the plan is carried out.
     """
 
     plan: Plan

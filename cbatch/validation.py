@@ -74,7 +74,7 @@ Switch = Annotated[
 def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) -> None:
     """Checks the fields of a dataclass at the end of its construction, and converts `on` and `off` and mappings to their types.
 
-    prefix: of the fields' names in messages. Raises `error`, and ConfigError, as `read`, for the keys of a mapping.
+    prefix: prefix of the fields' names in messages. Raises `error`, and ConfigError, as `read`, for the keys of a mapping.
     """
     kind: Any = type(instance)
     stated, hints = {field.name: getattr(instance, field.name) for field in fields(kind)}, _hints(kind)
@@ -181,7 +181,7 @@ def _check_keys(kind: Any, data: object, prefix: str) -> None:
 
 
 def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
-    """Returns the first error of pydantic, beginning with the key. prefix: of the key. kind: whose fields are meant, for hints."""
+    """Returns the first error of pydantic, beginning with the key. prefix: prefix of the key. kind: the class, for hints."""
     first = refusal.errors(include_url=False)[0]
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"] if step != "[key]")
     key = f"{prefix}{steps.removeprefix('.')}".rstrip(".")

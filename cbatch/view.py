@@ -170,7 +170,7 @@ class EngineView(View):
 def predict_end(last: StepRecord | None, launched: Iterable[tuple[float, float]], num_stages: int) -> float:
     """Returns when the iterations in flight will have ended, in seconds.
 
-    last: the latest iteration that has ended. launched: of those in flight, seconds in the busiest stage and time of launch.
+    last: the latest iteration that has ended. launched: for each one in flight, seconds in the busiest stage and time of launch.
     """
     free_at = end = 0.0  # when the first stage can begin an iteration, and the last one has ended
     if last is not None:

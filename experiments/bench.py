@@ -55,7 +55,7 @@ def serve(
 ) -> None:
     """Measures and prints; writes NAME.json after each policy. Raises ConfigError: no GPU, or several replicas.
 
-    path: of a trace, `workload.path`. command: to be stored as the origin of the figures.
+    path: the trace, `workload.path`. command: stored as the origin of the figures.
     """
     shared = ["backend=cuda", "timeline=false", *shlex.split(settings), *([f"workload.path={path}"] if path else [])]
     makers = {policy: compose_run(*shared, *shlex.split(policy)).policy for policy in policies.split(";")}
@@ -87,7 +87,7 @@ def serve(
 class Runs(NamedTuple):
     """Repeated runs of the same requests.
 
-    figures: median and extremes of each of `figures_of`, as results files have them. record: of the last run.
+    figures: median and extremes of each of `figures_of`, as results files have them. record: the last run's.
     eager: iterations without a graph, per run; None in simulation.
     """
 
@@ -104,7 +104,7 @@ def repeat(
     *,
     asynchronous: bool | None = None,
 ) -> Runs:
-    """Serves the requests several times, each time with a new policy. asynchronous: None: as the server is set up."""
+    """Serves the requests several times, each time with a new policy. asynchronous: None: the server's default."""
     runs, before = [], _num_eager(server)
     for _ in range(repeats):
         record = server.serve(policy(), requests(), asynchronous=asynchronous)

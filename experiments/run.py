@@ -1,6 +1,6 @@
 """`python -m experiments.run [-m] key=value ...`: serve a workload with a scheduling policy. `--help` lists all keys.
 
-With -m, comma-separated values are swept; the same command with the same `sweep=NAME` goes on with an interrupted sweep.
+With -m, comma-separated values are swept; the same command with the same `sweep=NAME` resumes an interrupted sweep.
 """
 
 import logging

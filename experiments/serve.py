@@ -105,7 +105,7 @@ def serve(
         replace: overwrite a complete run in this folder.
         say: receives lines about automatic choices and about long steps.
         bar: False: no progress bar, whatever the settings say.
-        largest, loop: of a server, whose clients send its requests: see `assemble`; serves them in place of the workload's.
+        largest, loop: see `assemble`: for a server, which serves its clients' requests in place of the workload's.
 
     Raises:
         CbatchError: a setting that cannot be used, or a failure of the policy.

@@ -78,13 +78,13 @@ class OutputText:
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
-        """stops: texts that end the output, none empty; a control token's text stands for this token."""
+        """stops: texts that end the output, none empty; a control token's text means this token."""
         self._decode, self._token_text = vocabulary.decode, vocabulary.token_text
         self._control, self._stops, self.is_stopped = vocabulary.control_tokens, tuple(stops), False
         self._beginnings = tuple(stop[:size] for stop in self._stops for size in range(1, len(stop)))
         self._context: list[int] = []  # the latest tokens whose text is out
         self._shown = ""  # their text on its own, without a part of a character at its end
-        self._held: list[int] = []  # tokens behind the context
+        self._held: list[int] = []  # tokens after the context
         self._kept = ""  # text that may begin a stop string
 
     def push(self, token: int) -> str:
@@ -113,7 +113,7 @@ class OutputText:
         return text if self.is_stopped else text + self._kept
 
     def _new(self, text: str) -> str:
-        """text: of context and held tokens."""
+        """text: that of context and held tokens."""
         return text[len(self._shown) :] if text.startswith(self._shown) else self._decode(self._held)
 
     def _up_to_stop(self, new: str) -> str:

@@ -46,7 +46,7 @@ class Keys:
 
 
 class PolicyScheduler:
-    """Stands for vLLM's scheduler class: a call returns one that follows the policy of the CBATCH variable."""
+    """Takes the place of vLLM's scheduler class: a call returns one that follows the policy of the CBATCH variable."""
 
     def __new__(cls, *, vllm_config: Any, **arguments: Any) -> Any:
         if os.getcwd() not in sys.path:
@@ -76,7 +76,7 @@ def variable() -> Iterator[list[str]]:
 def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     """Returns the adapter that the overrides describe.
 
-    tensor_parallel: of vLLM, for predictions.
+    tensor_parallel: vLLM's degree, for predictions.
     Raises CbatchError: an override that cannot be used; the message says which and why.
     """
     values, keys, settings = _compose(overrides)

@@ -44,8 +44,8 @@ class Bounds:
     that no other request holds, two tokens for a further token after a preemption, and nothing for its KV cache, which is shared.
 
     Args:
-        minorants: of the cost model, as from `minorants_of`, or others that lie below it.
-        kv_tokens: of one replica.
+        minorants: those of the cost model, as from `minorants_of`, or others that lie below it.
+        kv_tokens: size of one replica's KV cache.
         findable: by id, from `findable_tokens` over all requests of the run; None without a prefix cache.
 
     Raises:

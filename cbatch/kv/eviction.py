@@ -46,13 +46,13 @@ class Eviction:
         return [0] * len(blocks)
 
     def on_submit(self, request: Request, names: Sequence[Name]) -> None:
-        """A request will arrive. names: of the blocks that it can find in the cache."""
+        """A request will arrive. names: the names of the blocks that it can find in the cache."""
 
     def on_admit(self, request: Request, names: Sequence[Name], now: float) -> None:
-        """A request is admitted, perhaps not for the first time. names: of the blocks that it found."""
+        """A request is admitted, perhaps not for the first time. names: the names of the blocks that it found."""
 
     def on_release(self, request: Request, names: Sequence[Name], now: float) -> None:
-        """A request has ended or was preempted. names: of the full blocks that it held."""
+        """A request has ended or was preempted. names: the names of the full blocks that it held."""
 
     def on_finish(self, request: Request) -> None:
         """A request has ended."""

@@ -19,7 +19,7 @@ class Freed(NamedTuple):
 class KVView(ABC):
     """The KV cache as a policy sees it.
 
-    block_size: tokens per block. num_blocks: of the whole cache. num_free: blocks that a plan can take.
+    block_size: tokens per block. num_blocks: blocks of the whole cache. num_free: blocks that a plan can take.
     num_retiring: taken blocks that come free when the iterations in flight have ended.
     num_cached: free blocks whose content waiting requests may find; 0 without a prefix cache.
     """

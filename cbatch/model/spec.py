@@ -20,7 +20,7 @@ class ModelSpec:
     name: for messages and results.
     family: architecture; a `transformers` model type, or "nanogpt" (SARATHI's 12 H^2 block: plain MLP of width 4 H).
     max_positions: longest request in tokens, prompt and output.
-    dtype: of weights and KV cache.
+    dtype: number format of weights and KV cache.
     path: local checkpoint folder (weights and tokenizer); None = random weights from `seed`.
     """
 

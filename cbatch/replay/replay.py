@@ -57,7 +57,7 @@ def replay(
     """Calls `report` with the plan of `policy` at each recorded view.
 
     Args:
-        requests: of the run; they are not changed. cost: the cost model of the run, for `View.cost`.
+        requests: the requests of the run, which are not changed. cost: the cost model of the run, for `View.cost`.
         eviction: a new one, as the run's; None: the run had no prefix cache.
 
     Raises:
@@ -108,7 +108,7 @@ class ReplayedRequest(Request):
 
 
 class _Launched(NamedTuple):
-    """An iteration in flight. ids: of its requests. launched_at: seconds."""
+    """An iteration in flight. ids: its requests. launched_at: seconds."""
 
     ids: Ids
     shape: BatchShape
@@ -198,7 +198,7 @@ class _Replay:
             self._launch(event, self._ends.get(event.iteration))
 
     def _launch(self, event: Decision, end: StepEnd | None) -> None:
-        """Counts the tokens of an iteration. end: of the iteration; None if the recording has none."""
+        """Counts the tokens of an iteration. end: the recorded end of the iteration, if any."""
         known, entries = self._requests, event.decided.entries
         chunks = tuple((count, known[id_].computed) for id_, count in entries if count > 1)
         contexts = [known[id_].computed + 1 for id_, count in entries if count == 1]

@@ -54,8 +54,8 @@ def goodput(
 
     Args:
         requests, window: see `attainment`; requests without objectives do not count.
-        objectives: of requests without their own.
-        seconds: of the measured part of the run.
+        objectives: those of requests without their own.
+        seconds: duration of the measured part of the run.
     """
     requests = [request for request in requests if objectives != Objectives() or request.slo != NO_SLO]
     if not requests:

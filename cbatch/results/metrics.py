@@ -182,7 +182,7 @@ def collect_served(record: RunRecord) -> Served:
 
 
 def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_times: Floats) -> Served:
-    """Returns the requests that got their whole output. token_ids, token_times: of all, by time, as `RunRecord.tokens`."""
+    """Returns the requests that got their whole output. token_ids, token_times: those of all requests, as `RunRecord.tokens`."""
     requests = [request for request in ended if request.finish_reason in SERVED]
     id_ = np.array([request.id for request in requests], np.int64)
     order = _stable_order(token_ids)

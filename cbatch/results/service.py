@@ -26,7 +26,7 @@ NO_CLIENT = "no client"
 
 @dataclass(frozen=True, eq=False)
 class Service:
-    """Served requests as columns, [requests]; times in seconds. weights: of clients by name; 1 for others."""
+    """Served requests as columns, [requests]; times in seconds. weights: clients' weights by name; 1 for others."""
 
     client: NDArray[Any]
     arrival: Floats

@@ -17,7 +17,7 @@ from cbatch.runtime.batch import Bounds, Fields
 class PagedCache:
     """The memory of the blocks of `cbatch.kv`: keys and values, [blocks + 1, block size, kv heads, head dim] per layer.
 
-    layers: of the stage that the cache belongs to.
+    layers: the stage that the cache belongs to.
 
     The last block is the dummy block: padding writes to it, so that padding needs no branch, and no row reads it.
     Owner: the iteration; only the compute stream reads and writes.

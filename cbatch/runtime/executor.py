@@ -42,7 +42,7 @@ class StreamExecutor:
     needs_tokens = True
 
     def __init__(self, streams: Streams, slots: Sequence[Slot], iterations: Sequence[Iteration]) -> None:
-        """slots: `num_stages + 1`, of these streams. iterations: of each stage; the first one chooses the shapes."""
+        """slots: `num_stages + 1`, of these streams. iterations: one per stage; the first one chooses the shapes."""
         self.num_stages = len(iterations)
         self.times_copies = False
         self._streams = streams

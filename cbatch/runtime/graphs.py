@@ -67,7 +67,7 @@ class GraphedIteration:
     """Replays a captured graph where a step fits one, and runs the others operation by operation. See `Iteration`.
 
     shapes: captured ones that steps take, ascending.
-    caches: of each rank. graphs: of each rank, by shape and slot.
+    caches: one per rank. graphs: those of each rank, by shape and slot.
     num_replayed, num_eager: iterations so far.
     """
 

@@ -51,7 +51,7 @@ class EagerIteration:
     """Runs an iteration operation by operation, its ranks in turn."""
 
     def __init__(self, models: Sequence[Model], *, send: Send = copy) -> None:
-        """models: of each rank. send: writes drawn tokens to their destination, as `copy`."""
+        """models: one per rank. send: writes drawn tokens to their destination, as `copy`."""
         self.models = models
         self.is_last = models[0].layers.is_last
         self._is_first = models[0].layers.is_first

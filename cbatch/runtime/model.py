@@ -69,7 +69,7 @@ def paged_attention(
 class PagedModel:
     """A causal language model, or a pipeline stage of one, that reads and writes one paged KV cache.
 
-    layers: that it computes: those of the cache. hidden_size: width of the hidden states.
+    layers: the computed layers, which are those of the cache. hidden_size: width of the hidden states.
     """
 
     def __init__(

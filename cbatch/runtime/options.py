@@ -13,7 +13,7 @@ class Options:
     compiled: compile the layers of `transformers`' modules by `torch.compile`, instead of the fused model.
     fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
     graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
-    attention: of prompt chunks: flash-attn-4, our Triton kernel, or "auto": the faster one that fits. GPU only.
+    attention: the kernel for prompt chunks: flash-attn-4, our Triton kernel, or "auto": the faster one that fits. GPU only.
     layers: number of layers of each pipeline stage; None: equally many.
     tensor_parallel: ranks that share every layer of a stage. times_copies: see `StreamExecutor`.
     """

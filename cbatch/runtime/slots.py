@@ -36,7 +36,7 @@ def make_slots(
 
 
 class Slot:
-    """The buffers of one iteration. Owner: the executor. Each buffer has one writer and is read only behind an event:
+    """The buffers of one iteration. Owner: the executor. Each buffer has one writer and is read only after an event:
 
         buffer         written by             read by                 which has waited for
         host           the host (`pack`)      each h2d                (enqueued after packing)
@@ -122,7 +122,7 @@ class RankSlot:
 class StageSlot:
     """One iteration in one stage: the buffers of each rank, and the stage's events.
 
-    index: of the slot. stage: number of the stage.
+    index: number of the slot. stage: number of the stage.
     upload_started, uploaded: recorded by h2d before its work, where copies are timed, and after it.
     started, computed: recorded by compute before and after its work.
     awaited: events for which compute waits.

@@ -3,7 +3,7 @@
 The rules are CUDA's:
 
     stream.run(operation)      operations of one stream run one after the other; those of two streams in any order
-    stream.record(event)       the event stands for everything enqueued in the stream so far
+    stream.record(event)       the event covers everything enqueued in the stream so far
     stream.wait(event)         what is enqueued in the stream from here on runs after the event's most recent record
     event.synchronize()        the host blocks until the most recent record is reached
 
@@ -112,8 +112,8 @@ class ThreadEvent:
 class ThreadStream:
     """A stream with a worker thread.
 
-    After an operation that raises, the operations behind it are skipped, also in streams that wait for an event behind it:
-    their inputs were never written. Events are still reached, so that no wait hangs, and `synchronize` raises the exception.
+    After an operation that raises, later operations are skipped, also in streams that wait for a later event: their inputs
+    were never written. Events are still reached, so that no wait hangs, and `synchronize` raises the exception.
     """
 
     def __init__(self, name: str) -> None:

@@ -24,7 +24,7 @@ class Attention(Protocol):
 class AttentionRates:
     """Rates of a paged-attention kernel, independent of the model.
 
-    bandwidth_bytes_per_second: of reading the KV cache in decodes.
+    bandwidth_bytes_per_second: rate at which decodes read the KV cache.
     chunk_bandwidth_bytes_per_second, flops_per_second: a chunk takes the longer of reading and computing.
     base_seconds: per call. mixed_seconds: added if chunks and decodes share an iteration.
     seconds_per_context_token: lower bound for the longest decode, if the kernel does not split a sequence.

@@ -36,7 +36,7 @@ class Parts(NamedTuple):
 class StageTimes(NamedTuple):
     """Seconds of one iteration in a pipeline.
 
-    compute, communication: of each stage's layers: operations, and all-reduces between them.
+    compute, communication: times of each stage's layers: operations, and all-reduces between them.
     embedding: added in the first stage. head: added in the last stage.
     transfers: from each stage to the next, [stages - 1].
     pace: how `compute` depends on the GPU's clock.
@@ -65,7 +65,7 @@ class _TokenTimes(NamedTuple):
 class _Tables(NamedTuple):
     """The tables of one kind of iteration, and the values read from them so far, by tokens and by requests.
 
-    factor: of all its times, on the card that they are predicted for. layers: this factor times the layers of a stage.
+    factor: multiplies all times, for the card that they are predicted for. layers: this factor times the layers of a stage.
     """
 
     linear: Seconds
@@ -216,7 +216,7 @@ class ProfileCost:
     def _times(
         self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes, power: PowerLimit | None = None
     ) -> StageTimes:
-        """power: of decodes alone; None: their pace is not needed."""
+        """power: that of decodes alone; None: their pace is not needed."""
         linear, other, pace, communication, embedding, transfers, _ = token_times
         compute = linear + other + tables.layers * self._attention.seconds(shape)
         if power is not None and not shape.chunks:

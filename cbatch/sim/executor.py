@@ -76,7 +76,7 @@ class SimExecutor(Executor):
 
     @property
     def repeats(self) -> bool:
-        """Whether `repeat` can stand for `launch` and `wait`: there is one stage, and a subclass has none of its own."""
+        """Whether `repeat` can replace `launch` and `wait`: there is one stage, and no subclass overrides them."""
         return self.num_stages == 1 and (type(self).launch, type(self).wait) == (SimExecutor.launch, SimExecutor.wait)
 
     def repeat(self, step: Step, num_times: int, until: float, in_flight: Span | None) -> Iterator[Turn]:

@@ -67,8 +67,8 @@ class DecodeOnly:
 class CapturedGraphs:
     """The graphs that a runtime has captured, to whose tokens it pads iterations.
 
-    requests: of the graphs for decodes alone; there is one for the largest batch too.
-    tokens: of the graphs for iterations with prompts. Only graphs larger than the largest batch are used.
+    requests: sizes of the graphs for decodes alone; there is one for the largest batch too.
+    tokens: sizes of the graphs for iterations with prompts. Only graphs larger than the largest batch are used.
     fewest: the fewest tokens that each of these takes; an iteration of fewer tokens that no smaller graph holds runs
         unpadded.
     """

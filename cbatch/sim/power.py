@@ -43,7 +43,7 @@ STEADY = Pace(0.0, 0.0, 0.0)
 class PowerLimit:
     """Measurements of how the clock follows the power.
 
-    gain, loss: of a `Pace`, as shares of the seconds of products and small operations, against the iteration's tokens.
+    gain, loss: those of a `Pace`, as shares of the seconds of products and small operations, against the iteration's tokens.
     reserve_seconds: total seconds saved by consecutive prompts while the clock falls from full to lowest.
     decode_loss: `loss` of decodes alone, as a share of their seconds without the output head, against their number;
         their own clock is the full one.

@@ -31,7 +31,7 @@ CACHE_BYTES_PER_SECOND = 6.2e12
 class Card:
     """The speed of one card against the tables of a profile: factors of the times of iterations with prompts, and of decodes alone.
 
-    name: of the card, or of the records that the factors were fitted to; empty: the profile's own card.
+    name: names the card, or the records that the factors were fitted to; empty: the profile's own card.
     """
 
     name: str = ""
@@ -73,7 +73,7 @@ class Profile:
     name, hardware, source: the GPU, and the source of the numbers.
     error: how far simulated times were from real runs, or that this is unknown. compared: the runs that it holds for, by
         loop; empty: the text says it itself.
-    memory_bytes: of the device.
+    memory_bytes: memory of the device.
     ceilings: for parts that were not measured. attention, small_operations: for models that were not measured.
     host: host time of an iteration of models that have none of their own; None: not measured.
     card: whose speed is predicted, if it is not the one that the tables were measured on.
@@ -109,7 +109,7 @@ class Profile:
         return self.models.get(self.measured_as(spec))
 
     def host_time(self, asynchronous: bool, spec: ModelSpec | None = None) -> HostTime:
-        """The host time of a model in one of the loops; none if it was not measured. spec: None: of any other model."""
+        """The host time of a model in one of the loops; zero if it was not measured. spec: None: any other model."""
         model = self.of_model(spec) if spec else None
         times = (model and model.host) or self.host
         return times["async" if asynchronous else "sync"] if times else HostTime(0.0)
@@ -117,7 +117,7 @@ class Profile:
     def error_of(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> Compared:
         """The error of such runs, and the real runs that established it; no models where there were none.
 
-        asynchronous: None: of neither loop, such as single iterations.
+        asynchronous: None: neither loop, as for single iterations.
         """
         measured = self.models.get(name := self.measured_as(spec) or spec.name)
         for loop, known in self.compared.items() if not (measured and measured.differs(spec)) else ():

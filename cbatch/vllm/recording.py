@@ -36,7 +36,7 @@ class Recording:
         self._preempted.append(request.id)
 
     def launched(self, plan: Plan | None, requests: Sequence[ServedRequest], scheduled: Mapping[str, int]) -> None:
-        """requests: that vLLM has scheduled, with tokens by its id. plan: which it carried out; None if it decided itself."""
+        """requests, scheduled: vLLM's batch, with tokens by its id. plan: the plan that vLLM carried out; None if it decided itself."""
         assert self._seen is not None
         entries = tuple((request.id, scheduled[request.vllm_id]) for request in requests)
         preempt, seen = tuple(self._preempted), self._seen

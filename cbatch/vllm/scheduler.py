@@ -49,7 +49,7 @@ class _Policed:
         self.follow(adapter, clock)
 
     def follow(self: Any, adapter: Adapter, clock: Clock) -> None:
-        """Follow this policy from now on; there is no request."""
+        """Follow this policy from now on; requires that there are no requests."""
         check_state(self, vllm_version)
         batch = min(adapter.batch or self.max_num_running_reqs, self.max_num_running_reqs)
         limits = Limits(batch, self.max_num_scheduled_tokens, self.max_model_len, tile=adapter.tile)

@@ -1,6 +1,6 @@
 """`python -m experiments.arena key=value ...`: a leaderboard of policies on traces, loads and objectives. `--help` lists all keys.
 
-The arena is a sweep of ordinary runs with `workload.load=`, one run for each replication: the same command goes on with the
+The arena is a sweep of ordinary runs with `workload.load=`, one run for each replication: the same command resumes the
 sweep, and another command adds to it. The page shows all that the folder of the sweep holds.
 """
 

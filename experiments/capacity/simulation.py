@@ -34,7 +34,7 @@ def select(served: Served, first: int, end: int) -> Served:
 class Outcome(NamedTuple):
     """The figures of one simulation.
 
-    good, total: requests that meet their objectives, and all. in_system: mean number of requests. seconds: of CPU time.
+    good, total: requests that meet their objectives, and all. in_system: mean number of requests. seconds: CPU time.
     outside: iterations outside the measured range.
     """
 

@@ -57,7 +57,7 @@ class Arrival:
 class Scenario:
     """A workload, and the limits of `cbatch.Limits` and `cbatch.Engine`.
 
-    eviction: of a prefix cache; with one, the prompts of requests 0, 1, 4, 5, ... share their beginnings, and so do those of 2, 3, 6, 7, ...
+    eviction: adds a prefix cache; the prompts of requests 0, 1, 4, 5, ... then share their beginnings, and so do those of 2, 3, 6, 7, ...
     """
 
     arrivals: tuple[Arrival, ...]

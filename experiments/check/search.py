@@ -60,7 +60,7 @@ def search(
         chunk: the policy's, in tokens.
         num_random: random scenarios to try for each property that no tiny one violates.
         tiny: scenarios to try first; default `tiny_scenarios`.
-        patience: how long a policy may make no progress. eviction: of a prefix cache; None: without one.
+        patience: how long a policy may make no progress. eviction: that of a prefix cache; None: no prefix cache.
         tick: called with the history of each scenario tried.
 
     Raises:

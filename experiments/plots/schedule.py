@@ -36,7 +36,7 @@ class Doing(StrEnum):
 
 
 class Cell(NamedTuple):
-    """A request in an iteration. tokens: that are computed."""
+    """A request in an iteration. tokens: its computed tokens."""
 
     doing: Doing
     tokens: int = 0
@@ -121,8 +121,8 @@ def draw_schedule(
     """Draws a schedule into a panel and returns the handles of its legend. For use in notebooks too.
 
     Args:
-        names: of requests by id; without, the id with prompt and output tokens.
-        width: of the panel, as a share of a page.
+        names: requests' names by id; the default is the id with prompt and output tokens.
+        width: width of the panel, as a share of a page.
     """
     rows = {id_: row for id_, row in schedule.items() if row}
     by_id = {request.id: request for request in requests}
@@ -146,7 +146,7 @@ def _name(request: Request) -> str:
 
 
 def _draw_row(panel: Axes, lane: int, row: Mapping[int, Cell], most_digits: int) -> None:
-    """Draws the cells of a request. most_digits: that fit into a cell."""
+    """Draws the cells of a request. most_digits: the most digits that fit into a cell."""
     for doing, style in _STYLES.items():
         spans = [(iteration - 0.47, 0.94) for iteration, cell in row.items() if cell.doing is doing]
         draw_spans(panel, lane, spans, **{"linewidth": 0.0, **style})

@@ -149,7 +149,7 @@ def wrap(text: str, width: int) -> str:
 def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist], size: Size | None) -> None:
     """Adds a heading, with the legend's handles if given; below the figure, where the times come from.
 
-    size: of the figure; without one, a legend of several rows makes the figure higher.
+    size: size of the figure; without one, a legend of several rows makes the figure higher.
     """
     if size:
         figure.set_size_inches(size)

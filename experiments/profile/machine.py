@@ -27,7 +27,7 @@ REPEATS = 15
 class Machine(NamedTuple):
     """A server and its hardware.
 
-    name: of the hardware.
+    name: the name of the hardware.
     decode_sizes: requests of captured iterations without prompts; without graphs the powers of two.
     mixed_sizes: tokens of captured iterations with prompts; none without graphs.
     attention: the attention kernels.

@@ -143,7 +143,7 @@ def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0)
 
 
 def _reserve(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
-    """Returns the seconds that the falling ones of these iterations save in all over the fallen ones, which are the last."""
+    """Returns the total seconds that the `FALLING` iterations save compared with the last ones, `FALLEN`."""
     taken = [laboratory.in_turn(batches)[0][-FALLING - FALLEN :] for _ in range(REPEATS)]
     seconds = [median(values) for values in zip(*taken, strict=True)]
     fallen = float(median(seconds[FALLING:]))

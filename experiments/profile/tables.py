@@ -62,7 +62,7 @@ def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_bat
 def new_content(
     name: str, hardware: str, origin: str, memory_bytes: float, ceilings: Ceilings, ceilings_from: str
 ) -> dict[str, Any]:
-    """Returns the content of a new profile, without models. origin: of its numbers, except the ceilings."""
+    """Returns the content of a new profile, without models. origin: the origin of its numbers, except the ceilings."""
     about = {"name": name, "hardware": hardware, "source": origin, "error": UNCOMPARED}
     return {**about, "memory_bytes": memory_bytes, "ceilings": {FROM: ceilings_from, **asdict(ceilings)}}
 
@@ -125,7 +125,7 @@ def captured_rows(bases: Mapping[int, PiecewiseLinear]) -> BilinearGrid | None:
 
     A smaller batch has more captured sizes, so part of its saving is padding.
 
-    bases: of mixed iterations, by the largest batch for which graphs were captured; all but the last only at captured sizes.
+    bases: those of mixed iterations, by the largest batch with a captured graph; all but the last only at captured sizes.
     """
     if len(bases) < 2:
         return None

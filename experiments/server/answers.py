@@ -49,7 +49,7 @@ class Choice:
 class Answer(Response):
     """The choices of one request, in order.
 
-    num_prompt_tokens: of all its prompts. leave: called when nothing more is sent, also if the client has left.
+    num_prompt_tokens: tokens of all its prompts. leave: called when nothing more is sent, also if the client has left.
     """
 
     def __init__(self, body: Body, model: str, num_prompt_tokens: int, leave: Callable[[], object]) -> None:

@@ -37,8 +37,8 @@ Message = RequestSpec | int | None
 class Turn(NamedTuple):
     """A turn of the loop.
 
-    ids: of the requests that received a token. tokens: theirs; -1 in simulation. ended: these and other requests.
-    state: requests that run, and that wait; share of the KV blocks in use.
+    ids: ids of the requests that received a token. tokens: their tokens; -1 in simulation. ended: these and other requests.
+    state: numbers of running and of waiting requests; share of the KV blocks in use.
     """
 
     ids: list[int]

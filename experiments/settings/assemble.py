@@ -43,7 +43,7 @@ class Run:
 
     engine: has the requests submitted, unless the run streams; one engine of `server`, or one per replica.
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
-    rate: requests per second of a workload with a load. totals: of the requests.
+    rate: requests per second of a workload with a load. totals: facts about all requests.
     decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
     streamed: the data of the summary, gathered during a run that streams; None before its start.
     """

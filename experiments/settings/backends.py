@@ -56,7 +56,7 @@ class Simulated(Backend):
 
     host_seconds: host time per iteration; "auto": the profile's; "measured": plus the time of each of the policy's plans on this
         machine.
-    server_seconds: that a request spends in a server before the engine sees it.
+    server_seconds: time that a request spends in a server before the engine sees it.
     tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.model.topology.Topology`.
     """
 
@@ -161,7 +161,7 @@ class Cpu(Real):
 class Cuda(Real):
     """Real tokens on this machine's GPU, or a GPU for each rank of each pipeline stage of each replica.
 
-    attention: of prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
+    attention: the kernel for prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
     """
 
     attention: AttentionName = "auto"

@@ -47,7 +47,7 @@ def compose_run(*overrides: str) -> Settings:
 
 
 def compose(*overrides: str, name: str = "config") -> Composed:
-    """Composes the settings of one run. name: of the command's file in conf/. Raises ConfigError, as all functions here."""
+    """Composes the settings of one run. name: the command's file in conf/. Raises ConfigError, as all functions here."""
     plain = with_arguments(overrides)
     with _explained(name, plain), initialized():
         # the name of a sweep, by default the time, would differ in each composition of a single run

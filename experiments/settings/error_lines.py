@@ -56,7 +56,7 @@ def output_text(error: OSError) -> str:
 
 
 def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
-    """Returns a line for an error of Hydra. name: of the command's file in conf/. overrides: that were composed."""
+    """Returns a line for an error of Hydra. name: the command's file in conf/. overrides: those that were composed."""
     match error:
         case MissingConfigException() if error.missing_cfg_file:
             return _unknown_option(str(error.missing_cfg_file), error.options or ())
@@ -99,7 +99,7 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
 
 
 def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
-    """Returns the keys of a command with these options of groups, unresolved. name: of the command's file in conf/.
+    """Returns the keys of a command with these options of groups, unresolved. name: the command's file in conf/.
 
     Raises ConfigError: there is no such option.
     """

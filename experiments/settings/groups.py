@@ -42,7 +42,7 @@ def version_of_files(overrides: Sequence[str]) -> int:
 
 
 def compose_config(name: str, overrides: Sequence[Override], version: int) -> DictConfig:
-    """Composes the same as `hydra.compose`, with the section `hydra`. name: of the command's file in conf/. version: of the files."""
+    """Composes the same as `hydra.compose`, with the section `hydra`. name: the command's file in conf/. version: changes with the files."""
     folders = (CONFIG_FOLDER, *folders_of([str(override.input_line) for override in overrides]))
     groups = [override for override in overrides if _chooses(override, folders)]
     stored = [ConfigStore.instance().repo.get(group.key_or_group, {}).get(f"{group.value()}.yaml") for group in groups]

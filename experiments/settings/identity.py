@@ -27,7 +27,7 @@ def identity(settings: Settings) -> dict[str, Any]:
 
 
 def _columns(key: str, value: Any, given: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the columns of a value. given: the section that it was built from, for an object that is no dataclass."""
+    """Yields the columns of a value. given: the section that it was built from, for an object that is not a dataclass."""
     section = given if isinstance(given, Mapping) else {}
     if isinstance(value, Mapping):
         for name, item in value.items():

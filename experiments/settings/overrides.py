@@ -41,7 +41,7 @@ _SEARCH_PATH = "hydra.searchpath=['file://"
 
 
 def with_search_path(arguments: Sequence[str]) -> list[str]:
-    """Replaces --config-dir FOLDER by the override that says the same, behind the other arguments."""
+    """Replaces --config-dir FOLDER by the equivalent override, after the other arguments."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd", nargs="?", const="?")
     options, others = parser.parse_known_args(arguments)
@@ -57,7 +57,7 @@ def folders_of(overrides: Iterable[str]) -> list[Path]:
 
 
 def check_search_path(overrides: Iterable[str]) -> None:
-    """Raises ConfigError if the --config-dir of a command is no folder, or that of a recorded command is gone."""
+    """Raises ConfigError if the --config-dir of a command is not a folder, or that of a recorded command is gone."""
     for folder in folders_of(overrides):
         if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder}: no such folder; give the one that holds your groups")

@@ -51,7 +51,7 @@ _OR_AUTO = WrapValidator(lambda value, accept: None if value == "auto" else acce
 Tokens = Annotated[
     int | None, whole(1, MOST_TOKENS), _OR_AUTO, Give(f"a whole number of tokens from 1 to {MOST_TOKENS}, or auto")
 ]
-"""None stands for auto."""
+"""None means auto."""
 
 Requests = Annotated[
     int | None,
@@ -59,7 +59,7 @@ Requests = Annotated[
     _OR_AUTO,
     Give(f"a whole number from 1 to {MOST_REQUESTS_AT_ONCE}, or auto"),
 ]
-"""None stands for auto."""
+"""None means auto."""
 
 OnOffAuto = Annotated[
     Setting,
@@ -149,8 +149,8 @@ class Recipe:
 class Composed:
     """Hydra's composition for one run.
 
-    keys: of the run, resolved. overrides: of its command line. choices: the option of each group.
-    name: of its folder in a sweep, before it is shortened. number: its place in its sweep.
+    keys: the run's keys, resolved. overrides: those of its command line. choices: the option of each group.
+    name: its folder's name in a sweep, before it is shortened. number: its place in its sweep.
     swept: the values that its experiment sweeps, by key; those of `keys` are the defaults.
     unread: overrides of keys that no section refers to, such as a chunk of a policy without chunks.
     """
@@ -175,7 +175,7 @@ class Composed:
 class Settings(Keys):
     """All settings of a run.
 
-    eviction: of the prefix cache; None without one.
+    eviction: that of the prefix cache; None without a prefix cache.
     chosen: what each `auto` of a group was resolved to, and why, by key. composed: the source of the settings.
     """
 

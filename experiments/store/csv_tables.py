@@ -110,7 +110,7 @@ def extra_text(value: object) -> str:
 
 
 def read_extra(text: str) -> object:
-    """Returns the value behind a text of `extra_text`."""
+    """Returns the value that `extra_text` wrote as this text."""
     try:
         return json.loads(text) if text else None
     except ValueError:

@@ -50,7 +50,7 @@ def t_quantile(number: int) -> float:
 
 
 def few_text(numbers: Iterable[int]) -> str:
-    """Says how much a few replications widen an interval; empty if no mean is of fewer than five. numbers: of each mean."""
+    """Says how much a few replications widen an interval; empty if no mean is over fewer than five. numbers: replications of each mean."""
     fewest = min((number for number in numbers if number > 1), default=_ENOUGH)
     if fewest >= _ENOUGH:
         return ""

@@ -35,7 +35,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     if apart:
         texts["folder"] = runs["folder"]
         keys += [*seeds, "folder"]
-    else:  # runs with a seed and runs without are no replications of each other
+    else:  # runs with and without a seed are not replications of each other
         texts[seeds] = texts[seeds].notna().replace({True: "any", False: "none"})
         keys += seeds
     policies = runs["policy"]

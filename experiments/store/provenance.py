@@ -31,7 +31,7 @@ def provenance(command: str) -> dict[str, Any]:
 
 @cache
 def commit(tree: Path = ROOT) -> str | None:
-    """Returns the commit of a source tree, "+ changes" behind it if files other than results differ from it.
+    """Returns the commit of a source tree, followed by "+ changes" if files other than results differ from it.
 
     None for a copy without git, and for a tree that was installed inside another repository.
     """

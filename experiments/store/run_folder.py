@@ -89,7 +89,7 @@ def check_whole(folder: Path, summary: Mapping[str, Any] | None) -> None:
 
 
 def read_summary(folder: Path, name: str = SUMMARY) -> dict[str, Any] | None:
-    """Returns the figures of a complete run; None if there is none. name: of the file, which is written last."""
+    """Returns the figures of a complete run; None if there is none. name: the file that is written last."""
     with suppress(OSError, ValueError):
         summary = json.loads((folder / name).read_text(encoding="utf-8"))
         return summary if isinstance(summary, dict) and "about" in summary else None
@@ -103,7 +103,7 @@ def run_folders(root: Path, name: str = SUMMARY) -> list[Path]:
 
 @contextmanager
 def new_run_folder(stem: Path) -> Iterator[Path]:
-    """Creates a folder called `stem`, or with a number behind it; an unused one is removed at the end."""
+    """Creates a folder called `stem`, or `stem` and a number; removes an unused folder at the end."""
     missing = missing_folders(stem.parent)
     folder = make_new_folder(stem)
     try:
@@ -164,7 +164,7 @@ def write_results(
 ) -> None:
     """Writes the tables of a run, its tokens and its timeline.
 
-    requests: `collect_served(record)`. summary: of the run; it titles the timeline. decode: None without a tokenizer.
+    requests: `collect_served(record)`. summary: the run's; it titles the timeline. decode: None without a tokenizer.
     """
     with RunTables(folder, extra_names(record.requests), cached="prefix_cache" in summary) as writer:
         writer.write(record, requests)

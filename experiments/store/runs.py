@@ -125,7 +125,7 @@ def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
 
 
 def _any_in(text: str, *names: str) -> bool:
-    """Returns whether a text chooses one of the names: rate=4 is no part of rate=40, nor policy=sarathi of policy=sarathi_serve.
+    """Returns whether a text chooses one of the names: rate=4 does not choose rate=40, nor policy=sarathi policy=sarathi_serve.
 
     The hash at the end of a long name does not count.
     """

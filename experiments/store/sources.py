@@ -57,7 +57,7 @@ def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str
 
 
 def mixed(origins: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the names that stand for different code or files in the origins of several runs."""
+    """Returns the names of code or files that differ in the origins of several runs."""
     hashes = dict.fromkeys(item for origin in origins for item in _by_name(origin).items())
     return [name for name, number in Counter(name for name, _ in hashes).items() if number > 1]
 
@@ -174,6 +174,6 @@ def _digest_of(path: Path) -> str:
 
 @lru_cache(1024)
 def _digest(file: Path, size: int, time: int) -> str:
-    """Returns the hash of a file's content. size, time: of the file, so that a changed one is read again."""
+    """Returns the hash of a file's content. size, time: the file's, so that a changed one is read again."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()[:16]

@@ -22,7 +22,7 @@ _NUM_FOR_RATE = 4  # replications whose mean rate is that of a random workload
 class Replication:
     """A workload, for `assemble`: replication `number` of another workload.
 
-    rate: mean requests per second. num_requests: of a replication.
+    rate: mean requests per second. num_requests: requests per replication.
     """
 
     workload: Workload

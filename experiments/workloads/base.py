@@ -36,7 +36,7 @@ Share = Annotated[float, Field(gt=0, le=1, strict=True), Give("a number above 0,
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Tier(Described):
-    """A service class. share: of all requests. slo: None takes that of the workload."""
+    """A service class. share: its share of all requests. slo: None takes that of the workload."""
 
     share: Share
     priority: Annotated[int, Field(strict=True), Give("a whole number")] = 0
@@ -73,7 +73,7 @@ class Workload(Described, ABC):
         that size as a whole (FasterTransformer; Orca, OSDI 2022, section 2).
     seed: the draws for request i depend on `seed` and i alone.
     num_requests: the meaning of None differs between workloads.
-    sampling: of every request; each request gets its own sampling seed.
+    sampling: the same for every request, except for its own sampling seed.
     ignore_eos: whether requests go on after an end-of-sequence token. No effect in simulation, which has no tokens.
     load, replications: see `experiments.settings.assemble`; None keeps the workload's own rate.
 

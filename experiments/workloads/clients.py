@@ -100,7 +100,7 @@ class Clients(Workload):
     """The requests of all clients within `duration` seconds, in order of arrival.
 
     clients: fields of `Client` by key.
-    rate_scale: multiplies every client's rate, for hardware on which the published rates are no overload.
+    rate_scale: multiplies every client's rate, for hardware that the published rates do not overload.
     num_requests: the first N; None takes all.
     """
 

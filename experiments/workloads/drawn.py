@@ -19,8 +19,8 @@ _AT_ONCE = 1000  # rows that are turned into Python objects together
 class Drawn(Sequence[Request]):
     """A sequence of requests, made at the first access; `stream` makes new ones and keeps none.
 
-    columns: fields of `RequestSpec` by name, [requests]; None stands for the default. sampling, stop_tokens: of every request.
-    seeds: of their sampling, where `sampling` is no column.
+    columns: fields of `RequestSpec` by name, [requests]; None stands for the default. sampling, stop_tokens: equal for all.
+    seeds: sampling seeds of the requests, where `sampling` is no column.
     """
 
     columns: Mapping[str, NDArray[Any] | Sequence[Any]]

@@ -136,7 +136,7 @@ class TraceLengths(_Checked, ScaledFit):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Part(Described):
-    """A kind of requests. share: of all requests, in proportion to those of the other kinds."""
+    """A kind of requests. share: its share of all requests, in proportion to those of the other kinds."""
 
     share: Annotated[float, positive("shares need not sum to 1")]
     lengths: Annotated[InstanceOf[Lengths], Give("keys of it, as in {_target_: ..., length: 65536, pd_ratio: 100}")]

@@ -99,7 +99,7 @@ class OpenLoop(DrawnRequests):
 class PrefixGroups(DrawnRequests):
     """Each request belongs to a group drawn at random; the requests of a group share the first `prefix` tokens of their prompts.
 
-    lengths: of the rest of the prompt, and of the output.
+    lengths: those of the rest of the prompt, and of the output.
     """
 
     groups: Annotated[int, whole(1, MOST_REQUESTS)] = 32
@@ -125,7 +125,7 @@ class Chat(DrawnRequests):
     An open loop: a turn comes `pause` seconds, on average, after the turn before came, whether that has been answered or not.
     With real tokens the answers within prompts are drawn, and differ from the model's.
 
-    arrivals: of conversations. lengths: of a turn's new tokens, and of its answer.
+    arrivals: those of conversations. lengths: those of a turn's new tokens, and of its answer.
     system: tokens of the prompt that all conversations share; 0: none. pause: seconds, exponentially distributed.
     """
 

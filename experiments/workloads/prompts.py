@@ -28,7 +28,7 @@ _TokenIds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_
 class PromptLine(SamplingKeys):
     """The keys of a line; one of `prompt`, `messages` and `token_ids` is mandatory. Others mean what they mean in `RequestSpec`.
 
-    messages: of a chat. stop: texts that end the output.
+    messages: a chat. stop: texts that end the output.
     """
 
     prompt: str | None = None

@@ -131,7 +131,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledFit(Fit):
-    """The same, where there is no text.
+    """The same, for requests without text.
 
     length_scale: multiplies prompt and output lengths, rounded, at least 1 token each, before they are limited. For small models.
     """

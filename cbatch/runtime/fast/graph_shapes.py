@@ -43,7 +43,7 @@ class MeasuredGraphs(GraphedIteration):
 def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
     """Leave out shapes that take longer than a larger one: matrix products of some sizes are slow.
 
-    seconds: of an iteration of each shape, ascending.
+    seconds: duration of an iteration of each shape, ascending.
     """
     kept: dict[Shape, float] = {}
     fastest = float("inf")

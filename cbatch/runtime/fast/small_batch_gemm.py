@@ -67,7 +67,7 @@ def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool, w
     if there are enough of them and the product is not gated: a gated one reads two weights per output.
 
     Args:
-        outputs: of the product; if gated, half the matrix's.
+        outputs: the product's outputs; if gated, half the matrix's.
         num_processors: multiprocessors of the GPU.
         gated: as in `small_batch_product`; the inputs of a gated product are not split.
         wide: for more than `FEW_ROWS` rows; None if the programs are too few, or gated ones take two waves.

@@ -37,7 +37,7 @@ class GpuExecutor(StreamExecutor):
     """A `StreamExecutor` on CUDA streams.
 
     attention, products: the kernels in use for attention and large matrix products, and why faster ones are not.
-    iteration: of the first stage; has the number of replayed iterations and the cost of the captures.
+    iteration: the first stage's; has the number of replayed iterations and the cost of the captures.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""GPUs: which ones the ranks of each pipeline stage run on, and their streams, events and clocks."""
+"""Chooses the GPUs of each pipeline stage's ranks, and makes their streams, events and clocks."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -135,7 +135,7 @@ class CudaStream:
     The body of an operation enqueues kernels or copies, on the current stream of each GPU, and returns. The kernels
     themselves wait for results of other GPUs from this operation or the previous one.
 
-    streams: of each GPU.
+    streams: one per GPU.
     """
 
     def __init__(self, clocks: Sequence[CudaClock]) -> None:

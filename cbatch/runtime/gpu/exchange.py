@@ -151,7 +151,7 @@ class Awaited(NamedTuple):
 
     @classmethod
     def at(cls, meeting: Meeting | None, unused: torch.Tensor) -> "Awaited":
-        """unused: stands for the tensors where there is no meeting."""
+        """unused: replaces the tensors if there is no meeting."""
         if meeting is None:
             return cls((unused, unused, unused, unused), 0, 0, Rank())
         tensors = meeting.inbox, meeting.arrived, meeting.base, meeting.following
@@ -161,7 +161,7 @@ class Awaited(NamedTuple):
 class Exchange:
     """One rank's side of all meetings of its stage. Made by `connect`.
 
-    vocabulary: its size. first_token: of this rank's share of it. num_chunks: in which each rank searches it.
+    vocabulary: its size. first_token: the first one of this rank's share. num_chunks: chunks that each rank searches.
     table: values and tokens, [rows, ranks * chunks] each; the likeliest of every chunk of all ranks.
     table_addresses: int64 [2, ranks]; of the table at each rank.
     """
@@ -180,7 +180,7 @@ class Exchange:
         """
         Args:
             box: values of the largest parts that a rank stores for another.
-            num_meetings: of an iteration.
+            num_meetings: meetings per iteration.
             chunk: tokens of the vocabulary that a program searches.
         """
         share, size = rank.share(vocabulary), rank.size

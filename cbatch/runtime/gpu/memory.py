@@ -61,7 +61,7 @@ def check_memory(
 ) -> None:
     """Raise CapacityError, with what is needed and what to lower, if a stage's GPU has too few bytes free.
 
-    layers, free: of each stage. num_ranks: of each stage, which share its weights and its part of the cache.
+    layers, free: one of each per stage. num_ranks: ranks per stage, which share its weights and its part of the cache.
     """
     for stage, (part, left) in enumerate(zip(layers, free, strict=True)):
         where = f"stage {stage} of " if len(layers) > 1 else ""

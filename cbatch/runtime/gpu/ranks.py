@@ -1,7 +1,7 @@
 """Ranks of a tensor-parallel group: how they take turns, and on a CPU how they add up their parts.
 
 Each rank computes its share of every matrix (Megatron-LM, arXiv 1909.08053). A rank yields where it needs the parts of the
-other ranks: after the attention and the feed-forward layer of each layer, and before a token is chosen. The rank goes on once all
+other ranks: after the attention and the feed-forward layer of each layer, and before a token is chosen. The rank continues once all
 ranks have yielded. A stream sees the group's iteration as one operation.
 """
 

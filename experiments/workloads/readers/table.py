@@ -26,7 +26,7 @@ from experiments.workloads.trace import Floats, Ints
 class Table:
     """The rows of a file.
 
-    path: of the file. columns: text (CSV) or JSON values by name, None for a missing value. lines: of each row, counted from 1.
+    path: the file. columns: text (CSV) or JSON values by name, None for a missing value. lines: of each row, counted from 1.
     """
 
     path: str
@@ -68,7 +68,7 @@ class Table:
         return np.array([(time - known[0]) // timedelta(microseconds=1) for time in known]) / 1e6
 
     def refuse(self, bad: Any, name: str, problem: str) -> None:
-        """Raises WorkloadError for the first row that is bad, if one is. bad: [rows]. name: of the column to quote."""
+        """Raises WorkloadError for the first row that is bad, if one is. bad: [rows]. name: the column to quote."""
         if (rows := np.flatnonzero(bad)).size:
             value = self.columns[name][rows[0]]
             stated = f"{name} is missing" if value is None else f"{name}={shorten(repr(value))}"
