@@ -83,6 +83,7 @@ def test_a_failed_capture_names_the_shape() -> None:
     assert process.stderr.strip().endswith("set runtime.graphs=off")
 
 
+@pytest.mark.alone
 def test_graphs_of_all_shapes_take_little_more_memory_than_the_largest() -> None:
     """Kernels are compiled before: on a machine that has not run them yet that takes longer than the captures."""
     limits, kv = Limits(32, 2048, 4096), KVSize(64, 128)

@@ -137,6 +137,7 @@ def test_the_residual_stream_has_the_same_bits_on_both_ranks(monkeypatch: pytest
     executor.close()
 
 
+@pytest.mark.alone
 def test_kernels_of_both_gpus_are_traced(checkpoints: Path) -> None:
     limits = Limits(4, 256, 128, tile=32)
     executor = gpu.build(with_same_weights(TINY_LLAMA, checkpoints), limits, KV, TWO)
