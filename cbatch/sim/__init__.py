@@ -1,9 +1,8 @@
 """Simulation: hardware profiles, cost models, and an executor with a virtual clock. Never imports torch."""
 
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
+from cbatch.sim.executor import PlanningExecutor, SimExecutor
 from cbatch.sim.measured import HostTime
-from cbatch.sim.planning import PlanningExecutor
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import PROFILES, load_profile
 

@@ -10,8 +10,11 @@ iterations: see `cbatch.sim.power`.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from itertools import islice
+from time import thread_time
+from typing import Any
 
 from cbatch.cost import BatchShape, CostModel
 from cbatch.executor import Executor, Step, StepResult, Turn
@@ -125,6 +128,39 @@ class SimExecutor(Executor):
         """The seconds saved by the GPU's present clock. All stages do the same work, so one clock represents all."""
         clock.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
         return clock.run(times.pace)
+
+
+class PlanningExecutor(SimExecutor):
+    """Simulated GPUs whose host also spends on each plan the time that the policy's code takes on this machine.
+
+    num_plans, planning_seconds: plans that were launched, and the processor time that they took.
+    delay_seconds: by which the device began iterations later: the planning time beyond the device's slack.
+    """
+
+    def restart(self) -> None:
+        super().restart()
+        self.num_plans, self.planning_seconds, self.delay_seconds = 0, 0.0, 0.0
+        self._latest_plan = 0.0  # seconds
+
+    def timed(self, plan: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @wraps(plan)
+        def timed_plan(view: Any) -> Any:
+            began = thread_time()
+            made = plan(view)
+            self._latest_plan = thread_time() - began
+            return made
+
+        return timed_plan
+
+    def launch(self, step: Step) -> Span:
+        """As `SimExecutor.launch`, which a leap never replaces here: every iteration is planned, as a real engine does."""
+        could_begin = max(self._now + self.host.of(len(step.requests)), self._stages.free_at)
+        self._advance(self._now + self._latest_plan, Cause.HOST)
+        begins = max(self._now + self.host.of(len(step.requests)), self._stages.free_at)
+        self.num_plans += 1
+        self.planning_seconds += self._latest_plan
+        self.delay_seconds += begins - could_begin
+        return super().launch(step)
 
 
 class _OneGpu:

@@ -8,7 +8,8 @@ import pytest
 from cbatch import KVSize, Limits, Request, Server
 from cbatch.cost import BatchShape
 from cbatch.runtime.options import Options
-from cbatch.sim import HostTime, PlanningExecutor, SimExecutor, planning
+from cbatch.sim import HostTime, PlanningExecutor, SimExecutor
+from cbatch.sim import executor as sim_executor
 from experiments.settings.backends import Simulated
 from experiments.settings.presets import load_spec
 from policies.orca import Orca
@@ -31,7 +32,7 @@ class EvenCost:
 )
 def test_plans_take_time(asynchronous: bool, plan: float, iteration: float, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = count()
-    monkeypatch.setattr(planning, "thread_time", lambda: plan * (next(readings) % 2))
+    monkeypatch.setattr(sim_executor, "thread_time", lambda: plan * (next(readings) % 2))
     executor, tokens = PlanningExecutor(EvenCost(), HostTime(HOST)), 50
     server = Server(executor, Limits(4, 64, 100), EvenCost(), KVSize(100, 16), asynchronous=asynchronous)
     record = server.serve(Orca(), [Request(0, 10, tokens)])
