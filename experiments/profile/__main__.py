@@ -55,15 +55,13 @@ def _profile(*options: str) -> None:
     """Runs the measurement that the options choose; loads each module only where needed, as torch and pandas take seconds."""
     make: Callable[..., object] = show
     name, own = f"profile {options[0]}", list(options[1:])
-    if options[0] == "card" and any(option.startswith("records=") for option in own):
-        from experiments.profile.client import fit_card
-
-        server = [option for option in own if not option.startswith(("records=", "output="))]
-        make, own = partial(fit_card, _reporter(), server), [option for option in own if option not in server]
-    elif options[0] == "card":
-        from experiments.profile.card import measure_card
+    if options[0] == "card":
+        from experiments.profile.card import fit_card, measure_card
 
         make = partial(measure_card, _reporter())
+        if any(option.startswith("records=") for option in own):
+            server = [option for option in own if not option.startswith(("records=", "output="))]
+            make, own = partial(fit_card, _reporter(), server), [option for option in own if option not in server]
     elif options[0] != "show":
         from experiments.profile.command import profile
         from experiments.profile.recorded import profile_recordings

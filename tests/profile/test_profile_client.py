@@ -10,9 +10,9 @@ from cbatch.sim import load_profile
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
 from experiments.api import simulate
-from experiments.profile import client
+from experiments.profile import card
 from experiments.profile.__main__ import main
-from experiments.profile.client import END_TO_END, TPOT, TTFT, read_records
+from experiments.profile.card import END_TO_END, TPOT, TTFT, read_records
 
 DELAY = 0.03
 SERVER = ["hardware=h100", "policy=vllm_v1", "batch=16", "chunk=512"]
@@ -48,10 +48,10 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_factors_and_delay_are_found_from_the_clients_alone(
     records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "MOST_SIMULATIONS", 24)
+    monkeypatch.setattr(card, "MOST_SIMULATIONS", 24)
     assert main(["card", f"records={records / 'bench.json'}", f"output={tmp_path / 'fitted.json'}", *SERVER]) == 0
-    card = load_profile(str(tmp_path / "fitted.json")).card
-    assert (card.prompts, card.decodes) == pytest.approx((1.12, 0.94), abs=0.03)
+    fitted = load_profile(str(tmp_path / "fitted.json")).card
+    assert (fitted.prompts, fitted.decodes) == pytest.approx((1.12, 0.94), abs=0.03)
     printed = capsys.readouterr().out
     assert float(printed.rpartition("backend.server_seconds=")[2]) == pytest.approx(DELAY, abs=0.002)
     assert "requests 31 to 60, not fitted" in printed
