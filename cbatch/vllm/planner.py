@@ -16,9 +16,8 @@ from cbatch.record import StepRecord
 from cbatch.request import Request, Status
 from cbatch.stall import StallWatch
 from cbatch.vllm.plan_check import check_plan
-from cbatch.vllm.population import Population
 from cbatch.vllm.recording import Recording
-from cbatch.vllm.request import ServedRequest, served
+from cbatch.vllm.request import Population, ServedRequest, served
 from cbatch.vllm.settings import Adapter, Counts
 from cbatch.vllm.view import Launched, VllmView
 

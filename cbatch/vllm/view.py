@@ -10,8 +10,7 @@ from cbatch.kv import Freed, KVView, Name
 from cbatch.limits import Limits
 from cbatch.request import Request, Status
 from cbatch.view import View
-from cbatch.vllm.population import Population
-from cbatch.vllm.request import ServedRequest, served
+from cbatch.vllm.request import Population, ServedRequest, served
 
 
 @dataclass(slots=True)
