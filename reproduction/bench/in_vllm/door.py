@@ -29,7 +29,7 @@ from experiments.settings.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from experiments.workloads import TraceReplay
 from reproduction import BENCH, RESULTS
-from reproduction.bench.in_vllm.client import KEPT
+from reproduction.bench.in_vllm.client import arguments, figures_of, write_lengths
 from reproduction.bench.in_vllm.model import LONGEST, write_model
 from reproduction.bench.peers.measure import graphics_card
 
@@ -84,40 +84,20 @@ def _start(
     folder: Path, model: str, port: int, lengths: Sequence[tuple[int, int]], rate: float
 ) -> tuple[subprocess.Popen[bytes], Path]:
     """Starts a client; returns its process and the file of its results."""
-    asked, result = folder / f"asked-{port}.jsonl", folder / f"result-{port}.json"
+    result = folder / f"result-{port}.json"
     result.unlink(missing_ok=True)
-    rows = (
-        {"prompt": " ".join([f"t{number % 1000}"] * prompt), "output_tokens": new}
-        for number, (prompt, new) in enumerate(lengths)
-    )
-    asked.write_text("\n".join(map(json.dumps, rows)))
-    options = {
-        "backend": "openai",
-        "model": model,
-        "tokenizer": folder,
-        "port": port,
-        "request-rate": rate,
-        "seed": 1,
-        "dataset-name": "custom",
-        "dataset-path": asked,
-        "custom-output-len": -1,
-        "num-prompts": len(lengths),
-        "temperature": 0,
-        "percentile-metrics": "ttft,tpot,itl,e2el",
-        "result-dir": folder,
-        "result-filename": result.name,
-    }
-    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    flags = ["--ignore-eos", "--save-result", "--disable-tqdm", "--disable-shuffle", "--skip-chat-template"]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", *words, *flags]
+    options = write_lengths(folder / f"asked-{port}.jsonl", lengths)
+    options |= {"model": model, "tokenizer": folder, "request-rate": rate}
+    options |= {"result-dir": folder, "result-filename": result.name}
+    words = [*arguments(folder, port, len(lengths), options), "--save-result"]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL), result
 
 
 def _result(client: subprocess.Popen[bytes], path: Path) -> dict[str, float]:
-    """Returns what a client reports, in milliseconds and per second."""
     if client.wait() or not path.is_file():
         raise ConfigError(f"door: {path.stem} has no result of vllm bench serve; look at the client's error above")
     result = json.loads(path.read_text())
     if result["failed"]:
         raise ConfigError(f"door: {result['failed']} requests of {path.stem} have failed")
-    return {key: float(value) for key, value in result.items() if key in KEPT or key.endswith("_ms")}
+    return figures_of(result)

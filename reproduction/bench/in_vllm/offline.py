@@ -19,7 +19,7 @@ from experiments.store.provenance import spread, write_benchmark
 from reproduction import BENCH, RESULTS
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from reproduction.bench.peers.cases import Case
-from reproduction.bench.peers.measure import graphics_card
+from reproduction.bench.peers.measure import graphics_card, serve
 from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
 
 
@@ -75,9 +75,7 @@ class TurnsEngine(VllmEngine):
     def serve_by(self, side: str, requests: list[Request]) -> float:
         """Returns the seconds in which they were served."""
         self.sampling = {"extra_args": {"cbatch": side}}
-        seconds, generated = self.serve(requests)
-        assert generated == [request.max_new_tokens for request in requests], "every request gets its tokens"
-        return seconds
+        return serve(self, requests)
 
 
 def _works(spec: ModelSpec, number: int) -> dict[str, list[Request]]:
