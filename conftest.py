@@ -2,16 +2,20 @@
 
 import gc
 import os
+import pickle
 import sys
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO, Any
 
 import pytest
 from hydra._internal import defaults_list
 from hydra.core.config_store import ConfigStore
 from hypothesis import Phase, settings
+from hypothesis.internal.conjecture import providers
+from omegaconf import OmegaConf
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
 
@@ -25,9 +29,27 @@ defaults_list._create_interpolation_map = lambda overrides, defaults, self_added
     make_map(overrides, defaults, self_added) if any(default.is_interpolation() for default in defaults) else None  # type: ignore[return-value]
 )
 
+# and would parse each file again, by PyYAML's slow loader
+load, parsed = OmegaConf.load, dict[str, bytes]()
+
+
+def load_once(file: IO[str]) -> Any:
+    """Returns a copy of what a file holds, which is parsed if no other had the same text."""
+    if not hasattr(file, "read"):
+        return load(file)
+    if (text := file.read()) not in parsed:
+        file.seek(0)
+        parsed[text] = pickle.dumps(load(file))
+    return pickle.loads(parsed[text])
+
+
+OmegaConf.load = load_once  # type: ignore[assignment]
+
 phases = set(Phase) - {Phase.explain}  # it traces every line while an example is shrunk
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None, phases=phases)
 settings.load_profile("cbatch")
+# else it would read the constants of all modules loaded so far, in seconds, and draw others after other tests
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -106,19 +106,22 @@ def test_figures_equal_plain_loops(
     requests: list[Request], warmup: int, drain: int, asynchronous: bool, num_blocks: int
 ) -> None:
     executor = SimExecutor(Varying(), HostTime(0.05))
-    engine = Engine(
-        PrefillFirst(), executor, LIMITS, Varying(), num_blocks=num_blocks, block_size=4, asynchronous=asynchronous
-    )
+    policy, asked = PrefillFirst(), dict[int, float]()  # when it was first asked for each iteration
+    plan = policy.plan
+    policy.plan = lambda view: (asked.setdefault(view.iteration, view.now), plan(view))[1]  # type: ignore[method-assign]
+    engine = Engine(policy, executor, LIMITS, Varying(), num_blocks=num_blocks, block_size=4, asynchronous=asynchronous)
     engine.submit(requests)
     record = engine.run()
     summary = summarize(record, num_blocks=num_blocks, max_batch=4, warmup_requests=warmup, drain_requests=drain)
-    for group, expected in by_loops(record, num_blocks, warmup, drain).items():
+    for group, expected in by_loops(record, asked, num_blocks, warmup, drain).items():
         found = summary[group]
         assert {key: found[key] for key in expected} == pytest.approx(expected, nan_ok=True), group
 
 
-def by_loops(record: RunRecord, num_blocks: int, warmup: int, drain: int) -> dict[str, dict[str, float]]:
-    """The same figures, a request and a token at a time."""
+def by_loops(
+    record: RunRecord, asked: dict[int, float], num_blocks: int, warmup: int, drain: int
+) -> dict[str, dict[str, float]]:
+    """The same figures, a request and a token at a time. asked: when the policy was first asked for an iteration, perhaps in vain."""
     times: dict[int, list[float]] = {}
     for id_, time in zip(*(column.tolist() for column in record.tokens()), strict=True):
         times.setdefault(id_, []).append(time)
@@ -133,7 +136,7 @@ def by_loops(record: RunRecord, num_blocks: int, warmup: int, drain: int) -> dic
     steps = [step for step in record.steps if start < step.received_at <= end]
 
     def arrival(request: Request) -> float:
-        planned = {step.iteration: step.planned_at for step in record.steps}
+        planned = {**{step.iteration: step.planned_at for step in record.steps}, **asked}
         by_iteration = planned.get(request.arrival_iteration, math.inf) if request.arrival_iteration else 0.0
         assert request.admitted_at is not None
         return min(max(request.arrival_time, by_iteration), request.admitted_at)
