@@ -48,7 +48,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_factors_and_delay_are_found_from_the_clients_alone(
     records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card, "MOST_SIMULATIONS", 24)
+    monkeypatch.setattr(card, "MOST_SIMULATIONS", 14)
     assert main(["card", f"records={records / 'bench.json'}", f"output={tmp_path / 'fitted.json'}", *SERVER]) == 0
     fitted = load_profile(str(tmp_path / "fitted.json")).card
     assert (fitted.prompts, fitted.decodes) == pytest.approx((1.12, 0.94), abs=0.03)

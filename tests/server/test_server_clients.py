@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from commands import summary
 from live import QUICK, serving
-from openai import BadRequestError, OpenAI
 
 SMALL_MODEL = Path("~/.cache/cbatch/SmolLM2-135M-Instruct").expanduser()
 
 
 def test_the_openai_package_reads_answers_streams_and_errors(tmp_path: Path) -> None:
+    from openai import BadRequestError, OpenAI  # takes a second, which other processes of `pytest -n` need not
+
     with serving(tmp_path, *QUICK) as live:
         client = OpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key="none", max_retries=0)
         asked: Any = {"model": client.models.list().data[0].id, "messages": [{"role": "user", "content": "a b"}]}
