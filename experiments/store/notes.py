@@ -76,12 +76,14 @@ def origin_of(about: About) -> str:
 
 
 def simulated_text(profile: Mapping[str, Any]) -> str:
-    """Returns a profile's name and error, and which parts of the profile are not measured, or how many."""
+    """Returns a profile's name and error, and which of its parts are not measured but derived, say, or how many."""
     error = str(profile["error"]) if len(profile["error"]) < _LONGEST_ERROR else "error: see summary.json"
     limits = [profile.get("error_in_brief") or error]
-    if others := profile.get("not_measured"):
-        names = ", ".join(other.partition(" (")[0] for other in others)
-        limits.append(f"unmeasured: {names}" if len(others) <= 2 else f"{len(others)} parts unmeasured")
+    others: dict[str, list[str]] = {}
+    for name, kind in (other.rstrip(")").split(" (") for other in profile.get("not_measured", ())):
+        others.setdefault(kind, []).append(name)
+    few = sum(map(len, others.values())) <= 2
+    limits += [f"{kind}: {', '.join(names) if few else f'{len(names)} of its parts'}" for kind, names in others.items()]
     card = f" at the speed of {text}" if (text := profile.get("card")) else ""
     return f"SIMULATED with profile {profile['profile']}{card} ({'; '.join(limits)})"
 

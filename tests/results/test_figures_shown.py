@@ -226,9 +226,10 @@ def simulated(outside: int = 0, **execution: object) -> dict[str, Any]:
 def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() -> None:
     """On a line of a terminal: a long text stays in summary.json."""
     parts = ("power (derived)", "host (fallback)")
-    assert (
-        origin_of(simulated(not_measured=parts)) == "SIMULATED with profile h200 (error: 5%; unmeasured: power, host)"
-    )
+    origin = "SIMULATED with profile h200 (error: 5%; derived: power; fallback: host)"
+    assert origin_of(simulated(not_measured=parts)) == origin
+    origin = "SIMULATED with profile h200 (error: 5%; derived: 1 of its parts; fallback: 2 of its parts)"
+    assert origin_of(simulated(not_measured=[*parts, "head (fallback)"])) == origin
     assert "(error: TTFT 5%)" in origin_of(simulated(error=100 * "x", error_in_brief="error: TTFT 5%"))
     assert "(error: see summary.json)" in origin_of(simulated(error=60 * "x"))
     assert 59 * "x" in origin_of(simulated(error=59 * "x"))
