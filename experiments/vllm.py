@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,22 @@ import yaml
 from cbatch import BatchShape, ConfigError, CostFunction, Policy
 from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost
+from cbatch.sim.profile_file import profile_names
 from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter, make_scheduler
 from cbatch.vllm.settings import Mode
 from experiments.check.scenario import Arrival, Scenario, play
 from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
-from experiments.settings.hardware import cost_model
+from experiments.settings.hardware import cost_model, profile_of_gpu
 from experiments.settings.overrides import check_given_once, values_by_key
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import CONFIG, DECISIONS
 
 VARIABLE = "CBATCH"
+
+_log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
 
 _KEYS = ("policy", "chunking", "predictor", "chunk", "batch", "model", "hardware", "patience", "metrics", "vllm")
 """The keys, or first parts of keys, that describe a policy. Everything else of a run is vLLM's to decide."""
@@ -76,10 +80,10 @@ def variable() -> Iterator[list[str]]:
 def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     """Returns the adapter that the overrides describe.
 
-    tensor_parallel: vLLM's degree, for predictions.
+    tensor_parallel: vLLM's degree, for predictions. Without `hardware`, these are of vLLM on the GPU here, or on an H200.
     Raises CbatchError: an override that cannot be used; the message says which and why.
     """
-    values, keys, settings = _compose(overrides)
+    values, keys, settings = _compose(overrides, tensor_parallel)
     if "policy" not in values:
         raise ConfigError("policy: is missing; give policy=NAME")
     if "model" not in values and _predicts(settings.policy):
@@ -114,8 +118,8 @@ def _predicts(policy: Callable[[], Policy]) -> bool:
     return bool(shapes)
 
 
-def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Keys, Settings]:
-    """Returns the values of the overrides by key, the section `vllm`, and the settings of a run."""
+def _compose(overrides: Sequence[str], tensor_parallel: int = 1) -> tuple[Mapping[str, Sequence[str]], Keys, Settings]:
+    """Returns the values of the overrides by key, the section `vllm`, and the settings of a run, with the `hardware` of predictions."""
     values = values_by_key(overrides)
     check_given_once(overrides)
     if "hardware" in values and "model" not in values:
@@ -127,7 +131,15 @@ def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Key
             raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
     config = dict(compose(*overrides, name="vllm").keys)
     keys = read(Keys, config.pop("vllm"), "vllm.")
-    return values, keys, read_settings(Composed(config, overrides))
+    settings = read_settings(Composed(config, overrides))
+    if "model" in values and "hardware" not in values:
+        gpu = profile_of_gpu() or "h200"
+        inside = f"{gpu}-vllm"  # lacks the links of several GPUs
+        hardware = inside if inside in profile_names() and tensor_parallel == 1 else gpu
+        _log.info("predictions: hardware=%s", hardware)
+        composed = Composed({**config, "hardware": hardware}, overrides)
+        settings = replace(settings, hardware=hardware, composed=composed)
+    return values, keys, settings
 
 
 def _recorder(folder: Path, composed: Composed) -> DecisionsWriter:

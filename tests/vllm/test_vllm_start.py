@@ -10,8 +10,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_rig import Rig
 
 from cbatch import BatchShape, ConfigError, Limits, Plan, PlanError, PolicyError, Request, View
+from cbatch.sim import ProfileCost
 from cbatch.vllm import Adapter
-from experiments.vllm import PolicyScheduler
+from experiments.vllm import PolicyScheduler, make_adapter
 
 LIMITS = Limits(4, 64, 60)
 FULL = ("FullAttentionSpec", {"block_size": 4, "num_kv_heads": 1, "head_size": 8, "dtype": "float16"})
@@ -48,6 +49,25 @@ def test_the_variable_chooses_policy_mode_and_predictions(monkeypatch: pytest.Mo
     assert planner._policy.alpha == 0.5 and planner.mode == "fallback"
     assert planner.view.limits == Limits(3, 64, 60, tile=128)
     assert planner.view.cost.predict(BatchShape((), 8, 8000)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "keys", "profile"),
+    [
+        (None, 1, [], "h200-vllm"),  # no GPU, or one without a profile
+        ("h100", 1, [], "h100-vllm"),
+        ("h100", 2, [], "h100"),  # whose links were measured
+        ("h100", 1, ["hardware=h200"], "h200"),
+    ],
+)
+def test_predictions_are_of_vllm_on_the_gpu_here(
+    gpu: str | None, ranks: int, keys: list[str], profile: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("experiments.vllm.profile_of_gpu", lambda: gpu)
+    recorded = f"vllm.record={tmp_path / 'kept'}"
+    cost = make_adapter(["policy=orca", "model=llama-3.1-8b", recorded, *keys], ranks).cost
+    assert isinstance(cost, ProfileCost) and cost.profile.name == profile
+    assert f"hardware: {profile}\n" in (tmp_path / "kept" / "config.yaml").read_text(), "a replay reads the keys"
 
 
 @pytest.mark.parametrize(
