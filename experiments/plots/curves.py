@@ -135,14 +135,18 @@ def draw(
     cells = [
         (of, key, over) for of in frame["of"].unique() for key in keys if key not in equal for over in ("", *bases)
     ]
-    figure, panels = _panels([of for of, _, _ in cells])
+    figure, panels = _panels([of for of, _, _ in cells], 2 if bases else _MOST_ACROSS)
     for panel, (of, key, over) in zip(panels, cells, strict=True):
         runs = frame[frame["of"] == of]
         points = ratios_of(runs, x, key, over) if over else points_of(runs, x, key)
+        if points.empty:  # such as ratios to 0 preemptions
+            panel.set_axis_off()
+            continue
         _draw_panel(panel, points, list(frame["label"].unique()), heading_of(key), over)
         _finish_panel(panel, axis, points, heading_of(key).kind, goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
-    handles, below = panels[0].get_legend_handles_labels()[0], _notes(frame, x, keys, equal)
+    handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in panels)))
+    below = _notes(frame, x, keys, equal)
     add_title(figure, frame, frame["heading"].iloc[0], handles, describe_points(frame, x), below, look)
     return figure
 
@@ -168,11 +172,11 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     return places
 
 
-def _panels(workloads: Sequence[str]) -> tuple[Figure, list[Axes]]:
+def _panels(workloads: Sequence[str], most_across: int) -> tuple[Figure, list[Axes]]:
     """Returns a figure with a panel for each entry; the panels of a workload stand side by side."""
     alike = workloads.count(workloads[0])
     together = alike if alike > 1 else len(workloads)
-    across = ceil(together / ceil(together / _MOST_ACROSS))
+    across = ceil(together / ceil(together / most_across))
     rows = ceil(len(workloads) / across)
     figure, grid = new_figure(rows, across, 1.4 + 1.8 * rows)
     panels = [panel for row in grid for panel in row]
@@ -218,7 +222,9 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
     if axis.log:
         panel.set_xscale("log")
         label_log(panel.xaxis, sorted(points["x"].unique()))
-    elif panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:
+        return
+    panel.locator_params("x", steps=[1, 2, 5, 10])
+    if panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:
         panel.set_xlim(left=0)
 
 

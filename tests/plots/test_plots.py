@@ -101,6 +101,16 @@ def test_runs_without_the_ratio_or_the_throughput_are_named(tmp_path: Path, caps
     assert "has no pd\n  other" in complaint and f"has no {SPEED}\n  orca,ratio=5,0" in complaint
 
 
+def test_a_figure_and_its_ratio_share_a_row_and_no_panel_is_empty(tmp_path: Path) -> None:
+    """Nothing is a multiple of a baseline's 0 tokens per second; the other figures are equal in all runs."""
+    write_ratios(tmp_path, {policy: {2: (0.0,), 14: (0.0,)} for policy in ("orca", "vtc")})
+    keys = ("run.preemptions", SPEED, "run.iterations")
+    panels = curves.draw(tmp_path, x="workload.pd_ratio", y=keys, baseline="orca").axes
+    assert [panel.axison for panel in panels] == [True, True, True, False, True, True]
+    columns = [panel.get_subplotspec().colspan.start for panel in panels]
+    assert columns == [0, 1] * 3
+
+
 def test_any_figure_against_any_setting(tmp_path: Path) -> None:
     for batch in (4, 8):
         write_run(tmp_path / f"{batch}", settings={"batch": batch}, speed=100.0 * batch)
