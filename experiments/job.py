@@ -146,7 +146,9 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
             print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
         try:
             check_free(folder)
-            say = partial(print, f"{folder.name}:", flush=True) if alone and command.kept else lambda line: None
+            if talks := alone and command.kept:
+                print(f"{folder.name} ...", flush=True)
+            say = partial(print, " ", flush=True) if talks else lambda line: None
             summary = command.serve(settings, folder, replace=True, say=say, bar=alone)
             print(command.line(folder.name, summary), flush=True)
             return summary
@@ -189,12 +191,10 @@ def _output_folder(output: str) -> Path:
     """Returns the folder that `output` names; raises ConfigError if it is a sweep's, or inside a run's or a sweep's."""
     folder = Path(output).expanduser()
     for path in (folder, *folder.parents):
-        if (path / MULTIRUN).is_file():
-            raise ConfigError(
-                f"output={output}: {path} is the folder of a sweep; give another folder, or -m and sweep=NAME"
-            )
-        if path != folder and (path / CONFIG).is_file() and (path / SUMMARY).is_file():
-            raise ConfigError(f"output={output}: {path} is the folder of a run; give another folder")
+        is_sweep, is_run = (path / MULTIRUN).is_file(), (path / CONFIG).is_file() and (path / SUMMARY).is_file()
+        if is_sweep or (is_run and path != folder):
+            what = "a sweep; give another folder, or -m and sweep=NAME" if is_sweep else "a run; give another folder"
+            raise ConfigError(f"output={output}: {path} is the folder of {what}")
     return folder
 
 

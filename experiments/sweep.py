@@ -41,10 +41,8 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
 def _name_of_sweep(arguments: list[str]) -> str | None:
     """Returns the name that the command line gives to the sweep.
 
-    Raises:
-        ConfigError: an empty name, several, or one of a folder that is not below multirun/, or in or around that of a run or another
-            sweep, whose tables would show both.
-        ClaimedError: it is in a folder that another command uses.
+    Raises ConfigError: an empty name, several, or one of a folder that is not below multirun/, or in or around that of a run or another
+    sweep, whose table would show both; ClaimedError: another command uses a folder around it.
     """
     given = next((argument for argument in arguments if argument.startswith("sweep=")), None)
     if given is None:
@@ -59,12 +57,11 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
     own, *around = (sweep_folder(str(path)) for path in (name, *name.parents) if path.parts)
     for folder in around:
         check_free(folder)
-    runs = [folder for folder in (own, *around) if (folder / CONFIG).is_file()]
-    sweeps = [folder for folder in around if (folder / MULTIRUN).is_file()]
-    sweeps += [file.parent for file in own.glob(f"*/**/{MULTIRUN}")]
-    for folder in (*runs, *sweeps):
-        what = "run" if folder in runs else "sweep"
-        raise ConfigError(f"{given}: {folder} is the folder of a {what}; give another name")
+    files = [folder / file for folder in around for file in (CONFIG, MULTIRUN)]
+    files += [own / CONFIG, *own.glob(f"*/**/{MULTIRUN}")]
+    if other := next(filter(Path.is_file, files), None):
+        what = "run" if other.name == CONFIG else "sweep"
+        raise ConfigError(f"{given}: {other.parent} is the folder of a {what}; give another name")
     return value
 
 

@@ -34,8 +34,6 @@ from experiments.store.run_folder import CONFIG, DECISIONS
 
 VARIABLE = "CBATCH"
 
-_log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
-
 _KEYS = ("policy", "chunking", "predictor", "chunk", "batch", "model", "hardware", "patience", "metrics", "vllm")
 """The keys, or first parts of keys, that describe a policy. Everything else of a run is vLLM's to decide."""
 
@@ -136,7 +134,7 @@ def _compose(overrides: Sequence[str], tensor_parallel: int = 1) -> tuple[Mappin
         gpu = profile_of_gpu() or "h200"
         inside = f"{gpu}-vllm"  # lacks the links of several GPUs
         hardware = inside if inside in profile_names() and tensor_parallel == 1 else gpu
-        _log.info("predictions: hardware=%s", hardware)
+        getLogger("vllm.cbatch").info("predictions: hardware=%s", hardware)  # vLLM shows the loggers below its own
         composed = Composed({**config, "hardware": hardware}, overrides)
         settings = replace(settings, hardware=hardware, composed=composed)
     return values, keys, settings

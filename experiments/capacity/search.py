@@ -186,8 +186,14 @@ class Search:
         latest = self.outcomes or self._pilots[-_PILOT:]
         per_request = sum(outcome.seconds for outcome in latest) / sum(outcome.requests for outcome in latest)
         seconds = per_request * self.requests * len(pairs)
-        where = f"at {len(rates)} rates from {min(rates):g} to {max(rates):g}"
-        self.log(f"simulating {len(numbers)} replications {where}: about {seconds:.0f} s of CPU to the next estimate")
+        where = (
+            f"{len(rates)} rates from {min(rates):g} to {max(rates):g}"
+            if len(rates) > 1
+            else f"{rates[0]:g} requests/s"
+        )
+        self.log(
+            f"simulating {len(numbers)} replications at {where}: about {seconds:.0f} s of CPU to the next estimate"
+        )
         self.outcomes += self.simulate(pairs, self.requests, warmup)
 
     def _estimate(self, warmup: int) -> Capacity:

@@ -79,7 +79,7 @@ def ends_with_its_reader(command: Callable[[], int]) -> int:
     reason, such as a full disk.
     """
     print_any_text()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `experiments` set it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as set by `experiments`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status = command()

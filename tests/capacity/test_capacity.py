@@ -243,7 +243,7 @@ def test_an_interrupted_sweep_has_printed_its_progress_and_says_that_simulations
     printed, complaint = capsys.readouterr()
     again = "the same command with sweep=s runs all of them"
     assert complaint == f"\ninterrupted; no run finished, simulations that ended are kept; {again}\n"
-    assert printed.startswith(f"{search.name}: bracket: ")
+    assert printed.startswith(f"{search.name} ...\n  bracket: ")
 
 
 def test_what_can_be_gone_on_with_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
