@@ -124,8 +124,7 @@ class Executor(Protocol):
     """Computes steps in the order of their launch. Methods that return nothing do nothing by default.
 
     num_stages: the carry distance: a token sampled by iteration N can be fed back on the device from iteration N + num_stages
-        on. 1 for one GPU, the number of stages for a pipeline. At most `num_stages` iterations are in flight when another one
-        is launched.
+        on. 1 for one GPU, the number of stages for a pipeline. At most `num_stages` iterations are in flight when another one is launched.
     needs_tokens: whether prompts must hold real token values.
 
     An executor whose `repeats` is true has `repeat`, which replaces several launches and waits: `SimExecutor.repeat`. An

@@ -8,8 +8,7 @@ settings     keys of `experiments.run` for all policies: model, workload, batch,
 repeats      how often each policy serves the requests        name, folder   of the results file, FOLDER/<hardware>/NAME.json
 
 One server is built and serves the requests under each policy in turn, `repeats` times. backend.pipeline_stages=2 and
-backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same,
-and backend=cpu model=tiny needs no GPU either.
+backend.tensor_parallel=2 take several GPUs; backend=sim predicts the same, and backend=cpu model=tiny needs no GPU either.
 """
 
 import shlex

@@ -5,8 +5,7 @@ launch. Its shape is fixed, so a step is padded to the smallest captured shape t
 operation by operation and is counted.
 
 Graphs, which never run at the same time, share a memory pool: the largest is captured first, and the others fit into its
-memory. Graphs of few tokens have a pool of their own. Inputs are views of the slot's buffer, so each shape is captured for
-each slot.
+memory. Graphs of few tokens have a pool of their own. Inputs are views of the slot's buffer, so each shape is captured for each slot.
 """
 
 import time

@@ -17,9 +17,8 @@ def greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
 def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
     """Draws a token for each row of `logits`, [rows, vocabulary]; rows of temperature 0 are greedy. Returns int32 [rows].
 
-    The distribution is softmax(logits / temperature) in descending order, and is inverted at the row's `uniform`. Top-k keeps
-    its first k tokens (0: all); top-p then keeps the fewest, at least one, whose share of the remaining weight reaches p
-    (Holtzman et al. 2020).
+    The distribution is softmax(logits / temperature) in descending order, and is inverted at the row's `uniform`. Top-k keeps its first k
+    tokens (0: all); top-p then keeps the fewest, at least one, whose share of the remaining weight reaches p (Holtzman et al. 2020).
     """
     temperature = torch.where(batch.temperature > 0, batch.temperature, 1)
     ordered, tokens = (logits.float() / temperature[:, None]).sort(dim=-1, descending=True, stable=True)

@@ -284,8 +284,7 @@ def following_decodes(shape: BatchShape) -> Iterator[BatchShape]:
 def _over_measured(rows: BilinearGrid, max_batch: int, num_tokens: float) -> float:
     """Returns the seconds that graphs for this batch add to an iteration, compared with those that were measured.
 
-    rows: `Measured.captured_rows`. Iterations of more tokens than it has run without a graph, and have only the rows of
-        their requests.
+    rows: `Measured.captured_rows`. Iterations of more tokens than it has run without a graph, and have only the rows of their requests.
     """
     if num_tokens > rows.columns[0][-1]:
         return 0.0

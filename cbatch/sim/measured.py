@@ -69,8 +69,7 @@ class CapturedGraphs:
 
     requests: sizes of the graphs for decodes alone; there is one for the largest batch too.
     tokens: sizes of the graphs for iterations with prompts. Only graphs larger than the largest batch are used.
-    fewest: the fewest tokens that each of these takes; an iteration of fewer tokens that no smaller graph holds runs
-        unpadded.
+    fewest: the fewest tokens that each of these takes; an iteration of fewer tokens that no smaller graph holds runs unpadded.
     """
 
     requests: tuple[Annotated[int, whole(1)], ...]
@@ -104,8 +103,7 @@ class Measured:
     chunks, decodes, mixed_decodes: seconds of the layers' attention, see `TableAttention`.
     decode_only: iterations without prompts, if measured separately; linear, other and head then exclude them.
     shared_reads: see `TableAttention`; against decodes.
-    exchange: seconds of the layers' exchanges between the ranks, against tokens; None: two all-reduces per layer over the
-        profile's links.
+    exchange: seconds of the layers' exchanges between the ranks, against tokens; None: two all-reduces per layer over the profile's links.
     power: how the time of an iteration depends on the iterations before it.
     captured_rows: cost of the rows of a captured graph, used or not, of which there is one per request of the largest
         batch: seconds that a mixed iteration takes beyond one with graphs for the smallest batch, against (largest batch,

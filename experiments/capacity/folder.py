@@ -75,8 +75,7 @@ def open_simulations(
     A search that ends before its first simulation, or with an error but `TooFewError`, leaves nothing.
 
     cores: processes that simulate; 1 is this process. other_code: keep simulations of other code, too.
-    Raises ConfigError: the folder holds something else, or cannot be written; ClaimedError: another process writes to
-    it.
+    Raises ConfigError: the folder holds something else, or cannot be written; ClaimedError: another process writes to it.
     """
     others = {path.name for path in folder.iterdir()} - _FILES if folder.is_dir() else set()
     if any(not name.startswith(".") for name in others):

@@ -91,8 +91,7 @@ def ratios_of(runs: pd.DataFrame, x: str, key: str, over: str) -> pd.DataFrame:
     """Returns the ratio of a figure to that of the label `over` at each x, and the 95% interval of `experiments.compare`.
 
     Returns:
-        As `points_of`, where the mean of `over` is not 0. With fewer than two pairs of runs of the same requests, low and high
-        are NaN.
+        As `points_of`, where the mean of `over` is not 0. With fewer than two pairs of runs of the same requests, low and high are NaN.
 
     Args:
         runs: with a column `requests`, equal in runs that served the same requests.

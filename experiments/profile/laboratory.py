@@ -5,8 +5,7 @@ step is packed, uploaded, computed - by a captured graph where one fits - and do
 runtime executes them, padding included. Knows nothing of policies or profiles.
 
 On some devices, such as CPUs, times vary too much for differences of measured iterations. There an iteration is fitted as a constant
-and non-negative prices per token, per request, per token of context that decodes read, and per pair of tokens in the attention of
-prompts.
+and non-negative prices per token, per request, per token of context that decodes read, and per pair of tokens in the attention of prompts.
 """
 
 from collections.abc import Iterator, Sequence

@@ -30,8 +30,7 @@ Point = tuple[float, float, float]
 class Iterations:
     """Seconds of one model's iterations, of all layers together.
 
-    mixed: base of an iteration with prompts, against tokens. chunks: attention of one, against (tokens, context
-        before).
+    mixed: base of an iteration with prompts, against tokens. chunks: attention of one, against (tokens, context before).
     mixed_decodes: attention of decodes beside a chunk, against (number, context).
     alone, decodes: base and attention of iterations without prompts.
     power: how the clock follows the GPU's load; shared_reads: as the function. None if not measured.

@@ -36,8 +36,7 @@ ORIGINS = {
 def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_batch: int) -> Measured:
     """Returns the tables of one degree of tensor parallelism of a model, without those of captured graphs.
 
-    The captured head of an iteration with prompts has a row per request of the largest batch, that of decodes alone a row
-    per decode.
+    The captured head of an iteration with prompts has a row per request of the largest batch, that of decodes alone a row per decode.
 
     alone, mixed: shares of iterations without prompts and with. max_batch: largest batch for which graphs were captured.
     """

@@ -69,8 +69,7 @@ def assemble(
 
     say: called with a line before weights are loaded, if that takes long.
     largest: a request as large as any to come, if clients send the requests; None: the workload makes them.
-    Raises CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and
-    why.
+    Raises CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and why.
     """
     chosen = dict(settings.chosen)
     backend, runtime, spec = settings.backend, settings.runtime, settings.model
@@ -242,8 +241,7 @@ def _at_load(settings: Settings, chosen: dict[str, str]) -> tuple[Any, float | N
 
     The rate is the load times the highest rate that any policy can sustain on the replications 0 to `workload.replications` - 1
     together: all policies, seeds and objectives have the same rate.
-    Raises ConfigError: the backend is not simulated, the workload has no rate, or too few requests for its
-    replications.
+    Raises ConfigError: the backend is not simulated, the workload has no rate, or too few requests for its replications.
     """
     load = getattr(settings.workload, "load", None)
     if load is None:

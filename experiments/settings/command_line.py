@@ -42,8 +42,7 @@ def run(
         interrupted: printed after Ctrl-C.
 
     Returns:
-        The exit status: the command's own, or 0; 2 after a user error; 130 after Ctrl-C; 141 if the reader of its output
-        has ended.
+        The exit status: the command's own, or 0; 2 after a user error; 130 after Ctrl-C; 141 if the reader of its output has ended.
     """
 
     def attempt() -> int:

@@ -33,8 +33,7 @@ PASSED_ON = ("chunk", "chunking", "predictor", "seed")
 def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:
     """Builds the object that a section describes, and those within it. needs: attributes that it must have.
 
-    Raises ConfigError: as `check_section`; a target that failed, a missing attribute; CbatchError: raised by the
-    target.
+    Raises ConfigError: as `check_section`; a target that failed, a missing attribute; CbatchError: raised by the target.
     """
     checked = check_section(path, section)
     target, built = _typed(path, checked["_target_"]), call(path, checked, build_arguments(path, checked))

@@ -35,8 +35,7 @@ def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[st
 
     Args:
         policy, workload: objects, or names as the command line takes them.
-        keys: values by keyword: a key of conf/config.yaml, or the last part of a key of a group; `eviction` and `router` may be
-            objects.
+        keys: values by keyword: a key of conf/config.yaml, or the last part of a key of a group; `eviction` and `router` may be objects.
 
     Raises:
         ConfigError: an unknown keyword, a value that cannot be used, or an object that lacks the method of its kind.

@@ -6,8 +6,7 @@
     {"step": ...}       a `cbatch.replay.decisions.StepEnd`, by its fields
     {"finish": ...}     the output tokens of a request that vLLM has served
 
-With the policy and the cost model that config.yaml describes, it suffices to replay the run without the workload's files,
-weights or a GPU.
+With the policy and the cost model that config.yaml describes, it suffices to replay the run without the workload's files, weights or a GPU.
 """
 
 import gzip

@@ -81,8 +81,7 @@ class Compared(NamedTuple):
 def compare(first: Mapping[Any, float], second: Mapping[Any, float], paired: bool) -> Compared:
     """Compares means over replications. paired: those with the same number served the same requests.
 
-    The ratio's interval is that of its logarithm, to first order (the delta method). Raises ConfigError: fewer than two
-    replications.
+    The ratio's interval is that of its logarithm, to first order (the delta method). Raises ConfigError: fewer than two replications.
     """
     common = sorted(first.keys() & second.keys())
     a, b = np.array(list(first.values())), np.array(list(second.values()))

@@ -12,8 +12,7 @@ A request of D output tokens that is prefilled in one iteration lives for D iter
 token. The first B requests arrive at iteration round(i * D / B); the next one in slot i starts D iterations later, and
 so on, so starts stay as evenly spaced as whole iterations allow (D / B apart, rounded). That holds where requests wait
 for nothing but a slot: whole prompts mixed with decodes, ample KV, one pipeline stage. A policy that chunks prompts or
-limits prefills per iteration changes the stagger. With s pipeline stages a life takes about s * D iterations: give
-`stagger` as a number.
+limits prefills per iteration changes the stagger. With s pipeline stages a life takes about s * D iterations: give `stagger` as a number.
 
 The stagger counts iterations, not seconds, so it gives the same schedule on any hardware.
 """

@@ -56,8 +56,7 @@ class PromptFile(Workload, Fit):
     """The requests of a JSONL file (plain or .gz), in its order; each line is an object with keys of `PromptLine`.
 
     `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer, messages one
-    with a chat template;
-    token ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
+    with a chat template; token ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
 
     num_requests: the first N that fit; None takes all. max_new_tokens: the limit for lines without one.
     ignore_eos: by default requests end at the model's end-of-sequence token.

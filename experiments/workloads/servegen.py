@@ -8,11 +8,10 @@ The repository alibaba/ServeGen has two files for each client. Here they are joi
 a row for each client and window of 600 s, a line for each client with windows of 6 h. arg1 is the fitted shape. `iat_cv` and
 arg2, the fitted scale, are not read: the rate sets the scale. Nor is `reason_ratio`: reasoning tokens are part of the output.
 
-In each window a client sends rate * 600 requests. The intervals before, between and after them are drawn from
-the window's Gamma or Weibull family and stretched to fill the window: with shape 1 that is exactly a Poisson process of
-known count. ServeGen's own generator (`construct.py`) omits the interval after the last request. The last request then falls
-on the window's end and is lost. Input and output lengths are drawn independently, as their joint distribution is not
-published; ServeGen's generator takes both at the same quantile.
+In each window a client sends rate * 600 requests. The intervals before, between and after them are drawn from the window's Gamma or
+Weibull family and stretched to fill the window: with shape 1 that is exactly a Poisson process of known count. ServeGen's own generator
+(`construct.py`) omits the interval after the last request. The last request then falls on the window's end and is lost. Input and output
+lengths are drawn independently, as their joint distribution is not published; ServeGen's generator takes both at the same quantile.
 
 Every client and window has its own random stream: another range or other clients do not change a request.
 """
@@ -45,8 +44,7 @@ class ServeGen(Replay):
     path, dataset: the two files, plain or compressed.
     start: seconds into the data; the first request arrives at time 0 of the run. duration: seconds.
     clients: their numbers; None takes all.
-    rate: requests per second of all chosen clients, averaged over the range, each client's share as recorded; None: as
-        recorded.
+    rate: requests per second of all chosen clients, averaged over the range, each client's share as recorded; None: as recorded.
     rate_scale: multiplies every client's number of requests; the shape of the bursts stays.
     num_requests: the first N; None takes all of the range.
     """

@@ -1,8 +1,7 @@
 """Selects the chunks of an iteration from all its rows.
 
 A captured iteration has a row for every request of the largest batch, and nearly all of them are decodes or padding. A
-kernel made for chunks starts programs for every row that it is given, empty or not, and 128 empty rows take longer than
-one real chunk.
+kernel made for chunks starts programs for every row that it is given, empty or not, and 128 empty rows take longer than one real chunk.
 """
 
 from typing import NamedTuple
