@@ -65,7 +65,9 @@ def _compare(*arguments: str) -> int | None:
     if len(folders) < len(names):
         _check_policies(names, baseline, values["metric"])
         sweep = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_compare"
-        if status := _run_policies(names, others, sweep):
+        seeds = [] if any(option.startswith("seeds=") for option in others) else ["seeds=20"]
+        sys.argv[1:] = ["-m", f"policy={','.join(names)}", *seeds, *others, f"sweep={sweep}"]
+        if status := run_command.main():
             return status
         folders = [sweep_folder(sweep)]
     elif others:
@@ -87,13 +89,6 @@ def _check_policies(names: Sequence[str], baseline: str, metrics: Sequence[str])
         raise ConfigError(f"baseline={baseline}: no run of this policy; {nearest(baseline, known)}")
     for key in metrics:
         check_figure(f"metric={key}")
-
-
-def _run_policies(policies: Sequence[str], options: Sequence[str], sweep: str) -> int:
-    """Runs each policy with several seeds."""
-    seeds = [] if any(option.startswith("seeds=") for option in options) else ["seeds=20"]
-    sys.argv[1:] = ["-m", f"policy={','.join(policies)}", *seeds, *options, f"sweep={sweep}"]
-    return run_command.main()
 
 
 def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:

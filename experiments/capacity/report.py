@@ -32,13 +32,12 @@ def capacity_text(summary: Summary) -> str:
 def _curves(summary: Summary) -> str:
     """Returns a table of the shares at each rate."""
     curve = summary["curves"]["attainment"]
-    shares = map(_with_ends, curve["share"], curve["low"], curve["high"])
-    rows = zip((f"{rate:.4g}" for rate in curve["rate"]), curve["replications"], shares, strict=True)
+    columns = (curve[name] for name in ("rate", "replications", "share", "low", "high"))
+    rows = [
+        (f"{rate:.4g}", number, f"{100 * share:.2f}% [{100 * low:.2f}, {100 * high:.2f}]")
+        for rate, number, share, low, high in zip(*columns, strict=True)
+    ]
     return tabulate(rows, ["requests/s", "replications", "attainment"], disable_numparse=True, stralign="right")
-
-
-def _with_ends(share: float, low: float, high: float) -> str:
-    return f"{100 * share:.2f}% [{100 * low:.2f}, {100 * high:.2f}]"
 
 
 def _rule(summary: Summary) -> str:
