@@ -132,9 +132,7 @@ def _as_text(value: object) -> str | float:
 
 def _numbered(*columns: "pd.Series[Any]") -> "pd.Series[int]":
     """Returns numbers from 0 on, which are equal in rows with equal values."""
-    numbers: dict[object, int] = {}
-    values = [column.astype(object).where(column.notna(), None) for column in columns]
-    return pd.Series([numbers.setdefault(row, len(numbers)) for row in zip(*values, strict=True)], columns[0].index)
+    return columns[0].groupby(list(columns), dropna=False, sort=False).ngroup()
 
 
 def _shorten(key: str, column: "pd.Series[str]") -> "pd.Series[str]":
