@@ -123,5 +123,5 @@ def slug(hardware: str) -> str:
     gpu = re.search(r"(?:NVIDIA|GeForce|AMD)[ -]+(.+)", hardware)
     if gpu is None or "cores" in hardware:
         return "cpu"
-    name = re.sub(r" \d+ ?GB.*", "", gpu.group(1))  # an H100 80GB HBM3 is h100
+    name = re.sub(r" \d+ ?GB.*?(?= x\d+$|$)", "", gpu.group(1))  # an H100 80GB HBM3 is h100, two are h100-x2
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,6 +1,6 @@
 """Writes the page of measured speed, from the results files of one card: ours, and other engines' on the same work.
 
-    python -m reproduction.bench page [results=reproduction/results/h200] [readme=README.md]
+    python -m reproduction.bench page [results=reproduction/results/h100] [readme=README.md]
 
 Writes results/README.md, a row for every stored figure; with `readme`, the short comparison between two marks of that file.
 """
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
     further: Json
 
 
-def main(results: str = f"{RESULTS}/h200", readme: str = "") -> None:
+def main(results: str = f"{RESULTS}/h100", readme: str = "") -> None:
     """Writes the page and, if `readme` is given, the comparison in that file; prints the paths."""
     folder = Path(results)
     if not any(folder.glob("*.json")):

@@ -65,5 +65,6 @@ def test_the_speed_of_what_took_3_seconds(name: str, value: float) -> None:
 
 
 def test_pages_are_those_of_the_stored_results() -> None:
-    assert (RESULTS / "h200" / "README.md").read_text() == text(RESULTS / "h200")
-    assert f"{BEGIN}\n{comparison(RESULTS / 'h200')}\n{END}" in (ROOT / "README.md").read_text()
+    for card in ("h100", "h200"):
+        assert (RESULTS / card / "README.md").read_text() == text(RESULTS / card)
+    assert f"{BEGIN}\n{comparison(RESULTS / 'h100')}\n{END}" in (ROOT / "README.md").read_text()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,13 @@ def record(folder: Path, requests: Sequence[RequestSpec] = (FIRST, SECOND)) -> P
 
 def test_two_recorded_requests_by_hand(tmp_path: Path) -> None:
     """The first came half a second before the scheduler received it, and waited so long more for its first token."""
-    (run,) = read_runs(record(tmp_path / "judged"), "llama-3.1-8b", capacity=4.0)
+    (run,) = read_runs([record(tmp_path / "judged")], "llama-3.1-8b", capacity=4.0)
     found = {name: run.figures[f"{name} mean"] for name in ("TTFT", "TPOT", "end to end")}
     assert found == pytest.approx(
         {"TTFT": (0.53 + 0.07) / 2, "TPOT": (0.03 + 0.01) / 2, "end to end": (0.59 + 0.08) / 2}
     )
     assert run.columns["request.arrival"].tolist() == [0, 520_000]
-    assert (run.settings["case"], run.settings["policy"]) == ("judged, 96%", "policy=vllm_v1 chunk=2048")
+    assert run.name == ("batch 8, 96%, policy=vllm_v1 chunk=2048", "policy=vllm_v1 chunk=2048")
     assert run.shapes()[2] == BatchShape(((600, 0),), 1, 102)
 
 
@@ -71,11 +72,24 @@ def test_a_run_without_all_its_tokens_is_left_out(tmp_path: Path) -> None:
     assert main(["recorded", f"measured={record(tmp_path / 'cut', (FIRST, SECOND, later))}"]) == 2
 
 
+def test_repeats_and_other_requests_are_told_apart(tmp_path: Path) -> None:
+    """Two recordings of the same requests, and one in which the first prompt is shorter."""
+    others = (replace(FIRST, num_prompt_tokens=99), SECOND)
+    folders = [record(tmp_path / name, requests) for name, requests in (("a", (FIRST, SECOND)), ("b", others))]
+    runs = read_runs([*folders, folders[0]], "llama-3.1-8b", capacity=4.0)
+    cases = [run.settings["case"].partition(", policy=vllm_v1 chunk=2048") for run in runs]
+    assert [(load, more) for load, _, more in cases] == [
+        ("batch 8, 96%", ""),
+        ("batch 8, 96% (2)", ""),
+        ("batch 8, 96%", ", again"),
+    ]
+
+
 def test_a_simulated_engine_is_found_again(tmp_path: Path) -> None:
     settings = "policy=vllm_v1 chunk=2048 batch=64 max_tokens=2048 backend=sim hardware=h200-vllm workload=open_loop"
     arrivals = "workload.num_requests=60 workload.arrivals.rate=15 tables=false decisions=true"
     assert command("run", *settings.split(), *arrivals.split(), "output=again", cwd=tmp_path).returncode == 0
-    (run,) = read_runs(tmp_path / "again", "llama-3.1-8b", capacity=20.0)
+    (run,) = read_runs([tmp_path / "again"], "llama-3.1-8b", capacity=20.0)
     summary = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert run.figures["TTFT mean"] == pytest.approx(summary["ttft_seconds"]["mean"])
     assert figures(simulate(run, load_profile("h200-vllm"))) == pytest.approx(run.figures, rel=1e-3)

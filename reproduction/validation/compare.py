@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cbatch import BatchShape, KVSize, Limits, Request, RunRecord, Server
 from cbatch.sim import Profile, ProfileCost, SimExecutor
+from cbatch.sim.links import Links
 from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
@@ -104,9 +105,16 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
 
 
 def tables_of(profile: Profile) -> str:
-    """Returns a digest of everything in a profile but its error and the shapes of its models."""
-    models = {name: replace(model, shape={}) for name, model in profile.models.items()}
-    text = profile_text(replace(profile, error="", compared={}, models=models))
+    """Returns a digest of the tables of one GPU in a profile, by which all compared runs are simulated: of all but its error, links and shapes."""
+    models = {
+        name: replace(
+            model,
+            shape={},
+            tensor_parallel={degree: tables for degree, tables in model.tensor_parallel.items() if degree == 1},
+        )
+        for name, model in profile.models.items()
+    }
+    text = profile_text(replace(profile, error="", compared={}, models=models, links=Links()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -8,8 +8,9 @@ it, less `extra.waited`. The client is no part of a latency. A recording holds o
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def main(
         rivals: a CSV file of predictions: columns simulator, run, and figures, in seconds.
         model: of recordings.
     """
-    runs = [run for path in map(Path, measured) for run in read_runs(path, model, capacity)]
+    runs = read_runs([*map(Path, measured)], model, capacity)
     profiles = {profile: load_profile(profile) for profile in hardware}
     if tables:
         host = {key: value for key, value in KNOWN["engine"].items() if key != "server_ms"}
@@ -133,17 +134,17 @@ def rival_errors(file: Path, measured: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
 
 
-def read_runs(path: Path, model: str, capacity: float) -> list[ServedRun]:
-    """Returns what a recording, or a file of benchmark vllm_serving, holds; each run in a case of its own.
+def read_runs(paths: Sequence[Path], model: str, capacity: float) -> list[ServedRun]:
+    """Returns the runs in recordings and in files of benchmark vllm_serving, each with a name of its own.
 
     Raises:
         ConfigError: there is no run. ReplayError: a recording cannot be read.
     """
-    runs = [run for file in recordings(path) for run in recorded_runs(file, model, capacity)]
-    if path.is_file():
-        runs += client_runs(path)
+    recorded = (run for path in paths for file in recordings(path) for run in recorded_runs(file, model, capacity))
+    runs = [*named(recorded), *(run for path in paths if path.is_file() for run in client_runs(path))]
     if not runs:
-        raise ConfigError(f"measured={path}: no runs; give a folder of vllm.record, or a file of vllm_serving")
+        problem = f"measured={','.join(map(str, paths))}: no runs"
+        raise ConfigError(f"{problem}; give a folder of vllm.record, or a file of vllm_serving")
     return runs
 
 
@@ -178,10 +179,30 @@ def recorded_runs(file: Path, model: str, capacity: float) -> Iterator[ServedRun
             about = {"load": round(rate / capacity, 2), **sizes_of(recording.recorded)}
             if about["load"] > QUEUED:
                 about["load"] = None
-            name = f"{file.parent.name}, {'queued' if about['load'] is None else format(about['load'], '.0%')}"
             until = times[end] if end < len(times) else np.inf
             steps = [step for step in ends if times[begin] <= step.record.planned_at < until]
-            yield run_of_steps({"case": name, "model": model, **about}, run, steps, shapes)
+            yield run_of_steps({"case": "", "model": model, **about}, run, steps, shapes)
+
+
+def named(runs: Iterable[ServedRun]) -> Iterator[ServedRun]:
+    """Yields recorded runs with names of their cases: the batch, the load, which requests if there are several lists of them, the policy.
+
+    A run whose batch, requests and policy were recorded before is named `again`.
+    """
+    lists = defaultdict[str, list[Any]](list)
+    names = set[str]()
+    for run in runs:
+        load, policy = run.settings["load"], run.settings["policy"]
+        name = f"batch {run.settings['batch']}, {'queued' if load is None else format(load, '.0%')}"
+        lengths = run.columns["request.prompt"].tolist(), run.columns["request.output"].tolist()
+        if lengths not in lists[name]:
+            lists[name].append(lengths)
+        which = lists[name].index(lengths) + 1
+        name = f"{name}{f' ({which})' if which > 1 else ''}, {policy}"
+        while name in names:
+            name += ", again"
+        names.add(name)
+        yield replace(run, settings={**run.settings, "case": name})
 
 
 def sizes_of(recorded: Recorded) -> dict[str, Any]:

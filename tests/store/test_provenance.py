@@ -87,6 +87,7 @@ def test_a_benchmarks_figures_are_kept_in_a_folder_for_each_kind_of_card_and_one
     assert stored.items() >= {"benchmark": "sim", "hardware": "NVIDIA H200", "figures": 1}.items()
     assert stored["command"].startswith("pytest")
     folders = {"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100-sxm4-80gb"}
+    folders |= {"NVIDIA H200 x2": "h200-x2", "NVIDIA H100 80GB HBM3 x2": "h100-x2"}
     folders |= {"GeForce RTX 4090": "rtx-4090", "AMD Instinct MI300X (OAM)": "instinct-mi300x-oam"}
     folders |= {"AMD EPYC 9654, 96 cores": "cpu", "Intel Xeon": "cpu"}
     assert {hardware: store.slug(hardware) for hardware in folders} == folders
