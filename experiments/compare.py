@@ -64,9 +64,10 @@ def _compare(*arguments: str) -> int | None:
     folders, baseline = [Path(name) for name in names if Path(name).is_dir()], "".join(values["baseline"])
     if len(folders) < len(names):
         _check_policies(names, baseline, values["metric"])
-        sweep = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_compare"
+        sweep = dict(options).get("sweep", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_compare")
         seeds = [] if any(option.startswith("seeds=") for option in others) else ["seeds=20"]
-        sys.argv[1:] = ["-m", f"policy={','.join(names)}", *seeds, *others, f"sweep={sweep}"]
+        keys = [text for text in others if not text.startswith("sweep=")]
+        sys.argv[1:] = ["-m", f"policy={','.join(names)}", *seeds, *keys, f"sweep={sweep}"]
         if status := run_command.main():
             return status
         folders = [sweep_folder(sweep)]

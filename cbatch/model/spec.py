@@ -158,7 +158,6 @@ def split_layers(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None =
     if len(sizes) != num_stages:
         raise ConfigError(f"{setting}: give one number for each of the {num_stages} stages (backend.pipeline_stages)")
     if sum(sizes) != total or min(sizes) < 1:
-        raise ConfigError(
-            f"{setting} must be numbers of at least 1 that sum to the {total} layers of model={spec.name}"
-        )
+        model = f"the {total} layers of model={spec.name}"
+        raise ConfigError(f"{setting} must be numbers of at least 1 that sum to {model}")
     return [Layers(first, end, total) for first, end in pairwise(accumulate(sizes, initial=0))]

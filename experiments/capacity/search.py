@@ -121,10 +121,8 @@ class Search:
         """
         passes, in_system = self._pilot(_AT_ONCE)
         if passes:
-            raise ConfigError(
-                f"requests={self.requests}: even if all arrive at once the objectives are met; "
-                "raise requests=, or set tighter objectives"
-            )
+            problem = f"requests={self.requests}: even if all arrive at once the objectives are met"
+            raise ConfigError(f"{problem}; raise requests=, or set tighter objectives")
         self._throughput = self.requests * _AT_ONCE / in_system / 2  # they wait for half of the queue on average
         rate = _round(self._throughput)
         passing, failing, at_passing = 0.0, inf, 0.0
@@ -151,9 +149,8 @@ class Search:
             return
         self._alone_passes, text, _ = self._try(_round(_IDLE * rate), min(_FEW, self.requests), 0)
         if not self._alone_passes:
-            raise ConfigError(
-                f"slo: no rate meets it, as even requests served one at a time reach only {text}; set looser objectives"
-            )
+            problem = f"slo: no rate meets it, as even requests served one at a time reach only {text}"
+            raise ConfigError(f"{problem}; set looser objectives")
 
     def _try(self, rate: float, requests: int, warmup: int) -> tuple[bool, str, list[Outcome]]:
         pairs = [(number, rate) for number in range(min(_PILOT, self.most))]
@@ -186,14 +183,8 @@ class Search:
         latest = self.outcomes or self._pilots[-_PILOT:]
         per_request = sum(outcome.seconds for outcome in latest) / sum(outcome.requests for outcome in latest)
         seconds = per_request * self.requests * len(pairs)
-        where = (
-            f"{len(rates)} rates from {min(rates):g} to {max(rates):g}"
-            if len(rates) > 1
-            else f"{rates[0]:g} requests/s"
-        )
-        self.log(
-            f"simulating {len(numbers)} replications at {where}: about {seconds:.0f} s of CPU to the next estimate"
-        )
+        where = f"{len(numbers)} replications at {', '.join(f'{rate:g}' for rate in rates)} requests/s"
+        self.log(f"simulating {where}: about {seconds:.0f} s of CPU to the next estimate")
         self.outcomes += self.simulate(pairs, self.requests, warmup)
 
     def _estimate(self, warmup: int) -> Capacity:

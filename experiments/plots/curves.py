@@ -6,6 +6,7 @@ against rate (QoServe), and throughput, and its gain over a baseline policy, aga
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -22,7 +23,7 @@ from cbatch.validation import Give
 from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of, ratios_of
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
-from experiments.store.headings import Heading, heading_of
+from experiments.store.headings import Heading, check_figure, heading_of
 from experiments.store.intervals import few_text
 from experiments.store.labels import coincide_text, is_baseline, with_replications
 from experiments.store.notes import tail_text
@@ -115,8 +116,14 @@ def draw(
     frame = load_series(folder, look, (*axis.keys, "workload"))
     if not any(key in frame and frame[key].nunique() > 1 for key in axis.keys):
         swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
+        if x not in AXES and axis.keys[0] not in frame:
+            near = " or ".join(get_close_matches(x, [*AXES, *map(str, frame)], 3)) or "one of config.yaml"
+            raise ConfigError(f"x={x}: no run has this setting; did you mean {near}?")
         raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
     check_few(frame)
+    for key in y:
+        if not matching([key], frame) and "*" not in key:
+            check_figure(f"figure={key}")
     if not (keys := matching(y, frame)):
         raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
     reads = frame.get("eviction", pd.Series("", frame.index)) == "belady"

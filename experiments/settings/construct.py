@@ -193,6 +193,5 @@ def check_eviction(eviction: object, prefix_cache: bool) -> Eviction:
 
 def check_evicts(text: str, prefix_cache: bool) -> None:
     if not prefix_cache:
-        raise ConfigError(
-            f"{text}: has no effect with prefix_cache=false, which keeps no block; give prefix_cache=true"
-        )
+        problem = f"{text}: has no effect with prefix_cache=false, which keeps no block"
+        raise ConfigError(f"{problem}; give prefix_cache=true")

@@ -283,7 +283,7 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     monkeypatch.setattr(run, "main", run_sweep)
     base, other = policies
     with chdir(tmp_path):
-        said = printed(*given, "seeds=2", "workload=open_loop(arrivals.rate=4)", SPEED)
+        said = printed(*given, "seeds=2", "workload=open_loop(arrivals.rate=4)", SPEED, "sweep=mine")
         name = base.partition("(")[0]
         for key, values in (
             ("metric", (f"baseline={name}", "metric=nothing")),
@@ -291,6 +291,7 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
             ("baseline", ("baseline=nothing",)),
         ):
             assert printed(*given, *values).startswith(f"{key}=nothing: "), "before the first run"
-    assert commands[0][:4] == ["-m", f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)"]
+    keys = [f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)", "sweep=mine"]
+    assert commands[0] == ["-m", *keys], "as an interrupted comparison says to resume it"
     assert f"{other} over {base}: 2 replications, paired" in said
     assert "+1 [1, 1]" in said

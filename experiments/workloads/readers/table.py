@@ -106,16 +106,14 @@ def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not CSV ({error}); give a CSV or JSON-lines file") from None
     for line, row in enumerate([header, *rows], 1):
+        if len(row) > len(header):
+            problem = f"has {len(row)} fields under a header of {len(header)}"
+            raise at_line(path, line, f"{problem}; correct or remove the line")
         for mark in ";\t" if len(row) < (2 if line == 1 else len(header)) else ():
             if "".join(row).count(mark) >= max(len(header) - 1, 1):
                 raise at_line(path, line, f"has fields separated by {mark!r}; separate them by commas")
     if not rows:
         raise at_line(path, 1, f"{shorten(','.join(header))} is a header without rows; give a file with requests")
-    for line, row in enumerate(rows, 2):
-        if len(row) > len(header):
-            raise at_line(
-                path, line, f"has {len(row)} fields under a header of {len(header)}; correct or remove the line"
-            )
     columns: dict[str, list[str | None]] = {}
     for name, *values in zip_longest(header, *rows):
         columns.setdefault(name, values)
