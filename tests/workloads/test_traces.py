@@ -137,6 +137,7 @@ def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
     table = TraceReplay(path=str(tmp_path / "table.csv"))
     Path(table.path).write_text("num_prefill_tokens,num_decode_tokens\n3,4\n")
     assert replayed(replace(table, queued=True)) == [(0.0, 3, 4)]
+    assert message(lambda: replayed(replace(table, queued=True, format="mooncake"))).endswith("; give lengths")
     for timed in (table, replace(table, queued=True, start=1)):
         assert "no column of arrival times" in message(lambda timed=timed: replayed(timed))  # type: ignore[misc]
 

@@ -94,7 +94,7 @@ def read_trace(
         filled = {name: _objects(table.columns[name]) for name in _SEEN if name in table.columns}
     else:
         table = parse_table(path, text, at_most)
-        known = _detect(table) if format == "auto" else FORMATS[format]
+        known = _columns(table, format, section)
         filled = _fields(table, {name: column for name, column in known.fields.items() if column in table.columns})
     tokens = partial(table.whole_numbers, least=1, most=MOST_TOKENS, unit=" of tokens")
     prompts = tokens(known.prompt)
@@ -111,9 +111,14 @@ def read_trace(
     )
 
 
-def _detect(table: Table) -> Columns:
-    for known in FORMATS.values():
+def _columns(table: Table, format: Format, section: str) -> Columns:
+    """Returns the columns of this format or, for "auto", of the first format whose columns the table has."""
+    if format in FORMATS and {FORMATS[format].prompt, FORMATS[format].output} & {*table.columns}:
+        return FORMATS[format]
+    for name, known in FORMATS.items():
         if {known.prompt, known.output, known.mark or known.prompt} <= {*table.columns}:
+            if format != "auto":
+                raise WorkloadError(f"{section}.format={format}: {table.path} has the columns of {name}; give {name}")
             return known
     pairs = "; ".join(f"{known.prompt}, {known.output} ({name})" for name, known in FORMATS.items())
     columns = shorten(", ".join(table.columns))
