@@ -138,7 +138,7 @@ def _row(entry: Entry, unit: str, bounds: Json) -> dict[str, str]:
 
 def stamp(file: Json) -> str:
     """Returns date and commit of the run that wrote a results file."""
-    return f"{file['date']}, {(file.get('commit') or '')[:12] or file.get('stored', 'commit not recorded')}"
+    return f"{file['date']}, {file['commit'][:12] if file.get('commit') else 'commit not recorded'}"
 
 
 def source(file: Json) -> str:

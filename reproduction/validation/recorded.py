@@ -185,9 +185,9 @@ def recorded_runs(file: Path, model: str, capacity: float) -> Iterator[ServedRun
 
 
 def named(runs: Iterable[ServedRun]) -> Iterator[ServedRun]:
-    """Yields recorded runs with names of their cases: the batch, the load, which requests if there are several lists of them, the policy.
+    """Yields recorded runs, each case named by its batch, load and policy; other requests at the same load are numbered from 2.
 
-    A run whose batch, requests and policy were recorded before is named `again`.
+    A repeat of an earlier run, of the same batch, requests and policy, is named `again`.
     """
     lists = defaultdict[str, list[Any]](list)
     names = set[str]()
