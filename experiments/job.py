@@ -88,7 +88,10 @@ def read_checked(command: Command, composed: Composed) -> Settings:
 
 
 def run_alone(command: Command, settings: Settings) -> None:
-    """Serves a single run, writes its folder and prints its figures. Raises CbatchError as `Command.serve`."""
+    """Serves a single run, writes its folder and prints its figures.
+
+    Raises CbatchError as `Command.serve`. What is kept of a run that does not finish is a note of the exception.
+    """
     say_unread(settings.composed.unread)
     if settings.output is None:
         cache = f"_{settings.composed.choices['eviction']}" if settings.prefix_cache else ""
@@ -104,7 +107,12 @@ def run_alone(command: Command, settings: Settings) -> None:
             print(f"{command.text(summary)}\n\n{folder} holds this run already{_by(changed)}; remove it to run again")
             return
         check_free(folder)  # before weights are loaded
-        summary = command.serve(settings, folder, say=partial(print, flush=True))
+        try:
+            summary = command.serve(settings, folder, say=partial(print, flush=True))
+        except BaseException as error:
+            if command.kept and any(folder.glob("*")):
+                error.add_note(f"{command.kept}; the same command with output={folder} goes on")
+            raise
     print(f"{command.text(summary)}\n\nresults: {folder}")
 
 

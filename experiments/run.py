@@ -11,7 +11,7 @@ from functools import partial
 from experiments.job import RUN, Command, SweepEnded, read_checked, run_alone, run_in_sweep
 from experiments.settings.command_line import ends_with_its_reader, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
-from experiments.settings.error_lines import one_line
+from experiments.settings.error_lines import one_line, with_notes
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_begun, run_folders
@@ -63,13 +63,14 @@ def _main(command: Command, claims: ExitStack) -> int:
             raise BrokenPipeError from None
         print(f"error: {ended}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if sweep is not None:
             remove_begun(sweep_folder(sweep))
-        print(f"\ninterrupted; {_how_to_go_on(command, sweep)}", file=sys.stderr)
+        left = with_notes(error) or "nothing was written" if sweep is None else _how_to_go_on(command, sweep)
+        print(f"\ninterrupted; {left}", file=sys.stderr)
         return 130
     except TerminatedError as error:
-        print(error if sweep is None else f"terminated; {_how_to_go_on(command, sweep)}", file=sys.stderr)
+        print(with_notes(error) if sweep is None else f"terminated; {_how_to_go_on(command, sweep)}", file=sys.stderr)
         return 143
     except Exception as error:
         if (message := one_line(error)) is None:
@@ -89,11 +90,8 @@ def _run_sweep(command: Command, overrides: list[str], name: str) -> None:
     sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn))
 
 
-def _how_to_go_on(command: Command, sweep: str | None) -> str:
-    if sweep is not None:
-        return how_to_resume(sweep, len(run_folders(sweep_folder(sweep), command.result)), command.kept)
-    kept = command.kept and f"{command.kept} if output=FOLDER was given; the same command goes on"
-    return kept or "nothing was written"
+def _how_to_go_on(command: Command, sweep: str) -> str:
+    return how_to_resume(sweep, len(run_folders(sweep_folder(sweep), command.result)), command.kept)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def one_line(error: BaseException) -> str | None:
     """Returns the message for a user's error; None for a fault of the program, and if the output cannot be written."""
     match error:
         case CbatchError():
-            text = str(error).strip() or f"{type(error).__name__}, raised without a message"
+            text = with_notes(error) or f"{type(error).__name__}, raised without a message"
         case OSError() if is_of_output(error):
             return None
         case OSError() if error.filename:
@@ -42,6 +42,11 @@ def one_line(error: BaseException) -> str | None:
         case _:
             return None
     return " ".join(text.split())
+
+
+def with_notes(error: BaseException) -> str:
+    """Returns the message of an error, and the notes that were added to it."""
+    return "; ".join(filter(None, [str(error).strip(), *getattr(error, "__notes__", ())]))
 
 
 def is_of_output(error: BaseException) -> TypeGuard[OSError]:

@@ -22,12 +22,14 @@ from cbatch.results.metrics import Served
 from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
 from experiments.capacity import control
+from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome, count_attained, select, simulate
 from experiments.run import main
 from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.compose import compose, compose_run
 from experiments.settings.construct import construct
 from experiments.settings.settings import Composed, Settings, read_settings
+from experiments.store.claim import TerminatedError
 from experiments.workloads import GammaArrivals, OpenLoop, UniformLengths
 
 LENGTHS = UniformLengths(min_length=20, max_length=90, pd_ratio=4)
@@ -69,6 +71,18 @@ def run(*changes: str, without: Sequence[str] = ()) -> str:
 def simulate_curve(monkeypatch: pytest.MonkeyPatch, curve: Curve) -> None:
     """Has the command simulate this curve."""
     monkeypatch.setattr(searching, "simulate", lambda settings, number, rate, *size: curve([(number, rate)], *size)[0])
+
+
+def end_after_nine(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Has the tenth simulation raise."""
+    curve = one_percent_at_7()
+
+    def simulate(settings: Settings, number: int, rate: float, *size: int) -> Outcome:
+        if len(curve.pairs) == 9:
+            raise error
+        return curve([(number, rate)], *size)[0]
+
+    monkeypatch.setattr(searching, "simulate", simulate)
 
 
 def result() -> Any:
@@ -228,14 +242,7 @@ def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, mon
 def test_an_interrupted_sweep_has_printed_its_progress_and_says_that_simulations_are_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    curve = one_percent_at_7()
-
-    def simulate(settings: Settings, number: int, rate: float, *size: int) -> Outcome:
-        if len(curve.pairs) == 9:
-            raise KeyboardInterrupt
-        return curve([(number, rate)], *size)[0]
-
-    monkeypatch.setattr(searching, "simulate", simulate)
+    end_after_nine(monkeypatch, KeyboardInterrupt())
     monkeypatch.setattr(sys, "argv", ["capacity", "-m", "sweep=s", *SMALL.split()[:-1]])
     assert main(command.COMMAND) == 130
     (search,) = folder.glob("multirun/s/*/")
@@ -244,6 +251,32 @@ def test_an_interrupted_sweep_has_printed_its_progress_and_says_that_simulations
     again = "the same command with sweep=s runs all of them"
     assert complaint == f"\ninterrupted; no run finished, simulations that ended are kept; {again}\n"
     assert printed.startswith(f"{search.name} ...\n  bracket: ")
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "\ninterrupted; "),
+        (TerminatedError("terminated"), 143, "terminated; "),
+        (TooFewError("few; give more"), 2, "error: few; give more; "),
+    ],
+)
+def test_a_search_that_ends_early_names_its_folder_and_goes_on_there(
+    raised: BaseException,
+    status: int,
+    said: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    end_after_nine(monkeypatch, raised)
+    monkeypatch.setattr(sys, "argv", ["capacity", *SMALL.split()[:-1]])
+    assert main(command.COMMAND) == status
+    (search,) = Path("runs").iterdir()
+    kept = f"simulations that ended are kept; the same command with output={search} goes on"
+    assert capsys.readouterr().err == f"{said}{kept}\n"
+    simulate_curve(monkeypatch, one_percent_at_7())
+    assert "9 simulations of an earlier search are kept" in run(f"output={search}", without=["output"])
 
 
 def test_what_can_be_gone_on_with_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
