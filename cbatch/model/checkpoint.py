@@ -35,6 +35,9 @@ _ROPE_OPTIONS = {
     *("low_freq_factor", "high_freq_factor"),
 }
 
+MADE = Path("~/.cache/cbatch/SmolLM2-135M-Instruct")
+"""The folder that `make model` writes."""
+
 
 def spec_from_checkpoint(path: str | Path) -> ModelSpec:
     """Returns the shape of the model in a checkpoint folder, from its config.json; raises ModelError as `read_config`.
@@ -212,7 +215,8 @@ class Vocabulary:
 
 def _read(file: Path) -> dict[str, Any]:
     if not file.parent.is_dir():
-        raise ModelError(f"model.path={file.parent} is not a folder; give a checkpoint's folder, or null")
+        remedy = "run make model" if file.parent == MADE.expanduser() else "give a checkpoint's folder, or null"
+        raise ModelError(f"model.path={file.parent} is not a folder; {remedy}")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, WrapValidator
@@ -254,7 +255,7 @@ def _model(section: object, chosen: dict[str, str]) -> ModelSpec:
     """Returns the model's shape, that of its checkpoint if `model.path` names one."""
     spec: ModelSpec = construct("model", section, needs=ModelSpec.__slots__)
     if spec.path is not None:
-        spec = replace(spec_from_checkpoint(spec.path), seed=spec.seed)
+        spec = replace(spec_from_checkpoint(Path(spec.path).expanduser()), seed=spec.seed)
         chosen["model"] = f"{spec.name} (of model.path)"
     return spec
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import ROOT
 from safetensors.torch import load_file, save_file
 from tiny_models import CPU, LLAMA
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -15,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 from cbatch.errors import ModelError
 from cbatch.model import ModelSpec
-from cbatch.model.checkpoint import Vocabulary, spec_from_checkpoint, stop_tokens_of
+from cbatch.model.checkpoint import MADE, Vocabulary, spec_from_checkpoint, stop_tokens_of
 from cbatch.runtime.weights import load_model
+from experiments.settings.compose import compose_run
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -85,6 +87,16 @@ def test_a_broken_config_is_one_line_that_names_the_file(message: str, folder: P
         spec_from_checkpoint(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_names_the_command_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the folder of `make model` does, with the home of the user."""
+    assert f"MODEL := {MADE}\n".replace("~", "$(HOME)") in (ROOT / "Makefile").read_text()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, remedy in ((MADE.relative_to("~"), "run make model"), ("other", "give a checkpoint's folder, or null")):
+        with pytest.raises(ModelError) as caught:
+            compose_run(f"model.path='~/{name}'")
+        assert str(caught.value) == f"model.path={tmp_path / name} is not a folder; {remedy}"
 
 
 BROKEN_WEIGHTS: dict[str, Callable[[Path], object]] = {

@@ -11,7 +11,9 @@ import pytest
 from commands import summary
 from live import QUICK, serving
 
-SMALL_MODEL = Path("~/.cache/cbatch/SmolLM2-135M-Instruct").expanduser()
+from cbatch.model.checkpoint import MADE
+
+SMALL_MODEL = MADE.expanduser()
 
 
 def test_the_openai_package_reads_answers_streams_and_errors(tmp_path: Path) -> None:

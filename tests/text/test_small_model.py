@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from commands import command, summary
 
-FOLDER = Path("~/.cache/cbatch/SmolLM2-135M-Instruct").expanduser()
+from cbatch.model.checkpoint import MADE
+
+FOLDER = MADE.expanduser()
 NEW_TOKENS = 24
 PROMPTS = [
     "Hi",
