@@ -9,8 +9,10 @@ from pathlib import Path
 
 from cbatch import ConfigError
 from experiments.settings.compose import MULTIRUN
-from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, make_new_folder
+from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, make_new_folder, read_state
 from experiments.store.run_folder import CONFIG, ERRORS
+
+_SWEEP = "sweep"  # what a claimed folder is of
 
 
 @contextmanager
@@ -25,8 +27,10 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
         name = make_new_folder(sweep_folder(f"{datetime.now():%Y-%m-%d_%H-%M-%S}")).name
         arguments.append(f"sweep={name}")
     folder = sweep_folder(name)
+    _check_apart(name)
     try:
-        with claimed(folder):
+        with claimed(folder, _SWEEP):
+            _check_apart(name)  # a sweep in or around it may have begun just now
             try:
                 yield name
             finally:
@@ -41,8 +45,7 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
 def _name_of_sweep(arguments: list[str]) -> str | None:
     """Returns the name that the command line gives to the sweep.
 
-    Raises ConfigError: an empty name, several, or one of a folder that is not below multirun/, or in or around that of a run or another
-    sweep, whose table would show both; ClaimedError: another command uses a folder around it.
+    Raises ConfigError: an empty name, several, or one of a folder that is not below multirun/.
     """
     given = next((argument for argument in arguments if argument.startswith("sweep=")), None)
     if given is None:
@@ -54,15 +57,23 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
     name = Path(value)
     if name.is_absolute() or not name.parts or ".." in name.parts:
         raise ConfigError(f"{given}: is not below multirun/, where sweeps are; give a name without .. or a leading /")
-    own, *around = (sweep_folder(str(path)) for path in (name, *name.parents) if path.parts)
-    for folder in around:
+    return value
+
+
+def _check_apart(sweep: str) -> None:
+    """Checks that no other sweep, and no run, is in or around the folder of a sweep: its table would show both.
+
+    Raises ConfigError: the folder of a run or of another sweep; ClaimedError: that of a sweep that begins now.
+    """
+    own, *around = (sweep_folder(str(path)) for path in (Path(sweep), *Path(sweep).parents) if path.parts)
+    inside = [path.parent for path in own.glob(f"*/**/{UNFINISHED}") if read_state(path.parent).get("of") == _SWEEP]
+    for folder in (*around, *inside):
         check_free(folder)
     files = [folder / file for folder in around for file in (CONFIG, MULTIRUN)]
     files += [own / CONFIG, *own.glob(f"*/**/{MULTIRUN}")]
     if other := next(filter(Path.is_file, files), None):
         what = "run" if other.name == CONFIG else "sweep"
-        raise ConfigError(f"{given}: {other.parent} is the folder of a {what}; give another name")
-    return value
+        raise ConfigError(f"sweep={sweep}: {other.parent} is the folder of a {what}; give another name")
 
 
 def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], str]) -> int:

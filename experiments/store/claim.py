@@ -42,8 +42,8 @@ class ClaimedError(ResultsError):
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[dict[str, Any]]:
-    """Creates a folder and holds it inside the `with`; yields the content of `unfinished.json`.
+def claimed(folder: Path, of: str = "run") -> Iterator[dict[str, Any]]:
+    """Creates a folder and holds it inside the `with`; yields the content of `unfinished.json`. of: what the folder is of.
 
     At the end the file is removed, unless something else was written to it. A folder that was new or empty is removed if it is
     empty again, and so are parents that were new.
@@ -57,7 +57,7 @@ def claimed(folder: Path) -> Iterator[dict[str, Any]]:
         held.enter_context(_lock(folder))
         if not missing and [path.name for path in folder.iterdir()] == [LOCK]:
             missing.append(folder)  # of several claimants at once, another one has made it
-        claim = {"status": "begun", "process": os.getpid(), "host": socket.gethostname(), "begun": now()}
+        claim = {"status": "begun", "of": of, "process": os.getpid(), "host": socket.gethostname(), "begun": now()}
         try:
             write_json(folder / UNFINISHED, claim)
             yield claim

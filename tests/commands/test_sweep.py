@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,9 @@ from experiments.arena.__main__ import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.job import RUN, Command, folder_name
 from experiments.settings.compose import compose
-from experiments.store.claim import claimed
+from experiments.store.claim import ClaimedError, claimed
 from experiments.store.runs import read_runs
+from experiments.sweep import claimed_sweep
 
 
 def runs_of(folder: Path) -> dict[str, float]:
@@ -61,11 +62,30 @@ def test_runs_and_sweeps_do_not_lie_in_each_other(tmp_path: Path) -> None:
         done = command("run", *sweeps, named, *QUICK, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.startswith(f"error: {named.partition('=')[0]}=")
-    with claimed(tmp_path / "multirun" / "begun"):  # and has not composed its runs yet
-        done = command("run", "-m", "sweep=begun/more", *QUICK, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "multirun/begun: is in use" in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(("begun", "refused"), [("s", "s/more"), ("s/more", "s")])
+def test_a_sweep_is_not_begun_in_or_around_one_that_has_not_composed_its_runs_yet(
+    begun: str, refused: str, at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """at_once: the other one begins after the last look for it, and before this one is known."""
+    other = Path("multirun", begun)
+
+    @contextmanager
+    def claimed_late(folder: Path, of: str) -> Iterator[None]:
+        with claimed(other, of), claimed(folder, of):
+            yield
+
+    with chdir(tmp_path), ExitStack() as stack:
+        if at_once:
+            monkeypatch.setattr("experiments.sweep.claimed", claimed_late)
+        else:
+            stack.enter_context(claimed_sweep([f"sweep={begun}"]))
+        with pytest.raises(ClaimedError, match=f"^{other}: is in use"), claimed_sweep([f"sweep={refused}"]):
+            pass
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
