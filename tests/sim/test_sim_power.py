@@ -41,7 +41,11 @@ def test_prompts_save_the_reserve_and_no_more() -> None:
 
 def test_the_clock_rises_with_decodes_and_pauses() -> None:
     heavy, all_of_it = Pace(0.01, 0.0, 0.01), Pace(100.0, 0.0, 100.0)
-    for rise in (lambda clock: clock.run(LIMIT.decodes(4).pace(2.0)), lambda clock: clock.rest(0.5)):
+    for rise in (
+        lambda clock: clock.run(LIMIT.decodes(4).pace(2.0)),
+        lambda clock: clock.run(LIMIT.decodes(1).pace(1.0)),  # which takes its time at any clock
+        lambda clock: clock.rest(0.5),
+    ):
         clock = GpuClock(LIMIT)
         clock.run(all_of_it)
         rise(clock)

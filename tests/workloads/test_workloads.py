@@ -278,8 +278,8 @@ def test_a_recorded_run_is_scaled_clipped_and_limited_as_a_whole(tmp_path: Path)
     ends = [{"finish": {"id": number, "num_output_tokens": tokens}} for number, tokens in enumerate((20, 200))]
     path.write_text("".join(json.dumps(line) + "\n" for line in [{"run": {}}, *requests, *ends]))
 
-    def replayed(**keys: Any) -> list[tuple[int, int, int | None, int | None]]:
-        specs = map(spec_of, TraceReplay(path=str(path), **keys).requests(None))
+    def replayed(positions: int = 1000, **keys: Any) -> list[tuple[int, int, int | None, int | None]]:
+        specs = map(spec_of, TraceReplay(path=str(path), **keys).within(positions).requests(None))
         return [
             (spec.num_prompt_tokens, spec.max_new_tokens, spec.true_new_tokens, spec.predicted_new_tokens)
             for spec in specs
@@ -287,8 +287,14 @@ def test_a_recorded_run_is_scaled_clipped_and_limited_as_a_whole(tmp_path: Path)
 
     assert replayed() == [(100, 90, 20, None), (10, 300, 200, 40)]
     assert replayed(length_scale=0.1) == [(10, 9, 2, None), (1, 30, 20, 4)]
+    assert replayed(length_scale=0.01) == [(1, 1, 1, None), (1, 3, 2, 1)]
     assert replayed(max_length=110, too_long="clip") == [(20, 90, 20, None), (1, 109, 200, 40)]
     assert replayed(max_new_tokens=30) == [(100, 30, 20, None), (10, 30, 200, 40)]
+    limited = {"too_long": "clip", "max_new_tokens": 30}
+    assert (
+        replayed(60, **limited) == replayed(1000, **limited, max_length=60) == [(30, 30, 20, None), (10, 30, 200, 40)]
+    )
+    assert replayed(60, **limited, max_length=50) == [(20, 30, 20, None), (10, 30, 200, 40)]
 
 
 def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
@@ -309,6 +315,11 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     clipped = Fit(max_length=50, too_long="clip").fit(replace(a_trace(), fields={"prefix_hashes": hashes}))
     assert list(clipped.fields["prefix_hashes"]) == [[1, 2], [5], [6, 7]], "of 40 of 100 tokens, 1 of 5, and all"
     assert hashes[0] == [1, 2, 3, 4], "the trace itself is left"
+    hashed = replace(a_trace(), fields={"prefix_hashes": hashes, "hash_block": np.array([30, 5, 25])})
+    clipped = Fit(max_length=40, too_long="clip").fit(hashed)
+    assert list(clipped.fields["prefix_hashes"]) == [[1], [5], [6, 7]], "of 30, 1 and 38 tokens"
+    assert ScaledFit(length_scale=0.2).fit(hashed).fields["hash_block"].tolist() == [6, 1, 5]
+    assert ScaledFit(length_scale=0.1).fit(hashed).fields["hash_block"].tolist() == [3, 0, 0], "unknown: 0.5 and 2.5"
     stated = replace(a_trace(), fields={"max_new_tokens": np.array([45, None, 49], object)})
     assert columns(Fit(max_length=50, too_long="clip").fit(stated)) == [(5, 10), (1, 49), (1, 2)]
     assert columns(Fit(max_length=145, too_long="drop", new_tokens=80).fit(stated)) == [(100, 10), (5, 60), (40, 2)]
@@ -373,7 +384,7 @@ def test_too_long_of_prompts_and_of_a_mix_sees_the_models_positions(too_long: An
     assert [request.prompt for request in made] == [[*range(prompt)] for prompt, _ in FITTED[too_long]]
     path = tmp_path / "table.csv"
     path.write_text("num_prefill_tokens,num_decode_tokens\n" + "".join(f"{p},{o}\n" for p, o in LENGTHS))
-    table = TraceLengths(path=str(path), too_long=too_long)
+    table = TraceLengths(path=str(path), too_long=too_long, max_length=300)
     mix = MixedLengths(parts={"all": {"share": 1, "lengths": table}})
     made = OpenLoop(num_requests=len(FITTED[too_long]), arrivals=AllAtOnce(), lengths=mix).within(100).requests(None)
     assert [(request.num_prompt_tokens, request.max_new_tokens) for request in made] == FITTED[too_long]
