@@ -4,8 +4,8 @@ claims/<source>.yaml holds what one source states, one claim per entry:
 
     id: unique.  figure: the module of reproduction/papers/figures that shows it.  where: in the source.
     hardware: the machine it is checked on, see `machines`; none if the figure's data are of one measured run.
-    quantity, setting: what is measured, and its arguments: a function of `quantities`, which takes the machine, or a
-        function of the figure's module whose first parameter is `data`. NaN: the measurements do not cover it.
+    quantity, setting: what is measured, and its arguments: a function of `quantities` or of the figure's module, whose
+        first parameter is the machine, `at`, or the figure's `data`. NaN: the measurements do not cover it.
     ratio_to: settings that differ in the quantity by which the measured one is divided; such a ratio is not drawn.
     printed: the value in the source.  basis: how it is known: printed, formula, plot (read off one), rerun (the
         authors' code, run again) or logs (computed from what they measured).
@@ -183,9 +183,9 @@ def quantity_of(claim: Claim, figure: ModuleType) -> tuple[Callable[..., float],
     """
     known = {
         name: (function, first == "data")
-        for module, first in ((quantities, "at"), (figure, "data"))
+        for module in (quantities, figure)
         for name, function in getmembers(module, isfunction)
-        if next(iter(signature(function).parameters), "") == first
+        if (first := next(iter(signature(function).parameters), "")) in ("at", "data")
     }
     if claim.quantity not in known:
         raise ConfigError(f"claim {claim.id}: quantity {claim.quantity} is unknown; {nearest(claim.quantity, known)}")
@@ -219,7 +219,8 @@ def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.Data
     if from_data:
         if not len(data) or (claim.hardware and claim.hardware not in set(data["hardware"])):
             return None
-        known = {"hardware": claim.hardware} if "hardware" in signature(function).parameters else {}
+        takes = claim.hardware and {"hardware", "rows"} & signature(function).parameters.keys()
+        known = {"hardware": claim.hardware} if takes else {}
         return Verdict(claim, claim.value_of(partial(function, data, **known)))
     if at := machines.get(claim.hardware):
         of_sarathi = claim.quantity == "gain" and "scheme" not in claim.setting and not claim.ratio_to

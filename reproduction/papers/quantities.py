@@ -1,10 +1,22 @@
-"""What the paper's figures and tables state, measured in simulation: a function of the machine, `at`, per quantity named in claims/*.yaml."""
+"""The quantities of claims/*.yaml that several figures share: a value of a figure's data, or measured on the machine, `at`."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from math import nan
+from typing import Any, Literal
+
+import pandas as pd
 
 from cbatch import BatchShape
+from reproduction.papers.frames import select
 from reproduction.papers.steady import Load, Scheme, SteadyState, closed_form_gain
+
+
+def value(
+    data: pd.DataFrame, of: str = "value", take: Literal["item", "max", "min", "mean"] = "item", **rows: object
+) -> float:
+    """The value of a column in the one row of a figure's data with these values or, by `take`, of several rows; NaN without any."""
+    chosen = select(data, **rows)[of]
+    return nan if chosen.empty else float(getattr(chosen, take)())
 
 
 def gain(at: SteadyState, scheme: Scheme = "sarathi", chunk: int = 256, **load: Any) -> float:

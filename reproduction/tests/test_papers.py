@@ -4,6 +4,7 @@ import inspect
 import json
 from collections import Counter
 from functools import cache, partial
+from math import isnan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -120,9 +121,22 @@ def claim_of(quantity: str = "gain", **demand: Any) -> Claim:
 
 def test_a_claim_that_fails_counts_and_one_without_data_does_not() -> None:
     module, data = gallery.module_of("fig8"), pd.DataFrame({"hardware": ["a6000"], "value": [9.8]})
-    assert not list(check([claim_of("largest", at_least=20, hardware="a100")], Machines(), module, data))
-    [verdict] = check([claim_of("largest", at_least=20, hardware="a6000")], Machines(), module, data)
+    assert not list(check([claim_of("value", at_least=20, hardware="a100")], Machines(), module, data))
+    [verdict] = check([claim_of("value", at_least=20, hardware="a6000")], Machines(), module, data)
     assert verdict.value == 9.8 and verdict.failed
+
+
+def test_a_value_is_that_of_one_row_or_taken_from_several() -> None:
+    data = pd.DataFrame({"series": ["a", "b", "a"], "value": [1, 2, 3], "batch": [8, 9, 8]})
+    taken = [quantities.value(data, take=take, series="a") for take in ("min", "mean", "max")]  # type: ignore[arg-type]
+    assert (taken, quantities.value(data, series="b"), quantities.value(data, "batch", series="a", value=3)) == (
+        [1, 2, 3],
+        2,
+        8,
+    )
+    assert isnan(quantities.value(data, take="max", series="c"))
+    with pytest.raises(ValueError, match="size 1"):
+        quantities.value(data, series="a")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +162,7 @@ def test_the_outcome_of_a_claim(demand: dict[str, Any], value: float, outcome: s
 
 def test_a_ratio_is_of_one_quantity_under_two_settings() -> None:
     data = pd.DataFrame({"hardware": ["a6000", "h200"], "value": [9.0, 3.0]})
-    claim = claim_of("largest", at_least=4, hardware="a6000", ratio_to={"hardware": "h200"})
+    claim = claim_of("value", at_least=4, hardware="a6000", ratio_to={"hardware": "h200"})
     [verdict] = check([claim], Machines(), gallery.module_of("fig8"), data)
     assert verdict.value == 3.0 and verdict.failed
 

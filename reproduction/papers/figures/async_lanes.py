@@ -23,6 +23,7 @@ from policies.prefill_first import PrefillFirst
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import add_provenance, read_stored, select
 from reproduction.papers.machines import Machines
+from reproduction.papers.quantities import value
 
 SECONDS, ACTIVE, BATCH, PROMPT, NEW = 300.6, 0.760, 32, 256, 8192  # of the post's synchronous run; the prompt is ours
 FIRST, SHOWN = 100, 5  # iterations in the simulated lanes
@@ -81,15 +82,16 @@ def _lanes(steps: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, float, f
             yield what, step[begin] - origin, step[end] - step[begin]
 
 
-def of(data: pd.DataFrame, hardware: str, loop: str, what: str) -> float:
-    """Seconds, or active share, of one run."""
-    return float(select(data, hardware=hardware, series=loop, what=what)["value"].iloc[0])
-
-
 def hidden(data: pd.DataFrame, hardware: str) -> float:
     """Share of the synchronous loop's time without a kernel that the asynchronous loop removes."""
-    idle = [of(data, hardware, loop, "seconds") * (1 - of(data, hardware, loop, "active")) for loop in LOOPS]
-    return 1 - idle[1] / idle[0]
+    (seconds, active), (seconds_async, active_async) = (_run(data, hardware, loop) for loop in LOOPS)
+    return 1 - seconds_async * (1 - active_async) / (seconds * (1 - active))
+
+
+def _run(data: pd.DataFrame, hardware: str, loop: str) -> tuple[float, float]:
+    """Seconds and active share of one run."""
+    seconds, active = (value(data, hardware=hardware, series=loop, what=what) for what in ("seconds", "active"))
+    return seconds, active
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
@@ -125,13 +127,12 @@ def _totals(
 ) -> list[tuple[str, str, float, float]]:
     """(run, loop, seconds, active share), the post's first."""
     post = {
-        (claim.setting["loop"], claim.setting["what"]): claim.printed
+        (claim.setting["series"], claim.setting["what"]): claim.printed
         for claim in printed
-        if claim.quantity == "of" and claim.hardware == SIMULATED and claim.printed is not None
+        if claim.quantity == value.__name__ and claim.hardware == SIMULATED and claim.printed is not None
     }
     rows = [(POST, loop, post[loop, "seconds"], post[loop, "active"]) for loop in LOOPS if (loop, "seconds") in post]
-    pairs = [(name, loop) for name in machines for loop in LOOPS]
-    return rows + [(*pair, of(data, *pair, "seconds"), of(data, *pair, "active")) for pair in pairs]
+    return rows + [(name, loop, *_run(data, name, loop)) for name in machines for loop in LOOPS]
 
 
 def _draw_totals(panel: Axes, rows: Sequence[tuple[str, str, float, float]]) -> None:

@@ -34,12 +34,6 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     return measure_gains(machines, say, lambda _: [(series, scheme, CHUNK) for series, scheme in SCHEMES.items()])
 
 
-def best_gain(data: pd.DataFrame, hardware: str, scheme: Scheme, length: int = 1024) -> float:
-    """The highest gain of a scheme over all P:D."""
-    series = next(name for name, drawn in SCHEMES.items() if drawn == scheme)
-    return float(select(data, hardware=hardware, series=series, length=length)["value"].max())
-
-
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A row for each machine: the highest gain of each scheme as bars, and the gain against P:D for each length."""
     figure, facets = facet(data, 1 + len(PANELS), 2.0, extra=0.5)

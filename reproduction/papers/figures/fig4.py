@@ -91,11 +91,6 @@ def saturation_batch(data: pd.DataFrame, hardware: str, share: float) -> float:
     return float(decodes.loc[decodes["value"] >= share * peak, "x"].astype(int).min())
 
 
-def intensity(data: pd.DataFrame, hardware: str, series: str, operation: str) -> float:
-    """FLOP/byte of an operation in one of the iterations of `INTENSITY_OF`."""
-    return float(select(data, hardware=hardware, panel=INTENSITY, series=series, x=operation)["value"].iloc[0])
-
-
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """Three panels for each machine: 4a of prompts, 4a of decodes, 4b."""
     figure, facets = facet(data, 3, 2.5, extra=0.3)

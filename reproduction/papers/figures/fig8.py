@@ -15,7 +15,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, pivot, select
 from reproduction.papers.machines import TITLES, Machines
 from reproduction.papers.panels import PANELS
-from reproduction.papers.quantities import decode_speedup
+from reproduction.papers.quantities import decode_speedup, value
 from reproduction.parts import facet, grouped_bars, legend, mark_printed
 
 CHUNK = 256
@@ -32,14 +32,6 @@ def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
         for length, most in (FITTING_33B if hardware == "a100" else fitting).items():
             for batch in sorted({*range(2, most, 2), most}):
                 yield hardware, length, batch, decode_speedup(at, length, batch, CHUNK)
-
-
-def largest(data: pd.DataFrame, hardware: str) -> float:
-    return float(select(data, hardware=hardware)["value"].max())
-
-
-def smallest(data: pd.DataFrame, hardware: str) -> float:
-    return float(select(data, hardware=hardware)["value"].min())
 
 
 def share_falling(data: pd.DataFrame, hardware: str) -> float:
@@ -59,7 +51,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         table = pivot(shown, "batch").sort_index()
         names = [f"L = {int(length) // 1024}K" for length in table.columns]
         grouped_bars(panel, table, width=0.27, labels=names, fmt="%.1f", padding=1, fontsize=6)
-        ends = [claim for claim in printed if claim.hardware == hardware and claim.quantity in ("largest", "smallest")]
+        ends = [claim for claim in printed if claim.hardware == hardware and claim.quantity == value.__name__]
         values = [(-0.55, claim.printed) for claim in ends if claim.printed]
         mark_printed(panel, values, clip_on=False, label="paper: largest and smallest")
         panel.set(title=TITLES[hardware], ylabel="decode speedup")

@@ -32,19 +32,10 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     return measure_gains(machines, say, lines)
 
 
-def best_gain(data: pd.DataFrame, hardware: str, chunk: int, length: int = 1024) -> float:
-    """The highest gain of a line."""
-    return float(_line(data, hardware, chunk, length).max())
-
-
 def best_ratio(data: pd.DataFrame, hardware: str, chunk: int, length: int = 1024) -> float:
     """The measured P:D at which a line is highest."""
-    line = _line(data, hardware, chunk, length)
-    return float(line.index[int(line.argmax())])
-
-
-def _line(data: pd.DataFrame, hardware: str, chunk: int, length: int) -> "pd.Series[float]":
-    return select(data, hardware=hardware, series=chunk, length=length).set_index("pd_ratio")["value"]
+    line = select(data, hardware=hardware, series=chunk, length=length)
+    return float(line["pd_ratio"].iloc[int(line["value"].argmax())])
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 from experiments.plots.style import line_style, new_figure
 from reproduction.papers.claims import Claim
-from reproduction.papers.frames import add_provenance, read_stored, select
+from reproduction.papers.frames import add_provenance, pivot, read_stored, select
 from reproduction.papers.machines import Machines
+from reproduction.papers.quantities import value
 from reproduction.parts import legend, log_x, mark_printed
 
 EAGER = {
@@ -39,18 +40,13 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 def _rows(name: str, way: dict[str, Any]) -> Iterator[tuple[str, str, int, float]]:
     yield from ((name, "rate", int(batch), rate["median"]) for batch, rate in way["by_batch"].items())
     prices = (way["capture_seconds"], way["warm_up_seconds"], way["graphs"] / SLOTS)
-    yield from ((name, what, 0, value) for what, value in zip(PRICES, prices, strict=True))
-
-
-def rate(data: pd.DataFrame, way: str, batch: int = 1) -> float:
-    """Output tokens per second; NaN if it was not measured."""
-    rates = _rates(data)
-    return float(rates[way].get(batch, float("nan"))) if way in rates else float("nan")
+    yield from ((name, what, 0, price) for what, price in zip(PRICES, prices, strict=True))
 
 
 def gain(data: pd.DataFrame, way: str, over: str, batch: int = 1) -> float:
     """Tokens per second of one way over another's."""
-    return rate(data, way, batch) / rate(data, over, batch)
+    rate, other = (value(data, series=each, what="rate", batch=batch) for each in (way, over))
+    return rate / other
 
 
 def share_left(data: pd.DataFrame, way: str, over: str, batch: int) -> float:
@@ -59,38 +55,26 @@ def share_left(data: pd.DataFrame, way: str, over: str, batch: int) -> float:
     return saved[1] / saved[0]
 
 
-def price(data: pd.DataFrame, way: str, what: str) -> float:
-    """One of `PRICES`; NaN if it was not measured."""
-    shown = select(data, series=way, what=what)["value"]
-    return float(shown.iloc[0]) if len(shown) else float("nan")
-
-
 def seconds_per_size(data: pd.DataFrame, way: str) -> float:
     """Seconds of capturing the graphs of one batch size."""
-    return price(data, way, "capture_seconds") / price(data, way, "sizes")
+    return value(data, series=way, what="capture_seconds") / value(data, series=way, what="sizes")
 
 
 def seconds_to_start(data: pd.DataFrame, way: str) -> float:
     """Seconds of captures and first request."""
-    return price(data, way, "capture_seconds") + price(data, way, "warm_up_seconds")
-
-
-def _rates(data: pd.DataFrame) -> pd.DataFrame:
-    """Tokens per second, [batch, way], the ways in the benchmark's order."""
-    table = select(data, what="rate").pivot_table(index="batch", columns="series", values="value")
-    return table[list(dict.fromkeys(data["series"]))]
+    return sum(value(data, series=way, what=what) for what in ("capture_seconds", "warm_up_seconds"))
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """Left, tokens/s; right, the gain of graphs over launching one by one. The post's values are at batch 1."""
-    rates = _rates(data)
+    rates = pivot(select(data, what="rate"), "batch").sort_index()  # the ways in the benchmark's order
     figure, [[speeds, gains]] = new_figure(1, 2, 3.1)
     for index, name in enumerate(map(str, rates)):
         speeds.plot(rates.index, rates[name], label=name, **line_style(index))
         if EAGER.get(name) in rates:
             gains.plot(rates.index, rates[name] / rates[EAGER[name]], **line_style(index))
     gains.axhline(1, color="#888888", linewidth=0.6)
-    for panel, quantity in ((speeds, "rate"), (gains, "gain")):
+    for panel, quantity in ((speeds, value.__name__), (gains, gain.__name__)):
         points = [(1, claim.printed) for claim in printed if claim.quantity == quantity and claim.printed]
         mark_printed(panel, points, label="post, LLaMA-2-7B on an A100")
         log_x(panel, base=2)

@@ -14,6 +14,7 @@ from cbatch.sim import ProfileCost
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import Row, data_frame, pivot
 from reproduction.papers.machines import SINGLE_ITERATIONS, TITLES, Machines
+from reproduction.papers.quantities import value
 
 CONTEXT = 1024
 SHAPES = {
@@ -41,12 +42,7 @@ def _rows(cost: ProfileCost) -> Iterator[tuple[str, str, float]]:
             values["prefill/token"] = prompt_only / SHAPES["prefill-only"].num_tokens
         if shape.num_decodes:
             values["decode/token"] = (total - prompt_only if shape.chunks else total) / shape.num_decodes
-        yield from ((series, column, 1e3 * value) for column, value in values.items())
-
-
-def milliseconds(data: pd.DataFrame, hardware: str, series: str, column: str) -> float:
-    """One value of the table."""
-    return float(data.set_index(["hardware", "series", "column"])["value"][hardware, series, column])
+        yield from ((series, column, 1e3 * seconds) for column, seconds in values.items())
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> str:
@@ -54,20 +50,20 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> str:
     paper = {
         (claim.hardware, claim.setting["series"], claim.setting["column"]): claim.printed
         for claim in printed
-        if claim.quantity == milliseconds.__name__
+        if claim.quantity == value.__name__
     }
     rows = []
     table = pivot(data, ["hardware", "series"], "column")[list(COLUMNS)]
     for (hardware, series), values in zip(table.index, table.to_numpy(), strict=True):
         known = (paper.get((hardware, series, column)) for column in COLUMNS)
-        cells = (_cell(value, theirs) for value, theirs in zip(values, known, strict=True))
+        cells = (_cell(ours, theirs) for ours, theirs in zip(values, known, strict=True))
         rows.append((TITLES[hardware], f"{series}: {_describe(SHAPES[series])}", *cells))
     return tabulate(rows, ("machine", "iteration [ms]", *COLUMNS), tablefmt="github", disable_numparse=True)
 
 
 def _cell(ours: float, printed: float | None) -> str:
-    value = "-" if ours != ours else f"{ours:#.4g}"
-    return value if printed is None else f"{value} ({printed:g})"
+    text = "-" if ours != ours else f"{ours:#.4g}"
+    return text if printed is None else f"{text} ({printed:g})"
 
 
 def _describe(shape: BatchShape) -> str:

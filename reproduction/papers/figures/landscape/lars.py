@@ -15,7 +15,6 @@ from cbatch.results.metrics import collect_served
 from cbatch.sim import ProfileCost, load_profile
 from experiments.settings.presets import load_spec
 from policies.lars import LARS
-from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
 from reproduction.papers.quantities import sum_of_chunks
@@ -85,8 +84,3 @@ def run(load: float, order: str, num_requests: int = NUM_REQUESTS) -> Figures:
 
 def _cost() -> ProfileCost:
     return ProfileCost(load_profile("h200"), load_spec("llama-3.1-8b"))
-
-
-def normalised(data: pd.DataFrame, order: str, load: float) -> float:
-    """Mean TTFT over the seconds of the prompt alone, of all requests."""
-    return float(select(data, load=load, order=order)["all"].iloc[0])

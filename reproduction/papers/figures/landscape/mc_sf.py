@@ -15,7 +15,6 @@ from experiments.workloads.trace import Ints
 from policies.mc_sf import McSf
 from policies.predictors import Oracle
 from reproduction.papers.claims import Claim
-from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
 
@@ -87,11 +86,6 @@ def _extend(asked: Asked, usage: dict[tuple[int, int], Ints], index: int, held: 
 def golden(data: pd.DataFrame, order: str = "") -> float:
     """Latency of the example, of a policy or, without one, the optimum."""
     return latency(GOLDEN, order) if order else optimum(GOLDEN)
-
-
-def mean_ratio(data: pd.DataFrame, arrivals: str, order: str) -> float:
-    """Mean latency over the optimum's."""
-    return float(select(data, arrivals=arrivals)[order].mean())
 
 
 def least_ratio(data: pd.DataFrame) -> float:

@@ -91,11 +91,6 @@ def row_error(
     return float(max(*points, 100 * abs(ours["steps"] / steps - 1)))
 
 
-def steps(data: pd.DataFrame, lengths: str, admission: str) -> float:
-    """Decode steps until the last request is admitted."""
-    return float(select(data, lengths=lengths, admission=admission)["steps"].iloc[0])
-
-
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A panel for each column of the table, bars of each rule; the artifact's values as marks."""
     figure, [panels] = new_figure(1, len(PANELS), 2.6)

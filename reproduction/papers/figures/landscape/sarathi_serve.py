@@ -27,7 +27,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, crossing, run_jobs, summary_of
 from reproduction.papers.machines import TABLES_OPTION, Machines
-from reproduction.papers.quantities import slowdown
+from reproduction.papers.quantities import slowdown, value
 from reproduction.parts import legend
 from reproduction.profiles import convert
 
@@ -153,14 +153,9 @@ def at_rate(data: pd.DataFrame, model: str, what: str, series: str) -> float:
     return float(shown[what].iloc[(shown["rate"] - wanted).abs().argmin()])
 
 
-def chunk_cost(data: pd.DataFrame, model: str, chunk: int) -> float:
-    """Time of prompts in chunks over their time at once, the most over their lengths."""
-    return float(select(data, model=model, series=f"{chunk}-token chunks")["over"].max())
-
-
 def objective(data: pd.DataFrame, model: str, slo: str) -> float:
     """The objective over the time of an iteration of 32 decodes at 4,096 tokens of context."""
-    return float(getattr(SERVERS[model], slo) / select(data, model=model, series="decodes")["seconds"].iloc[0])
+    return float(getattr(SERVERS[model], slo) / value(data, "seconds", model=model, series="decodes"))
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:

@@ -22,6 +22,7 @@ from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, crossing, run_jobs, summary_of
 from reproduction.papers.machines import Machines
+from reproduction.papers.quantities import value
 
 BUDGETS = "SLAI's budget"
 
@@ -93,11 +94,6 @@ def overrides(study: str, load: float, series: str, traces: str) -> list[str]:
     return [*workload, *fitted, *([] if "batch=" in chosen.common else ["batch=128"]), *own]
 
 
-def of(data: pd.DataFrame, study: str, what: str, series: str, load: float = 0.9) -> float:
-    """A figure of one run."""
-    return float(select(data, study=study, series=series, load=load)[what].iloc[0])
-
-
 def capacity(data: pd.DataFrame, study: str, series: str) -> float:
     """The load at which violations pass 1% (QoServe) or the median TTFT 0.5 s (SLAI)."""
     shown = select(data, study=study, series=series)
@@ -107,7 +103,7 @@ def capacity(data: pd.DataFrame, study: str, series: str) -> float:
 
 def violated(data: pd.DataFrame, series: str, load: float = 2.2) -> float:
     """Percent of requests that miss their objectives under a variant of QoServe."""
-    return 100 * (1 - of(data, "QoServe", "attained", series, load))
+    return 100 * (1 - value(data, "attained", study="QoServe", series=series, load=load))
 
 
 PANELS = (

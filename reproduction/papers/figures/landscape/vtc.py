@@ -19,7 +19,6 @@ from experiments.settings.compose import compose_run
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.vtc import VTC
-from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines
 
@@ -147,14 +146,3 @@ def _gap(service: Service, second: float) -> float:
     """What the client that received most by then is ahead of the one that received least."""
     received = service.received(np.array([second]))[0]
     return float(received.max() - received.min())
-
-
-def of(data: pd.DataFrame, policy: str, what: str, suite: str = REAL) -> float:
-    """A figure of one run; NaN without it."""
-    found = select(data, suite=suite, policy=policy)[what]
-    return float(found.iloc[0]) if len(found) else float("nan")
-
-
-def largest_share(data: pd.DataFrame, bound: str) -> float:
-    """Returns the largest share of a proven bound that any run of VTC reaches; 1 is the bound."""
-    return float(select(data, policy="VTC")[bound].max())
