@@ -45,43 +45,34 @@ SMALL_CHUNK, SMALL_CHUNK_ATTENTION = 64, 3.0  # Fig 13: attention of a 1,024-tok
 
 MS_PER_SCORE = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
 MS_PER_DECODE_CONTEXT = DECODE_ATTENTION / (DECODES * DECODE_CONTEXT)
+MS_PER_CHUNK_CONTEXT = (
+    SMALL_CHUNK_ATTENTION * PREFILL_ATTENTION / sum(range(SMALL_CHUNK, PREFILL_TOKENS + 1, SMALL_CHUNK))
+)
+"""Milliseconds per token of context that a chunk reads, where reading is the bound: chunks of 64 of one prompt."""
 MS = 1e-3
 LONGEST = 4096
 
 
-def attention_ms(tokens: int, context: int = 0) -> float:
-    """Attention of a chunk in all layers, in milliseconds."""
-    return max(tokens * (context + (tokens + 1) / 2) * MS_PER_SCORE, (context + tokens) * ms_per_chunk_context())
+def attention_ms(tokens: int) -> float:
+    """Attention of a prompt's first chunk in all layers, in milliseconds."""
+    return max(tokens * (tokens + 1) / 2 * MS_PER_SCORE, tokens * MS_PER_CHUNK_CONTEXT)
 
 
-def ms_per_chunk_context() -> float:
-    """Milliseconds per token of context that a chunk reads, where reading is the bound: chunks of 64 of one prompt."""
-    read = sum(range(SMALL_CHUNK, PREFILL_TOKENS + 1, SMALL_CHUNK))
-    return SMALL_CHUNK_ATTENTION * PREFILL_ATTENTION / read
-
-
-def mixed_ms() -> float:
-    """Milliseconds of a mixed iteration beyond the attention of its chunk and of its decodes."""
-    return MIXED_ATTENTION - attention_ms(MIXED_CHUNK) - MIXED_DECODES * DECODE_CONTEXT * MS_PER_DECODE_CONTEXT
-
-
-def other_ms_per_token() -> float:
-    return (ITERATION[256] - linear_at_256() - attention_ms(256)) / 256
-
-
-def linear_at_256() -> float:
-    return LAYERS * 256 / (PEAK * (1 - BELOW_PEAK_AT_256))
+MIXED_MS = MIXED_ATTENTION - attention_ms(MIXED_CHUNK) - MIXED_DECODES * DECODE_CONTEXT * MS_PER_DECODE_CONTEXT
+"""Milliseconds of a mixed iteration beyond the attention of its chunk and of its decodes."""
+LINEAR_AT_256 = LAYERS * 256 / (PEAK * (1 - BELOW_PEAK_AT_256))
+OTHER_MS_PER_TOKEN = (ITERATION[256] - LINEAR_AT_256 - attention_ms(256)) / 256
 
 
 def linear_of_iteration(tokens: int) -> float:
     """Milliseconds of the matrix products in an iteration of Fig 7."""
-    return ITERATION[tokens] - attention_ms(tokens) - other_ms_per_token() * tokens
+    return ITERATION[tokens] - attention_ms(tokens) - OTHER_MS_PER_TOKEN * tokens
 
 
 def linear_by_tile() -> dict[int, float]:
     """Milliseconds of the matrix products at full tiles; proportional beyond 1,024 tokens."""
     at_512 = LAYERS * 512 / PEAK
-    tops = {128: linear_of_iteration(128), 256: linear_at_256(), 384: linear_of_iteration(257), 512: at_512}
+    tops = {128: linear_of_iteration(128), 256: LINEAR_AT_256, 384: linear_of_iteration(257), 512: at_512}
     for tokens in (640, 768, 896):
         tops[tokens] = at_512 + (PREFILL_LINEAR - at_512) * (tokens - 512) / (PREFILL_TOKENS - 512)
     tops |= {tokens: PREFILL_LINEAR * tokens / PREFILL_TOKENS for tokens in range(PREFILL_TOKENS, LONGEST + 1, TILE)}
@@ -118,9 +109,9 @@ def _attention(spec: ModelSpec) -> dict[str, Any]:
         "from": "derived from Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in "
         "15.2 ms; Fig 13: a prompt in chunks of 64 takes 3 times as long",
         "bandwidth_bytes_per_second": _round(kv_bytes / (MS_PER_DECODE_CONTEXT * MS)),
-        "chunk_bandwidth_bytes_per_second": _round(kv_bytes / (ms_per_chunk_context() * MS)),
+        "chunk_bandwidth_bytes_per_second": _round(kv_bytes / (MS_PER_CHUNK_CONTEXT * MS)),
         "flops_per_second": _round(flops_per_score / (MS_PER_SCORE * MS)),
-        "mixed_seconds": _round(mixed_ms() * MS / LAYERS),
+        "mixed_seconds": _round(MIXED_MS * MS / LAYERS),
     }
 
 
@@ -139,7 +130,7 @@ def _tables() -> dict[str, Any]:
         "other": {
             "from": "derived from Fig 7 at 256 tokens (69.8 ms) less Fig 4a's products and attention, for each token",
             "tokens": [1, LONGEST],
-            "seconds": [_round(tokens * other_ms_per_token() * MS) for tokens in (1, LONGEST)],
+            "seconds": [_round(tokens * OTHER_MS_PER_TOKEN * MS) for tokens in (1, LONGEST)],
         },
         "embedding": {"from": "derived: within other", "tokens": [LONGEST], "seconds": [0.0]},
         "head": {"from": "derived: within other", "requests": [LONGEST], "seconds": [0.0]},
