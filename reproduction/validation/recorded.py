@@ -161,15 +161,7 @@ def recorded_runs(file: Path, model: str, capacity: float) -> Iterator[ServedRun
     shapes = {event.iteration: shape_of(event, lengths) for event in events if isinstance(event, Decision)}
     ends = [event for event in events if isinstance(event, StepEnd)]
     received = Counter(id_ for end in ends for id_ in end.received)
-    requests = [
-        Request(
-            each.id,
-            each.num_prompt_tokens,
-            each.max_new_tokens,
-            arrival_time=each.arrival_time - each.extra.get("waited", 0.0),
-        )
-        for each in recording.requests
-    ]
+    requests = [_copy(each, each.id, each.arrival_time - each.extra.get("waited", 0.0)) for each in recording.requests]
     times = [request.arrival_time for request in requests]
     pauses = [place for place, (before, time) in enumerate(pairwise(times), 1) if time - before > PAUSE]
     for begin, end in pairwise([0, *pauses, len(requests)]):
@@ -223,16 +215,14 @@ def run_of_steps(
     for request in requests:
         request.finish_reason = FinishReason.LENGTH
     record.requests = [*requests]
-    asked = [
-        Request(
-            index,
-            each.num_prompt_tokens,
-            each.max_new_tokens,
-            arrival_time=each.arrival_time - requests[0].arrival_time,
-        )
-        for index, each in enumerate(requests)
-    ]
+    begin = requests[0].arrival_time
+    asked = [_copy(each, index, each.arrival_time - begin) for index, each in enumerate(requests)]
     return run_of(settings, record, asked, [shapes[step.record.iteration] for step in steps])
+
+
+def _copy(request: Request, id_: int, arrival: float) -> Request:
+    """Returns a new request of the same lengths."""
+    return Request(id_, request.num_prompt_tokens, request.max_new_tokens, arrival_time=arrival)
 
 
 def client_runs(file: Path) -> Iterator[ServedRun]:
