@@ -112,8 +112,7 @@ def naive_interval(shares: Shares) -> tuple[float, float]:
 def repeat(queue: Queue, number: int) -> list[bool]:
     """Whether the intervals of one repetition cover the truth, in the order of `COLUMNS`."""
     rates, seeds = queue.capacity * np.array(SPREAD), range(number * REPLICATIONS, (number + 1) * REPLICATIONS)
-    found = queue.recur(seeds, rates)
-    found = found[WARMUP:]
+    found = queue.recur(seeds, rates)[WARMUP:]
     good = (found <= queue.limit + 1e-9).sum(axis=0).astype(float)
     shares = Shares(rates, good, np.full(good.shape, float(len(found))), LEVEL)
     times, truth = found[..., _MEAN_AT], queue.mean(rates[_MEAN_AT])

@@ -35,7 +35,6 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
-from experiments.store.provenance import provenance, write_json
 from reproduction.papers import quantities
 from reproduction.papers.machines import Machines
 
@@ -264,12 +263,3 @@ TESTED: Mapping[Outcome, str] = {
 NOT_TESTED: dict[Outcome, str] = {"not comparable": "not comparable", "derived": "derived from inputs or other claims"}
 SETTLED: tuple[Outcome, ...] = ("held", "derived")
 """Outcomes that need no reason."""
-
-
-def write(name: str, figures: Mapping[str, Any], machines: Mapping[str, Any], folder: Path | str) -> Path:
-    """Write `folder`/paper/<name>.json; return the path.
-
-    machines: the `provenance` of each machine or cost model.
-    """
-    stamped = {**provenance("python -m reproduction.papers"), "machines": machines, **figures}
-    return write_json(Path(folder) / "paper" / f"{name}.json", stamped)

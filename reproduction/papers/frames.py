@@ -10,9 +10,7 @@ import pandas as pd
 
 from reproduction import RESULTS
 
-_H200 = Path(RESULTS, "h200")
-_OF_THE_REPOSITORY = Path(__file__).parents[2] / _H200  # not part of an installed package
-FOLDER = _OF_THE_REPOSITORY if _OF_THE_REPOSITORY.is_dir() else _H200
+FOLDER = Path(__file__).parents[2] / RESULTS / "h200"
 PROVENANCE = ("benchmark", "command", "date", "commit", "hardware", "versions")
 P = ParamSpec("P")
 Row = tuple[Any, ...]
@@ -54,6 +52,5 @@ def read_stored(name: str, say: Callable[[str], None]) -> dict[str, Any]:
     path = FOLDER / f"{name}.json"
     if path.is_file():
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    missing = f"left out: {_H200 / path.name} is neither in this folder nor in a checkout of cbatch"
-    say(f"{missing}; run there, or measure on a GPU with python -m reproduction.bench {name}")
+    say(f"left out: {RESULTS}/h200/{name}.json is missing; measure it on a GPU with python -m reproduction.bench {name}")
     return {}

@@ -19,8 +19,8 @@ import pandas as pd
 from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.plots import style
-from experiments.store.provenance import atomic_write, write_text
-from reproduction.papers.claims import Claim, Verdict, check, conclusion, read_claims, write
+from experiments.store.provenance import atomic_write, provenance, write_json, write_text
+from reproduction.papers.claims import Claim, Verdict, check, conclusion, read_claims
 from reproduction.papers.machines import Machines, origin_of
 
 FOLDER = Path(__file__).parent / "figures"
@@ -95,14 +95,16 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
         data.to_csv(partial, index=False, float_format="%.6g")
     measured = data.attrs.get("measured", [])
     _draw(module, data, claims, path, _origin(measured, machines.provenance()))
-    description = {
+    content = {
+        **provenance("python -m reproduction.papers"),
+        "machines": machines.provenance(),
         "figure": about(name),
         "seconds": round(time.perf_counter() - begin, 1),
         "left_out": notes,
         "claims": [verdict.row() for verdict in verdicts],
         "measured": measured,
     }
-    write(name, description, machines.provenance(), folder)
+    write_json(path.with_suffix(".json"), content)
     return Shown(name, verdicts, time.perf_counter() - begin, notes)
 
 

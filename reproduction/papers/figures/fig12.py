@@ -77,11 +77,6 @@ class Outcome:
     provenance: dict[str, Any]
 
 
-def load_linked_profile(tables: str, links: str) -> Profile:
-    """Returns the profile of the A100, with its published links."""
-    return replace(convert(Path(tables), [load_spec(MODEL)]), links=read_links(Path(links)))
-
-
 def run_systems(profile: Profile) -> Iterator[tuple[str, Outcome]]:
     """Serves the requests with each of the three systems in turn."""
     pipeline, replicas = Topology(8, 8), Topology(8, replicas=8)
@@ -125,7 +120,9 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     elif machines.tables is None or machines.links is None:
         say("left out: give tables=.../aiconfigurator/a100_sxm and links=.../vidur/network/a100_dgx")
     else:
-        for name, outcome in run_systems(load_linked_profile(machines.tables, machines.links)):
+        tables, links = Path(machines.tables), Path(machines.links)
+        profile = replace(convert(tables, [load_spec(MODEL)]), links=read_links(links))
+        for name, outcome in run_systems(profile):
             say(NAMES[name])
             machines.note(HARDWARE, {"model": "gpt-3", **outcome.provenance})
             rows += _rows(name, outcome)
