@@ -52,5 +52,5 @@ def read_stored(name: str, say: Callable[[str], None]) -> dict[str, Any]:
     path = FOLDER / f"{name}.json"
     if path.is_file():
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    say(f"left out: {RESULTS}/h200/{name}.json is missing; measure it on a GPU with python -m reproduction.bench {name}")
+    say(f"left out: {RESULTS}/h200/{path.name} is missing; it is of python -m reproduction.bench {name}, on a GPU")
     return {}

@@ -208,17 +208,17 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
     """
     if "step.started" not in run.columns:
         return dict(run.settings.get("iterations", {}))
-    shapes, real = run.shapes(), run.device_seconds()
-    predicted = device_seconds(cost_of(run, profile), shapes, run.pauses())
+    shapes, (real, pauses) = run.shapes(), run.device_seconds()
+    predicted = device_seconds(cost_of(run, profile), shapes, pauses)
     prompts = np.array([bool(shape.chunks) for shape in shapes])
-    found = {}
-    for name, chosen in (("with prompts", prompts), ("decodes alone", ~prompts)):
-        if chosen.any():
-            seconds, ratios = real[chosen].sum(), predicted[chosen] / real[chosen]
-            total, median = predicted[chosen].sum() / seconds - 1, np.median(np.abs(ratios - 1))
-            sums = {"number": int(chosen.sum()), "seconds": float(seconds)}
-            found[name] = {**sums, "total": float(total), "median": float(median)}
-    return found
+    kinds = {"with prompts": prompts, "decodes alone": ~prompts}
+    return {name: errors_of_times(real[kind], predicted[kind]) for name, kind in kinds.items() if kind.any()}
+
+
+def errors_of_times(real: NDArray[np.float64], predicted: NDArray[np.float64]) -> dict[str, float]:
+    """Returns the errors of the predicted seconds of some iterations, as `iteration_errors` has them."""
+    total, median = predicted.sum() / real.sum() - 1, np.median(np.abs(predicted / real - 1))
+    return {"number": len(real), "seconds": float(real.sum()), "total": float(total), "median": float(median)}
 
 
 def speed_of(runs: Iterable[ServedRun], profile: Profile) -> Card:

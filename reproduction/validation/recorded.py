@@ -30,7 +30,7 @@ from experiments.store.provenance import write_benchmark
 from experiments.store.run_folder import DECISIONS
 from reproduction import RESULTS, VALIDATION
 from reproduction.profiles import convert
-from reproduction.validation.compare import TARGETS, compare, pair
+from reproduction.validation.compare import TARGETS, compare, errors_of_times, pair
 from reproduction.validation.rivals import KNOWN, summarize
 from reproduction.validation.runs import ServedRun, asked_run, run_of
 
@@ -116,10 +116,9 @@ def iteration_errors(files: Sequence[Path], cost: ProfileCost) -> dict[str, dict
     errors = {}
     for name, prompts in (("with prompts", True), ("decodes alone", False)):
         kind = [each for each in every if any(shape.chunks for shape in each.shapes) == prompts]
-        real, predicted = np.array([(each.seconds, sum(map(cost.predict, each.shapes))) for each in kind]).T
-        sizes = np.abs(predicted / real - 1)
-        total, median = float(predicted.sum() / real.sum() - 1), float(np.median(sizes))
-        errors[name] = {"number": len(kind), "seconds": float(real.sum()), "total": total, "median": median}
+        errors[name] = errors_of_times(
+            *np.array([(each.seconds, sum(map(cost.predict, each.shapes))) for each in kind]).T
+        )
     return errors
 
 

@@ -86,18 +86,12 @@ class ServedRun:
         begins = [0, *ends]
         return [BatchShape(tuple(chunks[begin:end]), *rest) for begin, (end, *rest) in zip(begins, rows, strict=False)]
 
-    def device_seconds(self) -> NDArray[np.float64]:
-        """Returns the device time of every iteration, [iterations]; one launched early begins when the last ends."""
+    def device_seconds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns the device's seconds for every iteration, and idle before it, [iterations]; one launched early begins when the last ends."""
         started, ended = self.columns["step.started"], self.columns["step.ended"]
-        begun = np.maximum(started, np.concatenate([started[:1], ended[:-1]]))
-        seconds: NDArray[np.float64] = (ended - begun) / 1e6
-        return seconds
-
-    def pauses(self) -> NDArray[np.float64]:
-        """Returns the device's idle seconds before every iteration, [iterations]."""
-        started, ended = self.columns["step.started"], self.columns["step.ended"]
-        seconds: NDArray[np.float64] = np.maximum(started - np.concatenate([started[:1], ended[:-1]]), 0) / 1e6
-        return seconds
+        before = np.concatenate([started[:1], ended[:-1]])
+        begun = np.maximum(started, before)
+        return (ended - begun) / 1e6, (begun - before) / 1e6
 
 
 def figures(record: RunRecord) -> dict[str, float]:
