@@ -58,11 +58,12 @@ def test_a_run_leaves_one_folder_with_everything(tmp_path: Path) -> None:
     assert json.loads(gzip.decompress((finished / "timeline.json.gz").read_bytes()))["traceEvents"]
 
 
-def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
+def test_a_simulated_run_loads_neither_torch_nor_pandas_nor_launchers(tmp_path: Path) -> None:
     code = (
-        "import sys; from experiments.run import main; status = main(); "
-        "loaded = {'torch', 'transformers', 'pandas', 'matplotlib', 'tqdm'} & set(sys.modules); "
-        "sys.exit(f'loaded: {loaded}' if loaded else status)"
+        "import atexit, runpy, sys; "
+        "unused = {'torch', 'transformers', 'pandas', 'matplotlib', 'tqdm', 'hydra_plugins.hydra_ray_launcher._config'}; "
+        "atexit.register(lambda: print('loaded:', *unused & set(sys.modules))); "
+        "runpy.run_module('experiments.run', run_name='__main__', alter_sys=True)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *QUICK],
@@ -73,7 +74,7 @@ def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
         timeout=PATIENCE,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded:"), done.stderr
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
