@@ -85,12 +85,15 @@ def test_a_failed_capture_names_the_shape() -> None:
 
 @pytest.mark.alone
 def test_graphs_of_all_shapes_take_little_more_memory_than_the_largest() -> None:
-    """Kernels are compiled before: on a machine that has not run them yet that takes longer than the captures."""
+    """A second pool, for graphs of few tokens, takes PyTorch's smallest segments, and the driver a third of a MiB for a graph's kernels.
+
+    Kernels are compiled before: on a machine that has not run them yet that takes longer than the captures.
+    """
     limits, kv = Limits(32, 2048, 4096), KVSize(64, 128)
     gpu.build(replace(LARGE, num_layers=1), limits, kv)
     release_memory()
     executor = gpu.build(LARGE, limits, kv)
     report = executor.iteration.report
     assert report.num_graphs == 2 * len({shape for shape, _ in executor.iteration.graphs})
-    assert report.bytes <= 1.10 * report.first_bytes, report
+    assert report.bytes - report.first_bytes <= (20 + 2 + 0.5 * report.num_graphs) * 2**20, report
     assert report.seconds < 10, report

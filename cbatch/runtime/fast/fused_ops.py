@@ -98,7 +98,7 @@ def add_norm(
         DEPENDENT=dependent,
         RANK=awaited.rank.index,
         RANKS=awaited.rank.size,
-        num_warps=16 if num_tokens == 1 else 8,  # latency limits a single program
+        num_warps=16 if num_tokens <= 128 else 8,  # latency limits few programs
         launch_pdl=dependent and source is None,  # a stage's first kernel has no predecessor
     )
     return out

@@ -1,19 +1,22 @@
 """Products of a few rows with a large weight matrix, at the speed at which the weights can be read.
 
 With up to 128 rows a product takes about as long as reading its weights, so any moment without a read in flight is lost.
-Hence four differences from a library's product:
+Hence five differences from a library's product:
 
 * the weights are the tall operand (out^T = weight x^T), so that few rows still fill a tensor core's tile;
 * if the outputs are too few to occupy the GPU, the inputs are split too, and the kernel that reads the product sums the
   parts (`fused_ops`): no extra pass, and always the same order of summation;
 * programs are placed while the preceding kernel still runs ("programmatic dependent launch"), and fill their shared memory
   with weights, which depend on no kernel, before they wait for it in `gdc_wait`; only then are the rows read;
-* the copy engine (TMA) reads tiles straight into shared memory: no registers and few instructions per byte.
+* the copy engine (TMA) reads tiles straight into shared memory: no registers and few instructions per byte;
+* programs begin at different places along the inputs (`STRIDE`): at the same place all of them would read the same rows, and
+  weights that lie in few of the memory's banks.
 
 Written in Gluon, Triton's lower level, since Triton reads a step's weights and rows together. Needs compute capability 9.0.
 
 Tried on an H200 without gain: fetching the next product's first weights into the L2 cache while this one ends (slower), rows that
-programs of a cluster share by multicast, and a warp that does nothing but load.
+programs of a cluster share by multicast, and a warp that does nothing but load. On an H100 it is slower to have fewer steps of rows
+than of weights in flight, also with rows that threads copy: reads of rows wait behind the many reads of weights.
 """
 
 from typing import NamedTuple
@@ -33,6 +36,9 @@ FEW_ROWS = 64
 """Most rows for one warp group; with more, the rows of a step take as much room as its weights."""
 
 MAX_ROWS = 128
+
+STRIDE = 5
+"""Steps between the places at which two neighbouring programs begin. On an H100 1.1% of a decode iteration of 32 requests; 1 to 7 are alike."""
 
 SHARED_MEMORY = 222 * 1024
 """Bytes of shared memory that the programs of one multiprocessor may use together (Hopper has 228 KB)."""
@@ -117,6 +123,7 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     OUTPUTS: gl.constexpr,
     STEPS: gl.constexpr,  # of a program
     STAGES: gl.constexpr,
+    STRIDE: gl.constexpr,
     GATED: gl.constexpr,
     RANK: gl.constexpr,
     RANKS: gl.constexpr,
@@ -130,17 +137,19 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     LAG: gl.constexpr = 1 if STAGES > 1 else 0  # steps still computed when the next begins
     gdc_launch_dependents()
     split, output = gl.program_id(1), gl.program_id(0) * BLOCK_OUTPUTS
-    first = split * STEPS
+    first, shift = split * STEPS, gl.program_id(0) * STRIDE % STEPS  # step i reads place first + (i + shift) % STEPS
     weights = gl.allocate_shared_memory(weight.dtype, [STAGES * WAYS, BLOCK_OUTPUTS, BLOCK_INPUTS], weight.layout)
     inputs = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_ROWS, BLOCK_INPUTS], x.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(arrived.index(stage), count=1)
     for stage in gl.static_range(STAGES):
-        _read_weights(weight, weights, arrived, output, first + stage, stage, True, OUTPUTS, STEP_BYTES)
+        _read_weights(
+            weight, weights, arrived, output, first + (stage + shift) % STEPS, stage, True, OUTPUTS, STEP_BYTES
+        )
     gdc_wait()
     for stage in gl.static_range(STAGES):
-        column = (first + stage) * BLOCK_INPUTS
+        column = (first + (stage + shift) % STEPS) * BLOCK_INPUTS
         read_tile(x, [0, column], arrived.index(stage), inputs.index(stage))
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_ROWS, 16])
     sums = gl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), gl.float32, layout)
@@ -155,7 +164,7 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
         sums, ups = warpgroup_mma_wait(LAG * WAYS, deps=(sums, ups))
         done = step - LAG
         place = (done + STAGES) % STAGES
-        later, wanted = first + done + STAGES, (done >= 0) & (done + STAGES < STEPS)
+        later, wanted = first + (done + STAGES + shift) % STEPS, (done >= 0) & (done + STAGES < STEPS)
         _read_weights(weight, weights, arrived, output, later, place, wanted, OUTPUTS, STEP_BYTES)
         read_tile(x, [0, later * BLOCK_INPUTS], arrived.index(place), inputs.index(place), pred=wanted)
     sums, ups = warpgroup_mma_wait(0, deps=(sums, ups))
@@ -213,6 +222,7 @@ def small_batch_product(
         OUTPUTS=outputs,
         STEPS=steps,
         STAGES=min(steps, tiling.num_stages(block_rows, gated)),
+        STRIDE=STRIDE if block_rows <= FEW_ROWS else 0,
         GATED=gated,
         RANK=rank.index,
         RANKS=rank.size,

@@ -61,6 +61,24 @@ def pages_of(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def tokens_of(page, block, STRIDE: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return where the keys of a block's tokens begin in the cache, [BLOCK, 1]. page: `pages_of` the block. STRIDE: elements of a token."""
+    tokens = tl.arange(0, BLOCK)[:, None]
+    if PAGE < BLOCK:
+        begin = (page.to(tl.int64)[:, None] * PAGE + tokens % PAGE) * STRIDE
+    else:
+        begin = (page.to(tl.int64) * PAGE + block % (PAGE // BLOCK) * BLOCK) * STRIDE + tokens * STRIDE
+    return begin
+
+
+@triton.jit
+def prefetch(pointers):  # type: ignore[no-untyped-def]
+    """Start reading the lines of 128 bytes at these addresses into the L2 cache. What another kernel still writes there is not lost."""
+    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(code, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def attend_to_blocks(  # type: ignore[no-untyped-def]
     query,  # [PAIRS, DIM]; a pair is a query and a head
     positions,  # [PAIRS]; of each query in its request
@@ -92,11 +110,7 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
         next_block = tl.maximum(block + 1 - 2 * backwards, 0)
         next_page = pages_of(table_ptr, next_block, context, PAGE, BLOCK)  # ahead of the loads that need it
         keys_at = block * BLOCK + tokens
-        if PAGE < BLOCK:
-            offsets = (page.to(tl.int64) * PAGE + tokens % PAGE)[:, None] * (KV_HEADS * DIM) + within
-        else:
-            block_start = (page.to(tl.int64) * PAGE + block % (PAGE // BLOCK) * BLOCK) * (KV_HEADS * DIM)
-            offsets = block_start + (tokens[:, None] * (KV_HEADS * DIM) + within)
+        offsets = tokens_of(page, block, KV_HEADS * DIM, PAGE, BLOCK) + within
         key = tl.load(keys_ptr + offsets, (keys_at < context)[:, None], other=0.0)
         value = tl.load(values_ptr + offsets, (keys_at < context)[:, None], other=0.0)
         seen = keys_at[None, :] <= positions[:, None]

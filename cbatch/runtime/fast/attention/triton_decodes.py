@@ -22,6 +22,8 @@ from cbatch.runtime.fast.attention.triton_blocks import (
     Sizes,
     attend_to_blocks,
     pages_of,
+    prefetch,
+    tokens_of,
 )
 
 LEAST_BLOCKS = 4
@@ -78,13 +80,12 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     num_shares = _align(num_shares, tl.maximum(tl.sum((blocks > 0).to(tl.int32)), 1))
     at = num_blocks * tl.minimum(share, num_shares) // num_shares
     stop = num_blocks * tl.minimum(share + 1, num_shares) // num_shares
-    backwards = (
-        share % 2
-    )  # where requests share a prefix, half of the programs find it in the L2 cache while the others read memory
+    # Where requests share a prefix, half of the programs find it in the L2 cache while the others read memory.
+    backwards = share % 2
     heads = kv_head * GROUP + tl.arange(0, PAIRS)
     real = (tl.arange(0, PAIRS) < GROUP)[:, None]
     places = heads[:, None] * DIM + tl.arange(0, DIM)[None, :]
-    next_row, next_begin, next_token, next_context, next_page = _find(
+    next_row, next_begin, next_token, next_context, next_block, next_page = _find(
         at,
         stop,
         backwards,
@@ -100,6 +101,12 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         BLOCK,
     )
     if DEPENDENT:
+        if at < stop:  # the first block is read while the preceding kernel ends
+            LINE: tl.constexpr = 1024 // keys_ptr.dtype.element_ty.primitive_bitwidth
+            within = kv_head * DIM + tl.arange(0, DIM // LINE if DIM > LINE else 1)[None, :] * LINE
+            lines = tokens_of(next_page, next_block, KV_HEADS * DIM, PAGE, BLOCK) + within
+            prefetch(keys_ptr + lines)
+            prefetch(values_ptr + lines)
         gdc_wait()
     next_query = tl.load(query_ptr + next_token * (HEADS * DIM) + places, real, other=0.0)
     while at < stop:
@@ -107,7 +114,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         end = begin + tl.cdiv(context, BLOCK)
         until = tl.minimum(end, stop)
         # The next context is loaded while this one is attended to.
-        next_row, next_begin, next_token, next_context, next_page = _find(
+        next_row, next_begin, next_token, next_context, next_block, next_page = _find(
             until,
             stop,
             backwards,
@@ -193,7 +200,7 @@ def _find(  # type: ignore[no-untyped-def]
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the row whose block is at a place of the line, its first place, token and context, and `pages_of` the block."""
+    """Return the row whose block is at a place of the line, its first place, token and context, the block, and `pages_of` it."""
     at = tl.minimum(at, num_blocks - 1)
     row = tl.sum((ends <= at).to(tl.int32))
     begin = tl.sum(tl.where(tl.arange(0, ROWS) < row, blocks, 0))
@@ -201,7 +208,7 @@ def _find(  # type: ignore[no-untyped-def]
     last = tl.minimum(begin + tl.cdiv(context, BLOCK), stop) - 1
     block = tl.maximum(at + backwards * (last - at) - begin, 0)
     page = pages_of(block_tables_ptr + row * table_width, block, tl.maximum(context, 1), PAGE, BLOCK)
-    return row, begin, tl.load(query_starts_ptr + row), context, page
+    return row, begin, tl.load(query_starts_ptr + row), context, block, page
 
 
 @triton.jit
