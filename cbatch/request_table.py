@@ -1,4 +1,4 @@
-"""The counters of admitted requests as columns, so that one array operation updates a whole batch.
+"""The requests that wait and run; the counters of the admitted ones as columns, so that one array operation updates a whole batch.
 
 Counters are *predicted*: work in flight counts as done, so that a policy plans in the same way whether or not the engine runs
 asynchronously.
@@ -6,11 +6,13 @@ asynchronously.
 
 from collections.abc import Iterator
 from math import isnan
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+from sortedcontainers import SortedKeyList
 
-from cbatch.request import NEVER, Ints, Request
+from cbatch.request import NEVER, Ints, Request, Status
 from cbatch.request_spec import RequestSpec
 
 ZERO, ONE, NONE = np.array(0), np.array(1), np.array(NEVER)
@@ -198,3 +200,39 @@ class RequestSet:
     def discard(self, request: Request) -> None:
         if self._members.pop(request, None) is not None:
             self._rows = self._list = None
+
+
+class Queues:
+    """waiting: in arrival order.
+
+    running: admitted requests with tokens left to compute, in admission order. A request whose last token by length is
+        in flight has none left and is no longer in it.
+    decoding, prefilling: the two parts of `running`.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: SortedKeyList[Request, tuple[float, int]] = SortedKeyList(key=attrgetter("arrival_time", "id"))
+        self.running, self.decoding, self.prefilling = RequestSet(), RequestSet(), RequestSet()
+
+    def wait(self, request: Request) -> None:
+        request.status = Status.WAITING
+        self.waiting.add(request)
+
+    def admit(self, request: Request, now: float) -> None:
+        self.waiting.remove(request)
+        if request.admitted_at is None:
+            request.admitted_at = now
+        request.status = Status.RUNNING
+        self.running.add(request)
+        self.prefilling.add(request)
+
+    def begin_decoding(self, request: Request) -> None:
+        self.prefilling.discard(request)
+        self.decoding.add(request)
+
+    def leave(self, request: Request) -> None:
+        """Takes the request out of all."""
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+        for part in (self.running, self.decoding, self.prefilling):
+            part.discard(request)

@@ -5,17 +5,15 @@ two, the step is in flight. `end` frees what an ended, cancelled or rejected req
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
-from sortedcontainers import SortedKeyList
 
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool, PrefixCache, PrefixPool
 from cbatch.plan import Plan
 from cbatch.request import NEVER, FinishReason, Ints, Request, Status, spec_of
-from cbatch.request_table import NONE, ONE, ZERO, Counters, RequestSet, RequestTable
+from cbatch.request_table import NONE, ONE, ZERO, Counters, Queues, RequestTable
 
 
 class CheckedPlan(NamedTuple):
@@ -53,13 +51,9 @@ class Absorbed(NamedTuple):
     finished: list[Request]
 
 
-class State:
+class State(Queues):
     """The requests that wait and run, and the blocks that they hold.
 
-    waiting: in arrival order.
-    running: admitted requests with tokens left to compute, in admission order. A request whose last token by length is
-        in flight has none left and is no longer in it.
-    decoding, prefilling: the two parts of `running`.
     cache: the prefix cache; None: blocks end with their requests.
     ends_text: called with each token of a request with stop strings; returns whether the token completes one. By default none does.
     iteration: number of the next iteration. num_ended: iterations whose results are in.
@@ -67,13 +61,10 @@ class State:
     """
 
     def __init__(self, table: RequestTable, pool: BlockPool) -> None:
+        super().__init__()
         self.table = table
         self.pool = pool
         self.cache = PrefixCache(pool, table) if isinstance(pool, PrefixPool) else None
-        self.waiting: SortedKeyList[Request, tuple[float, int]] = SortedKeyList(key=attrgetter("arrival_time", "id"))
-        self.running = RequestSet()
-        self.decoding = RequestSet()
-        self.prefilling = RequestSet()
         self.ends_text: Callable[[Request, int], bool] = lambda request, token: False
         self.latest: Step | None = None
         self.num_ended = 0
@@ -111,7 +102,7 @@ class State:
         known, total, start = counters
         if newcomers:
             for request in newcomers:
-                self._admit(request, now)
+                self.admit(request, now)
             for place in (rows < ZERO).nonzero()[0].tolist():
                 rows[place] = plan.requests[place].row
         table = self.table
@@ -148,22 +139,17 @@ class State:
         if table.carries and len(sampled) < len(rows):
             # recomputed all but a token that was in flight at the preemption, in a pipeline
             lacking = ((end == known) & (known < total)).nonzero()[0]
-            self._begin_decoding(plan.requests[place] for place in lacking.tolist())
+            self._end_prefills(plan.requests[place] for place in lacking.tolist())
         self._expect_samples(step)
         table.iteration += 1
         return step
 
-    def _admit(self, request: Request, now: float) -> None:
-        self.waiting.remove(request)
+    def admit(self, request: Request, now: float) -> None:
         if request.table is None:
             request.table, request.row = self.table, self.table.admit(spec_of(request))
             if self.table.num_rows > len(self.pool.room):
                 self.pool.grow(self.table.num_rows)
-        if request.admitted_at is None:
-            request.admitted_at = now
-        request.status = Status.RUNNING
-        self.running.add(request)
-        self.prefilling.add(request)
+        super().admit(request, now)
 
     def _expect_samples(self, step: Step) -> None:
         """Counts the tokens that the step will sample. Requests begin to decode, or leave `running` before their last token."""
@@ -174,7 +160,7 @@ class State:
             table.sampled_at[rows] = step.index
             table.sampled_row[rows] = places
         if len(places) > step.num_decode_tokens:  # every decode samples; the others have completed their prompts
-            self._begin_decoding(map(step.requests.__getitem__, places.tolist()))
+            self._end_prefills(map(step.requests.__getitem__, places.tolist()))
         self._expect_ends(step.requests, places[total >= table.limit[rows]], step.index)
 
     def _expect_ends(self, requests: list[Request], places: Ints, index: int) -> None:
@@ -182,17 +168,16 @@ class State:
         if len(places):
             self._ending[index] = ending = [requests[place] for place in places.tolist()]
             for request in ending:
-                self._leave(request)
+                self.leave(request)
 
-    def _begin_decoding(self, requests: Iterable[Request]) -> None:
+    def _end_prefills(self, requests: Iterable[Request]) -> None:
         for request in filter({*self.prefilling}.__contains__, requests):
-            self.prefilling.discard(request)
-            self.decoding.add(request)
+            self.begin_decoding(request)
             self.latest = None
 
     def preempt(self, request: Request) -> None:
         """Takes a request's blocks and makes the request wait again; its output is kept."""
-        self._leave(request)
+        self.leave(request)
         row = request.row
         request.num_preemptions += 1
         request.num_recomputed_tokens += int(self.table.computed[row])
@@ -200,8 +185,7 @@ class State:
             self.cache.release(request)
         self.table.computed[row] = 0
         self.pool.release(row, self.in_flight_until(request))
-        request.status = Status.WAITING
-        self.waiting.add(request)
+        self.wait(request)
 
     # -- a step's tokens come in --------------------------------------------------------------------------------------
 
@@ -275,9 +259,7 @@ class State:
 
         why: the `reject_reason`.
         """
-        if request.status is Status.WAITING:
-            self.waiting.remove(request)
-        self._leave(request)
+        self.leave(request)
         if self.cache is not None:
             self.cache.end(request)
         if request.table is not None:
@@ -294,7 +276,6 @@ class State:
         request.finish_reason, request.reject_reason = reason, why
         request.finished_at = now
 
-    def _leave(self, request: Request) -> None:
+    def leave(self, request: Request) -> None:
         self.latest = None
-        for part in (self.running, self.decoding, self.prefilling):
-            part.discard(request)
+        super().leave(request)

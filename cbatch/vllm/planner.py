@@ -126,7 +126,7 @@ class Planner:
                 self._stall_watch.check(view.now, view, self._where)
         except CbatchError as error:
             if isinstance(error, TooLongError) and view.is_waiting(error.request):
-                self._arriving.extend(population.waiting)
+                self._arriving.extend(served(population.waiting))
                 plan = Plan()
                 plan.reject = [(error.request, str(error))]
                 return plan
@@ -134,7 +134,7 @@ class Planner:
                 raise
             self.counts.fallbacks += 1
             _warn_at_times(self.counts.fallbacks, "vLLM decides iterations by its own rule (%d so far): %s", error)
-            self._arriving.extend(population.waiting)  # the policy may have taken them for admitted
+            self._arriving.extend(served(population.waiting))  # the policy may have taken them for admitted
             return None
         self.planned = dict(zip(map(_VLLM_ID, plan.requests), plan.num_tokens, strict=True))
         more = plan.preempt or plan.reject or plan.reserve
