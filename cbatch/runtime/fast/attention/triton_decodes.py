@@ -23,7 +23,6 @@ from cbatch.runtime.fast.attention.triton_blocks import (
     attend_to_blocks,
     pages_of,
     prefetch,
-    tokens_of,
 )
 
 LEAST_BLOCKS = 4
@@ -62,6 +61,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     PAIRS: tl.constexpr,  # heads of the group, padded to what a tensor core takes
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     kv_head, share = tl.program_id(0), tl.program_id(1)
@@ -101,12 +101,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         BLOCK,
     )
     if DEPENDENT:
-        if at < stop:  # the first block is read while the preceding kernel ends
-            LINE: tl.constexpr = 1024 // keys_ptr.dtype.element_ty.primitive_bitwidth
-            within = kv_head * DIM + tl.arange(0, DIM // LINE if DIM > LINE else 1)[None, :] * LINE
-            lines = tokens_of(next_page, next_block, KV_HEADS * DIM, PAGE, BLOCK) + within
-            prefetch(keys_ptr + lines)
-            prefetch(values_ptr + lines)
+        if EARLY and at < stop:
+            prefetch(keys_ptr, values_ptr, next_page, next_block, kv_head, KV_HEADS, DIM, PAGE, BLOCK)
         gdc_wait()
     next_query = tl.load(query_ptr + next_token * (HEADS * DIM) + places, real, other=0.0)
     while at < stop:
@@ -292,6 +288,7 @@ class Decodes:
             PROGRAMS=tuning.programs,
             PAIRS=max(16, sizes.padded_group),
             STAGES=min(tuning.stages, sizes.fitting),
+            EARLY=tuning.early,
             DEPENDENT=self._dependent,
             num_warps=4,
             maxnreg=tuning.registers,
