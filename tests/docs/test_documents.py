@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from commands import ROOT, as_in_a_new_process, command, few_swept, write_azure_trace
+from live import QUICK, serving
 from tiny_models import LLAMA
 
 from cbatch.runtime.weights import load_model
@@ -34,7 +35,8 @@ ELSEWHERE = {
     r"python -m (vidur|pytest)": "another program",
     r"python -m experiments\.bench": "minutes on a GPU",
     r"python -m reproduction\.": "minutes, or a GPU; see reproduction/tests",
-    r"python -m experiments\.profile model=(?!tiny)": "needs a GPU",
+    r"python -m experiments\.profile (model=(?!tiny)|card)": "needs a GPU, or what a server's clients recorded",
+    r"python -m experiments\.run .*hardware=h100-1a2b3c4d": "on a card that was measured",
     r"python -m experiments\.profile engine=vllm": "of what vLLM decided; see test_profile_recorded",
     r"python -m experiments\.run backend=cuda": "needs GPUs",
     r".*launcher=joblib": "minutes; see test_sweep",
@@ -133,6 +135,16 @@ def write(block: Block, folder: Path) -> None:
         (folder / block.file).write_text(block.text, encoding="utf-8")
 
 
+def run(text: str, document: str, folder: Path) -> None:
+    """Run a block of Python; a client's, beside a server."""
+    if ":8000" in text:
+        with serving(folder, *QUICK) as live:
+            run(text.replace(":8000", f":{live.port}"), document, folder)
+            assert live.stop() == 0
+    else:
+        exec(compile(text, document, "exec"), {"__name__": "__main__"})
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path, pytestconfig: pytest.Config) -> None:
     """Documents are read after the README, whose files are there."""
@@ -144,7 +156,7 @@ def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path,
         write(block, folder)
         if block.file is None and block.language == "python" and block.text.startswith(("from ", "import ")):
             with as_in_a_new_process(folder, ["python"]):
-                exec(compile(block.text, str(document), "exec"), {"__name__": "__main__"})
+                run(block.text, str(document), folder)
         for line in block.commands:
             seen_before = document != DOCUMENTS[0] and line.partition("  ")[0] in README
             if not seen_before and not any(re.match(pattern, line) for pattern in ELSEWHERE):
