@@ -171,7 +171,9 @@ def check_fits(request: Request, limits: Limits, num_kv_tokens: int, policy_name
     if request.max_tokens > limits.max_request_tokens:
         lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
         exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model, or its sliding window"
-        remedy = "lower max_new_tokens, choose another model, or shorten requests (too_long=clip does, in a trace)"
+        remedy = (
+            "lower max_new_tokens, choose another model, or shorten requests (workload.too_long=clip does, in a trace)"
+        )
     elif num_at_once > limits.max_tokens:
         exceeded = f"{policy_name} may compute {num_at_once} tokens at once, max_tokens={limits.max_tokens}"
         remedy = "raise max_tokens, or use a policy that splits prompts"

@@ -58,6 +58,7 @@ def _main(command: Command, claims: ExitStack) -> int:
                 return 0
             sweep = claims.enter_context(claimed_sweep(overrides))
             _run_sweep(command, overrides, sweep)
+            return end_of_sweep(sweep, run_folders(sweep_folder(sweep), command.result), command.table)
     except SweepEnded as ended:
         if not str(ended):
             raise BrokenPipeError from None
@@ -77,7 +78,6 @@ def _main(command: Command, claims: ExitStack) -> int:
             raise
         print(f"error: {message}", file=sys.stderr)
         return 2
-    return end_of_sweep(sweep, run_folders(sweep_folder(sweep), command.result), command.table)
 
 
 def _run_sweep(command: Command, overrides: list[str], name: str) -> None:

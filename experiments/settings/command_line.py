@@ -149,6 +149,5 @@ def keyword_arguments(function: Callable[..., Any], options: Sequence[str], comm
         values[key] = parse(parameters[key].annotation, text, f"{command}: {key}")
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in values:
-            module = getattr(function, "func", function).__module__
-            raise ConfigError(f"{command} needs {key}=...; see the docstring of {module}")
+            raise ConfigError(f"{command} needs {key}=...; see --help")
     return values

@@ -15,6 +15,7 @@ from commands import QUICK, WAITING, command, environment, errors_at_end, new_pr
 from experiments.arena.__main__ import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.job import RUN, Command, folder_name
+from experiments.run import main
 from experiments.settings.compose import compose
 from experiments.store.claim import ClaimedError, claimed
 from experiments.store.runs import read_runs
@@ -117,6 +118,18 @@ def test_a_signal_keeps_finished_runs_and_says_how_to_go_on(
     left = {path.name for path in folder.iterdir()} - {"multirun.yaml", finished}
     assert not left or sent is signal.SIGTERM, "joblib's launcher kills its workers"
     assert all((folder / name / "unfinished.json").is_file() for name in left)
+
+
+def test_an_interruption_while_the_table_is_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(folder: Path) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run", "-m", "sweep=s", "policy=orca", *QUICK])
+    assert main(RUN._replace(table=interrupt)) == 130
+    assert capsys.readouterr().err.startswith("\ninterrupted; runs finished: 1, in multirun/s; ")
 
 
 LAUNCHERS = {

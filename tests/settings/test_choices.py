@@ -44,6 +44,9 @@ CHUNKING = {"_target_": "policies.chunking.TileAligned", "chunk": 128}
         ("policy='mine.Own(a=1)',\"mine.Own(a=2)\"", ["mine.Own(a=1)", "mine.Own(a=2)"]),
         ("policy=mine.Own(a=true,false,b=[1,2])", ["mine.Own(a=true,b=_1,_2_)", "mine.Own(a=false,b=_1,_2_)"]),
         ("policy=mine.Own(a=range(1,6,step=2))", ["mine.Own(a=1)", "mine.Own(a=3)", "mine.Own(a=5)"]),
+        ("output=runs/day_chunk=256", ["runs/day_chunk=256"]),
+        ("sweep='a=b'", None),
+        ("output=a,b", None),
         ("workload=open_loop(arrivals.rate=1,2)", ["open_loop(arrivals.rate=1)", "open_loop(arrivals.rate=2)"]),
     ],
 )
