@@ -71,7 +71,12 @@ def generated() -> list[tuple[list[int], str]]:
 def test_the_tokens_are_those_of_generate(name: str, tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": prompt}]} for prompt in PROMPTS]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    prompts = ("workload=prompts", "workload.path=prompts.jsonl", f"workload.max_new_tokens={NEW_TOKENS}")
+    prompts = (
+        "workload=prompts",
+        "workload.path=prompts.jsonl",
+        f"workload.max_new_tokens={NEW_TOKENS}",
+        "progress=off",
+    )
     run = ("run", "backend=cpu", f"model.path={FOLDER}", "batch=6", *prompts, *SETTINGS[name], "output=out")
     done = command(*run, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
