@@ -9,8 +9,7 @@ Hence five differences from a library's product:
 * programs are placed while the preceding kernel still runs ("programmatic dependent launch"), and fill their shared memory
   with weights, which depend on no kernel, before they wait for it in `gdc_wait`; only then are the rows read;
 * the copy engine (TMA) reads tiles straight into shared memory: no registers and few instructions per byte;
-* programs begin at different places along the inputs (`STRIDE`): at the same place all of them would read the same rows, and
-  weights that lie in few of the memory's banks.
+* programs begin at different places along the inputs (`STRIDE`): at the same place all of them would read the same rows at once.
 
 Written in Gluon, Triton's lower level, since Triton reads a step's weights and rows together. Needs compute capability 9.0.
 
