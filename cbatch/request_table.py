@@ -203,7 +203,9 @@ class RequestSet:
 
 
 class Queues:
-    """waiting: in arrival order.
+    """The requests that wait and run.
+
+    waiting: in arrival order.
 
     running: admitted requests with tokens left to compute, in admission order. A request whose last token by length is
         in flight has none left and is no longer in it.

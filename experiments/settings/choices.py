@@ -23,12 +23,15 @@ from experiments.settings.settings import GROUPS
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _OPTION = re.compile(r"(?P<name>[\w.-]+)(\((?P<arguments>.*)\))?", re.DOTALL)
 _NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
-_NAMES = ("output", "sweep")
+_NESTED = re.compile(r"""['"()\[\]{}]""")
+_NAMES = ("output", "sweep")  # have one value, with commas
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
 def with_arguments(overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides with plain names in place of options with arguments, which Hydra then knows by these names, and folders quoted.
+    """Returns the overrides as Hydra reads them.
+
+    Plain names, which Hydra then knows, take the place of options with arguments. Text with = is quoted: names of runs have settings in them.
 
     Raises ConfigError: arguments that cannot be read.
     """
@@ -36,8 +39,8 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
     for override in overrides:
         group, _, value = override.partition("=")
         named = group in GROUPS and value.partition("(")[0] not in create_functions().functions
-        if group in _NAMES and "=" in value and not value.startswith(("'", '"')):
-            override = f"{group}={value!r}"  # the names of runs have settings in them
+        if "=" in value and not _NESTED.search(value) and ("," not in value or group in _NAMES):
+            override = f"{group}={value!r}"
         pieces = _pieces(value) if named and ("(" in value or "." in value) else []
         if any("(" in piece or _is_import_path(group, piece) for piece in pieces):
             override = f"{group}={','.join(map(repr, option_names(group, value)))}"
