@@ -23,7 +23,8 @@ Array = TypeVar("Array")
 PLACEHOLDER = 0
 """The token id of an input that is carried over on the device: carry-over adds to it."""
 
-NOT_CARRIED = -1
+NOT_CARRIED = 0
+"""The place in the source iteration's `sampled` that holds a 0."""
 
 
 class Shape(NamedTuple):
@@ -55,7 +56,7 @@ class Fields(Generic[Array]):
     """Views of one packed buffer: numpy arrays of the host's buffer, or tensors of the device's.
 
     token_ids: int32 [tokens]; `PLACEHOLDER` where carried.
-    carry: int32 [tokens]; row of the source iteration whose sampled token is added, or `NOT_CARRIED`.
+    carry: int32 [tokens]; 1 + the row of the source iteration whose sampled token is added, or `NOT_CARRIED`.
     positions: int32 [tokens]; position of each token in its request.
     kv_indices: int32 [tokens]; where in the cache its key and value go: block * block size + offset.
     query_starts: int32 [rows + 1]; first token of each row.
@@ -150,7 +151,7 @@ def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
     out.token_ids[:num_tokens] = table.tokens[token_rows, positions]
     out.token_ids[last[step.carry >= 0]] = PLACEHOLDER
     out.carry[:num_tokens] = NOT_CARRIED
-    out.carry[last] = step.carry
+    out.carry[last] = step.carry + 1  # -1 where nothing is carried over
     column, offset = np.divmod(positions, block_size)
     out.kv_indices[:num_tokens] = pool.tables[token_rows, column] * block_size + offset
     width = min(shape.num_blocks, pool.tables.shape[1])  # a graph's tables may be wider than any request's

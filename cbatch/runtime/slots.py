@@ -45,7 +45,8 @@ class Slot:
         tokens         d2h                    the host (`fetch`)      downloaded
 
     host: int32 [words]; the packed inputs (`batch.Fields`), in pinned memory where there is a GPU.
-    sampled: int32 [rows] for each rank; the token sampled for each row, on the first stage's devices, the same on all.
+    sampled: int32 [1 + rows] for each rank; a 0, for inputs that take no token, and the token sampled for each row. On the
+        first stage's devices, the same on all.
     tokens: int32 [rows]; the sampled tokens on the host.
     download_started, downloaded: recorded by d2h before its work, where copies are timed, and after it.
     in_use: from `launch` to the end of `wait`.
@@ -57,7 +58,7 @@ class Slot:
         self.index = index
         self.in_use = False
         self.host = torch.zeros(largest.size, dtype=torch.int32, pin_memory=pinned)
-        self.sampled = [torch.zeros(largest.num_rows, dtype=torch.int32, device=device) for device in devices[0]]
+        self.sampled = [torch.zeros(1 + largest.num_rows, dtype=torch.int32, device=device) for device in devices[0]]
         self.tokens = torch.zeros(largest.num_rows, dtype=torch.int32, pin_memory=pinned)
         self.host_array = self.host.numpy()  # the same memory
         self.token_array = self.tokens.numpy()  # the same memory
@@ -72,7 +73,7 @@ class Slot:
         for rank, arriving in zip(first.ranks, source.sampled, strict=True):
             rank.arriving = arriving
         for rank, leaving in zip(last.ranks, self.sampled, strict=True):
-            rank.leaving = leaving
+            rank.leaving = leaving[1:]
         if first is not last:  # a single stage's stream orders its own work
             first.awaited += (source.stages[-1].computed,)
         for before, stage in pairwise(self.stages):
@@ -88,7 +89,7 @@ class Slot:
 
     def download(self, num_rows: int) -> None:
         """Copies the sampled tokens out, on d2h."""
-        self.tokens[:num_rows].copy_(self.sampled[0][:num_rows], non_blocking=True)
+        self.tokens[:num_rows].copy_(self.sampled[0][1 : 1 + num_rows], non_blocking=True)
 
     def fetch(self, num_rows: int) -> NDArray[np.int32]:
         """Returns a copy of the tokens on the host, int32 [rows]."""
@@ -106,8 +107,8 @@ class RankSlot:
 
     device: int32 [words]; the packed inputs.
     arriving: hidden states of the stage before, float32 [tokens, hidden]; in the first stage the tokens that iteration
-        N - num_stages sampled, int32 [rows].
-    leaving: the next stage's `arriving`; in the last stage the slot's `sampled`.
+        N - num_stages sampled, after a 0, int32 [1 + rows].
+    leaving: the next stage's `arriving`; in the last stage the tokens of the slot's `sampled`, int32 [rows].
     """
 
     arriving: torch.Tensor

@@ -47,7 +47,6 @@ def make_batch(rows: list[tuple[int, int]], block_size: int, table_width: int) -
     batch.positions.copy_(torch.cat(positions))
     blocks = batch.block_tables.cpu()[owners, torch.cat(positions) // block_size]
     batch.kv_indices.copy_(blocks * block_size + torch.cat(positions) % block_size)
-    batch.carry.fill_(-1)
     return batch
 
 

@@ -179,7 +179,7 @@ def pad_into_live_block(step: Any, packed: Any) -> None:
 
 def carry_known(step: Any, packed: Any) -> None:
     """Inputs that the host knows are carried over too."""
-    packed.carry.clip(0, out=packed.carry)
+    packed.carry.clip(1, out=packed.carry)
 
 
 @pytest.mark.parametrize("change", [pad_into_live_block, carry_known])

@@ -106,10 +106,11 @@ def test_random_numbers_depend_on_seed_and_position_alone_and_fill_the_interval(
 def test_carry_over_replaces_the_placeholders_and_nothing_else(
     token_ids: list[int], sampled: list[int], data: st.DataObject
 ) -> None:
-    carry = data.draw(st.lists(st.integers(-1, len(sampled) - 1), min_size=len(token_ids), max_size=len(token_ids) + 4))
-    known = [0 if row >= 0 else token for token, row in zip(token_ids, carry, strict=False)]
-    result = carry_over(*(torch.tensor(values, dtype=torch.int32) for values in (known, carry, sampled)))
+    size = len(token_ids)
+    carry = data.draw(st.lists(st.integers(0, len(sampled)), min_size=size, max_size=size))
+    known = [0 if place else token for token, place in zip(token_ids, carry, strict=True)]
+    result = carry_over(*(torch.tensor(values, dtype=torch.int32) for values in (known, carry, [0, *sampled])))
     assert result.dtype is torch.int32
     assert result.tolist() == [
-        sampled[row] if row >= 0 else token for token, row in zip(token_ids, carry, strict=False)
+        sampled[place - 1] if place else token for token, place in zip(token_ids, carry, strict=True)
     ]

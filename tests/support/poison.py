@@ -36,7 +36,7 @@ def poison(executor: StreamExecutor) -> None:
     for slot in executor._slots:
         slot.tokens.fill_(-1)
         for sampled in slot.sampled:
-            sampled.fill_(-1)
+            sampled[1:] = -1
         for rank in (rank for stage in slot.stages[1:] for rank in stage.ranks):
             rank.arriving.fill_(torch.nan)
         if sampled.is_cuda:
