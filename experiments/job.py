@@ -92,7 +92,7 @@ def run_alone(command: Command, settings: Settings) -> None:
 
     Raises CbatchError as `Command.serve`. What is kept of a run that does not finish is a note of the exception.
     """
-    say_unread(settings.composed.unread)
+    say_unread(settings.composed.overrides, settings.composed.unread)
     if settings.output is None:
         cache = f"_{settings.composed.choices['eviction']}" if settings.prefix_cache else ""
         name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(repr(settings.policy) + cache)[:_LONGEST_NAME]}{command.stem}"

@@ -236,7 +236,7 @@ def about_run(run: Run) -> dict[str, Any]:
     limits = {"batch": run.limits.max_batch, "tokens": run.limits.max_tokens}
     return {
         "policy": repr(settings.policy),
-        "chunk": settings.chunk,
+        "chunk": None if "chunk" in composed.unread else settings.chunk,
         "workload": composed.choices["workload"].partition("(")[0],
         "model": settings.model.name,
         "runtime": settings.runtime.name,

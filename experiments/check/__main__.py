@@ -111,7 +111,7 @@ def _policy(overrides: Sequence[str]) -> tuple[Recipe, int, Patience, Eviction |
     check_effects(overrides, (*PLANS_BY, "patience", "prefix_cache", "eviction"), "check")
     defaults = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}"]
     settings = compose_run(*defaults, *overrides)  # the last value of a key counts
-    say_unread(override for override in settings.composed.unread if override in overrides)
+    say_unread(overrides, settings.composed.unread)
     return settings.policy, settings.chunk or CHUNK, settings.patience, settings.eviction
 
 

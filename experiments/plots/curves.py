@@ -25,7 +25,7 @@ from experiments.plots.series import check_few, describe_points, leave_out, load
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
 from experiments.store.headings import Heading, check_figure, heading_of
 from experiments.store.intervals import few_text
-from experiments.store.labels import coincide_text, is_baseline, with_replications
+from experiments.store.labels import coincide_text, is_argument, is_baseline, with_replications
 from experiments.store.notes import tail_text
 from experiments.store.runs import matching, read_runs
 from experiments.store.tables import read_requests
@@ -101,7 +101,8 @@ def draw(
 
     Of several seeds, the line is the mean, and a band its 95% interval, as in tables. The band of a ratio is the interval of
     `experiments.compare`; runs that cannot be paired by seed have none. A figure that a pattern names and that is equal in all
-    runs is stated below instead. An eviction that reads the future is a grey, dashed line.
+    runs is stated below instead. A policy without the argument x is a level line without markers, an eviction that reads the future
+    a grey, dashed line.
 
     Raises ConfigError: no finished runs, fewer than two values of x, too many series, no such figure or baseline.
 
@@ -128,10 +129,11 @@ def draw(
         raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
     reads = frame.get("eviction", pd.Series("", frame.index)) == "belady"
     labels = frame["label"].where(~reads, frame["label"] + _FUTURE)
-    frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels)
+    level = frame[x].isna() if is_argument(x) else False
+    frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels, level=level)
     paired = with_replications(frame.assign(source=""))
     frame["requests"] = list(zip(paired["served"], paired["replication"], strict=True))
-    frame = leave_out(frame.assign(**{x: _places(frame, x, axis)}), (x, keys[0]))
+    frame = leave_out(_spread(frame.assign(**{x: _places(frame, x, axis)}), x), (x, keys[0]))
     equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]
     if baseline == USUAL_BASELINE and baseline not in set(frame["policy"]):
         print(f"no gain is drawn: there is no run of {baseline}; give another baseline=POLICY", file=sys.stderr)
@@ -139,6 +141,7 @@ def draw(
     is_base = is_baseline(frame, baseline) if baseline else frame["label"] == ""
     frame = pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame
     bases = frame.loc[is_base, "label"].head(1).tolist()
+    unread = frame.loc[frame["level"], "label"].unique().tolist()
     cells = [
         (of, key, over) for of in frame["of"].unique() for key in keys if key not in equal for over in ("", *bases)
     ]
@@ -149,12 +152,13 @@ def draw(
         if points.empty:  # such as ratios to 0 preemptions
             panel.set_axis_off()
             continue
-        _draw_panel(panel, points, list(frame["label"].unique()), heading_of(key), over)
+        _draw_panel(panel, points, list(frame["label"].unique()), unread, heading_of(key), over)
         _finish_panel(panel, axis, points, heading_of(key).kind, goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
     handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in panels)))
-    below = _notes(frame, x, keys, equal)
-    add_title(figure, frame, frame["heading"].iloc[0], handles, describe_points(frame, x), below, look)
+    below = _notes(frame, x, keys, equal, unread)
+    shown = frame.drop_duplicates("folder")
+    add_title(figure, shown, frame["heading"].iloc[0], handles, describe_points(frame, x), below, look)
     return figure
 
 
@@ -179,6 +183,14 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     return places
 
 
+def _spread(runs: pd.DataFrame, x: str) -> pd.DataFrame:
+    """Returns the runs with those of policies that do not read x at each x of the others."""
+    everywhere = runs[x].dropna().unique()
+    places = [everywhere if level else [place] for level, place in zip(runs["level"], runs[x], strict=True)]
+    spread = runs.loc[runs.index.repeat([*map(len, places)])]
+    return spread.assign(**{x: np.concatenate(places)}).reset_index(drop=True)
+
+
 def _panels(workloads: Sequence[str], most_across: int) -> tuple[Figure, list[Axes]]:
     """Returns a figure with a panel for each entry; the panels of a workload stand side by side."""
     alike = workloads.count(workloads[0])
@@ -192,13 +204,19 @@ def _panels(workloads: Sequence[str], most_across: int) -> tuple[Figure, list[Ax
     return figure, panels[: len(workloads)]
 
 
-def _draw_panel(panel: Axes, points: pd.DataFrame, labels: Sequence[str], heading: Heading, over: str) -> None:
-    """Draws a line for each label, and a band of its intervals. over: the label that ratios are over; empty for means."""
+def _draw_panel(
+    panel: Axes, points: pd.DataFrame, labels: Sequence[str], unread: Sequence[str], heading: Heading, over: str
+) -> None:
+    """Draws a line for each label, and a band of its intervals.
+
+    unread: labels of policies that do not read x. over: the label that ratios are over; empty for means.
+    """
     if over:
         panel.axhline(1.0, **_GREY)
     for index, label in enumerate(labels):
         line, style = points[points["label"] == label], line_style(index)
         style |= {"color": "#777777", "linestyle": "--"} if label.endswith(_FUTURE) else {}
+        style |= {"marker": "", "linestyle": "--"} if label in unread else {}
         panel.plot(line["x"], line["mean"], label=label, **style)
         if (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
@@ -235,10 +253,15 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
         panel.set_xlim(left=0)
 
 
-def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str]) -> str:
-    """Returns the figures that are equal in all runs, the lines that coincide, and whether runs and requests are too few."""
+def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str], unread: Sequence[str]) -> str:
+    """Returns the policies that do not read x, the figures that are equal in all runs, the lines that coincide, and whether runs and
+    requests are too few.
+    """
+    notes = [f"{', '.join(unread)}: independent of {x}, drawn as a level line"] if unread else []
     values = {heading_of(key): frame[key].iloc[0] for key in equal}
-    notes = ["; ".join(f"{heading.text}: {heading.factor * value:g} in each run" for heading, value in values.items())]
+    notes.append(
+        "; ".join(f"{heading.text}: {heading.factor * value:g} in each run" for heading, value in values.items())
+    )
     notes.append(coincide_text(frame, ["of", x, *keys]))
     points = frame.assign(figures=frame["summary"].map(figures_text)).groupby(["label", x, "of"])
     notes.append(few_text(points["figures"].nunique()))

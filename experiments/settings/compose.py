@@ -151,7 +151,7 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
     with open_dict(config):
         del config["hydra"]
-    unread = _unread(config, node.overrides.task)
+    unread = _unread(config)
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return Composed(keys, overrides, choices, ",".join(_shorten(named, keys)), number, swept, unread)
 
@@ -173,13 +173,12 @@ def _parts(keys: Mapping[str, Any]) -> Iterator[str]:
             yield from _parts(value)
 
 
-def _unread(config: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides of keys such as `chunk` to which no section refers, as in `${chunk}`."""
+def _unread(config: DictConfig) -> list[str]:
+    """Returns the keys such as `chunk` to which no section refers, as in `${chunk}`."""
     plain: Any = OmegaConf.to_container(config, resolve=False)
     text = "".join(str(section) for key, section in plain.items() if key not in PASSED_ON)
     text += "".join(str(plain[group]) for group in ("chunking", "predictor") if f"${{{group}" in text)
-    unread = {key for key in PASSED_ON if not re.search(rf"\$\{{{key}\b", text)}
-    return [given for given in overrides if key_of(given).split(".")[0] in unread]
+    return [key for key in PASSED_ON if not re.search(rf"\$\{{{key}\b", text)]
 
 
 def _swept(config: DictConfig) -> dict[str, str]:

@@ -109,9 +109,9 @@ def check_given_once(overrides: Iterable[str], *, sweeps: bool = False) -> None:
             raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
 
 
-def say_unread(unread: Iterable[str]) -> None:
-    """Prints a line for overrides to which nothing refers."""
-    if text := " ".join(unread):
+def say_unread(overrides: Iterable[str], unread: Collection[str]) -> None:
+    """Prints a line for the overrides of keys to which nothing refers."""
+    if text := " ".join(given for given in overrides if key_of(given).split(".")[0] in unread):
         print(f"{text}: no effect, as nothing reads it; a policy of your own takes arguments as +policy.NAME=...")
 
 

@@ -153,7 +153,7 @@ class Composed:
     keys: the run's keys, resolved. overrides: those of its command line. choices: the option of each group.
     name: its folder's name in a sweep, before it is shortened. number: its place in its sweep.
     swept: the values that its experiment sweeps, by key; those of `keys` are the defaults.
-    unread: overrides of keys that no section refers to, such as a chunk of a policy without chunks.
+    unread: keys that no section refers to, such as `chunk` with a policy without chunks.
     """
 
     keys: Mapping[str, Any]

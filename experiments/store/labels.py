@@ -39,7 +39,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
         texts[seeds] = texts[seeds].notna().replace({True: "any", False: "none"})
         keys += seeds
     policies = runs["policy"]
-    if any(key == "chunk" or key.startswith("policy.") for key in shown):  # is an argument of the policy
+    if any(map(is_argument, shown)):
         policies = policies.str.partition("(")[0]
     known = [policies, *(runs[key].map(_as_text) for key in shown if key in runs)]
     groups = _numbered(*known)  # of runs that the label so far does not tell apart
@@ -114,6 +114,11 @@ def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
     if not named.any():
         raise ConfigError(f"baseline={text}: no run of this policy; {nearest(text, {*policies})}")
     return named
+
+
+def is_argument(key: str) -> bool:
+    """Returns whether a setting is an argument of the policy: not every policy has it."""
+    return key == "chunk" or key.startswith("policy.")
 
 
 def is_seed(key: str) -> bool:

@@ -43,7 +43,9 @@ def test_a_table_has_the_order_of_the_latest_command_line(tmp_path: Path) -> Non
     for policies in (["vtc", "orca"], ["sarathi_serve(chunk=256)", "vtc", "orca"]):
         names = [name.partition("(")[0] for name in policies]
         assert command("run", "-m", "sweep=s", f"policy={','.join(names)}", *QUICK, cwd=tmp_path).returncode == 0
-        assert read_runs(tmp_path / "multirun" / "s")["policy"].to_list() == policies
+        runs = read_runs(tmp_path / "multirun" / "s")
+        assert runs["policy"].to_list() == policies
+    assert runs["chunk"].fillna(0).to_list() == [256, 0, 0], "vtc and orca read no chunk"
 
 
 def test_runs_and_sweeps_do_not_lie_in_each_other(tmp_path: Path) -> None:

@@ -121,6 +121,22 @@ def test_any_figure_against_any_setting(tmp_path: Path) -> None:
     assert "preemptions: 1 in each run" in figure.get_supxlabel()
 
 
+def test_a_policy_that_does_not_read_x_is_a_level_line_without_markers(tmp_path: Path) -> None:
+    """Orca was measured twice, with speeds of 1 and 3; the pairs of these runs and Sarathi's cannot be known."""
+    for number, (policy, chunk, speed) in enumerate(
+        [("orca", None, 1), ("orca", None, 3), ("sarathi", 1, 4), ("sarathi", 5, 6)]
+    ):
+        settings = {"policy": {"chunk": chunk}} if chunk else {}
+        write_run(tmp_path / f"{number}", {"policy": policy, "chunk": chunk}, settings, speed=speed)
+    for key in ("chunk", "policy.chunk"):
+        figure = curves.draw(tmp_path, x=key, y=(SPEED,), baseline="orca")
+        speeds, gains = figure.axes
+        assert lines(speeds) == {"orca": ([1, 5], [2, 2]), "sarathi": ([1, 5], [4, 6])}
+        assert lines(gains)["sarathi"] == ([1, 5], [2, 3]) and band(speeds, 5) == pytest.approx((2 - T1, 2 + T1))
+        assert [line.get_marker() for line in speeds.get_lines()] == ["", "s"]
+        assert f"orca: independent of {key}, drawn as a level line" in figure.get_supxlabel().splitlines()
+
+
 def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_path: Path) -> None:
     for eviction, tokens in product(("belady", "lru"), (20000, 80000)):
         found = {"hit_share": tokens / 100000 - 0.1 * (eviction == "lru")}

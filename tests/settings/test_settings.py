@@ -19,6 +19,7 @@ from experiments.settings.compose import compose, compose_run, compose_sweep
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.hardware import cost_model
 from experiments.settings.identity import identity
+from experiments.settings.overrides import say_unread
 from experiments.settings.presets import load_spec
 from experiments.settings.settings import read_settings
 
@@ -139,14 +140,19 @@ def test_an_identity_holds_what_a_run_depends_on() -> None:
 @pytest.mark.parametrize(
     ("words", "unread"),
     [
-        ("policy=orca chunk=128 chunking=filling seed=3", ["chunk=128", "chunking=filling"]),
-        ("policy=sarathi chunk=128 chunking=filling predictor=oracle", ["predictor=oracle"]),
-        ("policy=slai chunk=128", []),
-        ("policy=orca max_tokens=${chunk} chunk=9000", []),
+        ("policy=orca", ["chunk", "chunking", "predictor"]),
+        ("policy=sarathi chunking=filling", ["predictor"]),
+        ("policy=slai", ["chunking", "predictor"]),
+        ("policy=orca max_tokens=${chunk} chunk=9000", ["chunking", "predictor"]),
     ],
 )
-def test_overrides_that_nothing_reads_are_known(words: str, unread: list[str]) -> None:
+def test_keys_that_nothing_reads_are_known(words: str, unread: list[str]) -> None:
     assert compose_run(*words.split()).composed.unread == unread
+
+
+def test_overrides_that_nothing_reads_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    say_unread(["chunk=128", "+predictor.error=1", "seed=3"], ["chunk", "predictor"])
+    assert capsys.readouterr().out.startswith("chunk=128 +predictor.error=1: no effect, as nothing reads it; ")
 
 
 def test_each_run_of_a_sweep_is_composed_as_it_would_be_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
