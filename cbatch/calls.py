@@ -1,4 +1,4 @@
-"""Calls the methods of a user's policy, router or eviction: an exception becomes one line that names file and line."""
+"""Calls the methods of a user's policy, router or eviction: an exception, and Ctrl-C, becomes one line that names file and line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError
 
 
 def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a user's method; an exception in it becomes a PolicyError.
+    """Calls a user's method; an exception in it becomes a PolicyError. KeyboardInterrupt says where it was.
 
     where: the beginning of the message, or a function that returns it and is called only for an error.
     """
@@ -17,11 +17,13 @@ def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments:
         return method(*arguments)
     except PlanError as error:  # a call of the plan builder that no plan may contain
         raise PlanError(f"{_text(where)}, {error}{_line_in_policy(error)}") from error
-    except (CbatchError, Interruption, KeyboardInterrupt):
+    except (CbatchError, Interruption):
+        raise
+    except KeyboardInterrupt as error:
+        error.args = (f"{_text(where)}, {_name(method)}(){_line_in_policy(error)}",)
         raise
     except BaseException as error:
-        name = getattr(method, "__name__", type(method).__name__)
-        problem = f"{name}() raised {type(error).__name__}: {error}{_line_in_policy(error)}"
+        problem = f"{_name(method)}() raised {type(error).__name__}: {error}{_line_in_policy(error)}"
         if str(error).startswith("'Request' object"):
             problem += "; a request takes no attributes of a policy: keep them in a dict by request.id"
         raise PolicyError(f"{_text(where)}: {problem}") from error
@@ -31,8 +33,13 @@ def _text(where: str | Callable[[], str]) -> str:
     return where if isinstance(where, str) else where()
 
 
+def _name(method: Callable[..., Any]) -> str:
+    return getattr(method, "__name__", type(method).__name__)
+
+
 def _line_in_policy(error: BaseException) -> str:
-    """Returns " (file:line)" of the first line outside this package, whose own wrappers may call the policy."""
+    """Returns " (file:line)" of the innermost line in the policy's file: the first outside this package, whose wrappers may call it."""
     package = Path(__file__).parent
-    frames = ((Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__))
-    return next((f" ({path.name}:{line})" for path, line in frames if package not in path.parents), "")
+    frames = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
+    outside = [(path, line) for path, line in frames if package not in path.parents]
+    return next((f" ({path.name}:{line})" for path, line in reversed(outside) if path == outside[0][0]), "")

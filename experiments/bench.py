@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     def measure(*options: str) -> None:
         serve(**keyword_arguments(serve, options, "bench"))
 
-    return run(measure, arguments, lambda: str(__doc__), interrupted="interrupted; files already written are complete")
+    return run(measure, arguments, lambda: str(__doc__), kept="files already written are complete")
 
 
 def serve(

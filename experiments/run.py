@@ -11,7 +11,7 @@ from functools import partial
 from experiments.job import RUN, Command, SweepEnded, read_checked, run_alone, run_in_sweep
 from experiments.settings.command_line import ends_with_its_reader, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
-from experiments.settings.error_lines import one_line, with_notes
+from experiments.settings.error_lines import interruption_text, one_line, with_notes
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_begun, run_folders
@@ -67,8 +67,8 @@ def _main(command: Command, claims: ExitStack) -> int:
     except KeyboardInterrupt as error:
         if sweep is not None:
             remove_begun(sweep_folder(sweep))
-        left = with_notes(error) or "nothing was written" if sweep is None else _how_to_go_on(command, sweep)
-        print(f"\ninterrupted; {left}", file=sys.stderr)
+        left = "nothing was written" if sweep is None else _how_to_go_on(command, sweep)
+        print(interruption_text(error, left), file=sys.stderr)
         return 130
     except TerminatedError as error:
         print(with_notes(error) if sweep is None else f"terminated; {_how_to_go_on(command, sweep)}", file=sys.stderr)

@@ -48,7 +48,7 @@ VLLM = "engine=vllm"
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run(_profile, arguments, lambda: str(__doc__), interrupted="interrupted; files already written are complete")
+    return run(_profile, arguments, lambda: str(__doc__), kept="files already written are complete")
 
 
 def _profile(*options: str) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
-from experiments.settings.error_lines import is_of_output, one_line, output_text
+from experiments.settings.error_lines import interruption_text, is_of_output, one_line, output_text
 from experiments.settings.overrides import check_given_once, with_search_path
 
 _SECONDS_BETWEEN_LOOKS = 0.2  # at the parent of a worker
@@ -32,14 +32,14 @@ def run(
     *,
     bare: bool = False,
     composes: bool = False,
-    interrupted: str = "interrupted",
+    kept: str = "",
 ) -> int:
     """Runs a command; a user error becomes one line on stderr.
 
     Args:
         usage: printed for --help, and when there are no arguments unless the command works without (`bare`).
         composes: the command reads settings, with Hydra's --config-dir and options with arguments, if given.
-        interrupted: printed after Ctrl-C.
+        kept: what Ctrl-C leaves, in words.
 
     Returns:
         The exit status: the command's own, or 0; 2 after a user error; 130 after Ctrl-C; 141 if the reader of its output has ended.
@@ -58,8 +58,8 @@ def run(
             if composes:
                 check_given_once(given)
             return command(*given) or 0
-        except KeyboardInterrupt:
-            print(f"\n{interrupted}", file=sys.stderr)
+        except KeyboardInterrupt as error:
+            print(interruption_text(error, kept), file=sys.stderr)
             return 130
         except Exception as error:
             message = one_line(error)

@@ -81,12 +81,13 @@ def raising(error: BaseException) -> Callable[..., int]:
             "error: x: No such file; run where it can be read and written\n",
         ),
         (raising(KeyboardInterrupt()), 130, "\ninterrupted; all is lost\n"),
+        (raising(KeyboardInterrupt("policy X")), 130, "\ninterrupted in policy X; all is lost\n"),
     ],
 )
 def test_each_end_has_its_status(
     command: Callable[..., int | None], status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(command, ["x"], lambda: "usage", interrupted="interrupted; all is lost") == status
+    assert run(command, ["x"], lambda: "usage", kept="all is lost") == status
     assert capsys.readouterr().err == said
 
 

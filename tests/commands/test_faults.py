@@ -139,9 +139,12 @@ class Moody(Orca):
         self.at = at
 
     def plan(self, view):
+        self.feel(view)
+        return super().plan(view)
+
+    def feel(self, view):
         if view.iteration == self.at:
             raise ValueError("a mood")
-        return super().plan(view)
 """
 
 
@@ -150,12 +153,12 @@ def test_a_failed_run_says_why_and_can_be_run_again(tmp_path: Path) -> None:
     arguments = ("policy=moody.Moody", "output=out", "decisions=true", *QUICK)
     assert (
         run(tmp_path, *arguments, "+policy.at=7")
-        == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:11); see out/unfinished.json"
+        == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:15); see out/unfinished.json"
     )
     assert names(tmp_path / "out") == {"config.yaml", "unfinished.json", "decisions.jsonl.gz"}
     told = unfinished(tmp_path / "out")
     assert told["status"] == "failed"
-    assert told["error"] == "policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:11)"
+    assert told["error"] == "policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:15)"
     assert 'raise ValueError("a mood")' in "".join(told["traceback"])
     assert len(read_decisions(tmp_path / "out" / "decisions.jsonl.gz").recorded.events) > 10
 

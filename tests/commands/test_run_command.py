@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 from commands import (
+    IN_PLAN,
     PATIENCE,
     QUICK,
     WAITING,
@@ -160,7 +161,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     wait_for(begun.exists, process)
     assert list(folder.glob("runs/*/unfinished.json"))
     process.send_signal(signal.SIGINT)
-    assert errors_at_end(process) == "\ninterrupted; nothing was written\n"
+    assert re.fullmatch(rf"\n{IN_PLAN}; nothing was written\n", errors_at_end(process))
     assert process.returncode == 130
     assert list(folder.iterdir()) == []
 

@@ -142,6 +142,7 @@ def sigint_not_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+IN_PLAN = r"interrupted in policy Waiting, iteration 5, plan\(\) \(waiting_policy\.py:1[78]\)"
 WAITING = ("policy=waiting_policy.Waiting", "workload.num_requests=20", "workload.length=64")
 """A run that waits in iteration `policy.at` (-1: none), after making the file `policy.begun`, until a signal ends it."""
 
