@@ -85,10 +85,10 @@ def show(hardware: str) -> None:
     rows = [[".".join(place), kind_of(origin), origins.index(origin) + 1] for place, origin in entries.items()]
     print(tabulate(rows, ["entry", "kind", "origin"]), end="\n\n")
     print(*(f"{number}  {origin}" for number, origin in enumerate(origins, 1)), sep="\n", end="\n\n")
-    print(f"error: {profile.error}")
+    print(f"prediction error: {profile.error}")
     for loop, known in profile.compared.items():
         if known.error:
-            print(f"error: {known.error}")
+            print(f"prediction error: {known.error}")
         where = f"{', '.join(known.models)}; loop: {loop}; GPUs: {known.gpus}"
         print(f"printed for models: {where}; elsewhere: {NOT_COMPARED}")
 
