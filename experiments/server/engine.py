@@ -63,7 +63,8 @@ def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Se
     try:
         loop, largest = partial(_run, settings, inbox, send), Request(0, settings.longest - 1, 1)
         result = serve(settings, folder, largest=largest, loop=loop, **options)
-        send(result.summary["about"]["chosen"].get(FAILED, result.summary))
+        failed = result.summary["about"]["chosen"].get(FAILED)
+        send(f"{failed}; results: {folder}" if failed else result.summary)
     except BaseException as error:
         send(one_line(error) or f"{type(error).__name__}: {error}")
 
