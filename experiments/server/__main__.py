@@ -1,14 +1,18 @@
 """`python -m experiments.server key=value ...`: an OpenAI-compatible server. `--help` lists all keys.
 
 SIGTERM or Ctrl-C ends it: open requests go on for `drain_seconds`, or until a second signal, then the folder of the run is written.
+A third signal ends a plan that does not return.
 """
 
 import asyncio
+import os
 import signal
 import socket
 import sys
 from contextlib import nullcontext
+from itertools import count
 from math import ceil
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +57,14 @@ def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **op
 
 
 async def _serve(door: Door, web: uvicorn.Server, listener: socket.socket, say: Say) -> dict[str, Any]:
-    settings, loop = door.settings, asyncio.get_running_loop()
+    settings, loop, calls = door.settings, asyncio.get_running_loop(), count()
 
     def end(*_: object) -> None:
-        """Takes no further requests, and cuts those that are open after a while, or when called a second time."""
-        loop.call_later(0 if web.should_exit else settings.server.drain_seconds, door.put, None)
+        """Takes no further requests, and cuts those that are open after a while, or the second time; ends a plan the third time."""
+        number = next(calls)
+        loop.call_later(0 if number else settings.server.drain_seconds, door.put, None)
+        for engine in active_children() if number > 1 and not closed.done() else ():
+            os.kill(engine.pid or 0, signal.SIGUSR1)
         web.should_exit = True
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import command, environment, summary, wait_for
+from commands import PATIENCE, command, environment, summary, wait_for
 from in_thread import in_thread
-from live import Live, events, served
+from live import Live, events, served, serving
 
 from cbatch import CbatchError
 
@@ -60,6 +61,21 @@ def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_pa
         served(tmp_path / "run", clients, *fails, ends=True)
     figures = summary(tmp_path / "run")
     assert figures["run"]["cancelled_requests"] == 1 and "the policy's fault" in figures["about"]["chosen"]["ended by"]
+
+
+def test_a_third_signal_ends_a_plan_that_does_not_return_and_the_run_is_written(tmp_path: Path) -> None:
+    loops = ("policy=orca", "policy._target_=failing_policies.Loops", *SLOW[1:])
+    with serving(tmp_path, *loops) as live:
+        client = http.client.HTTPConnection("127.0.0.1", live.port)
+        client.request("POST", COMPLETIONS, json.dumps(LONG), {"Content-Type": "application/json"})
+        wait_for((tmp_path / "plans").exists, live.process)
+        for _ in range(3):
+            live.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        printed, _ = live.process.communicate(timeout=PATIENCE)
+    said = r"error: policy Loops, iteration 0: plan\(\) raised CancelledError: .* \(failing_policies\.py:\d+\); results: run\n"
+    assert re.search(said, printed) and live.process.returncode == 2, printed
+    assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 1
 
 
 def test_the_engine_ends_with_a_server_that_is_killed_before_it_serves(tmp_path: Path) -> None:

@@ -37,3 +37,12 @@ class Refuses(Orca):
 class Idles(Orca):
     def plan(self, view: View) -> Plan:
         return Plan()
+
+
+class Loops(Orca):
+    """Says that a request waits, and never returns."""
+
+    def plan(self, view: View) -> Plan:
+        while view.waiting:
+            Path("plans").touch()
+        return super().plan(view)
