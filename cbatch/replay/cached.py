@@ -15,7 +15,7 @@ from cbatch.plan_check import check_plan
 from cbatch.policy import HOOKS, Policy, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.replay.decisions import Decided, Decision, Recorded, StepEnd, cached_tokens
-from cbatch.request import FinishReason, Request, Status, spec_of
+from cbatch.request import FinishReason, Request, Status, leaves_at, spec_of
 from cbatch.request_table import RequestTable
 from cbatch.state import State
 from cbatch.view import EngineView
@@ -52,7 +52,7 @@ class CachedReplay:
         state, seen = self._state, decision.seen
         self.view.update(now=seen.now)
         present = {*seen.waiting, *(progress.id for progress in seen.running)}
-        for request in [*state.waiting, *state.running]:
+        for request in sorted([*state.waiting, *state.running], key=leaves_at):
             if request.id not in present:
                 self._cancel(request, seen.now)
         for request in map(self._requests.__getitem__, seen.waiting):

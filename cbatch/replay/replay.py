@@ -17,7 +17,7 @@ from cbatch.policy import HOOKS, Policy, check_policy, optional_method
 from cbatch.record import StepRecord
 from cbatch.replay.cached import CachedReplay
 from cbatch.replay.decisions import Decided, Decision, Ids, Recorded, StepEnd, read
-from cbatch.request import FinishReason, Request, Status, spec_of
+from cbatch.request import FinishReason, Request, Status, leaves_at, spec_of
 from cbatch.request_spec import RequestSpec
 from cbatch.view import View, predict_end
 
@@ -170,7 +170,7 @@ class _Replay:
         running = dict.fromkeys(known[progress.id] for progress in seen.running)
         decoding = dict.fromkeys(known[id_] for id_ in seen.decoding)
         before, self._present = self._present, dict.fromkeys((*running, *waiting))
-        for request in before:
+        for request in sorted(before, key=leaves_at):
             gone = request.status is not Status.FINISHED and request.total < request.max_tokens
             if gone and request not in self._present:
                 self._finish(request, FinishReason.CANCELLED)
