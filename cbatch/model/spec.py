@@ -84,6 +84,11 @@ class ModelSpec:
         }
 
     @property
+    def layer_weights(self) -> int:
+        """Number of elements of the matrices of one layer."""
+        return sum(inputs * outputs for inputs, outputs in self.linear_shapes.values())
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the matrices and embeddings; norms and biases are left out."""
         return Layers(0, self.num_layers, self.num_layers).weight_bytes(self)
@@ -118,10 +123,11 @@ class Layers(NamedTuple):
 
     def weight_bytes(self, spec: ModelSpec) -> int:
         """Returns the bytes of the stage's matrices and embeddings; first and last stage both store a tied embedding."""
-        layer = sum(inputs * outputs for inputs, outputs in spec.linear_shapes.values())
         shared = spec.tied_embeddings and self.is_first and self.is_last
         num_embeddings = 1 if shared else self.is_first + self.is_last
-        return (self.size * layer + num_embeddings * spec.vocab_size * spec.hidden_size) * DTYPE_BYTES[spec.dtype]
+        return (self.size * spec.layer_weights + num_embeddings * spec.vocab_size * spec.hidden_size) * DTYPE_BYTES[
+            spec.dtype
+        ]
 
 
 @dataclass(frozen=True, slots=True)

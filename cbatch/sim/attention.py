@@ -109,7 +109,7 @@ class TableAttention:
         return cache(lambda number: 0.0 if shared is None else max(shared.at(number), 0.0))
 
     @cached_property
-    def _seconds_per_context(self) -> float:
+    def seconds_per_context(self) -> float:
         """Seconds per token of context, at the largest measured rate; no decodes outside the measured range are faster."""
         rows = zip(self.decodes.sizes, self.decodes.columns, self.decodes.seconds, strict=True)
         return min(seconds[-1] / (number * contexts[-1]) for number, contexts, seconds in rows)
@@ -130,7 +130,7 @@ class TableAttention:
             table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
             found = table.at(num_decodes, read / num_decodes)
             if context_of_decodes > self._reach(num_decodes):
-                found = max(found, read * self._seconds_per_context)
+                found = max(found, read * self.seconds_per_context)
             seconds += found
         return seconds
 

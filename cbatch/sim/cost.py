@@ -6,14 +6,14 @@ Iterations without prompts have separate tables if a runtime computes them diffe
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
-from cbatch.sim.interpolation import BilinearGrid
 from cbatch.sim.measured import DecodeOnly
-from cbatch.sim.power import STEADY, Decodes, Pace, PowerLimit
+from cbatch.sim.power import STEADY, Pace
 from cbatch.sim.profile import Operations, Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, Compared, not_measured
 from cbatch.sim.roofline import Seconds
@@ -118,7 +118,7 @@ class ProfileCost:
         self._decode_only = self._tables_of(alone or self.operations, profile.card.decodes)
         self._most_decodes = alone.linear.sizes[-1] if alone else math.inf
         self.max_batch = max_batch
-        self._decodes: dict[int, Decodes] = {}  # by their number
+        self._decodes = cache(self.power.decodes) if self.power else None
         self._alone: dict[int, StageTimes] = {}  # of one decode, by its context
         self._computed: dict[tuple[int, bool], int | None] = {}
 
@@ -163,7 +163,7 @@ class ProfileCost:
     def _execute(self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes) -> StageTimes:
         if not token_times.covered or not self._attention.covers(shape):
             self.num_outside += 1
-        return self._times(shape, tables, token_times, self.power)
+        return self._times(shape, tables, token_times, paced=True)
 
     def is_eager(self, shape: BatchShape) -> bool:
         """Whether no captured graph computes the iteration, although there are graphs."""
@@ -214,16 +214,13 @@ class ProfileCost:
         }
 
     def _times(
-        self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes, power: PowerLimit | None = None
+        self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes, *, paced: bool = False
     ) -> StageTimes:
-        """power: that of decodes alone; None: their pace is not needed."""
+        """paced: whether the pace of decodes alone is needed."""
         linear, other, pace, communication, embedding, transfers, _ = token_times
         compute = linear + other + tables.layers * self._attention.seconds(shape)
-        if power is not None and not shape.chunks:
-            decodes = self._decodes.get(shape.num_decodes)
-            if decodes is None:
-                decodes = self._decodes[shape.num_decodes] = power.decodes(shape.num_decodes)
-            pace = decodes.pace(compute)
+        if paced and self._decodes and not shape.chunks:
+            pace = self._decodes(shape.num_decodes).pace(compute)
         num_requests = len(shape.chunks) + shape.num_decodes
         head = tables.heads.get(num_requests)
         if head is None:
@@ -256,8 +253,10 @@ class ProfileCost:
         mixed = tables is self._mixed
         linear = tables.layers * tables.linear.at(num_tokens)
         other = tables.layers * tables.other.at(num_tokens)
-        if mixed and self.max_batch and (rows := self.operations.measured.captured_rows):
-            more = tables.factor * _over_measured(rows, self.max_batch, num_tokens) / self.topology.pipeline_stages
+        rows = self.operations.measured.captured_rows
+        if mixed and self.max_batch and rows and num_tokens <= rows.columns[0][-1]:  # larger ones run without a graph
+            over_measured = rows.at(self.max_batch, num_tokens) - rows.at(rows.sizes[-1], num_tokens)
+            more = tables.factor * over_measured / self.topology.pipeline_stages
             share = max(more / (linear + other), -1.0)  # measured as part of both, and split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)
         pace = self.power.of_prompts(num_tokens, linear + other) if mixed and self.power else STEADY
@@ -279,13 +278,3 @@ def following_decodes(shape: BatchShape) -> Iterator[BatchShape]:
     while True:
         context += number
         yield BatchShape((), number, context, num_padding, num_shared)
-
-
-def _over_measured(rows: BilinearGrid, max_batch: int, num_tokens: float) -> float:
-    """Returns the seconds that graphs for this batch add to an iteration, compared with those that were measured.
-
-    rows: `Measured.captured_rows`. Iterations of more tokens than it has run without a graph, and have only the rows of their requests.
-    """
-    if num_tokens > rows.columns[0][-1]:
-        return 0.0
-    return rows.at(max_batch, num_tokens) - rows.at(rows.sizes[-1], num_tokens)

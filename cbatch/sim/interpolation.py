@@ -37,8 +37,9 @@ class PiecewiseLinear(NamedTuple):
         """Whether the size lies within the measured range."""
         return size <= self.sizes[-1]
 
-    def scaled(self, factor: float) -> "PiecewiseLinear":
-        return PiecewiseLinear(self.sizes, tuple(value * factor for value in self.seconds))
+    def scaled(self, factor: float, fixed: float = 0.0) -> "PiecewiseLinear":
+        """Multiplies the seconds beyond `fixed`."""
+        return PiecewiseLinear(self.sizes, tuple(fixed + (value - fixed) * factor for value in self.seconds))
 
 
 class BilinearGrid(NamedTuple):
@@ -88,6 +89,11 @@ class BilinearGrid(NamedTuple):
 
     def scaled(self, factor: float) -> Self:
         return self._replace(seconds=tuple(tuple(value * factor for value in row) for row in self.seconds))
+
+    def at_least(self, slope: float) -> Self:
+        """Raises each value to `slope` times its column."""
+        rows = (zip(*row, strict=True) for row in zip(self.columns, self.seconds, strict=True))
+        return self._replace(seconds=tuple(tuple(max(slope * column, value) for column, value in row) for row in rows))
 
     def breakpoints(self, most: float, farthest: float) -> Iterator[tuple[float, float]]:
         """Yields pairs of size and column, up to `most` and `farthest`; between them the interpolation has no corner."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, TypeVar
+from math import inf, log
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
-from cbatch.sim.attention import TableAttention
+from cbatch.sim.attention import TableAttention, flops_per_score
 from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.provenance import Loop
@@ -19,8 +20,13 @@ from cbatch.validation import whole
 ByTokens = Annotated[PiecewiseLinear, Columns("tokens")]
 ByRequests = Annotated[PiecewiseLinear, Columns("requests")]
 Products = Annotated[PiecewiseLinear, Columns("tokens", positive=True)]
-Table = TypeVar("Table", PiecewiseLinear, BilinearGrid)
 AttentionGrid = Annotated[BilinearGrid, Grid("sizes", "contexts")]
+
+PARTS = ("linear", "attention", "other", "head")
+"""The parts of an iteration, as attributes of `Measured`."""
+
+OF_LAYERS = ("linear", "other", "chunks", "decodes", "mixed_decodes", "exchange")
+"""The tables that `MeasuredModel.measured` divides by the number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ class CapturedGraphs:
 class Measured:
     """Measurements of a model on one GPU at one tensor-parallel degree; None: not measured.
 
-    In a file the times cover all layers. `per_layer` returns them for one layer.
+    In a file the times cover all layers. `MeasuredModel.measured` returns them for one layer.
 
     linear, other: seconds of the layers' matrix products and small operations, against tokens.
     head: seconds of output head and sampling, against requests. embedding: against tokens.
@@ -144,11 +150,6 @@ class Measured:
             return None
         return TableAttention(ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes, shared_reads=self.shared_reads)
 
-    def per_layer(self, num_layers: int) -> "Measured":
-        """The same with the seconds of one layer in place of all."""
-        layer = 1 / num_layers
-        return replace(self._scaled(layer, layer, layer, 1.0), exchange=_scaled(self.exchange, layer))
-
     def share_out(self, spec: ModelSpec, num_gpus: int) -> "Measured":
         """Estimates the tables of one of several GPUs that share every layer from the tables of a single GPU.
 
@@ -157,25 +158,17 @@ class Measured:
         """
         part = 1 / num_gpus
         heads = Topology(num_gpus, gpus_per_node=num_gpus).share(spec).num_kv_heads / spec.num_kv_heads
-        return replace(self._scaled(part, heads, 1.0, part), exchange=None, captured_rows=None)
+        shared = self.scaled(linear=part, head=part, chunks=heads, decodes=heads, mixed_decodes=heads)
+        return replace(shared, exchange=None, captured_rows=None)
 
-    def _scaled(self, linear: float, attention: float, other: float, head: float) -> "Measured":
-        alone = self.decode_only
-        return replace(
-            self,
-            linear=_scaled(self.linear, linear),
-            other=_scaled(self.other, other),
-            head=_scaled(self.head, head),
-            chunks=_scaled(self.chunks, attention),
-            decodes=_scaled(self.decodes, attention),
-            mixed_decodes=_scaled(self.mixed_decodes, attention),
-            decode_only=alone
-            and DecodeOnly(alone.linear.scaled(linear), alone.other.scaled(other), alone.head.scaled(head)),
-        )
-
-
-def _scaled(table: Table | None, factor: float) -> Table | None:
-    return None if table is None else table.scaled(factor)
+    def scaled(self, **factors: float) -> "Measured":
+        """Multiplies the seconds of tables, also of those in `decode_only`, by factors."""
+        parts: list[Any] = [self, self.decode_only]
+        for place, part in enumerate(parts):
+            tables = {name: table for name in factors if (table := getattr(part, name, None))}
+            parts[place] = part and replace(part, **{name: tables[name].scaled(factors[name]) for name in tables})
+        scaled: Measured = replace(parts[0], decode_only=parts[1])
+        return scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +180,7 @@ class MeasuredModel:
     """
 
     num_layers: NumLayers
-    shape: Mapping[str, int] = field(default_factory=dict)
+    shape: Mapping[str, Annotated[int, whole(1)]] = field(default_factory=dict)
     host: HostTimes | None = None
     tensor_parallel: Mapping[NumGpus, Measured]
 
@@ -195,11 +188,41 @@ class MeasuredModel:
         """Returns the keys of `shape` in which a model differs from the measured one."""
         return {key for key, number in self.shape.items() if number != spec.shape.get(key)}
 
+    def distance(self, spec: ModelSpec) -> float:
+        """Returns the distance to a model's layers, in logarithms of their sizes; infinite if `fitted` cannot estimate the model."""
+        same = self.shape.keys() == spec.shape.keys() and "dtype_bytes" not in self.differs(spec)
+        if not same or not all(tables.chunks for tables in self.tensor_parallel.values()):
+            return inf
+        sizes = self.shape.keys() - {"num_layers", "vocab_size"}
+        return sum(abs(log(spec.shape[size] / self.shape[size])) for size in sizes)
+
+    def fitted(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
+        """Estimates the tables of `measured` for a model of another shape; layers are taken to have a gate.
+
+        Products and the head take time in proportion to their weights, chunks to the operations of a score, decodes to the KV cache of a
+        token. A chunk also reads the cache. Small operations keep their least time, of launches; the rest follows the hidden size.
+        """
+        sizes: dict[str, Any] = {size: self.shape[size] for size in self.shape.keys() - {"dtype_bytes"}}
+        known, tables = replace(spec, family="llama", **sizes), self.measured(spec, tensor_parallel)[0]
+        linear, scores = spec.layer_weights / known.layer_weights, flops_per_score(spec) / flops_per_score(known)
+        width, rows = spec.hidden_size / known.hidden_size, spec.num_layers / known.num_layers
+        head = width * spec.vocab_size / known.vocab_size
+        kv = spec.num_kv_heads * spec.head_dim / (known.num_kv_heads * known.head_dim)
+        fit = tables.scaled(linear=linear, head=head, chunks=scores, decodes=kv, mixed_decodes=kv, captured_rows=rows)
+        alone, attention = fit.decode_only, fit.attention
+        fit = replace(
+            fit,
+            other=fit.other and fit.other.scaled(width, min(fit.other.seconds)),
+            decode_only=alone and replace(alone, other=alone.other.scaled(width, min(alone.other.seconds))),
+            chunks=attention.chunks.at_least(attention.seconds_per_context) if attention else None,
+        )
+        return fit, tuple(fit.names())
+
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
         """The tables of one GPU, per layer, and which of them were inferred: a degree that was not measured, from one GPU."""
-        if tensor_parallel in self.tensor_parallel:
-            return self.tensor_parallel[tensor_parallel].per_layer(self.num_layers), ()
-        if 1 not in self.tensor_parallel:
-            return Measured(), ()
-        shared = self.tensor_parallel[1].per_layer(self.num_layers).share_out(spec, tensor_parallel)
-        return shared, tuple(name for name in ("linear", "attention", "other", "head") if getattr(shared, name))
+        degree = tensor_parallel if tensor_parallel in self.tensor_parallel else 1
+        tables = self.tensor_parallel.get(degree, Measured()).scaled(**dict.fromkeys(OF_LAYERS, 1 / self.num_layers))
+        if degree == tensor_parallel:
+            return tables, ()
+        shared = tables.share_out(spec, tensor_parallel)
+        return shared, tuple(name for name in PARTS if getattr(shared, name))

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from math import inf
 from typing import Annotated
 
 from pydantic import Field
@@ -11,16 +13,14 @@ from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.attention import Attention, AttentionRates, flops_per_score
-from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
-from cbatch.sim.measured import HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
+from cbatch.sim.measured import PARTS, HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
-from cbatch.sim.roofline import Affine, Ceilings, Seconds, head_product, layer_products, small_operations
+from cbatch.sim.roofline import Affine, Ceilings, MatrixProducts, Seconds, small_operations
 from cbatch.sim.schema import Positive
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights and KV cache; the rest is for activations."""
-
 
 CACHE_BYTES_PER_SECOND = 6.2e12
 """Rate at which decodes read context from the L2 cache of an H100: measured as 5.2e12 (64 contexts of 1,344 tokens that share 1,024) to
@@ -74,7 +74,7 @@ class Profile:
     error: how far simulated times were from real runs, or that this is unknown. compared: the runs that it holds for, by
         loop; empty: the text says it itself.
     memory_bytes: memory of the device.
-    ceilings: for parts that were not measured. attention, small_operations: for models that were not measured.
+    ceilings: for parts that were not measured. attention, small_operations: for models that no measured one resembles.
     host: host time of an iteration of models that have none of their own; None: not measured.
     card: whose speed is predicted, if it is not the one that the tables were measured on.
     origins: every "from" by the place of its object. See `cbatch.sim.provenance`.
@@ -104,13 +104,9 @@ class Profile:
         fitting = [name for name in names if self.models[name].differs(spec) <= {"num_layers"}]
         return min(fitting, key=lambda name: (name != spec.name, len(self.models[name].differs(spec))), default="")
 
-    def of_model(self, spec: ModelSpec) -> MeasuredModel | None:
-        """The measurements of a model of this shape, if there are any; see `measured_as`."""
-        return self.models.get(self.measured_as(spec))
-
     def host_time(self, asynchronous: bool, spec: ModelSpec | None = None) -> HostTime:
         """The host time of a model in one of the loops; zero if it was not measured. spec: None: any other model."""
-        model = self.of_model(spec) if spec else None
+        model = self.models.get(self.measured_as(spec)) if spec else None
         times = (model and model.host) or self.host
         return times["async" if asynchronous else "sync"] if times else HostTime(0.0)
 
@@ -131,23 +127,25 @@ class Profile:
         return next((text for text in stated if text is not None), self.source)
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
-        """See `MeasuredModel.measured`; an empty `Measured` for a model without tables."""
-        model = self.of_model(spec)
-        return model.measured(spec, tensor_parallel) if model else (Measured(), ())
+        """See `MeasuredModel.measured`; for a model without tables those of the most similar model, fitted to its shape, or none."""
+        if name := self.measured_as(spec):
+            return self.models[name].measured(spec, tensor_parallel)
+        nearest = min(self.models.values(), key=lambda model: model.distance(spec), default=None)
+        return nearest.fitted(spec, tensor_parallel) if nearest and nearest.distance(spec) < inf else (Measured(), ())
 
     def table_origins(self, spec: ModelSpec, tensor_parallel: int) -> dict[str, str]:
         """The origin of each table of a model, of rates in the place of one, and of its host time."""
-        model, here = self.of_model(spec), ("models", self.measured_as(spec))
+        model = self.models.get(name := self.measured_as(spec))
         known = model.tensor_parallel.get(tensor_parallel, Measured()) if model else Measured()
-        tables = (*here, "tensor_parallel", str(tensor_parallel))
-        origins = {name: self.origin(*tables, *name.split(".")) for name in known.names()}
+        tables = ("models", name, "tensor_parallel", str(tensor_parallel))
+        origins = {table: self.origin(*tables, *table.split(".")) for table in known.names()}
         measured, _ = self.measured(spec, tensor_parallel)
         if measured.attention is None and self.attention is not None:
             origins["attention"] = self.origin("attention")
         if measured.other is None and self.small_operations is not None:
             origins["other"] = self.origin("small_operations")
         if model and model.host:
-            return origins | {"host": self.origin(*here, "host", "sync")}
+            return origins | {"host": self.origin("models", name, "host", "sync")}
         no_host = "assumed: none, the profile has no host time"
         return origins | {"host": self.origin("host", "sync") if self.host else no_host}
 
@@ -155,10 +153,8 @@ class Profile:
         """Seconds of one GPU's operations: measured, or estimated if there is no measurement."""
         share, ceilings = Topology(tensor_parallel, gpus_per_node=tensor_parallel).share(spec), self.ceilings
         measured, inferred = self.measured(spec, tensor_parallel)
-        for part in (measured, measured.decode_only):
-            if part is not None and part.linear is not None:
-                self._check_possible(part.linear, share)
-        bandwidth = ceilings.bandwidth_bytes_per_second
+        self._check_possible(measured, share)
+        bandwidth, size = ceilings.bandwidth_bytes_per_second, DTYPE_BYTES[share.dtype]
         rates = self.attention or AttentionRates(bandwidth, ceilings.flops_per_second, bandwidth)
         tables = measured.attention and replace(
             measured.attention,
@@ -167,27 +163,23 @@ class Profile:
         )
         small = self.small_operations
         other = small.of(share, bandwidth) if small else small_operations(share, ceilings)
-        known = {
-            "linear": measured.linear,
-            "attention": tables or self.attention,
-            "other": measured.other or small,
-            "head": measured.head,
-        }
+        sources = measured.linear, tables or self.attention, measured.other or small, measured.head
+        missing = [name for name, source in zip(PARTS, sources, strict=True) if source is None]
         return Operations(
-            linear=measured.linear or layer_products(share, ceilings),
+            linear=measured.linear or MatrixProducts(tuple(share.linear_shapes.values()), size, ceilings),
             attention=tables or rates.of(share),
             other=measured.other or other,
-            embedding=measured.embedding or Affine(0.0, 2 * share.hidden_size * DTYPE_BYTES[share.dtype] / bandwidth),
-            head=measured.head or head_product(share, ceilings),
+            embedding=measured.embedding or Affine(0.0, 2 * share.hidden_size * size / bandwidth),
+            head=measured.head or MatrixProducts(((share.hidden_size, share.vocab_size),), size, ceilings),
             measured=measured,
-            estimated=(*(name for name, source in known.items() if source is None), *inferred),
+            estimated=(*missing, *inferred),
         )
 
-    def _check_possible(self, products: PiecewiseLinear, share: ModelSpec) -> None:
+    def _check_possible(self, measured: Measured, share: ModelSpec) -> None:
         """Raises ProfileError for matrix products of a layer that are faster than the device's peak."""
-        peak = PEAK * self.ceilings.flops_per_second
-        flops = 2 * sum(inputs * outputs for inputs, outputs in share.linear_shapes.values())
-        for tokens, seconds in zip(*products, strict=True):
+        peak, flops = PEAK * self.ceilings.flops_per_second, 2 * share.layer_weights
+        tables = [part.linear for part in (measured, measured.decode_only) if part and part.linear]
+        for tokens, seconds in chain.from_iterable(zip(*table, strict=True) for table in tables):
             if seconds * peak < tokens * flops:
                 rate = f"{tokens * flops / seconds / 1e12:.0f} TFLOP/s, {self.hardware} has at most {peak / 1e12:.0f}"
                 problem = f"products of {share.name} with {tokens:g} tokens reach {rate}"
@@ -200,21 +192,19 @@ class Profile:
             ConfigError: the weights alone do not fit, or the topology does not divide the model.
         """
         share = topology.share(spec)
-        free = self.memory_bytes * MEMORY_SHARE - share.weight_bytes
+        free = (usable := self.memory_bytes * MEMORY_SHARE) - share.weight_bytes
         if free < share.kv_bytes_per_token:
             needed = f"model={spec.name} does not fit: {share.weight_bytes / 1e9:.0f} GB of weights per GPU"
-            usable, memory = f"{self.memory_bytes * MEMORY_SHARE / 1e9:.0f} GB", f"{self.memory_bytes / 1e9:.0f} GB"
-            there = f"hardware={self.name} has {usable} for weights and KV cache ({MEMORY_SHARE:.0%} of {memory})"
-            raise ConfigError(f"{needed}, but {there}; {self._remedy(spec, topology)}")
+            there = f"hardware={self.name} has {usable / 1e9:.0f} GB for weights and KV cache"
+            part = f"{MEMORY_SHARE:.0%} of {self.memory_bytes / 1e9:.0f} GB"
+            raise ConfigError(f"{needed}, but {there} ({part}); {_remedy(spec, topology, usable)}")
         return int(free // share.kv_bytes_per_token)
 
-    def _remedy(self, spec: ModelSpec, topology: Topology) -> str:
-        """Names the fewest GPUs per stage that hold a model."""
-        for degree in range(topology.tensor_parallel + 1, topology.gpus_per_node + 1):
-            with suppress(ConfigError):  # this number does not divide the model
-                if (
-                    replace(topology, tensor_parallel=degree).share(spec).weight_bytes
-                    < self.memory_bytes * MEMORY_SHARE
-                ):
-                    return f"give backend=sim backend.tensor_parallel={degree}, or choose a smaller model"
-        return "raise backend.pipeline_stages with backend=sim, or choose a smaller model"
+
+def _remedy(spec: ModelSpec, topology: Topology, usable: float) -> str:
+    """Names the fewest GPUs per stage that hold a model. usable: bytes of each for weights."""
+    for degree in range(topology.tensor_parallel + 1, topology.gpus_per_node + 1):
+        with suppress(ConfigError):  # this number does not divide the model
+            if replace(topology, tensor_parallel=degree).share(spec).weight_bytes < usable:
+                return f"give backend=sim backend.tensor_parallel={degree}, or choose a smaller model"
+    return "raise backend.pipeline_stages with backend=sim, or choose a smaller model"

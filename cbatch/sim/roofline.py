@@ -60,15 +60,6 @@ class Affine(Seconds):
         return self.seconds + self.seconds_per_unit * size
 
 
-def layer_products(share: ModelSpec, ceilings: Ceilings) -> MatrixProducts:
-    return MatrixProducts(tuple(share.linear_shapes.values()), DTYPE_BYTES[share.dtype], ceilings)
-
-
-def head_product(share: ModelSpec, ceilings: Ceilings) -> MatrixProducts:
-    """The output head, against requests (one row per request)."""
-    return MatrixProducts(((share.hidden_size, share.vocab_size),), DTYPE_BYTES[share.dtype], ceilings)
-
-
 def small_operations(share: ModelSpec, ceilings: Ceilings) -> Affine:
     """Norms, residual sums, rotary embedding, KV write and activation of one layer: each value read and written once.
 

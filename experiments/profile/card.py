@@ -73,7 +73,7 @@ def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b"
     """
     name, spec = hardware_name("cuda"), load_spec(model)
     profile = load_profile(hardware or _profile_of(name))
-    if profile.of_model(spec) is None:
+    if not profile.measured_as(spec):
         known = ", ".join(profile.models)
         raise ConfigError(f"profile card: hardware={profile.name} has no tables of model={model}; give model={known}")
     report(f"{profile.name} is of {profile.hardware}; this is {card_name()}; {model} is loaded")
@@ -226,13 +226,8 @@ def read_records(path: Path) -> pd.DataFrame:
             table = pd.read_csv(path / REQUESTS)
         else:
             content = json.loads(path.read_text())
-            keys = {
-                "arrival": "start_times",
-                "prompt_tokens": "input_lens",
-                "output_tokens": "output_lens",
-                TTFT: "ttfts",
-            }
-            table = pd.DataFrame({name: content[key] for name, key in keys.items()})
+            keys = zip((*TRACE, TTFT), ("start_times", "input_lens", "output_lens", "ttfts"), strict=True)
+            table = pd.DataFrame({name: content[key] for name, key in keys})
             later = np.array([sum(gaps) for gaps in content["itls"]])
             table[TPOT] = later / (table["output_tokens"] - 1).replace(0, np.nan)
             table[END_TO_END] = table[TTFT] + later

@@ -76,7 +76,7 @@ def put_links(content: dict[str, Any], origin: str, links: Links) -> None:
 
 def raise_ceiling(content: dict[str, Any], linear: PiecewiseLinear | None, spec: ModelSpec) -> None:
     """Raises the rate of arithmetic in a profile's content to that of the fastest products that were measured."""
-    flops = 2 * spec.num_layers * sum(inputs * outputs for inputs, outputs in spec.linear_shapes.values())
+    flops = 2 * spec.num_layers * spec.layer_weights
     rates = [tokens * flops / seconds for tokens, seconds in zip(*linear, strict=True)] if linear else []
     content["ceilings"]["flops_per_second"] = max([content["ceilings"]["flops_per_second"], *rates])
 

@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import PROFILES, load_profile
 
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
+WIDER = replace(LLAMA, name="wider", hidden_size=6144, num_kv_heads=16)
+"""A model without tables, to which those of the other are fitted."""
+
 SHAPES = (BatchShape((), 1, 1), BatchShape(((64, 0),)), BatchShape(((100, 1000), (1, 0)), 128, 128 * 4000, 29))
 
 
@@ -55,4 +59,5 @@ def test_a_mutated_profile_file_is_refused_or_gives_finite_times(data: Any) -> N
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "mutated.json"
         path.write_text(json.dumps(data))
-        times_or_refusal(path, LLAMA, Topology(2, 2))
+        for spec in (LLAMA, WIDER):
+            times_or_refusal(path, spec, Topology(2, 2))

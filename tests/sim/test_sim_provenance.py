@@ -22,6 +22,8 @@ from experiments.settings.presets import load_spec
 
 LLAMA_13B, LLAMA_8B = load_spec("llama-13b"), load_spec("llama-3.1-8b")
 
+FITTED = "captured_graphs captured_rows chunks decode_only decodes embedding head host linear mixed_decodes other power"
+
 
 def test_an_entry_has_its_own_origin_or_that_of_the_object_around_it() -> None:
     tables = {"from": "measured A", "num_layers": 2, "tensor_parallel": {"1": {"head": {"seconds": [1]}}}}
@@ -59,9 +61,15 @@ def test_every_entry_of_a_profile_states_its_origin(name: str, capsys: pytest.Ca
     ("spec", "tensor_parallel", "others"),
     [
         (LLAMA_13B, 1, "captured_rows (derived)"),
-        # rates of kernels stand in for tables
+        # every table is that of another model
         (
             replace(LLAMA_13B, name="mine", intermediate_size=13312),
+            1,
+            ", ".join(f"{name} (fallback)" for name in FITTED.split()),
+        ),
+        # rates of kernels stand in for tables
+        (
+            replace(LLAMA_13B, name="mine", dtype="float32"),
             1,
             "attention (assumed), other (assumed), head (fallback), host (fallback), linear (fallback)",
         ),
@@ -117,7 +125,7 @@ def test_a_checkpoint_of_any_name_has_the_tables_and_the_error_of_its_shape() ->
 
 @pytest.mark.parametrize("change", [{"hidden_size": 2048}, {"dtype": "float32"}, {"num_layers": 16}])
 def test_tables_and_errors_are_those_of_a_shape_and_not_of_a_name(change: dict[str, Any]) -> None:
-    """A model of another shape takes nothing from one of its name; one with fewer layers takes the time of its layers."""
+    """A model of another shape is estimated, whatever its name; one with fewer layers takes the time of its layers."""
     whole, other = (ProfileCost(load_profile("h200"), spec) for spec in (LLAMA_8B, replace(LLAMA_8B, **change)))
     assert other.provenance(True)["error"] == NOT_COMPARED != whole.provenance(True)["error"]
     shape, layers = BatchShape(((512, 0),)), other.spec.num_layers / LLAMA_8B.num_layers
