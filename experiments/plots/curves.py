@@ -165,7 +165,8 @@ def draw(
 def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     """Returns the x of each run: the first of the axis's settings that varies among the runs of its workload.
 
-    The rate of a trace is that of its requests, averaged over the runs at the same speed. Raises ConfigError if it has none.
+    The rate of a trace is that of its requests, averaged over the runs at the same speed; that of conversations is that of their
+    turns. Raises ConfigError if a trace has none.
     """
     places = pd.Series(float("nan"), runs.index)
     for _, own in runs.groupby("of"):
@@ -173,6 +174,8 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
         if key is None:
             continue
         values = pd.to_numeric(own[key], errors="coerce")
+        if key == "workload.arrivals.rate" and "workload.turns" in own:  # of conversations
+            values = values * own["workload.turns"].fillna(1)
         if x == "rate" and key in SPEEDS:
             arrivals = own["folder"].map(lambda folder: read_requests(folder)["arrival"])
             if not arrivals.map(np.ptp).all():

@@ -27,16 +27,16 @@ from experiments.store.provenance import atomic_write
 
 PAGE = 7.0  # inches: text width of a printed page
 _SHARED = {
-    "model": "",
-    "workload": "",
-    "workload.length": "length ",
-    "limits.batch": "batch ",
-    "workload.arrivals.rate": "rate ",
-    "workload.speed": "speed ",
-    "workload.rate_scale": "rate scale ",
-    "workload.pd_ratio": "P:D ",
+    "model": "{}",
+    "workload": "{}",
+    "workload.length": "length {}",
+    "limits.batch": "batches of at most {}",
+    "workload.arrivals.rate": "{} requests/s",
+    "workload.speed": "speed {}",
+    "workload.rate_scale": "rate scale {}",
+    "workload.pd_ratio": "P:D {}",
 }
-"""Settings that a heading names if all runs share them, and the text before their values."""
+"""Settings that a heading names if all runs share them, and the text around their values."""
 _HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 105, 125, 140, 135  # characters in a line as wide as a page
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
@@ -124,11 +124,13 @@ def add_title(
     note: ends the heading. below: a note on the figure, after the others.
     """
     shared = []
-    for key, name in _SHARED.items():
+    for key, words in _SHARED.items():
         if key in runs and runs[key].notna().all() and runs[key].nunique() == 1:
             value = runs[key].iloc[0]
+            if key == "workload.arrivals.rate" and "workload.turns" in runs and runs["workload.turns"].notna().all():
+                words = "{} conversations/s"
             if value != 1.0 or key not in ("workload.speed", "workload.rate_scale"):
-                shared.append(f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}")
+                shared.append(words.format(f"{value:g}" if isinstance(value, float) else value))
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
     abouts = [summary["about"] for summary in runs["summary"]]
     origin, *others = notes_of(abouts)

@@ -196,6 +196,17 @@ def test_workloads_have_panels_and_the_rate_of_a_trace_is_that_of_its_requests(t
     assert [axes.get_title(loc="left") for axes in (trace, rate)] == ["azure", "open_loop"]
 
 
+def test_the_rate_of_conversations_is_that_of_their_turns(tmp_path: Path) -> None:
+    """Conversations of 4 turns begin at 1 and 3 per second; alone, the runs at 3 have it in their heading."""
+    for rate in (1, 3):
+        settings = {"batch": rate, "workload": {"turns": 4, "arrivals": {"rate": rate}}}
+        write_run(tmp_path / f"{rate}", {"workload": "chat"}, settings, speed=100.0)
+    [panel] = curves.draw(tmp_path, x="rate", y=(SPEED,)).axes
+    assert lines(panel)["prefill_first"][0] == [4, 12] and panel.get_xlabel() == "request rate [requests/s]"
+    figure = composition.draw(tmp_path / "3")
+    assert figure.get_suptitle().startswith("prefill_first: llama-13b, chat, batches of at most 4, 3 conversations/s")
+
+
 def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
     """The tier `rest` attains all in each run, which is stated below."""
     for rate, seed in product((1, 4), (0, 1)):
