@@ -100,7 +100,8 @@ class Search:
         self._add(rates, range(num), warmup)
         while True:
             capacity = self._estimate(warmup)
-            self.log(f"{num} replications: {capacity.rate:.4g} [{capacity.low:.4g}, {capacity.high:.4g}] requests/s")
+            ends = f"[{capacity.low:.4g}, {capacity.high:.4g}]"
+            self.log(f"{num} replications: {capacity.rate:.4g} {ends} requests/s, 95% interval so far")
             if beyond := self._rates_beyond(capacity, rates):
                 rates = sorted([*rates, *beyond])
                 self._add(beyond, range(min(FIRST, num)), warmup)
