@@ -151,6 +151,9 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
     with open_dict(config):
         del config["hydra"]
+        for key in ("chunk", "seed"):  # sections that refer to them need whole numbers
+            if isinstance(value := config.get(key), float) and value.is_integer():  # 1e3
+                config[key] = int(value)
     unread = _unread(config)
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return Composed(keys, overrides, choices, ",".join(_shorten(named, keys)), number, swept, unread)

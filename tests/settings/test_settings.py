@@ -63,6 +63,12 @@ def test_a_workload_prints_itself() -> None:
     assert repr(compose_run("workload=open_loop", "workload.arrivals.rate=20").workload) == "open_loop(rate=20)"
 
 
+@pytest.mark.parametrize(("given", "text"), [("1e3", "slai(budget=1000)"), ("256.0", "slai(budget=256)")])
+def test_a_whole_number_may_be_written_as_a_float(given: str, text: str) -> None:
+    """Slai refuses a budget of 1000.0."""
+    assert repr(compose_run("policy=slai", f"chunk={given}").policy) == text
+
+
 @pytest.mark.parametrize("workload", ["trace", "sharegpt"])
 @pytest.mark.parametrize(
     ("keys", "requests"),
