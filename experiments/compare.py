@@ -239,7 +239,7 @@ def _text(pair: Pair) -> str:
         number, how, text = "1 replication", f"on {'the same' if pair.same else 'different'} requests", values_text
         below = ONE_REPLICATION
     rows = [[heading.text, heading.better, *text(result.scaled(heading.factor))] for heading, result in headed]
-    heads = ["", "better", "ratio", "difference", ""][: len(rows[0])]
+    heads = ["figure", "better", "ratio", "difference", "remark"][: len(rows[0])]
     table = tabulate(rows, heads, disable_numparse=True)
     return "\n".join(filter(None, [f"{pair.label} over {pair.over}: {number}, {how}", table, below]))
 

@@ -11,6 +11,7 @@ from cbatch import ConfigError
 from experiments.settings.compose import MULTIRUN
 from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, make_new_folder, read_state
 from experiments.store.run_folder import CONFIG, ERRORS
+from experiments.store.text import count_text
 
 _SWEEP = "sweep"  # what a claimed folder is of
 
@@ -87,7 +88,7 @@ def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], s
         problem = "the sweep has no runs; glob(...) chooses among the options of a group: list the values of other keys"
     else:
         num_failed = len(errors.read_text(encoding="utf-8").splitlines())
-        failed = f"{num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}"
+        failed = f"{count_text(num_failed, 'run')} failed, see {errors}"
         problem = f"{failed}; the same command with sweep={sweep} runs them again"
     print(f"error: {problem}", file=sys.stderr)
     return 2

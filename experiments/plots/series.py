@@ -13,7 +13,7 @@ from experiments.store.headings import heading_of
 from experiments.store.intervals import compare, mean_of
 from experiments.store.labels import label_runs
 from experiments.store.runs import Omitted, print_omitted, select_runs
-from experiments.store.text import figures_text
+from experiments.store.text import count_text, figures_text
 
 _POINT = ["label", "x", "mean", "low", "high"]
 
@@ -25,7 +25,7 @@ def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
     """
     runs, omitted = select_runs(folder, look.runs)
     if len(runs) > most:
-        shown = f"this plot shows at most {most} {'run' if most == 1 else 'runs'}, the folder holds {len(runs)}"
+        shown = f"this plot shows at most {count_text(most, 'run')}, the folder holds {len(runs)}"
         raise ConfigError(f"{shown}; give the folder of one run, or choose with runs=TEXT, a part of folder names")
     print_omitted(omitted)
     return _arrange(runs.assign(label=label_runs(runs, apart=True)), look)

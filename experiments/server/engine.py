@@ -29,6 +29,7 @@ from experiments.serve import decisions_of, serve
 from experiments.server.settings import ServerSettings
 from experiments.settings.assemble import Run
 from experiments.settings.error_lines import one_line
+from experiments.store.text import count_text
 from experiments.workloads.drawn import totals_of
 
 Message = RequestSpec | int | None
@@ -146,7 +147,7 @@ class Clients(Submitted):
             case None if self._is_open:
                 self.num_unfinished, self._is_open = self.num_unfinished - 1, False
                 if self._live:
-                    self._run.chosen["cut"] = f"{len(self._live)} requests, as the server ended"
+                    self._run.chosen["cut"] = f"{count_text(len(self._live), 'request')}, as the server ended"
                 self.give_up()
 
     def ended(self, request: Request) -> None:

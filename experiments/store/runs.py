@@ -23,7 +23,7 @@ from experiments.store.intervals import few_text, mean_of
 from experiments.store.labels import code_text, label_runs, settings_of
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, read_summary, run_folders
-from experiments.store.text import Summary, figures_text, format_mean
+from experiments.store.text import Summary, count_text, figures_text, format_mean
 
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error)
 
@@ -172,8 +172,7 @@ def omitted_text(omitted: Iterable[Omitted]) -> str:
         by_reason.setdefault(reason, []).append(name)
     lines = []
     for reason, names in by_reason.items():
-        runs = "1 run" if len(names) == 1 else f"{len(names)} runs"
-        lines += [f"{runs} not shown: {reason}", *(f"  {name}" for name in names if name)]
+        lines += [f"{count_text(len(names), 'run')} not shown: {reason}", *(f"  {name}" for name in names if name)]
     return "\n".join(lines)
 
 

@@ -42,7 +42,8 @@ def run_text(summary: Summary) -> str:
         stated = len(ranks) if key == "tbt_seconds" else num_stated
         rows.append([f"{name} [{unit}]", *values[:stated], *["-"] * (len(ranks) - stated)])
     aligned = ("left", *["right"] * len(ranks))
-    return f"{title}\n\n{figures}\n\n{tabulate(rows, [f'latencies of {counted:,} requests', *ranks], colalign=aligned, disable_numparse=True)}"
+    heads = [f"latencies of {count_text(counted, 'request')}", *ranks]
+    return f"{title}\n\n{figures}\n\n{tabulate(rows, heads, colalign=aligned, disable_numparse=True)}"
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -59,24 +60,27 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "goodput", f"{number(goodput['requests_per_second'])} requests/s, {attained}"
     if attained := summary["attainment"]:
         tiers = "".join(f"; {tier} {share(of['share'])}" for tier, of in attained["tiers"].items())
-        yield "SLOs", f"{share(attained['share'])} of {attained['requests']} requests attain theirs{tiers}"
+        yield (
+            "SLOs",
+            f"{share(attained['share'])} of {count_text(attained['requests'], 'request')} attain theirs{tiers}",
+        )
     service = summary["service"]
     if service and (jain := number(service["jain_index"]["mean"])) != "-":
         worst, usual = (number(service["service_difference"][key]) for key in ("max", "mean"))
-        clients = len(service["clients"])
-        yield "service", f"{clients} clients; difference {usual} per s, at most {worst}; Jain's index {jain}"
+        clients = count_text(len(service["clients"]), "client")
+        yield "service", f"{clients}; difference {usual} per s, at most {worst}; Jain's index {jain}"
     if regret := summary.get("regret"):
         bound = f"its lower bound of {number(regret['latency_bound'])} s"
         line = f"mean latency {number(regret['latency'])} x {bound}, makespan {number(regret['makespan'])} x"
         if "violations" in regret:
-            line += f"; {regret['violations']} violations over the lower bound of {regret['violations_bound']}"
+            line += f"; {count_text(regret['violations'], 'violation')} over the lower bound of {regret['violations_bound']}"
         yield "regret", line
     batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"
     tokens = f"{number(mean['batch_tokens'])} tokens ({share(mean['padding_share'])} padding)"
     yield "iterations", f"{run['iterations']} of {batch} and {tokens}"
     used = f"{share(mean['kv_use_mean'])} used, at most {share(mean['kv_use_peak'])}"
     again = f"{number(run.get('recomputed_tokens'))} tokens recomputed ({share(run.get('recomputed_share'))})"
-    yield "KV cache", f"{used}; {run['preemptions']} preemptions, {again}"
+    yield "KV cache", f"{used}; {count_text(run['preemptions'], 'preemption')}, {again}"
     if cache := summary.get("prefix_cache"):
         cached, again = number(cache["cached_tokens"]), number(cache["cached_again_tokens"])
         found = f"{share(cache['hit_share'])} of prompt tokens found ({cached}), {again} after preemptions"
@@ -89,6 +93,11 @@ def run_line(name: str, summary: Summary) -> str:
     rate = format_number(summary["throughput"]["total_tokens_per_second"])
     mark = "simulated" if summary["about"]["simulated"] else "measured"
     return f"{name}: {rate} tokens/s, TTFT p50 {format_number(summary['ttft_seconds']['p50'])} s ({mark})"
+
+
+def count_text(number: int, noun: str) -> str:
+    """Returns a number of things, as in 1 request or 2 requests."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def format_mean(mean: Mean) -> str:

@@ -91,7 +91,7 @@ def test_equal_runs_of_several_seeds_are_one_replication() -> None:
     text = compared(
         rows("a", [10.0, 10.0]), rows("b", [12.0, 14.0])
     )  # 2 and 4 more: 3, of which 12.706 errors are 12.706
-    assert text.splitlines()[1].split() == ["better", "ratio", "difference"]
+    assert text.splitlines()[1].split() == ["figure", "better", "ratio", "difference", "remark"]
     assert "b over a: 2 replications, paired" in text and "+3 [-9.71, 15.7]" in text
     assert "the seed changes nothing" not in text
 

@@ -49,7 +49,7 @@ def test_a_signal_lets_open_requests_end_for_a_while_or_until_the_next_signal(
 
     figures, _ = served(tmp_path / "run", clients, *SLOW, f"drain_seconds={seconds}", ends=True)
     assert figures["run"].get("cancelled_requests", 0) == is_cut
-    assert figures["about"]["chosen"].get("cut") == ("1 requests, as the server ended" if is_cut else None)
+    assert figures["about"]["chosen"].get("cut") == ("1 request, as the server ended" if is_cut else None)
 
 
 def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_path: Path) -> None:
