@@ -24,6 +24,8 @@ from experiments.capacity import control
 from experiments.capacity.simulation import Outcome
 from experiments.check import search
 from experiments.settings import backends
+from experiments.settings.error_lines import default_keys
+from experiments.store.headings import flat
 from experiments.workloads import PromptFile, ServeGen, TraceReplay
 from experiments.workloads.trace import Format
 
@@ -161,6 +163,16 @@ def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path,
             seen_before = document != DOCUMENTS[0] and line.partition("  ")[0] in README
             if not seen_before and not any(re.match(pattern, line) for pattern in ELSEWHERE):
                 follow(line, folder)
+
+
+def test_each_workload_is_listed_with_keys_that_it_has() -> None:
+    rows = re.findall(r"^\| (.+) \| .+ \| (.+) \|$", (ROOT / "docs" / "real-input.md").read_text(), re.M)
+    listed = {name: keys for names, keys in rows for name in re.findall(r"`(\w+)`", names)}
+    assert {path.stem for path in (ROOT / "conf" / "workload").glob("*.yaml")} == listed.keys()
+    for name, keys in listed.items():
+        known = [f"{key}." for key, _ in flat(default_keys("config", [f"workload={name}"])["workload"])]
+        for key in re.findall(r"`([\w.]+)", keys):
+            assert any(other.startswith(f"{key}.") for other in known), (name, key)
 
 
 def test_the_files_of_requests_that_are_shown_can_be_read(tmp_path: Path) -> None:
