@@ -19,11 +19,12 @@ def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments:
         raise PlanError(f"{_text(where)}, {error}{_line_in_policy(error)}") from error
     except (CbatchError, Interruption):
         raise
-    except KeyboardInterrupt as error:
-        error.args = (f"{_text(where)}, {_name(method)}(){_line_in_policy(error)}",)
-        raise
     except BaseException as error:
-        problem = f"{_name(method)}() raised {type(error).__name__}: {error}{_line_in_policy(error)}"
+        called, line = f"{getattr(method, '__name__', type(method).__name__)}()", _line_in_policy(error)
+        if isinstance(error, KeyboardInterrupt):
+            error.args = (f"{_text(where)}, {called}{line}",)
+            raise
+        problem = f"{called} raised {type(error).__name__}: {error}{line}"
         if str(error).startswith("'Request' object"):
             problem += "; a request takes no attributes of a policy: keep them in a dict by request.id"
         raise PolicyError(f"{_text(where)}: {problem}") from error
@@ -31,10 +32,6 @@ def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments:
 
 def _text(where: str | Callable[[], str]) -> str:
     return where if isinstance(where, str) else where()
-
-
-def _name(method: Callable[..., Any]) -> str:
-    return getattr(method, "__name__", type(method).__name__)
 
 
 def _line_in_policy(error: BaseException) -> str:

@@ -190,10 +190,7 @@ class State(Queues):
     # -- a step's tokens come in --------------------------------------------------------------------------------------
 
     def absorb(self, step: Step, tokens: Tokens | None, now: float) -> Absorbed:
-        """Takes in the tokens of the oldest step in flight.
-
-        tokens: [batch], as in `StepResult`; None where values do not matter.
-        """
+        """Takes in the tokens of the oldest step in flight. tokens: [batch], as in `StepResult`; None where values do not matter."""
         table, places = self.table, step.sampled
         rows = step.rows[places]
         if self._leaving_rows:  # a request of this step ended, or was preempted and rejected, while it was in flight
@@ -255,10 +252,7 @@ class State(Queues):
         return list(done)
 
     def end(self, request: Request, reason: FinishReason, now: float, why: str = "") -> None:
-        """Ends a request in any state. KV blocks and row stay taken while an iteration in flight refers to them.
-
-        why: the `reject_reason`.
-        """
+        """Ends a request in any state. KV blocks and row stay taken while an iteration in flight refers to them. why: the `reject_reason`."""
         self.leave(request)
         if self.cache is not None:
             self.cache.end(request)

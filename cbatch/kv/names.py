@@ -20,10 +20,7 @@ from cbatch.request_table import RequestTable
 
 
 class Prefix:
-    """The names of one request's blocks, made on demand.
-
-    num_lost: tokens of its KV cache that the latest preemption lost.
-    """
+    """The names of one request's blocks, made on demand. num_lost: tokens of its KV cache that the latest preemption lost."""
 
     def __init__(self, request: Request, pool: PrefixPool, table: RequestTable) -> None:
         self._request, self._pool, self._table = request, pool, table

@@ -47,10 +47,7 @@ class Seen(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A copy of a `Plan`, by the ids of its requests.
-
-    entries: (id, tokens). reject: (id, reason). reserve: (id, tokens).
-    """
+    """A copy of a `Plan`, by the ids of its requests. entries: (id, tokens). reject: (id, reason). reserve: (id, tokens)."""
 
     entries: tuple[tuple[int, int], ...]
     preempt: Ids = ()

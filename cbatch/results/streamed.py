@@ -60,10 +60,7 @@ class CountedServed(Served):
 
 
 class StreamedRun:
-    """Gathers the pieces of a record. Requests must arrive by time, not by iteration.
-
-    ended: the requests that have ended, in this order.
-    """
+    """Gathers the pieces of a record. Requests must arrive by time, not by iteration. ended: the requests that have ended, in this order."""
 
     def __init__(self) -> None:
         self.ended: list[Ended] = []

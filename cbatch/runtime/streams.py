@@ -57,10 +57,7 @@ class Stream(Protocol):
 
 
 class Streams(NamedTuple):
-    """The streams of an executor.
-
-    h2d, compute: copy in and compute, one for each pipeline stage. d2h: copies out.
-    """
+    """The streams of an executor. h2d, compute: copy in and compute, one for each pipeline stage. d2h: copies out."""
 
     h2d: Sequence[Stream]
     compute: Sequence[Stream]

@@ -87,10 +87,7 @@ class Search:
         self._control: Control | None = None
 
     def run(self) -> Capacity:
-        """Searches.
-
-        Raises ConfigError: no rate or every rate meets the objectives, or the replications are too short or too few.
-        """
+        """Searches. Raises ConfigError: no rate or every rate meets the objectives, or the replications are too short or too few."""
         low, high, in_system = self._bracket()
         warmup = self._warmup(in_system)
         middle = sqrt(low * high)

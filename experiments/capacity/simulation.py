@@ -60,10 +60,7 @@ def replicate(settings: Settings, number: int, rate: float, num_requests: int) -
 
 
 def simulate(settings: Settings, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
-    """Serves one replication at one rate to its end.
-
-    warmup: requests at the beginning that do not count, and as many at the end.
-    """
+    """Serves one replication at one rate to its end. warmup: requests at the beginning that do not count, and as many at the end."""
     began = time.process_time()
     run = assemble(replicate(settings, number, rate, num_requests))
     record = run.engine.run()

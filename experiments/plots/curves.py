@@ -257,9 +257,7 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
 
 
 def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str], unread: Sequence[str]) -> str:
-    """Returns the policies that do not read x, the figures that are equal in all runs, the lines that coincide, and whether runs and
-    requests are too few.
-    """
+    """Returns the policies that do not read x, figures that are equal in all runs, lines that coincide, and what is too few."""
     notes = [f"{', '.join(unread)}: independent of {x}, drawn as a level line"] if unread else []
     values = {heading_of(key): frame[key].iloc[0] for key in equal}
     notes.append(

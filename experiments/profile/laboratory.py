@@ -61,10 +61,7 @@ class Batch(NamedTuple):
 
 
 class Laboratory:
-    """Computes batches on a server of real tokens, for requests that exist only as rows.
-
-    measured: seconds of every batch so far.
-    """
+    """Computes batches on a server of real tokens, for requests that exist only as rows. measured: seconds of every batch so far."""
 
     def __init__(self, server: Server, vocabulary_size: int) -> None:
         self.executor, self.limits = server.executor, server.limits

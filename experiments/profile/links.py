@@ -30,10 +30,7 @@ PAUSE_CYCLES = 20_000_000
 
 
 def link_times(spec: ModelSpec, num_gpus: int) -> Links:
-    """Times hand-overs between two GPUs, and exchanges between 2, 4, ... of them.
-
-    Raises ConfigError: a GPU cannot access another's memory.
-    """
+    """Times hand-overs between two GPUs, and exchanges between 2, 4, ... of them. Raises ConfigError: a GPU cannot access another's memory."""
     counts = [2**power for power in range(1, num_gpus.bit_length())]
     exchanges = {count: _curve(spec, _exchange_seconds(spec, count)) for count in counts}
     return Links(exchanges, within_node=_curve(spec, _hand_over_seconds(spec)))

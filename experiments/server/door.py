@@ -28,10 +28,7 @@ _SLOW_BODY = 4096
 
 
 class Door:
-    """Admits requests, and passes the engine's reports on to their answers.
-
-    is_closed: the engine has ended.
-    """
+    """Admits requests, and passes the engine's reports on to their answers. is_closed: the engine has ended."""
 
     def __init__(self, settings: ServerSettings, engine: Connection) -> None:
         """Waits until the engine serves. Raises CbatchError: the engine has failed; the model's tokenizer cannot be loaded."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 from cbatch.calls import call
@@ -40,12 +40,10 @@ def _serve(settings: ServerSettings, folder: Path, server: Connection, **options
     serve_clients(settings, folder, inbox, server.send, **options)
 
 
-def _end_plan(_: int, frame: FrameType | None) -> None:
+def _end_plan(_: int, frame: Any) -> None:
     """Raises an error in a policy that is running, and may never return: it ends the run, as each of a policy's errors."""
-    while frame is not None:
-        if frame.f_code is call.__code__:
-            raise CancelledError("the server was told to end three times")  # no `except Exception` handles it
-        frame = frame.f_back
+    if any(outer.f_code is call.__code__ for outer, _ in walk_stack(frame)):
+        raise CancelledError("the server was told to end three times")  # no `except Exception` handles it
 
 
 def _read(server: Connection, inbox: Inbox) -> None:

@@ -66,10 +66,7 @@ def num_recorded(workload: Workload) -> int | None:
 
 
 def natural_rate(workload: Workload, num_requests: int) -> float:
-    """Returns the mean requests per second of a workload as its settings stand.
-
-    Raises ConfigError: all of its requests arrive together.
-    """
+    """Returns the mean requests per second of a workload as its settings stand. Raises ConfigError: all of its requests arrive together."""
     return _natural_rate(pickle.dumps(workload), num_requests)
 
 

@@ -79,10 +79,7 @@ class DrawnRequests(Workload):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OpenLoop(DrawnRequests):
-    """`num_requests` requests of any arrival process and any length distribution.
-
-    rate_scale: 2 sends the same requests twice as fast.
-    """
+    """`num_requests` requests of any arrival process and any length distribution. rate_scale: 2 sends the same requests twice as fast."""
 
     rate_scale: Annotated[float, positive("1 keeps the rate")] = 1.0
 
