@@ -161,6 +161,39 @@ def test_a_policy_sees_and_plans_the_same_again(
     assert (found > 0) == (eviction is not None)
 
 
+@pytest.mark.parametrize(("waiting", "running", "order"), [(0.005, 0.006, [0, 1, 2]), (0.006, 0.005, [1, 0, 2])])
+@pytest.mark.parametrize("eviction", [None, LRU])
+def test_clients_that_leave_during_one_iteration_leave_in_the_same_order_again(
+    waiting: float, running: float, order: list[int], eviction: type[Eviction] | None
+) -> None:
+    """The clients of request 0, which waits, and of request 1 leave during the second iteration, from 4.1 to 6.4 ms."""
+
+    class WithoutTheFirst(Orca):
+        def __init__(self) -> None:
+            self.ended: list[int] = []
+
+        def plan(self, view: View) -> Plan:
+            plan = view.plan()
+            for request in (*view.running, *view.waiting):
+                if request.id:
+                    plan.add(request)
+            return plan.build()
+
+        def on_finish(self, request: Request) -> None:
+            self.ended.append(request.id)
+
+    def asked() -> list[Request]:
+        leaving = zip(range(3), (waiting, running, None), strict=True)
+        return [
+            Request.from_spec(RequestSpec(id_, 10, 9, timeout=timeout, prompt=[id_] * 10)) for id_, timeout in leaving
+        ]
+
+    first, again = WithoutTheFirst(), WithoutTheFirst()
+    options = {"asynchronous": False, "prefix_cache": eviction and eviction()}
+    ask(again, record(make(first, simulated(), **options), asked()), asked(), eviction and eviction())
+    assert first.ended == again.ended == order
+
+
 @pytest.mark.parametrize("eviction", [None, LRU])
 def test_a_run_of_real_tokens_is_replayed_without_a_model(eviction: type[Eviction] | None, tmp_path: Path) -> None:
     """End-of-sequence tokens shorten requests by surprise. Without a prefix cache, where they came is all that is kept of tokens."""

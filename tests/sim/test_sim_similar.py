@@ -20,6 +20,8 @@ from experiments.settings.presets import load_spec
 KNOWN = ModelSpec("known", "llama", 2, 4, 2, 1, 2, 8, 10, 64)  # 144 weights per layer
 WIDER = ModelSpec("wider", "llama", 6, 8, 4, 4, 2, 8, 30, 64)  # 448
 
+ONE = BilinearGrid.through([(1, 1, 1.0)])
+
 DECODES = [BatchShape((), number, number * context) for number in (1, 8, 32, 64, 128) for context in (256, 1024, 3000)]
 PROMPTS = [BatchShape(((tokens, 0),)) for tokens in (128, 256, 384, 512, 1024, 2048, 4096)]
 MIXED = [
@@ -74,18 +76,31 @@ def test_equal_layers_take_the_same_time(hardware: str) -> None:
     assert [bool(cost.estimated) for cost in costs] == [False, True]
 
 
+def test_a_model_without_gates_has_fewer_weights_than_a_measured_one() -> None:
+    """By hand: 384 of 144, where 448 of 144 are gated. A file that does not state every size serves no other model."""
+    tables, plain = Measured(linear=curve(1.8, 3.6), chunks=ONE, decodes=ONE), replace(WIDER, family="nanogpt")
+    measured = MeasuredModel(num_layers=2, shape=KNOWN.shape, tensor_parallel={1: tables})
+    found, _ = replace(profile(), models={"known": measured}).measured(plain, 1)
+    assert found.linear and found.linear.seconds == pytest.approx((2.4, 4.8))
+    unstated = replace(measured, shape={size: number for size, number in KNOWN.shape.items() if size != "head_dim"})
+    assert replace(profile(), models={"known": unstated}).measured(plain, 1) == (Measured(), ())
+
+
 @pytest.mark.parametrize(
-    ("model", "nearest"),
+    ("spec", "nearest"),
     [
-        ("mistral-7b", "llama-3.1-8b"),
-        ("yi-34b", "llama-3.1-8b"),
-        ("llama-2-70b", "llama-3.1-8b"),
-        ("nanogpt-13b", "llama-13b"),
-        ("tiny", ""),  # float32
+        (load_spec("mistral-7b"), "llama-3.1-8b"),
+        (load_spec("yi-34b"), "llama-3.1-8b"),
+        (load_spec("llama-2-70b"), "llama-3.1-8b"),
+        (load_spec("nanogpt-13b"), "llama-13b"),
+        # as many layers as qwen3-8b, and between both in width
+        (replace(load_spec("llama-3.1-8b"), num_layers=36, intermediate_size=13_312), "llama-3.1-8b"),
+        (replace(load_spec("mistral-7b"), dtype="float32"), ""),
     ],
+    ids=lambda value: getattr(value, "name", None),
 )
-def test_the_most_similar_model_of_the_same_number_format_is_chosen(model: str, nearest: str) -> None:
-    h200, spec = load_profile("h200"), load_spec(model)
+def test_the_most_similar_layers_of_the_same_number_format_are_chosen(spec: ModelSpec, nearest: str) -> None:
+    h200 = load_profile("h200")
     tables, _ = h200.measured(spec, 1)
     assert tables == (h200.models[nearest].fitted(spec, 1)[0] if nearest else Measured())
 
