@@ -25,7 +25,7 @@ from experiments.plots.series import check_few, describe_points, leave_out, load
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
 from experiments.store.headings import Heading, check_figure, heading_of
 from experiments.store.intervals import few_text
-from experiments.store.labels import coincide_text, is_argument, is_baseline, with_replications
+from experiments.store.labels import is_argument, is_baseline, merge_equal, with_replications
 from experiments.store.notes import tail_text
 from experiments.store.runs import matching, read_runs
 from experiments.store.tables import read_requests
@@ -101,8 +101,8 @@ def draw(
 
     Of several seeds, the line is the mean, and a band its 95% interval, as in tables. The band of a ratio is the interval of
     `experiments.compare`; runs that cannot be paired by seed have none. A figure that a pattern names and that is equal in all
-    runs is stated below instead. A policy without the argument x is a level line without markers, an eviction that reads the future
-    a grey, dashed line.
+    runs is stated below instead. Equal lines are drawn once, as `first = second`. A policy without the argument x is a level line
+    without markers, an eviction that reads the future a grey, dashed line.
 
     Raises ConfigError: no finished runs, fewer than two values of x, too many series, no such figure or baseline.
 
@@ -140,7 +140,9 @@ def draw(
         baseline = ""
     is_base = is_baseline(frame, baseline) if baseline else frame["label"] == ""
     frame = pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame
-    bases = frame.loc[is_base, "label"].head(1).tolist()
+    base, shown = set(frame.loc[is_base, "label"].head(1)), frame.drop_duplicates("folder")
+    frame = merge_equal(frame, ["of", x, *keys])
+    bases = [label for label in frame["label"].unique() if base & {*label.split(" = ")}]
     unread = frame.loc[frame["level"], "label"].unique().tolist()
     cells = [
         (of, key, over) for of in frame["of"].unique() for key in keys if key not in equal for over in ("", *bases)
@@ -157,7 +159,6 @@ def draw(
         panel.set_title(of if frame["of"].nunique() > 1 else "")
     handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in panels)))
     below = _notes(frame, x, keys, equal, unread)
-    shown = frame.drop_duplicates("folder")
     add_title(figure, shown, frame["heading"].iloc[0], handles, describe_points(frame, x), below, look)
     return figure
 
@@ -224,7 +225,7 @@ def _draw_panel(
         if (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
     name = heading.axis or heading.text
-    panel.set_ylabel(wrap(f"{name.partition(' [')[0]} over {over}" if over else name, 30))
+    panel.set_ylabel(wrap(f"{name.partition(' [')[0]} over {over.partition(' = ')[0]}" if over else name, 30))
 
 
 def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal: float, over: str) -> None:
@@ -257,13 +258,12 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
 
 
 def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str], unread: Sequence[str]) -> str:
-    """Returns the policies that do not read x, figures that are equal in all runs, lines that coincide, and what is too few."""
+    """Returns the policies that do not read x, figures that are equal in all runs, and what is too few."""
     notes = [f"{', '.join(unread)}: independent of {x}, drawn as a level line"] if unread else []
     values = {heading_of(key): frame[key].iloc[0] for key in equal}
     notes.append(
         "; ".join(f"{heading.text}: {heading.factor * value:g} in each run" for heading, value in values.items())
     )
-    notes.append(coincide_text(frame, ["of", x, *keys]))
     points = frame.assign(figures=frame["summary"].map(figures_text)).groupby(["label", x, "of"])
     notes.append(few_text(points["figures"].nunique()))
     if any(key.endswith("p99") for key in keys):

@@ -13,14 +13,13 @@ from cbatch import ConfigError
 from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, load_series
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
-from experiments.store.labels import coincide_text
+from experiments.store.labels import merge_equal
 from experiments.store.runs import Omitted, print_omitted
 from experiments.store.tables import read_requests, time_between_tokens
 
 _MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens
 _NAMES = ("time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]")
 _OBJECTIVES = (("slo_ttft_seconds", 1.0), ("slo_tbt_seconds", 1e3), ("slo_total_seconds", 1.0))  # column and factor
-
 _FIGURES = ("ttft_seconds.", "tbt_seconds.", "end_to_end_seconds.")
 
 Values = NDArray[np.float64]
@@ -35,7 +34,8 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     Args:
         tiers: a row of panels for each tier; a dotted line marks an objective that all its requests share.
     """
-    frame = load_series(folder, look)
+    shown = load_series(folder, look)
+    frame = merge_equal(shown, [column for column in map(str, shown) if column.startswith(_FIGURES)])
     check_few(frame)
     requests = {run: read_requests(run) for run in frame["folder"]}
     if all(of_run["ttft_seconds"].isna().all() for of_run in requests.values()):
@@ -55,9 +55,8 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
         _finish(panels, tier, pd.concat(requests.values()))
     sizes = frame.groupby("label").size()
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
-    below = coincide_text(frame, [column for column in map(str, frame) if column.startswith(_FIGURES)])
     heading, handles = frame["heading"].iloc[0], axes[0][0].get_legend_handles_labels()[0]
-    add_title(figure, frame, heading, handles, note, below, look)
+    add_title(figure, shown, heading, handles, note, look=look)
     return figure
 
 

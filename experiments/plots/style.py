@@ -101,10 +101,7 @@ def line_style(index: int) -> dict[str, Any]:
 def new_figure(
     rows: int, columns: int, height: float, *, ratios: Sequence[float] | None = None, **shared: bool
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Returns a figure as wide as a page, `height` inches, and its axes, [rows][columns].
-
-    ratios: heights of the rows. shared: sharex, sharey.
-    """
+    """Returns a figure as wide as a page, `height` inches, and its axes, [rows][columns]. ratios: heights of the rows. shared: sharex, sharey."""
     options: dict[str, Any] = {"height_ratios": ratios, "layout": "constrained", **shared}
     figure, axes = plt.subplots(rows, columns, figsize=(PAGE, height), squeeze=False, **options)
     return figure, axes.tolist()
@@ -160,13 +157,15 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
     for panel in figure.axes:
         panel.set_xlabel(wrap(panel.get_xlabel(), int(_LABEL_WIDTH * panel.bbox.width / figure.bbox.width * pages)))
     if handles:
-        longest = max(len(str(handle.get_label())) for handle in handles)
+        labels = [wrap(str(handle.get_label()), int(_LEGEND_WIDTH * pages) - 8) for handle in handles]
+        longest = max(len(line) for label in labels for line in label.splitlines())
         widest = min(len(handles), 4, max(int(_LEGEND_WIDTH * pages) // (longest + 8), 1))
         ncols = ceil(len(handles) / ceil(len(handles) / widest))
         if not size:
-            figure.set_figheight(figure.get_figheight() + 0.15 * (ceil(len(handles) / ncols) - 1))
+            rows = ceil(len(handles) / ncols) + sum(label.count("\n") for label in labels)
+            figure.set_figheight(figure.get_figheight() + 0.15 * (rows - 1))
         legend = figure.legend(
-            handles=handles, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9
+            handles=handles, labels=labels, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9
         )
         legend.get_title().set_multialignment("center")
     else:

@@ -98,13 +98,14 @@ def code_text(about: Mapping[str, Any]) -> str:
     return " ".join(f"{name}:{own[name]}" for name in sorted(own))
 
 
-def coincide_text(runs: pd.DataFrame, columns: Iterable[str]) -> str:
-    """Says which labels have runs with equal values in these columns; empty if none have."""
+def merge_equal(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
+    """Returns the runs of the first of the labels whose runs have equal values in these columns, with the label `first = second`."""
     same: dict[str, list[str]] = {}
     values = runs[list(columns)].map(lambda value: significant(value) if isinstance(value, float) else value)
     for label, rows in values.groupby(runs["label"], sort=False):
         same.setdefault(rows.to_json(orient="values", double_precision=15), []).append(str(label))
-    return "; ".join(f"{' and '.join(labels)} coincide" for labels in same.values() if len(labels) > 1)
+    merged = {labels[0]: " = ".join(labels) for labels in same.values()}
+    return runs[runs["label"].isin(merged)].assign(label=runs["label"].replace(merged))
 
 
 def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":

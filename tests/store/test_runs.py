@@ -14,7 +14,7 @@ from cbatch import ConfigError
 from experiments.plots import series
 from experiments.plots.series import check_few, describe_points, load_runs, load_series, points_of
 from experiments.plots.style import Look
-from experiments.store.labels import coincide_text, is_baseline, label_runs
+from experiments.store.labels import is_baseline, label_runs, merge_equal
 from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import (
     Omitted,
@@ -243,14 +243,14 @@ def test_labels_are_replaced_and_ordered_by_the_user(tmp_path: Path, monkeypatch
     assert load_series(tmp_path)["seed"].to_list() == [*range(40)], "equal labels stay in the order of the sweep"
 
 
-def test_lines_that_coincide_are_named() -> None:
+def test_lines_that_coincide_are_one() -> None:
     """a and c are equal at both x; b has the same values at another x."""
     xs = {"a": (1, 2), "b": (1, 3), "c": (1, 2)}
     rows = [(label, x, y) for label in xs for x, y in zip(xs[label], (5, 6), strict=True)]
     frame = pd.DataFrame(rows, columns=["label", "x", "y"])
-    assert coincide_text(frame, ["x", "y"]) == "a and c coincide"
-    assert coincide_text(frame.assign(y=range(6)), ["x", "y"]) == ""
-    assert coincide_text(frame[::-1], ["x", "y"]) == "c and a coincide", "in the order of the lines"
+    assert merge_equal(frame, ["x", "y"])["label"].to_list() == ["a = c", "a = c", "b", "b"]
+    assert merge_equal(frame.assign(y=range(6)), ["x", "y"])["label"].to_list() == frame["label"].to_list()
+    assert merge_equal(frame[::-1], ["x", "y"])["label"].to_list() == ["c = a"] * 2 + ["b"] * 2, "in the lines' order"
 
 
 def test_points_are_means_with_intervals_by_ascending_x() -> None:
