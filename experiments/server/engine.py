@@ -57,10 +57,7 @@ Say = Callable[[str], None]
 
 
 def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, **options: Any) -> None:
-    """Serves the requests from the inbox until the door closes or the policy fails, and writes the folder of the run.
-
-    options: as for `serve`.
-    """
+    """Serves the requests from the inbox until the door closes or the policy fails, and writes the folder of the run. options: as for `serve`."""
     try:
         loop, largest = partial(_run, settings, inbox, send), Request(0, settings.longest - 1, 1)
         result = serve(settings, folder, largest=largest, loop=loop, **options)

@@ -113,10 +113,7 @@ def heading_of(key: str) -> Heading:
 
 
 def check_figure(given: str) -> None:
-    """Raises ConfigError if no run has the figure that key=NAME names.
-
-    The names of figures by tier and client are known only at the end of a run.
-    """
+    """Raises ConfigError if no run has the figure that key=NAME names. The names of figures by tier and client are known only at the end of a run."""
     key, known = given.partition("=")[2], _known_figures()
     if key not in known and not key.startswith(("attainment.tiers.", "service.clients.")):
         raise ConfigError(no_such_figure(given, known))

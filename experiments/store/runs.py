@@ -112,10 +112,7 @@ def select_runs(folder: str | Path, text: str) -> tuple[pd.DataFrame, list[Omitt
 
 
 def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
-    """Returns the runs whose folder names or command lines contain `text`, or one of several texts: vtc|mlfq.
-
-    Raises ConfigError: there are none.
-    """
+    """Returns the runs whose folder names or command lines contain `text`, or one of several texts: vtc|mlfq. Raises ConfigError: there are none."""
     names = [Path(folder).name for folder in runs["folder"]]
     given = [",".join(summary["about"]["overrides"]) for summary in runs["summary"]]
     chosen = runs[[_any_in(text, *texts) for texts in zip(names, given, strict=True)]]

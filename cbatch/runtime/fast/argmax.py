@@ -107,10 +107,7 @@ def argmax(logits: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def search_share(logits: torch.Tensor, exchange: Exchange, meeting: Meeting) -> None:
-    """Find the likeliest token of each chunk of a rank's share of the vocabulary, for all ranks.
-
-    logits: [rows, share], contiguous.
-    """
+    """Find the likeliest token of each chunk of a rank's share of the vocabulary, for all ranks. logits: [rows, share], contiguous."""
     meeting.num_signals = len(logits) * exchange.num_chunks
     _search(logits, *exchange.table, exchange.num_chunks, exchange, meeting)
 

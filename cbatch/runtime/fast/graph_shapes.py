@@ -55,11 +55,7 @@ def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
 
 
 def default_shapes(limits: Limits, block_size: int, which: str) -> list[Shape]:
-    """The shapes to capture: decodes up to the whole batch, and mixed iterations up to a few tiles.
-
-    Args:
-        which: "off", "decode" or "all".
-    """
+    """The shapes to capture: decodes up to the whole batch, and mixed iterations up to a few tiles. which: "off", "decode" or "all"."""
     width = Shape.largest(limits, block_size).num_blocks
     if which == "off":
         return []

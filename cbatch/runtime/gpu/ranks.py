@@ -58,11 +58,7 @@ class Meetings:
         self._counts = [0] * num_ranks
 
     def exchange(self, rank: int, part: Part) -> Steps[list[Part]]:
-        """Returns the parts of all ranks, in their order.
-
-        Raises:
-            RuntimeError: a rank has not stored its part.
-        """
+        """Returns the parts of all ranks, in their order. Raises RuntimeError: a rank has not stored its part."""
         number = self._counts[rank]
         self._parts[number % 2][rank] = part
         self._counts[rank] += 1

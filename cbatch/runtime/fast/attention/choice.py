@@ -25,13 +25,7 @@ class Choice(NamedTuple):
 
 
 def choose_attention(spec: ModelSpec, block_size: int, device: torch.device, wanted: AttentionName = "auto") -> Choice:
-    """
-    Args:
-        block_size: tokens of a KV block.
-
-    Raises:
-        ConfigError: the wanted attention does not fit, or none fits the model and the block size.
-    """
+    """Chooses an attention. Raises ConfigError: the wanted one does not fit, or none fits the model and the size of KV blocks."""
     _check_sizes(spec, block_size)
     properties = torch.cuda.get_device_properties(device)
     is_hopper = properties.major >= 9

@@ -22,11 +22,7 @@ class Chunks(Protocol):
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Bounds, *, scaling: float
     ) -> Tensor:
-        """Like `Attention`, for these rows.
-
-        Returns:
-            [tokens, heads, head dim]; undefined at the tokens of other requests.
-        """
+        """Like `Attention`, for these rows. Returns [tokens, heads, head dim]; undefined at the tokens of other requests."""
 
 
 class SplitAttention:
