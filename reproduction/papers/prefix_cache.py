@@ -70,13 +70,8 @@ def measure(policy: str, name: str, num_blocks: int, traces: str) -> dict[str, f
     """Returns the share of prompt tokens that were found; served, also the mean time to first token in seconds."""
     if policy == ALONE:
         return {"hit_share": alone(EVICTIONS[name](), num_blocks, traces)}
-    cache: dict[str, Any] = {
-        "prefix_cache": True,
-        "eviction": name,
-        "block_size": BLOCK,
-        "kv_tokens": num_blocks * BLOCK,
-    }
-    summary = simulate(POLICIES[policy], "traces/mooncake", traces=traces, **SERVED, **cache).summary
+    keys = {**SERVED, "block_size": BLOCK, "kv_tokens": num_blocks * BLOCK, "prefix_cache": True, "eviction": name}
+    summary = simulate(POLICIES[policy], "traces/mooncake", traces=traces, **keys).summary
     return {"hit_share": summary["prefix_cache"]["hit_share"], "ttft_seconds": summary["ttft_seconds"]["mean"]}
 
 
@@ -123,14 +118,19 @@ def table(data: pd.DataFrame) -> str:
 
 @print_style()
 def draw(data: pd.DataFrame) -> Figure:
-    """Hits against the size of the cache: all requests one at a time, and 1,000 of them served by each policy."""
+    """Hits against the size of the cache: all requests one at a time, and 1,000 of them served by each policy. Equal evictions share a line."""
+    hits, equal = data.pivot_table(index=KEY[::2], columns="eviction", values="hit_share"), dict[str, list[str]]()
+    for name in EVICTIONS:
+        same = (other for other in equal if not (hits[other] - hits[name]).any())
+        equal.setdefault(next(same, name), []).append(name)
     figure, axes = new_figure(2, 2, 4.6)
     panels = [panel for row in axes for panel in row]
     titles = {ALONE: "7,851 requests, one at a time"} | {policy: f"1,000 requests, {policy}" for policy in POLICIES}
     for panel, (policy, title) in zip(panels, titles.items(), strict=True):
-        for index, name in enumerate(EVICTIONS):
+        for index, (name, names) in enumerate(equal.items()):
             line = data[(data["policy"] == policy) & (data["eviction"] == name)]
-            panel.plot(line["blocks"] / 1000, line["hit_share"], label=name, **line_style(index))
+            style = line_style(index) | ({"color": "#777777", "linestyle": "--"} if name == "belady" else {})
+            panel.plot(line["blocks"] / 1000, line["hit_share"], label=" = ".join(names), **style)
         log_x(panel, [size / 1000 for size in SIZES[policy]])
         panel.xaxis.minorticks_off()
         panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
