@@ -88,7 +88,14 @@ def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool, w
         splits *= 2
     if wide and (programs * splits < 0.6 * num_processors or (gated and programs > num_processors)):
         return None
-    return Tiling(tile, step, splits, 2 if programs * splits > 1.1 * num_processors else 1)
+    programs *= splits
+    if (
+        programs <= 1.25 * num_processors
+    ):  # two per processor would leave most halves to the next kernel, which fills them too early
+        return Tiling(tile, step, splits, 1)
+    if not gated and not wide and programs <= 1.5 * num_processors and inputs % (2 * splits * step) == 0:
+        return Tiling(tile, step, 2 * splits, 3)  # else every other processor would have one program, the others two
+    return Tiling(tile, step, splits, 2)
 
 
 @gluon.jit

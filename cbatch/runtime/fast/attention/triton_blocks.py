@@ -7,7 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 64
-"""Tokens of context that a program takes in one step, at most. Pages are multiples of it, or `SMALL_PAGES`."""
+"""Tokens of context that a program takes in one step. Pages are multiples of it, or `SMALL_PAGES`."""
+
+PROGRAMS = 2
+"""Programs of a multiprocessor."""
 
 SMALL_PAGES = (16, 32)
 """Smaller page sizes: a step takes several pages."""
@@ -19,33 +22,6 @@ SHARED_MEMORY = 222 * 1024
 """Bytes of shared memory for the blocks in flight on one multiprocessor (Hopper has 228 KB)."""
 
 LOG2_E = 1.4426950408889634
-
-
-class Tuning(NamedTuple):
-    """How the work is divided.
-
-    programs: per multiprocessor.
-    block: tokens of a step.
-    stages: steps in flight, if the shared memory holds them.
-    registers: per thread, at most; None: the compiler chooses.
-    early: the first block is read while the preceding kernel ends.
-    """
-
-    programs: int
-    block: int
-    stages: int
-    registers: int | None
-    early: bool
-
-
-FEW_HEADS = Tuning(programs=2, block=64, stages=3, registers=None, early=True)
-MANY_HEADS = Tuning(programs=4, block=32, stages=3, registers=128, early=False)
-"""For models with many kv heads: a program reads one head's keys, whose rows are all heads apart, and each head's line
-is divided into few shares. Measured on an H200: 5% faster than FEW_HEADS with the 40 kv heads of LLaMA-13B, 3 to 9%
-slower with the 8 of Llama 3.1 8B."""
-
-LEAST_FOR_MANY = 16
-"""Fewest kv heads for which MANY_HEADS is used; lies between the two measured numbers."""
 
 
 @triton.jit
@@ -151,24 +127,21 @@ class Sizes(NamedTuple):
     padded_group: int  # the next power of two
     dim: int
     page: int
-    block: int
     fitting: int  # stages of a block's loads that the shared memory holds
 
     @classmethod
-    def of(cls, query: Tensor, keys: Tensor, *, block: int = BLOCK, programs: int = 2) -> "Sizes":
+    def of(cls, query: Tensor, keys: Tensor) -> "Sizes":
         """
         Args:
             query: [tokens, heads, head dim].
             keys: [pages, page size, kv heads, head dim].
-            block: tokens of a step.
-            programs: number that should fit on one multiprocessor.
         """
         num_heads, dim = query.shape[1:]
         page, kv_heads = keys.shape[1:3]
-        assert page % block == 0 or block % page == 0, f"pages of {page} tokens do not fit steps of {block}"
+        assert page % BLOCK == 0 or BLOCK % page == 0, f"pages of {page} tokens do not fit steps of {BLOCK}"
         group = num_heads // kv_heads
-        fitting = 1 + SHARED_MEMORY // programs // (2 * block * dim * keys.element_size())
-        return cls(kv_heads, group, triton.next_power_of_2(group), dim, page, block, fitting)
+        fitting = 1 + SHARED_MEMORY // PROGRAMS // (2 * BLOCK * dim * keys.element_size())
+        return cls(kv_heads, group, triton.next_power_of_2(group), dim, page, fitting)
 
     def constants(self) -> dict[str, int]:
         """The sizes by the kernels' names for them."""
@@ -178,5 +151,5 @@ class Sizes(NamedTuple):
             "PADDED_GROUP": self.padded_group,
             "DIM": self.dim,
             "PAGE": self.page,
-            "BLOCK": self.block,
+            "BLOCK": BLOCK,
         }

@@ -14,19 +14,13 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.runtime.batch import Fields
-from cbatch.runtime.fast.attention.triton_blocks import (
-    FEW_HEADS,
-    LEAST_FOR_MANY,
-    LOG2_E,
-    MANY_HEADS,
-    Sizes,
-    attend_to_blocks,
-    pages_of,
-    prefetch,
-)
+from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, PROGRAMS, Sizes, attend_to_blocks, pages_of, prefetch
 
 LEAST_BLOCKS = 4
 """Fewest blocks of a share, unless a multiprocessor would have no share at all; some programs get none."""
+
+STAGES = 3
+"""Steps in flight, if the shared memory holds them."""
 
 LEAST_ROWS = 128
 """Fewest rows that the kernel is compiled for: all smaller batches share one compiled kernel."""
@@ -61,7 +55,6 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     PAIRS: tl.constexpr,  # heads of the group, padded to what a tensor core takes
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     kv_head, share = tl.program_id(0), tl.program_id(1)
@@ -101,7 +94,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         BLOCK,
     )
     if DEPENDENT:
-        if EARLY and at < stop:
+        if at < stop:
             prefetch(keys_ptr, values_ptr, next_page, next_block, kv_head, KV_HEADS, DIM, PAGE, BLOCK)
         gdc_wait()
     next_query = tl.load(query_ptr + next_token * (HEADS * DIM) + places, real, other=0.0)
@@ -246,10 +239,9 @@ class Decodes:
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
-        self._num_processors = properties.multi_processor_count
         self._dependent = properties.major >= 9  # start while the preceding kernel still runs
-        most = max(FEW_HEADS.programs, MANY_HEADS.programs) * self._num_processors
-        self._arrived = torch.zeros(most, dtype=torch.int32, device=device)
+        self._num_programs = PROGRAMS * properties.multi_processor_count
+        self._arrived = torch.zeros(self._num_programs, dtype=torch.int32, device=device)
 
     def write(
         self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], scaling: float
@@ -260,11 +252,10 @@ class Decodes:
             out, query: [tokens, heads, head dim], contiguous.
             keys, values: [pages, page size, kv heads, head dim].
         """
-        tuning = MANY_HEADS if keys.shape[2] >= LEAST_FOR_MANY else FEW_HEADS
-        sizes = Sizes.of(query, keys, block=tuning.block, programs=tuning.programs)
+        sizes = Sizes.of(query, keys)
         num_rows, table_width = batch.block_tables.shape
         num_heads = query.shape[1]
-        num_shares = max(1, tuning.programs * self._num_processors // sizes.kv_heads)
+        num_shares = max(1, self._num_programs // sizes.kv_heads)
         num_places = num_shares + num_rows
         parts = torch.empty((num_places, num_heads, sizes.dim), dtype=torch.float32, device=query.device)
         weights = torch.empty((num_places, num_heads), dtype=torch.float32, device=query.device)
@@ -285,13 +276,11 @@ class Decodes:
             **sizes.constants(),
             ROWS=max(LEAST_ROWS, triton.next_power_of_2(num_rows)),
             LEAST_BLOCKS=LEAST_BLOCKS,
-            PROGRAMS=tuning.programs,
+            PROGRAMS=PROGRAMS,
             PAIRS=max(16, sizes.padded_group),
-            STAGES=min(tuning.stages, sizes.fitting),
-            EARLY=tuning.early,
+            STAGES=min(STAGES, sizes.fitting),
             DEPENDENT=self._dependent,
             num_warps=4,
-            maxnreg=tuning.registers,
             launch_pdl=self._dependent,
         )
         return out
