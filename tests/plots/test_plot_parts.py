@@ -28,6 +28,17 @@ def test_a_hash_does_not_stand_alone_below_a_figure() -> None:
     assert abs(len(first) - len(second)) < 10 and third == "known"
 
 
+def test_a_long_label_is_broken_and_makes_the_figure_higher() -> None:
+    """Half a page has room for 54 characters of a label."""
+    figure, [[panel]] = new_figure(1, 1, 2.0)
+    handles = panel.plot([1, 2], label=" = ".join(["sarathi_serve"] * 7)) + panel.plot([2, 1], label="orca")
+    add_heading(figure, "", "", handles, (3.5, 2.0))
+    long, short = (text.get_text() for text in figure.legends[0].get_texts())
+    assert long.count("\n") == 2 and max(map(len, long.splitlines())) <= 54 and short == "orca"
+    add_heading(figure, "", "", handles, None)
+    assert figure.get_figheight() == pytest.approx(2.0 + 0.15 * 3)
+
+
 def test_sixteen_series_can_be_told_apart_without_colour() -> None:
     looks = {(style["marker"], style["fillstyle"]) for style in map(line_style, range(16))}
     assert len(looks) == len({line_style(index)["color"] for index in range(16)}) == 16

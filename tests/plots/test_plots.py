@@ -111,6 +111,18 @@ def test_a_figure_and_its_ratio_share_a_row_and_no_panel_is_empty(tmp_path: Path
     assert columns == [0, 1] * 3
 
 
+@pytest.mark.parametrize(("order", "label"), [([], "vtc = orca"), (["orca"], "orca = vtc")])
+def test_equal_lines_are_one_also_with_the_baseline_among_them(order: list[str], label: str, tmp_path: Path) -> None:
+    folder = write_ratios(
+        tmp_path, {"orca": {2: (1.0,), 14: (2.0,)}, "vtc": {2: (1.0,), 14: (2.0,)}, "mlfq": {2: (3.0,), 14: (4.0,)}}
+    )
+    figure = curves.throughput_vs_pd(folder, Look(order=order), baseline="vtc")
+    speeds, gains = figure.axes
+    assert lines(speeds) == {label: ([2, 14], [1, 2]), "mlfq": ([2, 14], [3, 4])}
+    assert lines(gains)["mlfq"] == ([2, 14], [3, 2]) and gains.get_ylabel() == f"throughput over {label.split()[0]}"
+    assert {*lines(latency_cdf.draw(folder, Look(runs="ratio=2")).axes[0])} == {"mlfq = orca = vtc"}, "equal latencies"
+
+
 def test_any_figure_against_any_setting(tmp_path: Path) -> None:
     for batch in (4, 8):
         write_run(tmp_path / f"{batch}", settings={"batch": batch}, speed=100.0 * batch)
