@@ -8,8 +8,8 @@ from tabulate import tabulate
 from experiments.store.provenance import today
 from reproduction.validation.compare import CLOSED, KINDS, RANK, RANKS, TARGETS, is_within, judged
 
-BRIEF = {"mean/P50": (" mean", " P50"), "P90": (" P90",), "P99": (" P99",)}
-"""Groups of figures, by the ends of their names, whose largest error is printed with each simulated result."""
+BRIEF = ("mean", "P50", "P90", "P99")
+"""Figures by the ends of their names; the largest error of each is printed with each simulated result."""
 
 
 def show(result: dict[str, Any]) -> None:
@@ -82,9 +82,9 @@ def _within_line(result: Mapping[str, Any]) -> str:
 def brief_error(result: Mapping[str, Any]) -> str:
     """Returns the text of `cbatch.sim.provenance.Compared.brief`: the largest errors, and for which batches and loads."""
     errors = [
-        f"{group} {max(sizes):.0%}"
-        for group, ends in BRIEF.items()
-        if (sizes := [error for name, error in result["largest_error"].items() if name.endswith(ends)])
+        f"{end} {max(sizes):.0%}"
+        for end in BRIEF
+        if (sizes := [error for name, error in result["largest_error"].items() if name.endswith(f" {end}")])
     ]
     return f"largest error: {', '.join(errors)}; {_conditions(_runs(result))}"
 
