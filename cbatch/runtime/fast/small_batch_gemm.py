@@ -70,7 +70,9 @@ def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool, w
     """Return a tiling for a matrix, or None if none divides it evenly.
 
     Of the tilings tried on an H200, tiles of 64 outputs with as many splits as needed are best for few rows, or tiles of 128
-    if there are enough of them and the product is not gated: a gated one reads two weights per output.
+    if there are enough of them and the product is not gated: a gated one reads two weights per output. Up to 1.25 programs per
+    multiprocessor take its whole memory each: of two halves one would be empty, and the next kernel would fill it too early. Up to 1.5
+    are divided in two, so that three of each multiprocessor's three places are taken.
 
     Args:
         outputs: the product's outputs; if gated, half the matrix's.
@@ -89,12 +91,10 @@ def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool, w
     if wide and (programs * splits < 0.6 * num_processors or (gated and programs > num_processors)):
         return None
     programs *= splits
-    if (
-        programs <= 1.25 * num_processors
-    ):  # two per processor would leave most halves to the next kernel, which fills them too early
+    if programs <= 1.25 * num_processors:
         return Tiling(tile, step, splits, 1)
-    if not gated and not wide and programs <= 1.5 * num_processors and inputs % (2 * splits * step) == 0:
-        return Tiling(tile, step, 2 * splits, 3)  # else every other processor would have one program, the others two
+    if tile == 64 and not gated and programs <= 1.5 * num_processors and inputs % (2 * splits * step) == 0:
+        return Tiling(tile, step, 2 * splits, 3)
     return Tiling(tile, step, splits, 2)
 
 
