@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cbatch.calls import call
 from cbatch.cost import BatchShape, CostModel
-from cbatch.errors import CbatchError
+from cbatch.errors import CbatchError, ReplayError
 from cbatch.kv import Eviction, Freed, KVView
 from cbatch.plan_check import check_rules
 from cbatch.policy import HOOKS, Policy, check_policy, optional_method
@@ -62,19 +62,24 @@ def replay(
 
     Raises:
         ConfigError: the policy refuses the limits of the run. PolicyError: a hook of the policy failed.
-        ReplayError: the prefix cache holds other tokens of a request than in the run.
+        ReplayError: events contradict each other, or the prefix cache holds other tokens of a request than in the run.
     """
     check_policy(policy, recorded.limits)
     of_run = recorded, requests, policy, cost
     shown: _Replay | CachedReplay = _Replay(*of_run) if eviction is None else CachedReplay(*of_run, eviction)
-    for event in recorded.events:
-        if isinstance(event, StepEnd):
-            shown.end(event)
-            continue
-        shown.look(event)
-        report(Comparison(event, *ask(policy, shown.view)))
-        if event is not recorded.events[-1]:  # else it may be illegal
-            shown.carry_out(event)
+    try:
+        for event in recorded.events:
+            if isinstance(event, StepEnd):
+                shown.end(event)
+                continue
+            shown.look(event)
+            report(Comparison(event, *ask(policy, shown.view)))
+            if event is not recorded.events[-1]:  # else it may be illegal
+                shown.carry_out(event)
+    except LookupError as error:  # not of the policy: its errors have a type of their own
+        iteration = (event.record if isinstance(event, StepEnd) else event).iteration
+        problem = f"iteration {iteration} has a request, or an end, that is recorded nowhere before ({error!r})"
+        raise ReplayError(f"{problem}; record the run again") from error
 
 
 def ask(policy: Policy, view: View) -> tuple[Decided, str]:

@@ -38,7 +38,7 @@ from experiments.settings.settings import Composed, Settings, read_settings
 MULTIRUN = "multirun.yaml"
 """File that Hydra writes into the folder of a sweep."""
 
-_COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
+_COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError)
 
 
 def compose_run(*overrides: str) -> Settings:
@@ -114,7 +114,9 @@ def _explained(name: str, overrides: Sequence[str]) -> Iterator[None]:
     check_search_path(overrides)  # a folder that is missing is a mere warning of Hydra
     try:
         yield
-    except _COMPOSES as error:
+    except (*_COMPOSES, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # else OmegaConf's, of a file that holds a number
+            raise
         raise ConfigError(explain(error, name, overrides)) from error
 
 

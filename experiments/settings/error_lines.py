@@ -75,6 +75,8 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
             return f"{error.override}: cannot be read ({_first_line(error)}); give key=value, or \"key='any text'\""
         case MarkedYAMLError() if error.problem_mark is not None:
             return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}; correct the file"
+        case RecursionError() | OSError():
+            return f"{' '.join(overrides)}: a file holds a number, or an alias of itself ({_first_line(error)}); correct it"
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(str(cause.full_key), name, overrides)

@@ -242,6 +242,17 @@ def test_a_replay_that_finds_other_tokens_than_the_run_says_so() -> None:
         ask(Orca(), recorded._replace(events=events), alike(), LRU())
 
 
+@pytest.mark.parametrize("eviction", [None, LRU])
+@pytest.mark.parametrize("lost", ["a request", "every plan"])
+def test_events_without_their_request_or_their_plan_are_refused(lost: str, eviction: type[Eviction] | None) -> None:
+    """As of a file that has lost a line."""
+    recorded = record(make(Orca(), simulated(), prefix_cache=eviction and eviction()), alike())
+    ends = [event for event in recorded.events if isinstance(event, StepEnd)]
+    chosen, events = (alike()[1:], recorded.events) if lost == "a request" else (alike(), ends)
+    with pytest.raises(ReplayError, match=r"^iteration 0 has a request, or an end, that is recorded nowhere before"):
+        ask(Orca(), recorded._replace(events=events), chosen, eviction and eviction())
+
+
 def test_a_policy_that_fails_or_breaks_a_rule_is_heard_and_the_run_goes_on() -> None:
     class Moody(Orca):
         def plan(self, view: View) -> Plan:
