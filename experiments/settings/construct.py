@@ -1,7 +1,9 @@
 """Builds objects from sections of the configuration, by Hydra's `_target_`; an error is one line that names the key."""
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from inspect import isclass, isfunction
 from pathlib import Path
 from pkgutil import resolve_name
@@ -154,6 +156,8 @@ def locate(path: str, target: object) -> Any:
         raise
     except BaseException as error:  # SystemExit too
         remedy = "the class must be importable from the current folder: correct the name, change the folder or install the module"
+        if near := get_close_matches(name, dir(sys.modules.get(module)), 1):  # of a module that has no such class
+            remedy = f"did you mean {module}.{near[0]}?"
         raise ConfigError(f"{given}: cannot be imported ({_why(error)}); {remedy}") from error
     if not callable(located):
         kind = type(located).__name__
