@@ -54,6 +54,8 @@ def _replay(run_folder: str, *overrides: str) -> int:
         print(f"{folder}: {_count(different, len(comparisons), name)}\n\n{_difference(different[0], name)}")
     else:
         print(f"{folder}: {name} makes the same {len(comparisons)} plans")
+    if file.cut:
+        print(f"\n{DECISIONS} is cut off, as when a run is killed: later plans are not compared")
     code = (read_summary(folder) or {"about": {}})["about"].get("code")
     if code and (changed := differences(code, sources_of(settings.composed.keys))):
         print(f"\nchanged since the recording: {changed}")

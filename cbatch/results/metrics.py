@@ -217,11 +217,11 @@ def find_window(
 ) -> Window:
     """Returns the window from the end of request `warmup_requests` until only `drain_requests` are left, in the order of their ends.
 
-    Without a warm-up it begins with the first plan. Without a drain it ends with the last token of a served request, or, if clients
+    Without a warm-up it begins with the run. Without a drain it ends with the last token of a served request, or, if clients
     have left, with the last iteration, which may have been computed for them. It is empty (end = start) if no request is left.
     """
     ends = np.sort(requests.last_token)
-    start = float(steps["planned_at"][0]) if len(steps["planned_at"]) else 0.0
+    start = began(steps, requests)
     if warmup_requests:
         start = float(ends[min(warmup_requests, len(ends)) - 1]) if len(ends) else start
     num_left = len(ends) - drain_requests
@@ -229,6 +229,12 @@ def find_window(
     if any_cancelled and not drain_requests:
         end = max(end, float(steps["received_at"].max(initial=end)))
     return Window(start, max(end, start))
+
+
+def began(steps: StepColumns, requests: Served) -> float:
+    """Returns when a run begins: with its first iteration's plan, or with an earlier arrival, which a policy let wait."""
+    planned = steps["planned_at"]
+    return float(min(planned.min(), requests.arrival.min(initial=np.inf))) if len(planned) else 0.0
 
 
 def statistics(values: Floats) -> dict[str, float]:
@@ -241,7 +247,8 @@ def statistics(values: Floats) -> dict[str, float]:
 
 
 def busy_seconds(begin: Floats, end: Floats, window: Window) -> float:
-    """Seconds of the window that at least one interval covers; begin (ascending), end: [intervals]."""
-    begin, end = (np.clip(times, window.start, window.end) for times in (begin, end))
+    """Seconds of the window that at least one interval covers; begin, end: [intervals], those of replicas in any order."""
+    order = np.argsort(begin, kind="stable")
+    begin, end = (np.clip(times[order], window.start, window.end) for times in (begin, end))
     covered = np.maximum.accumulate(np.concatenate([[window.start], end]))[:-1]  # before each interval
     return float(np.maximum(end - np.maximum(begin, covered), 0.0).sum())

@@ -112,7 +112,7 @@ def _run(
         **({"cancelled_requests": num_cancelled} if num_cancelled else {}),
         "counted_requests": num_counted,
         "iterations": len(steps["done_at"]),
-        "seconds": float(steps["done_at"][-1] - steps["planned_at"][0]) if len(steps["done_at"]) else 0.0,
+        "seconds": float(steps["done_at"][-1] - metrics.began(steps, requests)) if len(steps["done_at"]) else 0.0,
         "counted_seconds": window.seconds,
         "preemptions": sum(request.num_preemptions for request in ended),
         "recomputed_tokens": recomputed,

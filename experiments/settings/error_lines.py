@@ -99,7 +99,8 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
 def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     """Names the arguments of the class that the key's section builds, or else the keys that end alike or are most similar."""
     first = [override.partition(",")[0] for override in overrides]  # of a sweep's values
-    keys = default_keys(name, [text for text in first if text.partition("=")[0] in (*GROUPS, "hydra.searchpath")])
+    options = [text for text in first if text.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
+    keys = default_keys(name, options if options != list(overrides) else [])  # else the options themselves have the key
     values, (section, _, argument) = dict(flat(keys)), key.rpartition(".")
     if target := values.get(f"{section}._target_"):
         check_argument(key, target)

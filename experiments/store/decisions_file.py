@@ -29,11 +29,12 @@ _OMITTED = {"sampling", "stop_tokens", "stop_strings"}
 
 
 class DecisionsFile(NamedTuple):
-    """The contents of a file. overrides: the command line's, as in `policy=orca`, and --config-dir."""
+    """The contents of a file. overrides: the command line's, as in `policy=orca`, and --config-dir. cut: the file ends within."""
 
     recorded: Recorded
     requests: list[Request]
     overrides: list[str]
+    cut: bool
 
 
 class DecisionsWriter:
@@ -111,6 +112,7 @@ def _writing(path: Path) -> Iterator[None]:
 def read_decisions(path: Path) -> DecisionsFile:
     """Reads a file, up to where it is truncated. Raises ReplayError if it is missing or malformed."""
     run: dict[str, Any] = {}
+    cut = False
     requests: list[Request] = []
     events: list[Decision | StepEnd] = []
     for number, (kind, fields) in enumerate(_lines(path), 1):
@@ -124,6 +126,8 @@ def read_decisions(path: Path) -> DecisionsFile:
                     events.append(read(Decision, fields, "plan."))
                 case "step":
                     events.append(read(StepEnd, fields, "step."))
+                case "cut":
+                    cut = True
         except (ConfigError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ReplayError(f"{path}, line {number}: is damaged ({error}); record the run again") from error
     try:
@@ -131,18 +135,18 @@ def read_decisions(path: Path) -> DecisionsFile:
         recorded = read(Recorded, {**run, "events": ()}, "run.")._replace(events=events)
     except (ConfigError, TypeError, KeyError, AttributeError) as error:
         raise ReplayError(f"{path}: its first line does not describe a run ({error}); record the run again") from error
-    return DecisionsFile(recorded, requests, overrides)
+    return DecisionsFile(recorded, requests, overrides, cut)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the kind and the fields of each line, up to where the file is truncated."""
+    """Yields the kind and the fields of each line; where the file is truncated, as a killed writer leaves it, "cut"."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 ((kind, fields),) = json.loads(line).items()
                 yield kind, fields
     except EOFError:
-        return  # its writer was killed
+        yield "cut", None
     except FileNotFoundError as error:
         raise ReplayError(f"{path}: no such file; record a run's decisions with decisions=true") from error
     except (OSError, ValueError, AttributeError, RecursionError, zlib.error) as error:

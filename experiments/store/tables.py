@@ -32,7 +32,7 @@ def read_requests(folder: str | Path) -> pd.DataFrame:
 
     Attributes of the requests' own are columns `extra.NAME`.
     """
-    return _table(folder, REQUESTS, LATENCY_COLUMNS)
+    return _table(folder, REQUESTS, ["id", *LATENCY_COLUMNS])
 
 
 def read_service(folder: str | Path) -> Service | None:

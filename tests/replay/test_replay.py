@@ -292,11 +292,12 @@ def test_a_file_holds_all_that_following_needs(tmp_path: Path) -> None:
     """Also as far as it goes, if it was cut off."""
     write(path := tmp_path / "file", Orca())
     file, recorded = read_decisions(path), record(make(Orca(), simulated()), requests())
-    assert file.recorded == recorded and file.overrides == ["policy=orca", "chunk=8"]
+    assert file.recorded == recorded and file.overrides == ["policy=orca", "chunk=8"] and not file.cut
     assert all(followed.same for followed in ask(Orca(), file.recorded, file.requests))
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     file = read_decisions(path)
     heard = ask(Orca(), file.recorded, file.requests)
+    assert file.cut
     assert 10 < len(heard) < num_plans(recorded) and all(followed.same for followed in heard)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import make_engine
 
-from cbatch import SLO, BatchShape, Engine, FinishReason, Limits, Request, RunRecord
+from cbatch import SLO, BatchShape, Engine, FinishReason, Limits, Plan, Request, RunRecord, View
 from cbatch.results.metrics import Window, busy_seconds, collect_served
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
@@ -73,10 +73,24 @@ def test_what_was_computed_for_clients_that_left_takes_time(timeout: float | Non
     assert found["iterations"]["batch_requests"] >= 1
 
 
+def test_a_policy_that_lets_its_first_requests_wait_does_not_shorten_the_run() -> None:
+    """Request 0 arrives at 0 s and is planned at 5 s; its four tokens take 1 s each."""
+
+    class Waiting(PrefillFirst):
+        def plan(self, view: View) -> Plan:
+            return super().plan(view) if view.now >= 5 else view.plan().build(wake_at=5.0)
+
+    engine = make_engine(Waiting(), LIMITS)
+    engine.submit([Request(0, 4, 4)])
+    found = summarize(engine.run(), num_blocks=100, max_batch=4)
+    assert found["run"]["seconds"] == found["run"]["counted_seconds"] == 9.0
+    assert found["throughput"]["decode_tokens_per_second"] == pytest.approx(4 / 9)
+
+
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=20), st.integers(0, 60), st.integers(0, 30))
 def test_busy_seconds_are_the_length_of_the_union(spans: list[tuple[int, int]], start: int, length: int) -> None:
-    spans = sorted((begin, begin + duration) for begin, duration in spans)
+    spans = [(begin, begin + duration) for begin, duration in spans]  # replicas have them in any order
     window = Window(start, start + length)
     covered = {second for begin, end in spans for second in range(begin, end)}
     expected = len(covered & set(range(start, start + length)))
