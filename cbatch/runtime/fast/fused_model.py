@@ -196,14 +196,16 @@ class FusedModel:
             qkv=self._product(join(projections)),
             qkv_bias=None if biases[0] is None else torch.cat(biases),
             head_norms=norms,
-            output=self._product(attention.o_proj.weight),
+            # The weights of gate_up would delay its last ones, and norms between them take less time than filling the memory.
+            output=self._product(attention.o_proj.weight, overlaps=False),
             feed_forward_norm=layer.post_attention_layernorm.weight,
             gate_up=self._product(join([feed_forward.gate_proj, feed_forward.up_proj]), gated=True),
             down=self._product(feed_forward.down_proj.weight),
         )
 
-    def _product(self, weight: torch.Tensor, *, gated: bool = False) -> Product:
-        return Product(weight, self._num_processors, gated=gated, dependent=self.dependent, quack=self._quack)
+    def _product(self, weight: torch.Tensor, *, gated: bool = False, overlaps: bool = True) -> Product:
+        settings: dict[str, Any] = {"dependent": self.dependent, "quack": self._quack}
+        return Product(weight, self._num_processors, gated=gated, overlaps=overlaps, **settings)
 
 
 def exchanges_of(spec: ModelSpec, limits: Limits, layers: Layers, devices: Sequence[torch.device]) -> list[Exchange]:

@@ -17,17 +17,25 @@ class Product:
     """
 
     def __init__(
-        self, weight: torch.Tensor, num_processors: int, *, gated: bool = False, dependent: bool, quack: bool = False
+        self,
+        weight: torch.Tensor,
+        num_processors: int,
+        *,
+        gated: bool = False,
+        overlaps: bool = True,
+        dependent: bool,
+        quack: bool = False,
     ) -> None:
         """
         Args:
             num_processors: multiprocessors of the GPU.
+            overlaps: see `small_batch_product`.
             dependent: small operations start while the preceding kernel still runs; needs compute capability 9.0.
             quack: many rows are multiplied by quack's kernels where these are faster, else by cuBLAS.
         """
         self.weight = weight
         self.num_processors = num_processors
-        self.gated = gated
+        self.gated, self.overlaps = gated, overlaps
         self.quack = quack
         self.dependent = dependent
         outputs, inputs = weight.shape
@@ -47,7 +55,9 @@ class Product:
             [parts, rows, outputs], to be summed over the parts; if gated, SiLU(gate) * up in one part.
         """
         if tiling := self._tiling_of(x, meeting):
-            return small_batch_product(x, self.weight, tiling, gated=self.gated, meeting=meeting)
+            return small_batch_product(
+                x, self.weight, tiling, gated=self.gated, overlaps=self.overlaps, meeting=meeting
+            )
         if self.quack and meeting is None and len(x) > MAX_ROWS:
             product = quack_product(x, self.weight, self.num_processors, gated=self.gated)
             if product is not None:

@@ -132,6 +132,7 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     STAGES: gl.constexpr,
     STRIDE: gl.constexpr,
     GATED: gl.constexpr,
+    OVERLAPS: gl.constexpr,
     RANK: gl.constexpr,
     RANKS: gl.constexpr,
     num_warps: gl.constexpr,
@@ -142,7 +143,8 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     WAYS: gl.constexpr = 2 if GATED else 1
     STEP_BYTES: gl.constexpr = (WAYS * BLOCK_OUTPUTS + BLOCK_ROWS) * BLOCK_INPUTS * 2
     LAG: gl.constexpr = 1 if STAGES > 1 else 0  # steps still computed when the next begins
-    gdc_launch_dependents()
+    if OVERLAPS:
+        gdc_launch_dependents()
     split, output = gl.program_id(1), gl.program_id(0) * BLOCK_OUTPUTS
     first, shift = split * STEPS, gl.program_id(0) * STRIDE % STEPS  # step i reads place first + (i + shift) % STEPS
     weights = gl.allocate_shared_memory(weight.dtype, [STAGES * WAYS, BLOCK_OUTPUTS, BLOCK_INPUTS], weight.layout)
@@ -193,6 +195,7 @@ def small_batch_product(
     tiling: Tiling,
     *,
     gated: bool = False,
+    overlaps: bool = True,
     out: torch.Tensor | None = None,
     meeting: Meeting | None = None,
 ) -> torch.Tensor:
@@ -203,6 +206,7 @@ def small_batch_product(
         weight: [outputs, inputs], contiguous, of x's 16-bit type; if gated, [2 * outputs, inputs], the gates first.
         tiling: from `tiling_for` for these sizes; a wide one for more than `FEW_ROWS` rows.
         gated: SiLU(x gates^T) * (x ups^T) instead of x weight^T.
+        overlaps: the next kernel's programs are placed while this one runs; else when it ends.
         out: written instead of a new tensor; contiguous.
         meeting: where the parts are stored for the other ranks too.
 
@@ -231,6 +235,7 @@ def small_batch_product(
         STAGES=min(steps, tiling.num_stages(block_rows, gated)),
         STRIDE=STRIDE if 16 < block_rows <= FEW_ROWS else 0,
         GATED=gated,
+        OVERLAPS=overlaps,
         RANK=rank.index,
         RANKS=rank.size,
         num_warps=4 if block_rows <= FEW_ROWS else 8,
