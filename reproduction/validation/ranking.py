@@ -19,7 +19,7 @@ from reproduction import RESULTS
 from reproduction.validation.compare import card_of
 
 FILES = (
-    *("h100/ranked", "h100/other-card", "h100/code", "h100/held_out", "h100/third-card", "h100/sessions"),
+    *("h100/ranked", "h100/other-card", "h100/code", "h100/held_out", "h100/newer-kernels", "h100/sessions"),
     *("h200/held_out", "h200/held_out-batches"),
     *(
         "h200/held_out-qwen3-8b",

@@ -196,7 +196,7 @@ class FusedModel:
             qkv=self._product(join(projections)),
             qkv_bias=None if biases[0] is None else torch.cat(biases),
             head_norms=norms,
-            # The weights of gate_up would delay its last ones, and norms between them take less time than filling the memory.
+            # gate_up's first weights take longer to read than the norm in between, and would delay the last ones of output
             output=self._product(attention.o_proj.weight, overlaps=False),
             feed_forward_norm=layer.post_attention_layernorm.weight,
             gate_up=self._product(join([feed_forward.gate_proj, feed_forward.up_proj]), gated=True),

@@ -6,7 +6,7 @@ Hence five differences from a library's product:
 * the weights are the tall operand (out^T = weight x^T), so that few rows still fill a tensor core's tile;
 * if the outputs are too few to occupy the GPU, the inputs are split too, and the kernel that reads the product sums the
   parts (`fused_ops`): no extra pass, and always the same order of summation;
-* programs are placed while the preceding kernel still runs ("programmatic dependent launch"), and fill their shared memory
+* programs are placed while the preceding kernel still runs ("programmatic dependent launch") if that `overlaps`, and fill their shared memory
   with weights, which depend on no kernel, before they wait for it in `gdc_wait`; only then are the rows read;
 * the copy engine (TMA) reads tiles straight into shared memory: no registers and few instructions per byte;
 * programs begin at different places along the inputs (`STRIDE`): at the same place all of them would read the same rows at once.
