@@ -5,7 +5,6 @@ sweep, and another command adds to it. The page shows all that the folder of the
 """
 
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -32,9 +31,12 @@ def arena(arguments: list[str]) -> int:
     """Runs the command line; returns its exit status."""
     keys = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if HELP & set(arguments):
-        return _run(COMMAND, arguments)
+        return _run(arguments)
+    folder_of_traces = keys.get("traces", "traces")
     try:
-        _check(keys)
+        if "traces/" in keys.get("workload", "traces/") and not Path(folder_of_traces).is_dir():
+            problem = "no such folder; give the one with the published traces, or workload="
+            raise ConfigError(f"traces={folder_of_traces}: {problem}")
         replications = parse(Annotated[int, whole(2, 10_000)], keys.get("replications", "5"), "replications")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -43,23 +45,16 @@ def arena(arguments: list[str]) -> int:
     runs = [argument for argument in arguments if not argument.startswith(_OWN)]
     runs += [] if "experiment" in keys else ["experiment=arena"]
     seeds = f"workload.seed={','.join(map(str, range(replications)))}"
-    status = _run(COMMAND, ["-m", *runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"])
+    status = _run(["-m", *runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"])
     folder = sweep_folder(sweep)
     if status in (0, 2) and run_folders(folder):
         print(write_text(folder / "arena.md", markdown(read_board(folder), _TITLE)))
     return status
 
 
-def _check(keys: Mapping[str, str]) -> None:
-    """Raises ConfigError, once and before hours of simulation, if the folder of traces is missing."""
-    folder = keys.get("traces", "traces")
-    if "traces/" in keys.get("workload", "traces/") and not Path(folder).is_dir():
-        raise ConfigError(f"traces={folder}: no such folder; give the one with the published traces, or workload=")
-
-
-def _run(command: Command, arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     sys.argv[1:] = arguments
-    return main(command)
+    return main(COMMAND)
 
 
 if __name__ == "__main__":

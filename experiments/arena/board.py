@@ -88,26 +88,21 @@ def markdown(board: Board, title: str) -> str:
     return "\n\n".join([f"# {title}", _READING, *parts, *board.notes]) + "\n"
 
 
-def _places(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the labels of the policies, with settings that vary and have no column, the traces and the objectives."""
+def _replications(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per run: its policy, with settings that vary and have no column, its cell, seed and figures."""
     shown = [key for key in map(str, runs) if key.split(".")[0] in _SHOWN_APART]
     slos = []
     for about in _abouts(runs):
         given = dict(override.partition("=")[::2] for override in about["overrides"])
         slos.append(slo_text(given.get("slo", "strict"), about["overrides"]))
-    traces = runs["workload"].str.removeprefix("traces/")
-    return pd.DataFrame({"policy": label_runs(runs, shown), "trace": traces, "slo": slos})
+    place = {"policy": label_runs(runs, shown), "trace": runs["workload"].str.removeprefix("traces/"), "slo": slos}
+    cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
+    figures = {name: factor * runs.get(key, np.nan) for name, (key, factor) in FIGURES.items()}
+    return pd.DataFrame({**place, **cell, **figures})
 
 
 def _abouts(runs: pd.DataFrame) -> list[Any]:
     return [summary["about"] for summary in runs["summary"]]
-
-
-def _replications(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per run: its cell, seed and figures."""
-    figures = {name: factor * runs.get(key, np.nan) for name, (key, factor) in FIGURES.items()}
-    cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
-    return _places(runs).assign(**cell, **figures)
 
 
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:
