@@ -16,7 +16,9 @@ Summary = Mapping[str, Any]
 def capacity_text(summary: Summary) -> str:
     """Returns the full description of a capacity."""
     about, figures = summary["about"], summary["capacity"]
-    rows = [("capacity", f"{interval(figures)}, 95% interval, {_replications(figures)}"), ("holds", _rule(summary))]
+    latencies = " and ".join(f"{key} {limit:g} s" for key, limit in figures["slo"].items() if limit is not None)
+    holds = f"attainment of {format_share(figures['attainment'])}" + (f"; {latencies}" if latencies else "")
+    rows = [("capacity", f"{interval(figures)}, 95% interval, {_replications(figures)}"), ("holds", holds)]
     limits = about["limits"]
     rows += [("limits", f"batches of {limits['batch']}, iterations of {limits['tokens']:,} tokens, at most")]
     if figures["warmup_requests"]:
@@ -38,13 +40,6 @@ def _curves(summary: Summary) -> str:
         for rate, number, share, low, high in zip(*columns, strict=True)
     ]
     return tabulate(rows, ["requests/s", "replications", "attainment"], disable_numparse=True, stralign="right")
-
-
-def _rule(summary: Summary) -> str:
-    """Returns the condition that holds up to the capacity."""
-    figures = summary["capacity"]
-    limits = " and ".join(f"{key} {limit:g} s" for key, limit in figures["slo"].items() if limit is not None)
-    return f"attainment of {format_share(figures['attainment'])}" + (f"; {limits}" if limits else "")
 
 
 def _replications(figures: Summary) -> str:
@@ -75,12 +70,10 @@ def capacity_table(root: Path) -> str:
 
     runs = read_searches(root)
     runs = runs.assign(label=label_runs(runs, apart=True)).sort_values("capacity.requests_per_second", ascending=False)
-    rows = [_row(label, summary) for label, summary in zip(runs["label"], runs["summary"], strict=True)]
-    table = tabulate(rows, "keys", disable_numparse=True)
+    rows = [
+        (label, interval(summary["capacity"]), _of_bound(summary.get("regret")), _replications(summary["capacity"]))
+        for label, summary in zip(runs["label"], runs["summary"], strict=True)
+    ]
+    heads = ["search", "capacity, 95% interval", "of the bound", "from"]
+    table = tabulate(rows, heads, disable_numparse=True)
     return "\n".join([table, *notes_of(summary["about"] for summary in runs["summary"])])
-
-
-def _row(label: str, summary: Summary) -> dict[str, str]:
-    figures = summary["capacity"]
-    bound = {"of the bound": _of_bound(summary.get("regret"))}
-    return {"search": label, "capacity, 95% interval": interval(figures), **bound, "from": _replications(figures)}
