@@ -163,19 +163,18 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
 
 def _shorten(overrides: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
     """Returns overrides with only the last part of a key, as in `rate=4`, where no other key has the same."""
-    known, shortened = Counter(_parts(keys)), []
+    known, shortened = Counter(key.rpartition(".")[2] for key in keys_within(keys)), []
     for text in overrides:
         end = key_of(text).rpartition(".")[2]
         shortened.append(f"{end}={text.partition('=')[2]}" if known[end] == 1 and "=" in text else text)
     return shortened
 
 
-def _parts(keys: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the last part of every key."""
-    for key, value in keys.items():
+def keys_within(section: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the keys of a section, and those of the sections within by dotted names."""
+    for key, value in section.items():
         yield key
-        if isinstance(value, dict):
-            yield from _parts(value)
+        yield from (f"{key}.{inner}" for inner in keys_within(value if isinstance(value, Mapping) else {}))
 
 
 def _unread(config: DictConfig) -> list[str]:

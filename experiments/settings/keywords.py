@@ -14,7 +14,7 @@ from cbatch import ConfigError, Policy
 from cbatch.described import name_of_class
 from cbatch.validation import nearest, shorten
 from experiments.settings.choices import with_arguments
-from experiments.settings.compose import compose
+from experiments.settings.compose import compose, keys_within
 from experiments.settings.construct import PASSED_ON, check_eviction, parameters_of
 from experiments.settings.error_lines import default_keys
 from experiments.settings.settings import GROUPS, Recipe, Settings, read_settings
@@ -124,20 +124,13 @@ def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...]) -> dict[s
     keys = default_keys("config", with_arguments(groups))
     known: dict[str, str] = {}
     for section in reversed([name for name in _SECTIONS if name not in objects]):
-        inside = [f"{section}.{key}" for key in _keys_within(keys[section])]
+        inside = [f"{section}.{key}" for key in keys_within(keys[section])]
         ends = Counter(key.rpartition(".")[2] for key in inside)
         known |= {key.rpartition(".")[2]: key for key in inside if ends[key.rpartition(".")[2]] == 1}
         known |= {key: key for key in inside}
     known |= {"requests": known["num_requests"]} if "num_requests" in known else {}
     unread = ("traces",) if "workload" in objects else ()  # the folder of traces, which workloads by name read
     return {**known, **{key: key for key in keys if key not in (*_OF_COMMANDS, *objects, *unread)}}
-
-
-def _keys_within(section: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the keys of a section, and those of the sections within by dotted names."""
-    for key, value in section.items():
-        yield key
-        yield from (f"{key}.{inner}" for inner in _keys_within(value if isinstance(value, Mapping) else {}))
 
 
 def _text(keyword: str, value: object) -> str:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
+from experiments.settings.overrides import key_of
 from experiments.store.intervals import significant
 
 _QUESTION = ("model", "workload")
@@ -29,7 +30,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     """
     texts = settings_of(runs)
     seeds = [key for key in map(str, texts) if is_seed(key)]
-    given = {text.lstrip("+~").partition("=")[0] for row in runs["summary"] for text in row["about"]["overrides"]}
+    given = {key_of(text) for row in runs["summary"] for text in row["about"]["overrides"]}
     keys = [key for key in map(str, texts) if key not in {*shown, *seeds}]
     keys.sort(key=lambda key: (key not in _QUESTION, key not in given))
     if apart:
