@@ -102,9 +102,11 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     axes = figure.subplot_mosaic([*lanes, ["totals"] * len(machines)], height_ratios=[1, 1, 1.9])
     for hardware in machines:
         shown = select(data, hardware=hardware)
+        begins = select(shown, what="device").groupby("series")["begin"]
+        width = begins.apply(lambda times: times.sort_values().iloc[min(SHOWN, len(times) - 1)]).max()
         for loop in LOOPS:
             panel = axes[f"{loop}, {hardware}"]
-            lane_axes(panel, ["device", "host"], 0, _width(shown))
+            lane_axes(panel, ["device", "host"], 0, float(width))  # of `SHOWN` iterations of the longer loop
             for what in reversed(FILLS):
                 spans = select(shown, series=loop, what=what)
                 draw_spans(panel, what != "device", zip(spans["begin"], spans["value"], strict=True), **FILLS[what])
@@ -114,12 +116,6 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     handles = [Patch(**fill) for fill in FILLS.values()]
     figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
-
-
-def _width(shown: pd.DataFrame) -> float:
-    """Milliseconds to show: `SHOWN` iterations of the loop that takes longer."""
-    device = select(shown, what="device").groupby("series")["begin"]
-    return float(device.apply(lambda begins: begins.sort_values().iloc[min(SHOWN, len(begins) - 1)]).max())
 
 
 def _totals(

@@ -97,9 +97,15 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     figure, facets = facet(data, 1, 1.1, extra=0.9, by="series", sharex=True)
     for series, shown, [panel] in facets:
         _draw_lanes(panel, shown)
-        panel.set_title(f"{TITLES[shown['hardware'].iloc[0]]}, {series}: {_describe_shares(shown)}")
+        hardware = shown["hardware"].iloc[0]
+        each = ", ".join(f"{cause.upper()} {bubble_share(shown, hardware, series, cause):.1%}" for cause in CAUSES)
+        shares = f"{bubble_share(shown, hardware, series):.1%} of the time in bubbles ({each})"
+        panel.set_title(f"{TITLES[hardware]}, {series}: {shares}")
     panel.set_xlabel("time since the first two prompts arrived [ms]")
-    figure.legend(handles=_handles(), loc="outside upper center", ncols=3)
+    kinds = {"prompt tokens + decodes": 1, "decodes": 0}
+    handles = [Patch(label=label, **_style("compute", prompt)) for label, prompt in kinds.items()]
+    handles += [Patch(label=f"{cause.upper()}: {what}", **_style(cause, 0)) for cause, what in CAUSES.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
 
 
@@ -129,19 +135,6 @@ def _style(doing: str, prompt: int) -> dict[str, Any]:
     if doing == "compute":
         return {"facecolor": PREFILL if prompt else DECODE, "edgecolor": "white", "linewidth": 0.6}
     return {"facecolor": IDLE, "edgecolor": "#555555", "hatch": HATCHES.get(doing, ""), "linewidth": 0.4}
-
-
-def _handles() -> list[Patch]:
-    kinds = {"prompt tokens + decodes": 1, "decodes": 0}
-    working = [Patch(label=label, **_style("compute", prompt)) for label, prompt in kinds.items()]
-    idle = [Patch(label=f"{cause.upper()}: {what}", **_style(cause, 0)) for cause, what in CAUSES.items()]
-    return [*working, *idle]
-
-
-def _describe_shares(shown: pd.DataFrame) -> str:
-    hardware, series = shown["hardware"].iloc[0], shown["series"].iloc[0]
-    each = ", ".join(f"{cause.upper()} {bubble_share(shown, hardware, series, cause):.1%}" for cause in CAUSES)
-    return f"{bubble_share(shown, hardware, series):.1%} of the time in bubbles ({each})"
 
 
 class Interval(NamedTuple):

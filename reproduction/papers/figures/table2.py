@@ -6,6 +6,7 @@ plus attention, as in the paper, whose rows add up without anything else.
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pandas as pd
 from tabulate import tabulate
 
@@ -56,14 +57,12 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> str:
     table = pivot(data, ["hardware", "series"], "column")[list(COLUMNS)]
     for (hardware, series), values in zip(table.index, table.to_numpy(), strict=True):
         known = (paper.get((hardware, series, column)) for column in COLUMNS)
-        cells = (_cell(ours, theirs) for ours, theirs in zip(values, known, strict=True))
+        cells = (
+            ("-" if np.isnan(ours) else f"{ours:#.4g}") + ("" if theirs is None else f" ({theirs:g})")
+            for ours, theirs in zip(values, known, strict=True)
+        )
         rows.append((TITLES[hardware], f"{series}: {_describe(SHAPES[series])}", *cells))
     return tabulate(rows, ("machine", "iteration [ms]", *COLUMNS), tablefmt="github", disable_numparse=True)
-
-
-def _cell(ours: float, printed: float | None) -> str:
-    text = "-" if ours != ours else f"{ours:#.4g}"
-    return text if printed is None else f"{text} ({printed:g})"
 
 
 def _describe(shape: BatchShape) -> str:
