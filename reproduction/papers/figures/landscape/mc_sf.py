@@ -4,7 +4,7 @@ The optimum is found by trying every start time of every request. In rounds of o
 output o that starts in round t holds s + j in round t + j and ends with round t + o.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
@@ -36,16 +36,13 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
 def run(arrivals: str, seed: int) -> Figures:
     """One random instance."""
-    asked = list(draw_instance(Random(seed), ARRIVALS[arrivals]))
+    random = Random(seed)
+    asked = []  # in order of arrival; each fits into the memory alone
+    for arrival in sorted(random.randint(0, ARRIVALS[arrivals]) for _ in range(NUM_REQUESTS)):
+        prompt = random.randint(1, 5)
+        asked.append((arrival, prompt, random.randint(1, MEMORY - prompt)))
     best = optimum(asked)
     return {"optimum": best, **{order: latency(asked, order) / best for order in ORDERS}}
-
-
-def draw_instance(random: Random, last: int) -> Iterator[tuple[int, int, int]]:
-    """Requests in order of arrival, each of which fits into the memory alone."""
-    for arrival in sorted(random.randint(0, last) for _ in range(NUM_REQUESTS)):
-        prompt = random.randint(1, 5)
-        yield arrival, prompt, random.randint(1, MEMORY - prompt)
 
 
 def latency(asked: Asked, order: str) -> float:

@@ -41,12 +41,10 @@ class Study(NamedTuple):
     common: str
 
 
-def _read_studies(path: Path) -> dict[str, Study]:
-    studies = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {name: Study(**{**study, "loads": tuple(study["loads"])}) for name, study in studies.items()}
-
-
-STUDIES = _read_studies(Path(__file__).with_suffix(".yaml"))
+STUDIES = {
+    name: Study(**{**study, "loads": tuple(study["loads"])})
+    for name, study in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
+}
 KEYS = {
     "ttft_p50": ("ttft_seconds", "p50"),
     "ttft_mean": ("ttft_seconds", "mean"),

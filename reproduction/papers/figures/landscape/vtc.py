@@ -79,7 +79,8 @@ def run(suite: str, policy: str, path: str) -> Figures:
     service = service_of(record.requests, served)
     assert service is not None
     tokens = float((served.prompt_tokens + served.output_tokens).sum() / served.last_token.max())
-    gaps = {f"gap_{second}": _gap(service, second) for second in (175, 350, 500)}
+    # what the client that received most by then is ahead of the one that received least
+    gaps = {f"gap_{second}": float(np.ptp(service.received(np.array([second])))) for second in (175, 350, 500)}
     bound = max(max(request.num_prompt_tokens for request in requests), OUTPUT_WEIGHT * MEMORY)
     pair, any_ = spread.ahead["pair"], spread.ahead["any"]
     shares = {"spread": spread.widest / bound, "pair": pair / (2 * bound), "any": any_ / (4 * bound)}
@@ -140,9 +141,3 @@ class Spread:
 def _differences(service: Service) -> Figures:
     difference = fairness(service)["service_difference"]
     return {"most": difference["max"], "mean": difference["mean"]}
-
-
-def _gap(service: Service, second: float) -> float:
-    """What the client that received most by then is ahead of the one that received least."""
-    received = service.received(np.array([second]))[0]
-    return float(received.max() - received.min())
