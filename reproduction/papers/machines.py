@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cbatch.sim import ProfileCost, load_profile
+from cbatch.sim import Profile, ProfileCost, load_profile
 from experiments.settings.presets import load_spec
 from experiments.store.notes import simulated_text
 from reproduction.papers.steady import SteadyState
@@ -72,14 +72,15 @@ class Machines:
         self.tables, self.links, self.traces = tables, links, traces
         self.are_real = real is not None
         """Whether loads are served with real tokens, in real time; figures then choose fewer."""
+        of_a100 = load_spec("nanogpt-33b")
         self._makers: Mapping[str, Callable[[], SteadyState | None]] = (
             {REAL: lambda: real}
             if real
             else {
-                "a6000": lambda: _simulated(a6000, "nanogpt-13b"),
-                "a100": lambda: _converted(tables, "nanogpt-33b") if tables else None,
-                "h200": lambda: _simulated("h200", "llama-3.1-8b", LARGEST_BATCH),
-                "h200-13b": lambda: _simulated("h200", "llama-13b", LARGEST_BATCH),
+                "a6000": lambda: _simulated(load_profile(a6000), "nanogpt-13b"),
+                "a100": lambda: _simulated(convert(Path(tables), [of_a100]), of_a100.name) if tables else None,
+                "h200": lambda: _simulated(load_profile("h200"), "llama-3.1-8b", LARGEST_BATCH),
+                "h200-13b": lambda: _simulated(load_profile("h200"), "llama-13b", LARGEST_BATCH),
             }
         )
         self._made: dict[str, SteadyState | None] = {}
@@ -129,11 +130,5 @@ class Machines:
                 at.close()
 
 
-def _simulated(profile: str, model: str, max_batch: int | None = None) -> SteadyState:
-    return SteadyState(ProfileCost(load_profile(profile), load_spec(model), max_batch=max_batch))
-
-
-def _converted(tables: str, model: str) -> SteadyState:
-    """The machine of a folder of published tables."""
-    spec = load_spec(model)
-    return SteadyState(ProfileCost(convert(Path(tables), [spec]), spec))
+def _simulated(profile: Profile, model: str, max_batch: int | None = None) -> SteadyState:
+    return SteadyState(ProfileCost(profile, load_spec(model), max_batch=max_batch))
