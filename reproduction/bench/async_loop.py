@@ -5,7 +5,7 @@ which the device computes iterations, and in which it runs kernels, from a profi
 whose contexts are those in the middle of the long one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -77,19 +77,15 @@ def kernel_shares(
 ) -> list[float]:
     """Returns the share of these iterations in which each GPU runs at least one kernel or copy."""
     trace = KernelTrace()
-    server.serve(PrefillFirst(), requests, asynchronous=asynchronous, on_step=_window(trace, edges))
-    return [covered_share(kernels) for _, kernels in sorted(trace.on_gpu.items())]
 
-
-def _window(trace: KernelTrace, edges: tuple[int, int]) -> Callable[[Engine], None]:
     def on_step(engine: Engine) -> None:
-        iteration = engine.view.iteration
-        if iteration == edges[0]:
+        if engine.view.iteration == edges[0]:
             trace.start()
-        elif iteration == edges[1]:
+        elif engine.view.iteration == edges[1]:
             trace.stop()
 
-    return on_step
+    server.serve(PrefillFirst(), requests, asynchronous=asynchronous, on_step=on_step)
+    return [covered_share(kernels) for _, kernels in sorted(trace.on_gpu.items())]
 
 
 def covered_share(events: Iterable[tuple[float, float, str]]) -> float:

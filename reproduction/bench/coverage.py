@@ -102,13 +102,6 @@ def main(repetitions: Count = 1000, folder: str = RESULTS) -> None:
     print(f"written: {write_benchmark('coverage', cpu_name(), {**conditions, 'figures': figures}, folder, BENCH)}")
 
 
-def naive_interval(shares: Shares) -> tuple[float, float]:
-    """Returns the ends of the capacity's interval if requests were independent: it covers the truth far too seldom."""
-    share, num = shares.share(), shares.total.sum(axis=0)
-    half = 1.96 * np.sqrt(share * (1 - share) / num)
-    return shares.crossing(share - half), shares.crossing(share + half)
-
-
 def repeat(queue: Queue, number: int) -> list[bool]:
     """Whether the intervals of one repetition cover the truth, in the order of `COLUMNS`."""
     rates, seeds = queue.capacity * np.array(SPREAD), range(number * REPLICATIONS, (number + 1) * REPLICATIONS)
@@ -120,7 +113,9 @@ def repeat(queue: Queue, number: int) -> list[bool]:
     low, high = shares.interval()
     control = Control(partial(queue.blurred, seeds.start), REQUESTS, WARMUP, 1.0, _DRAWN)
     narrow_low, narrow_high = control.adjust(shares).interval()
-    naive_low, naive_high = naive_interval(shares)
+    share = shares.share()
+    half = 1.96 * np.sqrt(share * (1 - share) / (len(found) * REPLICATIONS))  # as if requests were independent
+    naive_low, naive_high = shares.crossing(share - half), shares.crossing(share + half)
     return [
         low <= queue.capacity <= high,
         narrow_low <= queue.capacity <= narrow_high,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cbatch import Limits, ModelSpec, RunRecord
+from cbatch import Limits, ModelSpec
 from cbatch.runtime.options import Options
 from experiments.bench import figures_of
 from experiments.settings.backends import Cuda
@@ -110,16 +110,10 @@ def measure(spec: ModelSpec, way: Options, asked: Asked, found: dict[str, Any]) 
     }
     whole = [serve(equal_requests(least, asked.prompt, asked.new, spec.vocab_size)) for _ in range(RUNS)]
     found["output_tokens_per_second"] = spread([least * asked.new / figures_of(run)["seconds"] for run in whole])
-    found["by_batch"] = {}
+    found["by_batch"], stretch = {}, asked.window // STRETCHES
     for batch in asked.batches:
         record = serve(equal_requests(batch, asked.context, SETTLE_TOKENS + asked.window, spec.vocab_size))
-        found["by_batch"][str(batch)] = spread(rates_of_window(record, batch, asked.window))
+        edges = [step.received_at for step in record.steps[-asked.window - 1 :]][::stretch]
+        found["by_batch"][str(batch)] = spread([batch * stretch / (end - begin) for begin, end in pairwise(edges)])
         yield batch
     server.close()
-
-
-def rates_of_window(record: RunRecord, batch: int, window: int) -> list[float]:
-    """Returns tokens per second in each stretch of the last `window` iterations."""
-    stretch = window // STRETCHES
-    edges = [step.received_at for step in record.steps[-window - 1 :]][::stretch]
-    return [batch * stretch / (end - begin) for begin, end in pairwise(edges)]

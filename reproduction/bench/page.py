@@ -70,7 +70,10 @@ def text(folder: Path) -> str:
         theirs = [file for file in theirs if file["section"][0] == section.peers]
         ours = [_load(path) for path in sorted(folder.glob(section.files))]
         by_hand = peers.get(section.peers, {})
-        entries = [*_by_hand(by_hand, peers), *map(_of_peer, theirs)]
+        entries = list(_by_hand(by_hand, peers))
+        for file in theirs:
+            name = ", ".join([*file["section"][1:], file["row"]])
+            entries.append(Entry(name, file["figures"]["value"], stamp(file), {}))
         entries += [entry for file in ours for entry in _of_file(section, file)]
         if entries:
             bounds = {work: found["bytes_bound"] for work, found in _leaves(by_hand, "bytes_bound")}
@@ -100,10 +103,6 @@ def _of_file(section: Section, file: Json) -> Iterator[Entry]:
     for key, found in _leaves(file["figures"], section.key):
         further = {name: _median(found[name]) for name in FURTHER if found.get(name) is not None}
         yield Entry(f"**cbatch, {', '.join([*names, key])}**", found[section.key], stamp(file), further)
-
-
-def _of_peer(file: Json) -> Entry:
-    return Entry(", ".join([*file["section"][1:], file["row"]]), file["figures"]["value"], stamp(file), {})
 
 
 def _by_hand(figures: Json, peers: Json) -> Iterator[Entry]:

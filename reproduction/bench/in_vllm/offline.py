@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -55,12 +54,17 @@ def main(
             for side in sides:
                 engine.serve_by(side, equal_requests(1, 16, 2, spec.vocab_size))  # the scheduler takes up the policy
                 for work, asked in works.items():
-                    figures[side][work].append(_figure(work, asked, engine.serve_by(side, asked)))
+                    seconds, tokens = engine.serve_by(side, asked), sum(request.max_tokens for request in asked)
+                    figure = tokens / seconds if work == "mixed" else seconds / asked[0].max_new_tokens * 1e3
+                    figures[side][work].append(figure)
                     print(f"{side:40} {work:14} {figures[side][work][-1]:10.3f}", flush=True)
             found = {side: {work: spread(values) for work, values in by.items()} for side, by in figures.items()}
             results = {**stamped, "settings": engine.settings, "figures": found}
             written = write_benchmark(name, hardware, results, folder, BENCH)
-        _report(found)
+        for side, by in found.items():
+            medians = {work: (values["median"], found[VLLM][work]["median"]) for work, values in by.items()}
+            ratios = [f"{work} {median:.3f} ({median / own:.4f})" for work, (median, own) in medians.items()]
+            print(f"{side}: {', '.join(ratios)}")
     print(f"written: {written}")
 
 
@@ -99,16 +103,3 @@ def _coverage(spec: ModelSpec) -> Iterator[tuple[str, list[Request]]]:
     for chunk in (64, 128, 256, 384, 512, 768, 1024, 1536):
         number = max(4, 24 * chunk // 1024)
         yield f"policy=sarathi_serve chunk={chunk} batch=48", equal_requests(number, 1024, 48, spec.vocab_size)
-
-
-def _figure(work: str, requests: list[Request], seconds: float) -> float:
-    if work == "mixed":
-        return sum(request.max_tokens for request in requests) / seconds
-    return seconds / requests[0].max_new_tokens * 1e3
-
-
-def _report(figures: dict[str, Any]) -> None:
-    own = figures[VLLM]
-    for side, by in figures.items():
-        ratios = [f"{work} {by[work]['median']:.3f} ({by[work]['median'] / own[work]['median']:.4f})" for work in by]
-        print(f"{side}: {', '.join(ratios)}")
