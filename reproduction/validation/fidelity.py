@@ -9,7 +9,7 @@ events.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,7 +85,9 @@ def main(
             print(f"written: {files[0]}")
         comparisons = [_compare_kept(kept, profile, name, folder)]
     if stamp:
-        stamp_error(PROFILES / f"{hardware}.json", statement(comparisons, profile.name))
+        stamped, stated = PROFILES / f"{hardware}.json", statement(comparisons, profile.name)
+        write_text(stamped, profile_text(make_profile(json.loads(stamped.read_text()) | stated)))
+        print(f"{stamped}: {stated['error']}")
 
 
 def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str) -> Path:
@@ -149,9 +151,3 @@ def errors_at_card_speed(runs: Sequence[ServedRun], profile: Profile) -> dict[st
         for name, target in TARGETS.items()
         if sizes[name]
     }
-
-
-def stamp_error(path: Path, found: Mapping[str, Any]) -> None:
-    """Writes the error of its simulations into the profile, and the runs that it was established against."""
-    write_text(path, profile_text(make_profile(json.loads(path.read_text()) | found)))
-    print(f"{path}: {found['error']}")

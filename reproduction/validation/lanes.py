@@ -42,7 +42,13 @@ def draw(folder: Path, first: Index = 20, iterations: Count = 8) -> Figure:
             panel.text(1.005, place, share, transform=panel.get_yaxis_transform(), va="center")
     since = f"time since the start of iteration {first} [ms]"
     axes[-1][0].set_xlabel(f"{since}; at the right, the lane's active share of the run")
-    add_title(figure, frame, handles=_handles())
+    handles = [
+        Patch(color=PREFILL, label="compute, with prompts"),
+        Patch(color=DECODE, label="compute, decodes alone"),
+        Patch(color=HOST, label="plan, launch, absorb"),
+        Patch(facecolor=IDLE, edgecolor="#999999", label="wait"),
+    ]
+    add_title(figure, frame, handles=handles)
     return figure
 
 
@@ -54,15 +60,6 @@ def _window(folder: str, first: int, iterations: int) -> tuple[pd.DataFrame, flo
         asked = f"first={first} iterations={iterations}"
         raise ConfigError(f"{asked}: {folder} has iterations 0 to {len(steps) - 1}; choose among them")
     return steps, float(shown["started"].iloc[0]), float(shown["ended"].iloc[-1])
-
-
-def _handles() -> list[Patch]:
-    return [
-        Patch(color=PREFILL, label="compute, with prompts"),
-        Patch(color=DECODE, label="compute, decodes alone"),
-        Patch(color=HOST, label="plan, launch, absorb"),
-        Patch(facecolor=IDLE, edgecolor="#999999", label="wait"),
-    ]
 
 
 def _draw_lanes(axes: Axes, steps: pd.DataFrame, begin: float, end: float) -> None:

@@ -19,15 +19,9 @@ from reproduction import RESULTS
 from reproduction.validation.compare import card_of
 
 FILES = (
-    *("h100/ranked", "h100/other-card", "h100/code", "h100/held_out", "h100/newer-kernels", "h100/sessions"),
-    *("h200/held_out", "h200/held_out-batches"),
-    *(
-        "h200/held_out-qwen3-8b",
-        "h200/held_out-synchronous",
-        "h200/capacity-90",
-        "h200/capacity",
-        "h200/capacity-bracket",
-    ),
+    *(f"h100/{name}" for name in ("ranked", "other-card", "code", "held_out", "newer-kernels", "sessions")),
+    *(f"h200/held_out{end}" for end in ("", "-batches", "-qwen3-8b", "-synchronous")),
+    *(f"h200/capacity{end}" for end in ("-90", "", "-bracket")),
 )
 FIGURES = {"TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "end to end mean", "end to end P99"}
 """Each is better if it is smaller."""
