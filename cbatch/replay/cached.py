@@ -21,7 +21,20 @@ from cbatch.state import State
 from cbatch.view import EngineView
 
 
-class CachedReplay:
+class Hooked:
+    """Base of replays: calls a policy's hooks, and knows the recorded end of each iteration."""
+
+    def __init__(self, recorded: Recorded, policy: Policy) -> None:
+        self._policy = policy
+        self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
+        hooks = (optional_method(policy, name) for name in HOOKS)
+        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
+
+    def _tell(self, method: Callable[[Any], Any], argument: object) -> None:
+        call(f"policy {type(self._policy).__name__}", method, argument)
+
+
+class CachedReplay(Hooked):
     """Shows a policy the views of a run, and calls its hooks between them.
 
     Raises ReplayError for a newcomer that finds other tokens than in the run: `eviction` decides differently.
@@ -30,8 +43,8 @@ class CachedReplay:
     def __init__(
         self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel, eviction: Eviction
     ) -> None:
-        limits, self._policy = recorded.limits, policy
-        self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
+        super().__init__(recorded, policy)
+        limits = recorded.limits
         self._requests = {request.id: Request.from_spec(spec_of(request)) for request in requests}
         lengths = Counter(chain.from_iterable(end.received for end in self._ends.values()))
         for id_ in chain.from_iterable(end.stopped for end in self._ends.values()):
@@ -42,8 +55,6 @@ class CachedReplay:
         table = RequestTable(rows, limits.num_stages, width if recorded.token_values else None)
         self._state, self._record, self._in_flight = State(table, pool), RunRecord(), deque[InFlight]()
         self.view = EngineView(self._state, limits, cost, self._in_flight, self._record)
-        hooks = (optional_method(policy, name) for name in HOOKS)
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
         assert self._state.cache is not None
         self._state.cache.expect(self._requests.values())
 
@@ -112,6 +123,3 @@ class CachedReplay:
     def _cancel(self, request: Request, now: float) -> None:
         self._state.end(request, FinishReason.CANCELLED, now)
         self._tell(self._on_finish, request)
-
-    def _tell(self, method: Callable[[Any], Any], argument: object) -> None:
-        call(f"policy {type(self._policy).__name__}", method, argument)

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cbatch.calls import call
 from cbatch.cost import BatchShape, CostModel
 from cbatch.errors import CbatchError, ReplayError
 from cbatch.kv import Eviction, Freed, KVView
 from cbatch.plan_check import check_rules
-from cbatch.policy import HOOKS, Policy, check_policy, optional_method
+from cbatch.policy import Policy, check_policy
 from cbatch.record import StepRecord
-from cbatch.replay.cached import CachedReplay
+from cbatch.replay.cached import CachedReplay, Hooked
 from cbatch.replay.decisions import Decided, Decision, Ids, Recorded, StepEnd, read
 from cbatch.request import FinishReason, Request, Status, leaves_at, spec_of
 from cbatch.request_spec import RequestSpec
@@ -153,14 +152,12 @@ class _View(View):
         return any(request.id in launched.ids for launched in self.in_flight)
 
 
-class _Replay:
+class _Replay(Hooked):
     def __init__(self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel) -> None:
-        self.view, self._policy = _View(recorded, cost), policy
-        self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
+        super().__init__(recorded, policy)
+        self.view = _View(recorded, cost)
         self._requests = {request.id: ReplayedRequest.from_spec(spec_of(request)) for request in requests}
         self._present: dict[ReplayedRequest, None] = {}  # in the latest view
-        hooks = (optional_method(policy, name) for name in HOOKS)
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
 
     def look(self, decision: Decision) -> None:
         """Shows a recorded view."""
@@ -230,8 +227,7 @@ class _Replay:
         for request in receivers:
             first, request.known = request.token_times[0], request.known + 1
             request.token_times = (record.received_at if first is None else first, record.received_at)
-        stopped = [request for request in receivers if request.id in event.stopped]
-        ended = dict.fromkeys(stopped, FinishReason.STOP)
+        ended = dict.fromkeys((each for each in receivers if each.id in event.stopped), FinishReason.STOP)
         for request in receivers:
             if request.known >= request.max_tokens:
                 ended.setdefault(request, FinishReason.LENGTH)
@@ -250,9 +246,6 @@ class _Replay:
     def _finish(self, request: ReplayedRequest, reason: FinishReason) -> None:
         _mark(request, reason, self.view.now)
         self._tell(self._on_finish, request)
-
-    def _tell(self, method: Callable[[Any], Any], argument: object) -> None:
-        call(f"policy {type(self._policy).__name__}", method, argument)
 
 
 def _mark(request: ReplayedRequest, reason: FinishReason, now: float) -> None:
