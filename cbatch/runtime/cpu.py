@@ -38,7 +38,8 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     check_fits(spec, limits, kv)
     layers = split_layers(spec, limits.num_stages, options.layers)
     ranks = split_ranks(spec, options.tensor_parallel)
-    _leave_a_core_to_the_host()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(min(torch.get_num_threads(), max(cores - 1, 1)))  # the host plans on one
     models = make_models(load_model(spec, CPU), spec, kv, layers, ranks, ReferenceAttention(), options)
     return assemble(models, limits, options)
 
@@ -84,26 +85,7 @@ def assemble(stages: Sequence[Sequence[PagedModel]], limits: Limits, options: Op
 def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 1) -> None:
     """Raises ConfigError or CapacityError if `num_replicas` calls of `build` would, before weights are loaded."""
     check_positions(spec, limits)
-    _check_memory(spec, kv.num_tokens, num_replicas)
-
-
-def check_positions(spec: ModelSpec, limits: Limits) -> None:
-    if limits.max_request_tokens > spec.max_positions:
-        raise ConfigError(
-            f"max_request_tokens={limits.max_request_tokens} exceeds the {spec.max_positions} positions of model "
-            f"{spec.name}, or its sliding window; lower it or choose another model"
-        )
-
-
-def _leave_a_core_to_the_host() -> None:
-    """Limits PyTorch to all cores but one, on which the host plans."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(min(torch.get_num_threads(), max(cores - 1, 1)))
-
-
-def _check_memory(spec: ModelSpec, kv_tokens: int, num_replicas: int) -> None:
-    """Raises CapacityError if this machine's memory, where the system states it, does not suffice."""
-    weights, cache = num_replicas * spec.weight_bytes, num_replicas * kv_tokens * spec.kv_bytes_per_token
+    weights, cache = num_replicas * spec.weight_bytes, num_replicas * kv.num_tokens * spec.kv_bytes_per_token
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     if memory is not None and weights + cache > memory:
         several = num_replicas > 1
@@ -112,4 +94,12 @@ def _check_memory(spec: ModelSpec, kv_tokens: int, num_replicas: int) -> None:
         raise CapacityError(
             f"{whose} {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for the KV cache, this machine has "
             f"{memory / 1e9:.1f} GB; {fewer}choose a smaller model (model=tiny) or lower kv_tokens"
+        )
+
+
+def check_positions(spec: ModelSpec, limits: Limits) -> None:
+    if limits.max_request_tokens > spec.max_positions:
+        raise ConfigError(
+            f"max_request_tokens={limits.max_request_tokens} exceeds the {spec.max_positions} positions of model "
+            f"{spec.name}, or its sliding window; lower it or choose another model"
         )

@@ -91,7 +91,11 @@ class StreamExecutor:
             slot.in_use = False
         tokens = slot.fetch(in_flight.num_rows)
         spans = tuple((stage.started.time() - origin, stage.computed.time() - origin) for stage in slot.stages)
-        copies = self._copy_times(slot, origin) if self.times_copies else None
+        copies = None
+        if self.times_copies:
+            first = slot.stages[0]
+            events = first.upload_started, first.uploaded, slot.download_started, slot.downloaded
+            copies = CopyTimes(*(event.time() - origin for event in events))
         stages = spans if len(spans) > 1 else None
         return StepResult(tokens, spans[0][0], spans[-1][1], copies, in_flight.num_tokens, stages)
 
@@ -109,11 +113,6 @@ class StreamExecutor:
 
     def close(self) -> None:
         self._streams.close()
-
-    def _copy_times(self, slot: Slot, origin: float) -> CopyTimes:
-        first = slot.stages[0]
-        events = first.upload_started, first.uploaded, slot.download_started, slot.downloaded
-        return CopyTimes(*(event.time() - origin for event in events))
 
     @cached_property
     def _origin(self) -> float:

@@ -93,7 +93,7 @@ class PagedModel:
         self.cache, self.layers = cache, cache.layers
         self.hidden_size: int = model.config.hidden_size
         self._body = _body_of_stage(model, self.layers, cache.keys.device)
-        self._norm = getattr(self._body, _norm_name(self._body))
+        self._norm = getattr(self._body, norm_name(self._body))
         if compiled:
             for layer in self._body.layers:
                 layer.compile()
@@ -146,9 +146,10 @@ def _body_of_stage(model: PreTrainedModel, layers: Layers, device: torch.device)
     body.layers = torch.nn.ModuleList(body.layers[layers.first : layers.end])
     body.rotary_emb = deepcopy(body.rotary_emb).to(device)
     if not layers.is_last:
-        setattr(body, _norm_name(body), torch.nn.Identity())
+        setattr(body, norm_name(body), torch.nn.Identity())
     return body
 
 
-def _norm_name(body: Any) -> str:
+def norm_name(body: Any) -> str:
+    """Returns the name that `transformers` gives to the last norm of a model."""
     return next(name for name in ("norm", "final_layer_norm") if hasattr(body, name))

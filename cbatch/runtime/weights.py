@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 from cbatch.errors import ModelError
 from cbatch.model import Layers, ModelSpec
 from cbatch.model.checkpoint import CHECKPOINT_FAMILIES, one_line, read_config, spec_from_checkpoint
-from cbatch.runtime.model import ATTENTION_NAME, paged_attention
+from cbatch.runtime.model import ATTENTION_NAME, norm_name, paged_attention
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
@@ -34,9 +34,7 @@ def move_stages(model: PreTrainedModel, layers: Sequence[Layers], devices: Seque
     head.to(devices[-1])
     embedding.to(devices[0])
     body.rotary_emb.to(devices[0])
-    for name in ("norm", "final_layer_norm"):
-        if hasattr(body, name):
-            getattr(body, name).to(devices[-1])
+    getattr(body, norm_name(body)).to(devices[-1])
     for part, device in zip(layers, devices, strict=True):
         body.layers[part.first : part.end].to(device)
 
@@ -100,7 +98,15 @@ def _build(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _pretrained(spec: ModelSpec, path: str) -> PreTrainedModel:
-    _check_shape(spec, spec_from_checkpoint(path))
+    stored = spec_from_checkpoint(path)
+    for field in ("family", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
+        wanted, actual = getattr(spec, field), getattr(stored, field)
+        if wanted != actual:  # the KV cache and all accounting follow `spec`
+            reason = f"but {path} holds a model with {actual}"
+            raise ModelError(f"model.{field}={wanted}, {reason}; leave the shape to the checkpoint")
+    if spec.max_positions > stored.max_positions:
+        reason = f"exceeds the {stored.max_positions} that {path} supports (its positions or sliding window)"
+        raise ModelError(f"model.max_positions={spec.max_positions} {reason}; lower it")
     settings = {"config": read_config(path), "dtype": getattr(torch, spec.dtype), "attn_implementation": ATTENTION_NAME}
     factory = cast(Any, AutoModelForCausalLM)
     try:
@@ -112,15 +118,3 @@ def _pretrained(spec: ModelSpec, path: str) -> PreTrainedModel:
         reason = f"{len(wrong)} weights are missing or of no part of the model, {wrong[0]} first"
         raise ModelError(f"model.path={path}: {reason}; copy the checkpoint again")
     return cast(PreTrainedModel, model.eval().requires_grad_(False))
-
-
-def _check_shape(spec: ModelSpec, stored: ModelSpec) -> None:
-    """Raises ModelError if the checkpoint does not match `spec`, which the KV cache and all accounting follow."""
-    for field in ("family", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
-        wanted, actual = getattr(spec, field), getattr(stored, field)
-        if wanted != actual:
-            reason = f"but {spec.path} holds a model with {actual}"
-            raise ModelError(f"model.{field}={wanted}, {reason}; leave the shape to the checkpoint")
-    if spec.max_positions > stored.max_positions:
-        reason = f"exceeds the {stored.max_positions} that {spec.path} supports (its positions or sliding window)"
-        raise ModelError(f"model.max_positions={spec.max_positions} {reason}; lower it")
