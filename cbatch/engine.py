@@ -172,8 +172,7 @@ class Engine:
         step = state.apply(checked, planned_at)
         counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
         self._num_preempted = 0
-        handle = self.executor.launch(step)
-        launched = InFlight(step, handle, (planned_at, self.executor.now()), counts)
+        launched = InFlight(step, self.executor.launch(step), (planned_at, self.executor.now()), counts)
         if step.num_batch_tokens == step.num_decode_tokens and not plan.preempt and not plan.reject:
             self._latest = launched
         return launched

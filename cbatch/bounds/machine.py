@@ -78,16 +78,13 @@ class _Kept:
         self._number, self._end = number + 1, max(self._end, release) + work
         if self._end <= due:
             return False
-        self._remove()
-        return True
-
-    def _remove(self) -> None:
-        work, chain = self._work[: self._number], self._chain[: self._number]
+        works, chain = self._work[: number + 1], self._chain[: number + 1]
         ahead = np.maximum.accumulate(np.concatenate(([-np.inf], chain[:-1])))
         behind = np.maximum.accumulate(np.concatenate(([-np.inf], chain[:0:-1])))[::-1]
-        ends = np.maximum(ahead - work, behind)
+        ends = np.maximum(ahead - works, behind)
         place = int(ends.argmin())
         self._end = float(ends[place])
-        chain[:place] -= work[place]
-        chain[place:-1], work[place:-1] = chain[place + 1 :].copy(), work[place + 1 :].copy()
-        self._number -= 1
+        chain[:place] -= works[place]
+        chain[place:-1], works[place:-1] = chain[place + 1 :].copy(), works[place + 1 :].copy()
+        self._number = number
+        return True

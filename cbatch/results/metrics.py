@@ -185,7 +185,9 @@ def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_time
     """Returns the requests that got their whole output. token_ids, token_times: those of all requests, as `RunRecord.tokens`."""
     requests = [request for request in ended if request.finish_reason in SERVED]
     id_ = np.array([request.id for request in requests], np.int64)
-    order = _stable_order(token_ids)
+    least = token_ids.min() if len(token_ids) else 0
+    few = int(token_ids.max(initial=0)) - least < 2**16  # numpy sorts 16-bit numbers in linear time
+    order = np.argsort((token_ids - least).astype(np.uint16) if few else token_ids, kind="stable")
     token_ids, token_times = token_ids[order], token_times[order]
     first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
     if (end - first).sum() < len(token_ids):  # requests that were rejected or cancelled later received tokens too
@@ -203,13 +205,6 @@ def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_time
         token_ids=token_ids,
         token_times=token_times,
     )
-
-
-def _stable_order(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices that sort the ids stably; numpy sorts 16-bit numbers in linear time."""
-    least = ids.min() if len(ids) else 0
-    few = int(ids.max(initial=0)) - least < 2**16
-    return np.argsort((ids - least).astype(np.uint16) if few else ids, kind="stable")
 
 
 def find_window(

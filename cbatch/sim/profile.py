@@ -150,10 +150,19 @@ class Profile:
         return origins | {"host": self.origin("host", "sync") if self.host else no_host}
 
     def operations(self, spec: ModelSpec, tensor_parallel: int = 1) -> Operations:
-        """Seconds of one GPU's operations: measured, or estimated if there is no measurement."""
+        """Seconds of one GPU's operations: measured, or estimated if there is no measurement.
+
+        Raises ProfileError for matrix products of a layer that are faster than the device's peak.
+        """
         share, ceilings = Topology(tensor_parallel, gpus_per_node=tensor_parallel).share(spec), self.ceilings
         measured, inferred = self.measured(spec, tensor_parallel)
-        self._check_possible(measured, share)
+        peak, flops = PEAK * ceilings.flops_per_second, 2 * share.layer_weights
+        products = [part.linear for part in (measured, measured.decode_only) if part and part.linear]
+        for tokens, seconds in chain.from_iterable(zip(*table, strict=True) for table in products):
+            if seconds * peak < tokens * flops:
+                rate = f"{tokens * flops / seconds / 1e12:.0f} TFLOP/s, {self.hardware} has at most {peak / 1e12:.0f}"
+                problem = f"products of {share.name} with {tokens:g} tokens reach {rate}"
+                raise ProfileError(f"hardware={self.name}: {problem}; correct the table of linear, or the ceilings")
         bandwidth, size = ceilings.bandwidth_bytes_per_second, DTYPE_BYTES[share.dtype]
         rates = self.attention or AttentionRates(bandwidth, ceilings.flops_per_second, bandwidth)
         tables = measured.attention and replace(
@@ -174,16 +183,6 @@ class Profile:
             measured=measured,
             estimated=(*missing, *inferred),
         )
-
-    def _check_possible(self, measured: Measured, share: ModelSpec) -> None:
-        """Raises ProfileError for matrix products of a layer that are faster than the device's peak."""
-        peak, flops = PEAK * self.ceilings.flops_per_second, 2 * share.layer_weights
-        tables = [part.linear for part in (measured, measured.decode_only) if part and part.linear]
-        for tokens, seconds in chain.from_iterable(zip(*table, strict=True) for table in tables):
-            if seconds * peak < tokens * flops:
-                rate = f"{tokens * flops / seconds / 1e12:.0f} TFLOP/s, {self.hardware} has at most {peak / 1e12:.0f}"
-                problem = f"products of {share.name} with {tokens:g} tokens reach {rate}"
-                raise ProfileError(f"hardware={self.name}: {problem}; correct the table of linear, or the ceilings")
 
     def kv_tokens(self, spec: ModelSpec, topology: Topology = Topology()) -> int:  # noqa: B008 - frozen
         """Tokens of KV cache beside the weights of one replica.
