@@ -104,7 +104,11 @@ class SimulatedExecutor(Executor):
             self._launched = self._device.launch(scheduler_output)
         else:
             result = EMPTY_MODEL_RUNNER_OUTPUT
-        return _done(result) if non_block else result
+        if not non_block:
+            return result
+        done: Future[Any] = Future()
+        done.set_result(result)
+        return done
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         assert self._launched is not None, "vLLM samples after it has executed"
@@ -139,9 +143,3 @@ class SimulatedExecutor(Executor):
     def check_health(self) -> None: ...
 
     def shutdown(self) -> None: ...
-
-
-def _done(result: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
