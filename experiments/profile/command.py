@@ -22,7 +22,7 @@ from experiments.profile.batches import held_out, prompts
 from experiments.profile.host import host_times
 from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
-from experiments.profile.machine import TILES, Machine, build, ceilings, device_memory, hardware_name
+from experiments.profile.machine import TILES, Machine, build, ceilings, hardware_name
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
 from experiments.profile.tables import (
     captured_graphs,
@@ -33,7 +33,7 @@ from experiments.profile.tables import (
     put_model,
     raise_ceiling,
 )
-from experiments.settings.hardware import cpu_profile
+from experiments.settings.hardware import cpu_profile, memory_bytes
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import commit, slug, today, versions, write_text
 
@@ -125,7 +125,10 @@ def _content(path: Path, hardware: str, backend: str, origin: str) -> dict[str, 
     if path.is_file():
         return profile_content(read_profile(path))
     rates = ceilings(torch.device(backend), TILES[backend])
-    return new_content(path.stem, hardware, origin, device_memory(backend), rates, origin)
+    memory = memory_bytes()
+    if backend == "cuda":
+        memory = float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    return new_content(path.stem, hardware, origin, memory, rates, origin)
 
 
 def _links(backend: str, spec: ModelSpec, report: Report) -> Links:

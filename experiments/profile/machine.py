@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from cbatch.sim.roofline import Ceilings
 from experiments.profile.laboratory import FittedLaboratory, Laboratory
 from experiments.settings.assemble import LARGEST_ITERATION
 from experiments.settings.backends import Cpu, Cuda
-from experiments.settings.hardware import count_gpus, cpu_name, memory_bytes
+from experiments.settings.hardware import count_gpus, cpu_name
 from experiments.settings.servers import real_server, release_memory
 
 TILES = {"cuda": 128, "cpu": 16}
@@ -80,14 +80,6 @@ def build(
             pages.normal_()  # about as large as a model's own keys and values; zeros compute faster
         torch.cuda.synchronize(cache.keys.device)
     return Machine(name, server, decode_sizes(batch), iteration.mixed_sizes, server.executor.attention)
-
-
-def device_memory(backend: str) -> float:
-    """Returns the memory of the device to be measured, in bytes."""
-    if backend == "cpu":
-        return memory_bytes()
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return float(properties.total_memory)
 
 
 def ceilings(device: torch.device, tile: int) -> Ceilings:

@@ -88,7 +88,8 @@ def put_model(
 
     host: measured with the tables, also for models that have no host time; None: the stored one is kept.
     """
-    measured = _rounded(tables)
+    text = TypeAdapter(Measured).dump_json(tables, exclude_defaults=True)  # sizes in it are whole numbers
+    measured = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
     models = content.setdefault("models", {})
     model = models.setdefault(spec.name, {FROM: origin, "tensor_parallel": {}})
     model |= {"num_layers": spec.num_layers, "shape": spec.shape}
@@ -145,10 +146,3 @@ def _divide(
     ]
     other = [seconds - products for seconds, products in zip(rest, linear, strict=True)]
     return PiecewiseLinear(base.sizes, tuple(linear)), PiecewiseLinear(base.sizes, tuple(other))
-
-
-def _rounded(tables: Measured) -> dict[str, Any]:
-    """Returns tables as in a file, seconds and shares with `DIGITS` significant digits; sizes are whole numbers."""
-    text = TypeAdapter(Measured).dump_json(tables, exclude_defaults=True)
-    content: dict[str, Any] = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
-    return content
