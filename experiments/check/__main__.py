@@ -30,7 +30,7 @@ from cbatch.stall import Patience
 from cbatch.validation import Switch, nearest
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, Ending, History
-from experiments.check.search import Verdicts, describe_sizes, search, tiny_scenarios
+from experiments.check.search import MOST_OUTPUT, Verdicts, search, tiny_scenarios
 from experiments.progress import bar
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
@@ -91,7 +91,8 @@ def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending],
     if 0 < len(refusals) == tried:
         remedy = f"give it settings for small limits, or a larger chunk than {chunk}"
         raise ConfigError(f'policy {name}: {refused} "{refusals[0]}"; {remedy}')
-    print(f"{name}, {tried - len(refusals):,} workloads: {describe_sizes(chunk)}")
+    sizes = f"prompts of 1 to {8 * chunk - 1} tokens, outputs of 1 to {MOST_OUTPUT}, about 1 ms per iteration"
+    print(f"{name}, {tried - len(refusals):,} workloads: {sizes}")
     if refusals:
         print(f'{refused} "{refusals[0]}"')
     held = "yes" if endings[Ending.COMPLETE] else "-  "

@@ -19,7 +19,7 @@ from experiments.check.properties import OVERTAKEN_LIMIT, Property, Violation
 from experiments.check.scenario import SHORT, Arrival, Ending, History, Scenario, play
 
 _LARGEST_BATCH = 4
-_MOST_OUTPUT = 12  # tokens
+MOST_OUTPUT = 12  # tokens
 _SHOWN = 30  # plans of a counterexample's text; earlier ones are left out
 
 
@@ -89,11 +89,6 @@ def search(
     for prop in held if num_random else ():
         verdicts[prop.name] = _search_random(serve, prop, chunk, num_random, tick)
     return verdicts
-
-
-def describe_sizes(chunk: int) -> str:
-    """Returns how large the workloads are, for users who choose a policy's thresholds."""
-    return f"prompts of 1 to {8 * chunk - 1} tokens, outputs of 1 to {_MOST_OUTPUT}, about 1 ms per iteration"
 
 
 def tiny_scenarios(chunk: int) -> Iterator[Scenario]:
@@ -166,7 +161,7 @@ def _scenarios(chunk: int) -> Any:
 
     @st.composite
     def scenario(draw: Any) -> Scenario:
-        arrival = st.builds(Arrival, st.integers(1, 5 * chunk), st.integers(1, _MOST_OUTPUT), st.integers(0, 20))
+        arrival = st.builds(Arrival, st.integers(1, 5 * chunk), st.integers(1, MOST_OUTPUT), st.integers(0, 20))
         arrivals = tuple(draw(st.lists(arrival, min_size=1, max_size=12)))
         batch = draw(st.integers(1, min(_LARGEST_BATCH, chunk)))
         block_size = draw(st.integers(1, 2 * chunk))
