@@ -106,20 +106,17 @@ def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
     if 0 < len(searches) < len(folders):
         other = next(folder for folder in folders if folder not in searches)
         raise ConfigError(f"compare: {other} holds runs, {searches[0]} a capacity; give one kind")
-    read = _read_searches if searches else _read_runs
-    rows = pd.concat([read(folder, text).assign(source=str(folder)) for folder in folders], ignore_index=True)
-    return with_replications(rows)
-
-
-def _read_runs(folder: Path, text: str) -> pd.DataFrame:
-    runs, omitted = select_runs(folder, text)
-    print_omitted(omitted)
-    return runs.assign(figures=runs["summary"].map(figures_text))
-
-
-def _read_searches(folder: Path, text: str) -> pd.DataFrame:
-    rows = choose_runs(read_searches(folder), text).explode("by_replication")
-    return rows.assign(**{headings.CAPACITY: rows["by_replication"], "figures": rows["by_replication"]})
+    parts = []
+    for folder in folders:
+        if searches:
+            rows = choose_runs(read_searches(folder), text).explode("by_replication")
+            rows = rows.assign(**{headings.CAPACITY: rows["by_replication"], "figures": rows["by_replication"]})
+        else:
+            rows, omitted = select_runs(folder, text)
+            print_omitted(omitted)
+            rows = rows.assign(figures=rows["summary"].map(figures_text))
+        parts.append(rows.assign(source=str(folder)))
+    return with_replications(pd.concat(parts, ignore_index=True))
 
 
 class Pair(NamedTuple):
