@@ -142,15 +142,18 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
         _note_error(sweep / ERRORS, line)
 
 
-def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> Mapping[str, Any]:
+def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> None:
     waits = False
     while True:
         if summary := read_finished(folder, identity(settings), command.result):
             changed = _other_code(summary, settings)
             if not changed or settings.other_code == "keep":
                 print(f"{folder.name}: finished before{_by(changed)}", flush=True)
-                _renumber(folder, summary, settings.composed.number)
-                return summary
+                number, about = settings.composed.number, summary["about"]  # the number orders the tables of the sweep
+                if about.get("number") != number and (folder / SUMMARY).is_file():
+                    with suppress(OSError):  # the folder may be read-only
+                        write_json(folder / SUMMARY, {**summary, "about": {**about, "number": number}})
+                return
             print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
         try:
             check_free(folder)
@@ -159,19 +162,12 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
             say = partial(print, " ", flush=True) if talks else lambda line: None
             summary = command.serve(settings, folder, replace=True, say=say, bar=alone)
             print(command.line(folder.name, summary), flush=True)
-            return summary
+            return
         except ClaimedError as error:  # another worker has the same run, or one that survived an earlier command
             if not waits:
                 print(f"{folder.name}: waits for {error.who}, which runs it", flush=True)
             waits = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-
-
-def _renumber(folder: Path, summary: Mapping[str, Any], number: int | None) -> None:
-    """Stores the position of a finished run on this command line, which orders the tables of the sweep."""
-    if summary["about"].get("number") != number and (folder / SUMMARY).is_file():
-        with suppress(OSError):  # the folder may be read-only
-            write_json(folder / SUMMARY, {**summary, "about": {**summary["about"], "number": number}})
 
 
 def _follow_the_launcher() -> None:
