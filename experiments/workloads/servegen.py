@@ -62,7 +62,7 @@ class ServeGen(Replay):
 
     def trace(self) -> Trace:
         """Draws the requests of the range, in order of arrival, before lengths are fitted to a model."""
-        windows, lengths = self._windows(), _read_lengths(self.dataset)
+        windows, lengths = self._windows(), _Lengths(self.dataset)
         windows["rate"] *= self._scale(windows)
         if (expected := float(windows["rate"].sum()) * WINDOW_SECONDS) > MOST_REQUESTS:
             problem = f"about {expected:.3g} requests from {self.start:g} s on, more than {MOST_REQUESTS}"
@@ -127,12 +127,17 @@ def _read_windows(path: str) -> Any:
     return frame
 
 
-@dataclass(frozen=True)
 class _Lengths:
-    """Lengths of clients. clients: the line of each client, and its length windows."""
+    """Lengths of clients, read from a file. clients: the line of each client, and its length windows."""
 
-    path: str
-    clients: dict[int, tuple[int, dict[str, Any]]]
+    def __init__(self, path: str) -> None:
+        table = parse_table(path, read_text(path, "workload.dataset"))
+        clients, windows = table.whole_numbers("client"), table.column("dataset")
+        table.refuse([not isinstance(value, dict) for value in windows], "dataset", "must be an object of windows")
+        is_first = np.isin(np.arange(len(clients)), np.unique(clients, return_index=True)[1])
+        table.refuse(~is_first, "client", "this client has a line already")
+        self.path, of_clients = path, zip(table.lines, windows, strict=True)
+        self.clients: dict[int, tuple[int, Any]] = dict(zip(clients.tolist(), of_clients, strict=True))
 
     def at(self, client: int, start: int) -> list[tuple[Ints, Floats]]:
         """Returns input and output lengths of a client at this time, in tokens, each with its probability. Raises WorkloadError."""
@@ -152,15 +157,6 @@ class _Lengths:
                 problem = f"window {key}, {name}: must map whole numbers of tokens to probabilities that sum to 1"
                 raise at_line(self.path, line, f"{problem}; correct or remove the line") from None
         return histograms
-
-
-def _read_lengths(path: str) -> _Lengths:
-    table = parse_table(path, read_text(path, "workload.dataset"))
-    clients, windows = table.whole_numbers("client"), table.column("dataset")
-    table.refuse([not isinstance(value, dict) for value in windows], "dataset", "must be an object of windows")
-    is_first = np.isin(np.arange(len(clients)), np.unique(clients, return_index=True)[1])
-    table.refuse(~is_first, "client", "this client has a line already")
-    return _Lengths(path, dict(zip(clients.tolist(), zip(table.lines, windows, strict=True), strict=True)))
 
 
 @lru_cache(10_000)
