@@ -108,8 +108,7 @@ def measure(
         summary = {"about": about, "capacity": figures, "curves": curves, "by_replication": owed}
         if settings.bounds:
             summary["regret"] = _regret(capacity, settings)
-        keys = dict(composed.keys)
-        write_json(folder / RESULT, {**summary, "settings": keys})  # last: says that it is complete
+        write_json(folder / RESULT, {**summary, "settings": dict(composed.keys)})  # last: says that it is complete
     return summary
 
 
@@ -151,8 +150,8 @@ def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
 
 def _regret(capacity: Capacity, settings: SearchSettings) -> dict[str, float]:
     """Returns the capacity and its interval over the highest rate that any policy can sustain."""
-    bounds = bounds_together(settings, len(capacity.shares.good), capacity.requests)
-    bound = bounds.rate_attained(settings.attainment)
+    replications = len(capacity.shares.good)
+    bound = bounds_together(settings, replications, capacity.requests).rate_attained(settings.attainment)
     ends = {"capacity": capacity.rate, "capacity_low": capacity.low, "capacity_high": capacity.high}
     return {**{name: rate / bound for name, rate in ends.items()}, "rate_bound": bound}
 

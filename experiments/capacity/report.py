@@ -27,19 +27,16 @@ def capacity_text(summary: Summary) -> str:
         rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
     took = f"{about['wall_seconds']:.0f} s, {figures['cpu_seconds']:.0f} s of CPU for {figures['simulations']} simulations, including any kept from before"
     rows += [("took", took)]
-    head = [title_of(about), *notes_of([about])]
-    return "\n".join([*head, "", tabulate(rows, tablefmt="plain", disable_numparse=True), "", _curves(summary)])
-
-
-def _curves(summary: Summary) -> str:
-    """Returns a table of the shares at each rate."""
     curve = summary["curves"]["attainment"]
     columns = (curve[name] for name in ("rate", "replications", "share", "low", "high"))
-    rows = [
+    shares = [
         (f"{rate:.4g}", number, f"{100 * share:.2f}% [{100 * low:.2f}, {100 * high:.2f}]")
         for rate, number, share, low, high in zip(*columns, strict=True)
     ]
-    return tabulate(rows, ["requests/s", "replications", "attainment"], disable_numparse=True, stralign="right")
+    heads = ["requests/s", "replications", "attainment"]
+    at_rates = tabulate(shares, heads, disable_numparse=True, stralign="right")
+    figures_of_all = tabulate(rows, tablefmt="plain", disable_numparse=True)
+    return "\n".join([title_of(about), *notes_of([about]), "", figures_of_all, "", at_rates])
 
 
 def _replications(figures: Summary) -> str:
