@@ -250,8 +250,13 @@ def _at_load(settings: Settings, chosen: dict[str, str]) -> tuple[Any, float | N
         problem = f"workload.load={load}: is a share of a simulated rate, unknown for backend={settings.backend.name}"
         raise ConfigError(f"{problem}; give backend=sim, or a rate")
     workload, number, num_requests = _replication_of(settings.workload)
-    without = _without_policy(settings, workload)
-    highest = _highest_rate(pickle.dumps(without), settings.workload.replications, num_requests)
+    # equal for all policies and objectives
+    others: dict[str, Any] = {"composed": Composed({}), "chosen": {}, "sweep": "", "output": None}
+    others |= {
+        "policy": Recipe({"_target_": "policies.orca.Orca"}),
+        "workload": replace(workload, slo=None, tiers=None),
+    }
+    highest = _highest_rate(pickle.dumps(replace(settings, **others)), settings.workload.replications, num_requests)
     chosen["rate"] = f"{load * highest:.4g} (load {load:g} of at most {highest:.4g} requests/s)"
     return Replication(workload, number, load * highest, num_requests), load * highest
 
@@ -274,13 +279,6 @@ def _replication_of(workload: Workload) -> tuple[Workload, int, int]:
         problem = f"workload.seed={workload.seed}: selects one of workload.replications={pieces} pieces of the trace"
         raise ConfigError(f"{problem}; give at most {pieces - 1}")
     return replace(whole, seed=0), workload.seed, num_requests
-
-
-def _without_policy(settings: Settings, workload: Workload) -> Settings:
-    """Returns settings that are equal for all policies and objectives."""
-    workload, policy = replace(workload, slo=None, tiers=None), Recipe({"_target_": "policies.orca.Orca"})
-    others: dict[str, Any] = {"composed": Composed({}), "chosen": {}, "sweep": "", "output": None}
-    return replace(settings, policy=policy, workload=workload, **others)
 
 
 @lru_cache(maxsize=16)

@@ -118,8 +118,7 @@ class Real(Backend):
         return super().cost(hardware, spec, max_batch)
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        keys = ("tensor_parallel", "pipeline_stages", "replicas")
-        topology = {key: getattr(self, key) for key in keys}
+        topology = {key: getattr(self, key) for key in ("tensor_parallel", "pipeline_stages", "replicas")}
         return {"topology": topology, **super().facts(executor, cost, asynchronous)}
 
     def _with_own(self, options: Options) -> Options:

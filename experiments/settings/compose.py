@@ -156,7 +156,10 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
         for key in ("chunk", "seed"):  # sections that refer to them need whole numbers
             if isinstance(value := config.get(key), float) and value.is_integer():  # 1e3
                 config[key] = int(value)
-    unread = _unread(config)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    text = "".join(str(section) for key, section in plain.items() if key not in PASSED_ON)
+    text += "".join(str(plain[group]) for group in ("chunking", "predictor") if f"${{{group}" in text)
+    unread = [key for key in PASSED_ON if not re.search(rf"\$\{{{key}\b", text)]  # no section refers to them
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return Composed(keys, overrides, choices, ",".join(_shorten(named, keys)), number, swept, unread)
 
@@ -175,14 +178,6 @@ def keys_within(section: Mapping[str, Any]) -> Iterator[str]:
     for key, value in section.items():
         yield key
         yield from (f"{key}.{inner}" for inner in keys_within(value if isinstance(value, Mapping) else {}))
-
-
-def _unread(config: DictConfig) -> list[str]:
-    """Returns the keys such as `chunk` to which no section refers, as in `${chunk}`."""
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    text = "".join(str(section) for key, section in plain.items() if key not in PASSED_ON)
-    text += "".join(str(plain[group]) for group in ("chunking", "predictor") if f"${{{group}" in text)
-    return [key for key in PASSED_ON if not re.search(rf"\$\{{{key}\b", text)]
 
 
 def _swept(config: DictConfig) -> dict[str, str]:
