@@ -36,11 +36,10 @@ COLUMNS = ("tokens_per_second", "ms_per_iteration", "active_share", "host_ms_per
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-
-    def measure(*options: str) -> None:
-        serve(**keyword_arguments(serve, options, "bench"))
-
-    return run(measure, arguments, lambda: str(__doc__), kept="files already written are complete")
+    kept = "files already written are complete"
+    return run(
+        lambda *options: serve(**keyword_arguments(serve, options, "bench")), arguments, lambda: str(__doc__), kept=kept
+    )
 
 
 def serve(

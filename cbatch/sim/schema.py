@@ -67,8 +67,7 @@ class Grid:
         positive, not_negative = _numbers(handler)
         sizes = core_schema.list_schema(positive, min_length=1)
         columns = core_schema.list_schema(not_negative)
-        row = core_schema.list_schema(core_schema.nullable_schema(not_negative))
-        rows = core_schema.list_schema(row)
+        rows = core_schema.list_schema(core_schema.list_schema(core_schema.nullable_schema(not_negative)))
         return _object({self.sizes: sizes, self.columns: columns, "seconds": rows}, self._read, self._write)
 
     def _read(self, lists: dict[str, Any]) -> BilinearGrid:
