@@ -54,6 +54,8 @@ def _replay(run_folder: str, *overrides: str) -> int:
         print(f"{folder}: {_count(different, len(comparisons), name)}\n\n{_difference(different[0], name)}")
     else:
         print(f"{folder}: {name} makes the same {len(comparisons)} plans")
+    if num_empty := sum(not comparison.recorded.decided.entries for comparison in comparisons):
+        print(f"\n{num_empty} of the {len(comparisons)} recorded plans are empty, and not among the run's iterations")
     if file.cut:
         print(f"\n{DECISIONS} is cut off, as when a run is killed: later plans are not compared")
     code = (read_summary(folder) or {"about": {}})["about"].get("code")
@@ -77,8 +79,8 @@ def _difference(comparison: Comparison, name: str) -> str:
     before = recorded.decided
     seen = recorded.seen
     rows = [
-        ("waiting", _some([str(id_) for id_ in seen.waiting])),
-        ("running", _some([f"{kept.id} ({kept.computed} computed, {kept.ready} ready)" for kept in seen.running])),
+        ("waiting ids", _some([str(id_) for id_ in seen.waiting])),
+        ("running ids", _some([f"{kept.id} ({kept.computed} computed, {kept.ready} ready)" for kept in seen.running])),
         ("in flight", f"{seen.num_in_flight} iterations"),
         ("KV blocks", f"{seen.num_free} free, {seen.num_retiring} about to be"),
     ]
@@ -89,7 +91,7 @@ def _difference(comparison: Comparison, name: str) -> str:
     if before.wake_at != now.wake_at:
         rows.append(("wakes at", f"recorded {before.wake_at}, {name} {now.wake_at}"))
     width = max(len(label) for label, _ in rows)
-    head = f"first at iteration {recorded.iteration}, {seen.now:.6g} s:"
+    head = f"first at iteration {recorded.iteration}, {seen.now:.6g} s; plans and reserves as id:tokens:"
     return "\n".join([head, *(f"  {label:{width}}  {text}" for label, text in rows)])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import copy
 from typing import TYPE_CHECKING, Any
 
-from cbatch import ConfigError, Engine, FinishReason, Request, RunRecord
+from cbatch import Engine, FinishReason, Request, RunRecord
 from cbatch.arrivals import Stream
 from cbatch.results.metrics import Served, collect_served
 from cbatch.results.regret import regret
@@ -211,8 +211,6 @@ def decisions_of(run: Run, folder: Path | None) -> "AbstractContextManager[Decis
     """Writes the run's decisions inside the `with` if `decisions=true`; yields the writer, which takes later requests."""
     if not folder or not run.settings.decisions:
         return nullcontext()
-    if len(run.engine.engines) > 1:
-        raise ConfigError("decisions=true records the decisions of one replica; set backend.replicas=1")
     from experiments.store.decisions_file import write_decisions  # loaded only where needed
 
     if run.settings.hardware == CPU and (measured := cpu_profile(run.settings.model)).is_file():

@@ -76,6 +76,8 @@ def assemble(
     if settings.bounds and not backend.simulated:
         problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
         raise ConfigError(f"{problem}; give backend=sim")
+    if settings.decisions and backend.replicas > 1:
+        raise ConfigError("decisions=true records the decisions of one replica; set backend.replicas=1")
     backend.check_here()
     options = Options(compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline)
     cost = backend.cost(settings.hardware, spec, settings.batch)

@@ -9,7 +9,7 @@ import numpy as np
 from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.readers.traces import read_trace
+from experiments.workloads.readers.traces import FORMATS, read_trace
 from experiments.workloads.trace import Format, ScaledFit, Trace
 
 
@@ -53,8 +53,9 @@ class TraceReplay(Replay):
         trace = read_trace(self.path, self.format, columns=self.columns, at_most=at_most)
         if trace.arrival_time is None:
             if not self.queued or self.start or self.speed != 1:
+                names = ", ".join(dict.fromkeys(known.arrival for known in FORMATS.values()))
                 remedy = "set workload.queued=true without start and speed, or draw them with workload=sharegpt"
-                raise WorkloadError(f"{self.path}: has no column of arrival times such as arrived_at; {remedy}")
+                raise WorkloadError(f"{self.path}: has no column of arrival times ({names}); {remedy}")
             return self._replay(trace, vocabulary)
         if self.start > trace.arrival_time[-1]:
             problem = f"lies after the last arrival; give at most {trace.arrival_time[-1]:g} (seconds)"

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from experiments.plots import parts
-from experiments.plots.style import add_heading, line_style, new_figure, wrap
+from experiments.plots.style import add_heading, line_style, new_figure, print_style, wrap
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0]], ids=["nothing", "zeros"])
@@ -58,6 +58,16 @@ def test_the_numbers_of_a_logarithmic_axis_do_not_touch_on_narrow_panels(width: 
         boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
         ends = sorted((box.x0, box.x1) for box in boxes)
         assert len(ends) >= number and all(one[1] < two[0] for one, two in pairwise(ends))
+
+
+@print_style()
+def test_the_labels_of_an_axis_are_its_numbers_without_an_offset() -> None:
+    """A ratio near 1: matplotlib would write -5, 0 and 5 beside "1e-5+1"."""
+    figure, [[panel]] = new_figure(1, 1, 2.0)
+    panel.plot([0, 1], [0.99995, 1.00005])
+    figure.canvas.draw()
+    assert panel.yaxis.get_offset_text().get_text() == ""
+    assert {"0.99998", "1.00000", "1.00002"} <= {label.get_text() for label in panel.get_yticklabels()}
 
 
 def test_no_last_word_stands_alone() -> None:

@@ -166,6 +166,13 @@ def test_mooncake_hashes_become_prefix_hashes(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     requests = TraceReplay(path=str(path)).requests(None)
     assert [request.prefix_hashes for request in requests] == [(3, 9), (3, 9), ()], "id 4 stands for 476 tokens"
+    path.write_text(path.read_text().replace("hash_ids", "mine"))
+    named = TraceReplay(path=str(path), columns={"prefix_hashes": "mine"})
+    assert [(spec_of(each).hash_block, each.prefix_hashes) for each in named.requests(None)][1] == (512, (3, 9))
+    path.write_text(path.read_text().replace("[3, 9, 4]", "[3]"))
+    refusal = "line 2: mine=[3]: must have an id for each 512 tokens of input_length"
+    assert refusal in message(lambda: named.requests(None))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     clipped = Fit(max_length=1025, too_long="clip").fit(read_trace(str(path)))
     assert clipped.fields["prefix_hashes"].tolist() == [(3, 9), (3, 9), ()]
     clipped = Fit(max_length=513, too_long="clip").fit(read_trace(str(path)))

@@ -139,7 +139,9 @@ def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
     assert replayed(replace(table, queued=True)) == [(0.0, 3, 4)]
     assert message(lambda: replayed(replace(table, queued=True, format="mooncake"))).endswith("; give lengths")
     for timed in (table, replace(table, queued=True, start=1)):
-        assert "no column of arrival times" in message(lambda timed=timed: replayed(timed))  # type: ignore[misc]
+        assert "no column of arrival times (TIMESTAMP, timestamp, arrived_at, arrival_s); " in message(
+            lambda timed=timed: replayed(timed)
+        )  # type: ignore[misc]
 
 
 # -- broken files -----------------------------------------------------------------------------------------------------
@@ -154,7 +156,9 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
     ("client,window_start_s\n1,0\n", 0, "use workload=servegen"),
     ('{"prompt": "x"}\n', 0, "use workload=prompts"),
     (AZURE, 1, "TIMESTAMP,ContextTokens,GeneratedTokens is a header without rows"),
-    ("TIMESTAMP,ContextTokens\n1,2\n", 0, "ContextTokens, GeneratedTokens (azure)"),
+    ("TIMESTAMP,ContextTokens\n1,2\n", 0, "no column 'GeneratedTokens'; add it to TIMESTAMP, ContextTokens"),
+    ("arrived_at,num_decode_tokens\n1,2\n", 0, "no column 'num_prefill_tokens'; add it to arrived_at"),
+    ('{"input_length": 5, "n": 2}\n', 0, "no column 'output_length'; add it to input_length, n"),
     (AZURE + ROW + "2023-11-16 18:15:47,1\n", 3, f"GeneratedTokens is missing: {WHOLE}"),
     (AZURE + ROW + "2023-11-16 18:15:47,1,1,1\n", 3, "4 fields"),
     (AZURE + ROW + 'x,"1,2\n', 0, "is not CSV"),

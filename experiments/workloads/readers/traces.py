@@ -96,10 +96,12 @@ def read_trace(
         table = parse_table(path, text, at_most)
         known = _columns(table, format, section)
         filled = _fields(table, {name: column for name, column in known.fields.items() if column in table.columns})
+    filled |= _fields(table, own := columns or {})
     tokens = partial(table.whole_numbers, least=1, most=MOST_TOKENS, unit=" of tokens")
     prompts = tokens(known.prompt)
     if known.hashed and "prefix_hashes" in filled:
-        filled["prefix_hashes"] = _whole_hashes(table, known, prompts, filled["prefix_hashes"])
+        ids = {**known.fields, **own}["prefix_hashes"]
+        filled["prefix_hashes"] = _whole_hashes(table, ids, known, prompts, filled["prefix_hashes"])
         filled["hash_block"] = np.full(len(prompts), known.hashed)
     return Trace(
         source=path,
@@ -107,19 +109,22 @@ def read_trace(
         output_tokens=tokens(known.output),
         arrival_time=_arrivals(table, known) if timed and known.arrival in table.columns else None,
         line=np.array(table.lines),
-        fields={**filled, **_fields(table, columns or {})},
+        fields=filled,
     )
 
 
 def _columns(table: Table, format: Format, section: str) -> Columns:
-    """Returns the columns of this format or, for "auto", of the first format whose columns the table has."""
-    if format in FORMATS and {FORMATS[format].prompt, FORMATS[format].output} & {*table.columns}:
+    """Returns the columns of this format or, for "auto", of the first format whose columns, or one of whose lengths, the table has."""
+    lengths = {name: {known.prompt, known.output} & {*table.columns} for name, known in FORMATS.items()}
+    if lengths.get(format):
         return FORMATS[format]
     for name, known in FORMATS.items():
         if {known.prompt, known.output, known.mark or known.prompt} <= {*table.columns}:
             if format != "auto":
                 raise WorkloadError(f"{section}.format={format}: {table.path} has the columns of {name}; give {name}")
             return known
+    if format == "auto" and (half := [name for name, found in lengths.items() if found]):
+        return FORMATS[half[0]]  # the other length is named as missing
     pairs = "; ".join(f"{known.prompt}, {known.output} ({name})" for name, known in FORMATS.items())
     columns = shorten(", ".join(table.columns))
     other = next(
@@ -214,13 +219,13 @@ def _hashes(table: Table, column: str) -> Column:
     return _objects([tuple(ids or ()) for ids in values])
 
 
-def _whole_hashes(table: Table, known: Columns, prompts: Ints, hashes: Column) -> Column:
+def _whole_hashes(table: Table, column: str, known: Columns, prompts: Ints, hashes: Column) -> Column:
     """Returns the ids without the last one of a row where that stands for fewer tokens: a longer prompt has another id there.
 
     Refuses a row with more or fewer ids than its prompt has parts; the last part, if not whole, may have one or none.
     """
     counts = np.fromiter(map(len, hashes), np.int64, len(hashes))
-    column, size = known.fields["prefix_hashes"], known.hashed
+    size = known.hashed
     fits = (counts >= prompts // size) & (counts <= -(-prompts // size))
     given = [ids is not None for ids in table.columns[column]]
     table.refuse(given & ~fits, column, f"must have an id for each {size} tokens of {known.prompt}")
