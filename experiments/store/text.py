@@ -47,14 +47,21 @@ def run_text(summary: Summary) -> str:
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a run; if a warm-up or drain is left out, figures of the whole run say so."""
     run, speed, mean, goodput = (summary[key] for key in ("run", "throughput", "iterations", "goodput"))
     number, share = format_number, format_share
+    rejected, cancelled, counted = run["rejected_requests"], run.get("cancelled_requests", 0), run["counted_requests"]
+    served, seconds, whole = run["requests"] - rejected - cancelled, number(run["counted_seconds"]), ""
+    if counted < served:
+        whole = "whole run: "
+        yield "counted", f"{counted} of {served} served, {seconds} of {number(run['seconds'])} s"
     total, prefill, decode = (number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode"))
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
-    rejected, cancelled = run["rejected_requests"], run.get("cancelled_requests", 0)
-    served = f"{run['requests'] - rejected - cancelled} served in {number(run['seconds'])} s, {rejected} rejected"
-    left = f", {cancelled} cancelled" if cancelled else ""
-    yield "requests/s", f"{number(speed['requests_per_second'])}: {served}{left}"
+    lost = f"{whole}{rejected} rejected" + (f", {cancelled} cancelled" if cancelled else "")
+    yield (
+        "requests/s",
+        f"{number(speed['requests_per_second'])}: {counted} served in {seconds} s{';,'[not whole]} {lost}",
+    )
     if goodput:
         attained = f"{share(goodput['attained_share'])} attain the objectives"
         yield "goodput", f"{number(goodput['requests_per_second'])} requests/s, {attained}"
@@ -68,23 +75,24 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     if service and (jain := number(service["jain_index"]["mean"])) != "-":
         worst, usual = (number(service["service_difference"][key]) for key in ("max", "mean"))
         clients = count_text(len(service["clients"]), "client")
-        yield "service", f"{clients}; difference {usual} per s, at most {worst}; Jain's index {jain}"
+        yield "service", f"{whole}{clients}; difference {usual} per s, at most {worst}; Jain's index {jain}"
     if regret := summary.get("regret"):
         bound = f"its lower bound of {number(regret['latency_bound'])} s"
         line = f"mean latency {number(regret['latency'])} x {bound}, makespan {number(regret['makespan'])} x"
         if "violations" in regret:
             line += f"; {count_text(regret['violations'], 'violation')} over the lower bound of {regret['violations_bound']}"
-        yield "regret", line
+        yield "regret", whole + line
     batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"
     tokens = f"{number(mean['batch_tokens'])} tokens ({share(mean['padding_share'])} padding)"
-    yield "iterations", f"{run['iterations']} of {batch} and {tokens}"
+    each, num = f"{batch} and {tokens}", run["iterations"]
+    yield "iterations", f"{each}; {whole}{count_text(num, 'iteration')}" if whole else f"{num} of {each}"
     used = f"{share(mean['kv_use_mean'])} used, at most {share(mean['kv_use_peak'])}"
     again = f"{number(run.get('recomputed_tokens'))} tokens recomputed ({share(run.get('recomputed_share'))})"
-    yield "KV cache", f"{used}; {count_text(run['preemptions'], 'preemption')}, {again}"
+    yield "KV cache", f"{used}; {whole}{count_text(run['preemptions'], 'preemption')}, {again}"
     if cache := summary.get("prefix_cache"):
         cached, again = number(cache["cached_tokens"]), number(cache["cached_again_tokens"])
         found = f"{share(cache['hit_share'])} of prompt tokens found ({cached}), {again} after preemptions"
-        yield "prefixes", f"{found}; {number(cache['evicted_blocks'])} blocks evicted"
+        yield "prefixes", f"{whole}{found}; {number(cache['evicted_blocks'])} blocks evicted"
     yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
 
 
