@@ -208,7 +208,9 @@ class ProfileCost:
             "error": known.error,
             "error_in_brief": known.brief,
             "batches_compared": list(known.batches),
+            "loads_compared": list(known.loads),
             "gpus": self.topology.num_gpus,
+            "times_of": profile.similar_to(self.spec),
             "not_measured": not_measured(origins),
             "iterations_outside_measured_range": self.num_outside,
         }

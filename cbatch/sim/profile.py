@@ -127,11 +127,17 @@ class Profile:
         return next((text for text in stated if text is not None), self.source)
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
-        """See `MeasuredModel.measured`; for a model without tables those of the most similar model, fitted to its shape, or none."""
+        """See `MeasuredModel.measured`; for a model without tables those of `similar_to`, fitted to its shape, or none."""
         if name := self.measured_as(spec):
             return self.models[name].measured(spec, tensor_parallel)
-        nearest = min(self.models.values(), key=lambda model: model.distance(spec), default=None)
-        return nearest.fitted(spec, tensor_parallel) if nearest and nearest.distance(spec) < inf else (Measured(), ())
+        name = self.similar_to(spec)
+        return self.models[name].fitted(spec, tensor_parallel) if name else (Measured(), ())
+
+    def similar_to(self, spec: ModelSpec) -> str:
+        """Returns the name of the measured model whose tables are fitted to a model without its own; "" if none are."""
+        distances = {name: model.distance(spec) for name, model in self.models.items() if not self.measured_as(spec)}
+        name = min(distances, key=distances.__getitem__, default="")
+        return name if distances.get(name, inf) < inf else ""
 
     def table_origins(self, spec: ModelSpec, tensor_parallel: int) -> dict[str, str]:
         """The origin of each table of a model, of rates in the place of one, and of its host time."""

@@ -30,20 +30,22 @@ Place = tuple[str, ...]
 
 Loop = Literal["sync", "async"]
 
+_ENDS = AfterValidator(lambda values: (min(values), max(values)) if values else ())
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     """The real runs in one loop that an error was established against: their models and GPUs.
 
-    batches: the smallest and the largest of their limits of requests in an iteration; empty: not stated.
+    batches, loads: the smallest and the largest of their limits of requests in an iteration, and of their shares of the highest
+        rate that the policy sustains; empty: not stated.
     error: empty: the profile's. brief: in a few words, for a line that is printed with each result; empty: none was given.
     """
 
     models: tuple[str, ...]
     gpus: Annotated[int, whole(1, unit="number of GPUs")]
-    batches: Annotated[
-        tuple[int, ...], AfterValidator(lambda batches: (min(batches), max(batches)) if batches else ())
-    ] = ()
+    batches: Annotated[tuple[int, ...], _ENDS] = ()
+    loads: Annotated[tuple[float, ...], _ENDS] = ()
     brief: str = ""
     error: str = ""
 

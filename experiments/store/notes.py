@@ -85,26 +85,36 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
     few = sum(map(len, others.values())) <= 2
     limits += [f"{kind}: {', '.join(names) if few else f'{len(names)} of its parts'}" for kind, names in others.items()]
     card = f" at the speed of {text}" if (text := profile.get("card")) else ""
+    if source := profile.get("times_of"):
+        limits.append(f"times of {source}, fitted to the model's shape")
     return f"SIMULATED with profile {profile['profile']}{card} ({'; '.join(limits)})"
 
 
 def beyond_text(abouts: Iterable[About]) -> str:
     """Counts simulated runs with a batch or a load for which the profile's error was not established; empty if there is none.
 
-    A server counts as overloaded if more requests wait, on average, than it may run: errors are established at loads that it sustains.
+    A load is known if `workload.load` gave it. A server counts as overloaded if more requests wait, on average, than it may run.
     """
-    found = [(about, about["execution"].get("batches_compared")) for about in abouts if about["simulated"]]
-    known = [(about, about["limits"]["batch"], *ends) for about, ends in found if ends]
-    others = [batch for _, batch, least, most in known if not least <= batch <= most]
-    waiting = [about["mean_waiting"] for about, batch, *_ in known if about.get("mean_waiting", 0) > batch]
+    known = [about for about in abouts if about["simulated"] and about["execution"].get("batches_compared")]
+    batches = [batch for about in known if _beyond(batch := about["limits"]["batch"], about, "batches_compared")]
+    loads = [load for about in known if _beyond(load := (about.get("load") or {}).get("load"), about, "loads_compared")]
+    waiting = [each for about in known if (each := about.get("mean_waiting", 0)) > about["limits"]["batch"]]
     several = "" if len(known) == 1 else " in {} of {} runs"
     texts = []
-    if others:
-        texts.append(f"batch {', '.join(map(str, sorted(set(others))))}{several.format(len(others), len(known))}")
+    for name, found, form in (("batch", batches, "d"), ("load", loads, ".0%")):
+        if found:
+            values = ", ".join(format(value, form) for value in sorted(set(found)))
+            texts.append(f"{name} {values}{several.format(len(found), len(known))}")
     if waiting:
         most = f"{max(waiting):,.0f} requests waiting on average"
         texts.append(f"overload{several.format(len(waiting), len(known))}, {'at most ' * bool(several)}{most}")
     return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
+
+
+def _beyond(value: float | None, about: About, key: str) -> bool:
+    """Whether a value is known and outside of the range that the profile states under a key."""
+    ends = about["execution"].get(key)
+    return bool(ends) and value is not None and not ends[0] <= value <= ends[1]
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:

@@ -167,6 +167,6 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
     stamped = json.loads((tmp_path / "h200.json").read_text())
     assert stamped["models"] == profile["models"]
     brief = "largest error: mean 0%, P50 0%, P90 0%, P99 0%; batch 16, load 45%"  # the runs are simulated
-    compared = {"models": ["llama-3.1-8b"], "gpus": 1, "batches": [16, 16], "brief": brief}
+    compared = {"models": ["llama-3.1-8b"], "gpus": 1, "batches": [16, 16], "loads": [0.45, 0.45], "brief": brief}
     assert stamped["compared"] == {"async": compared}
     assert "6 real runs of llama-3.1-8b on 1 card (batch 16, load 45%; 3 of 6 queued)," in stamped["error"]

@@ -113,11 +113,12 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
     compared = {}
     for loop, result in pool(comparisons, profile).items():
         runs = [run for policies in result["cases"].values() for run in policies.values()]
-        batches = [run["batch"] for run in runs]
+        batches, loads = [run["batch"] for run in runs], [run["load"] for run in runs if run["load"] is not None]
         compared[loop] = {
             "models": sorted({run["model"] for run in runs}),
             "gpus": 1,
             "batches": [min(batches), max(batches)],
+            "loads": [min(loads), max(loads)] if loads else [],
             "brief": brief_error(result),
             "error": error_line(result, command),
         }

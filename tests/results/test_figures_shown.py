@@ -246,6 +246,8 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert origin_of(simulated(not_measured=parts)) == origin
     origin = "SIMULATED with profile h200 (error: 5%; derived: 1 of its parts; fallback: 2 of its parts)"
     assert origin_of(simulated(not_measured=[*parts, "head (fallback)"])) == origin
+    fitted = origin_of(simulated(times_of="llama-3.1-8b"))
+    assert fitted == "SIMULATED with profile h200 (error: 5%; times of llama-3.1-8b, fitted to the model's shape)"
     assert "(error: TTFT 5%)" in origin_of(simulated(error=100 * "x", error_in_brief="error: TTFT 5%"))
     assert "(error: see summary.json)" in origin_of(simulated(error=60 * "x"))
     assert 59 * "x" in origin_of(simulated(error=59 * "x"))
@@ -258,15 +260,21 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
 
 
 def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
-    """For other batches than the compared ones, and where more requests wait than may run."""
+    """For other batches or loads than the compared ones, and where more requests wait than may run."""
 
-    def of(batch: int, waiting: float = 0.0, compared: tuple[int, ...] = (16, 128)) -> dict[str, Any]:
-        about = simulated(batches_compared=[*compared])
-        return {**about, "limits": {"batch": batch}, "mean_waiting": waiting}
+    def of(
+        batch: int, waiting: float = 0.0, compared: tuple[int, ...] = (16, 128), load: float | None = None
+    ) -> dict[str, Any]:
+        about = simulated(batches_compared=[*compared], loads_compared=[0.45, 0.9])
+        known = load and {"load": load, "rate": 3.0}
+        return {**about, "limits": {"batch": batch}, "mean_waiting": waiting, "load": known}
 
     assert beyond_text([of(16), of(128, waiting=128.0), {"simulated": False}, simulated()]) == ""
     assert beyond_text([of(8, compared=())]) == ""  # nothing was compared, as the line above it says
     assert beyond_text([of(129, waiting=130.4)]).endswith("batch 129; overload, 130 requests waiting on average")
+    assert beyond_text([of(64, load=0.45), of(64, load=0.9)]) == ""
+    assert beyond_text([of(64, load=0.2)]) == "outside the conditions of that error: load 20%"
+    assert beyond_text([of(64, load=0.2), of(64), of(64, load=0.95)]).endswith(": load 20%, 95% in 2 of 3 runs")
     assert beyond_text([of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]) == (
         "outside the conditions of that error: batch 8, 256 in 3 of 5 runs; "
         "overload in 2 of 5 runs, at most 1,000 requests waiting on average"

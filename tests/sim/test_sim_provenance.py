@@ -107,8 +107,9 @@ def test_an_error_is_stated_only_where_it_was_established(
     found = ProfileCost(profile, load_spec(model), topology).provenance(asynchronous)
     brief = profile.compared["async"].brief
     assert (found["error"], found["error_in_brief"]) == ((profile.error, brief) if stated else (NOT_COMPARED, ""))
-    assert found["batches_compared"] == ([16, 128] if stated else [])  # as the error says
-    assert "batch 16-128" in brief
+    compared = [found["batches_compared"], found["loads_compared"]]
+    assert compared == ([[16, 128], [0.45, 0.9]] if stated else [[], []])  # as the error says
+    assert "batch 16-128, load 45-90%" in brief
 
 
 def test_a_checkpoint_of_any_name_has_the_tables_and_the_error_of_its_shape() -> None:

@@ -103,6 +103,11 @@ def test_the_most_similar_layers_of_the_same_number_format_are_chosen(spec: Mode
     h200 = load_profile("h200")
     tables, _ = h200.measured(spec, 1)
     assert tables == (h200.models[nearest].fitted(spec, 1)[0] if nearest else Measured())
+    assert ProfileCost(h200, spec).provenance(True)["times_of"] == nearest
+
+
+def test_results_of_a_model_with_tables_name_no_other() -> None:
+    assert ProfileCost(load_profile("h200"), load_spec("llama-3.1-8b")).provenance(True)["times_of"] == ""
 
 
 def test_a_model_whose_attention_was_not_measured_serves_no_other() -> None:
