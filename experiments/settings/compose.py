@@ -165,9 +165,11 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
 
 
 def _shorten(overrides: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
-    """Returns overrides with only the last part of a key, as in `rate=4`, where no other key has the same."""
+    """Returns overrides with the last part of a key, if no other has the same, and the value of a key for `_chunk_`, which an option's name says."""
     known, shortened = Counter(key.rpartition(".")[2] for key in keys_within(keys)), []
+    plain = {key: str(value) for key, value in keys.items() if isinstance(value, str | int | float)}
     for text in overrides:
+        text = re.sub(r"(?<==)_(\w+)_(?=[,)])", lambda found: plain.get(found[1], found[0]), text)
         end = key_of(text).rpartition(".")[2]
         shortened.append(f"{end}={text.partition('=')[2]}" if known[end] == 1 and "=" in text else text)
     return shortened

@@ -81,6 +81,13 @@ def test_arguments_are_keys_of_the_section(given: str, key: str, expected: objec
     assert OmegaConf.select(OmegaConf.create(compose(given, "chunk=128").keys), key) == expected
 
 
+def test_the_name_of_a_run_has_the_value_of_a_key_that_an_argument_follows() -> None:
+    """A key that does not exist stays as it was given; so does `_chunk_` outside of arguments."""
+    jobs = compose_sweep("policy=mine.Own(a=${chunk},b=_c_)", "chunk=128,256", "model.name=_chunk_", "sweep=s").jobs
+    names = [f"chunk={chunk},name=_chunk_,policy='mine.Own(a={chunk},b=_c_)'" for chunk in (128, 256)]
+    assert [job.name for job in jobs] == names
+
+
 def test_an_experiment_sweeps_options_with_arguments_unless_the_command_line_does(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     params = {"policy": "orca,'longest_first(per_prompt_token=true)'", "chunk": "128,256"}
