@@ -43,6 +43,7 @@ from experiments.store.claim import (
     report_crashes,
 )
 from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
+from experiments.store.headings import flat
 from experiments.store.notes import origin_of
 from experiments.text import up_to_stop
 
@@ -73,8 +74,11 @@ def read_finished(folder: Path, identity: Mapping[str, Any], name: str = SUMMARY
 
 
 def damage(folder: Path, summary: Mapping[str, Any]) -> str:
-    """Names a table of a complete run that was changed since, and the remedy; empty if none was. A table may be missing."""
+    """Names a figure or a table of a complete run that was changed since, and the remedy; empty if none was. A table may be missing."""
     run = summary.get("run", {})
+    for key, value in flat({**summary, "about": {}}) if run else ():
+        if key == "run" or not isinstance(value, int | float | None):
+            return f"{folder / SUMMARY}: {key} was changed; remove {folder} and run it again"
     for name, key in ((REQUESTS, "requests"), (STEPS, "iterations"), (COPIES, "iterations"), (STAGES, "iterations")):
         path = folder / name
         if key in run and path.is_file() and not has_rows(path, run[key]):

@@ -1,6 +1,7 @@
 """The figures of a run made by hand (`hand_made`), each under its own name in files, frames, reports and tables."""
 
 import csv
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from experiments.store import text as texts
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
 from experiments.store.intervals import Compared, Mean
 from experiments.store.notes import beyond_text, notes_of, origin_of
+from experiments.store.run_folder import damage, read_finished, read_summary
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests, read_service, read_steps, read_tokens, time_between_tokens
 from experiments.store.text import format_number, format_share, run_text
@@ -213,6 +215,24 @@ def test_a_file_that_was_changed_is_named(
         read(folder)
     assert str(caught.value).startswith(f"{folder / name}: is damaged ({says}")
     assert str(caught.value).endswith("); run it again")
+
+
+@pytest.mark.parametrize(
+    ("group", "value"), [("ttft_seconds", {"p50": "1"}), ("tpot_seconds", {"p50": []}), ("run", 5)]
+)
+def test_a_figure_that_is_no_number_is_named(group: str, value: object, tmp_path: Path) -> None:
+    """By every reader of a run, which does not count as finished."""
+    folder = write_run(tmp_path / "run")
+    summary = read_summary(folder)
+    assert summary and not damage(folder, summary)
+    assert read_finished(folder, summary["about"]["identity"]) == summary
+    summary[group] = value if group == "run" else {**summary[group], **value}
+    key = group if group == "run" else f"{group}.p50"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert damage(folder, summary).startswith(f"{folder / 'summary.json'}: {key} was changed; remove {folder}")
+    assert read_finished(folder, summary["about"]["identity"]) is None
+    with pytest.raises(ConfigError, match=r"summary.json: (is damaged|tp?[a-z]*_seconds.p50 was changed)"):
+        read_runs(folder)
 
 
 def test_a_row_of_the_frame_has_every_setting_and_figure(folder: Path) -> None:
