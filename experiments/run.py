@@ -7,9 +7,10 @@ import logging
 import sys
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 
 from experiments.job import RUN, Command, SweepEnded, read_checked, run_alone, run_in_sweep
-from experiments.settings.command_line import ends_with_its_reader, no_such_option
+from experiments.settings.command_line import ends_with_its_reader, no_such_option, shield_workers
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.error_lines import interruption_text, one_line, with_notes
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
@@ -85,6 +86,8 @@ def _run_sweep(command: Command, overrides: list[str], name: str) -> None:
     folder = sweep_folder(name)
     (folder / ERRORS).unlink(missing_ok=True)
     sweep = compose_sweep(*overrides, name=command.config)
+    if not sweep.in_turn and find_spec("joblib"):
+        shield_workers()
     for composed in sweep.jobs:
         read_checked(command, composed)
     sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn))

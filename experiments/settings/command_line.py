@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from io import TextIOWrapper
 from threading import Thread
 from typing import Annotated, Any
@@ -113,6 +114,21 @@ def end_with_the_parent() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=watch, daemon=True).start()
+
+
+def shield_workers() -> None:
+    """Blocks Ctrl-C in processes that joblib starts: one that still loads modules would print a traceback beside the launcher's line."""
+    starts = import_module("joblib.externals.loky.backend.fork_exec")
+    start = starts.fork_exec
+
+    def start_blocked(*given: Any, **named: Any) -> Any:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return start(*given, **named)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    starts.fork_exec = start_blocked  # type: ignore[attr-defined]
 
 
 def listed(names: Mapping[str, str]) -> str:
