@@ -187,19 +187,13 @@ def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = ""
     is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
     rows = rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")
     pairs = []
-    for group in _comparable(rows):
+    # by settings; if no two labels share them, by the requests served; else all are one group
+    by_column = ([group for _, group in rows.groupby(column, sort=False)] for column in ("others", "served"))
+    shared = (groups for groups in by_column if any(group["label"].nunique() > 1 for group in groups))
+    for group in next(shared, [rows]):
         first, *others = (label for _, label in group.groupby("label", sort=False))
         pairs += [_pair(_counterpart(first, other, group), other, keys) for other in others]
     return pairs
-
-
-def _comparable(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    """Groups the rows by settings; if no two labels share them, by the requests served; else all are one group."""
-    for column in ("others", "served"):
-        groups = [group for _, group in rows.groupby(column, sort=False)]
-        if any(group["label"].nunique() > 1 for group in groups):
-            return groups
-    return [rows]
 
 
 def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) -> pd.DataFrame:

@@ -139,7 +139,13 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
             message = f"{type(error).__name__}: {error}"
         line = f"{name}: {message}\n"
         sys.stderr.write(f"error: {line}")
-        _note_error(sweep / ERRORS, line)
+        path = sweep / ERRORS
+        try:
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(line)
+        except OSError as problem:  # the sweep must not succeed with a failed run
+            text = f"{path}: {problem.strerror or problem}; free some space, and run the same command with its sweep="
+            raise SweepEnded(text) from problem
 
 
 def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> None:
@@ -179,16 +185,6 @@ def _follow_the_launcher() -> None:
     if current_process().name != "MainProcess" and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         end_with_the_parent()
-
-
-def _note_error(path: Path, line: str) -> None:
-    """Appends a line to errors.log. If that fails the sweep ends: it must not succeed with a failed run."""
-    try:
-        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(line)
-    except OSError as error:
-        problem = f"{path}: {error.strerror or error}"
-        raise SweepEnded(f"{problem}; free some space, and run the same command with its sweep=") from error
 
 
 def _output_folder(output: str) -> Path:

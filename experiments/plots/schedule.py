@@ -132,7 +132,14 @@ def draw_schedule(
     lane_axes(panel, lanes[::-1], begin - 0.5, end - 0.5)
     most_digits = int(0.85 * width * PAGE / (end - begin) / _DIGIT)
     for place, row in enumerate(rows.values()):
-        _draw_row(panel, len(rows) - 1 - place, row, most_digits)
+        lane = len(rows) - 1 - place
+        for doing, style in _STYLES.items():
+            spans = [(iteration - 0.47, 0.94) for iteration, cell in row.items() if cell.doing is doing]
+            draw_spans(panel, lane, spans, **{"linewidth": 0.0, **style})
+        for iteration, cell in row.items():
+            text = {Doing.PREFILL: str(cell.tokens), Doing.PREEMPTED: "x"}.get(cell.doing, "")
+            if 0 < len(text) <= most_digits:
+                panel.text(iteration, lane, text, ha="center", va="center", fontsize=6, color="white")
     panel.set_xlabel("iteration")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     present = {cell.doing for row in rows.values() for cell in row.values()}
@@ -143,14 +150,3 @@ def draw_schedule(
 def _name(request: Request) -> str:
     output = min(spec_of(request).true_new_tokens or request.max_new_tokens, request.max_new_tokens)
     return f"{request.id}: {request.num_prompt_tokens}/{output}"
-
-
-def _draw_row(panel: Axes, lane: int, row: Mapping[int, Cell], most_digits: int) -> None:
-    """Draws the cells of a request. most_digits: the most digits that fit into a cell."""
-    for doing, style in _STYLES.items():
-        spans = [(iteration - 0.47, 0.94) for iteration, cell in row.items() if cell.doing is doing]
-        draw_spans(panel, lane, spans, **{"linewidth": 0.0, **style})
-    for iteration, cell in row.items():
-        text = {Doing.PREFILL: str(cell.tokens), Doing.PREEMPTED: "x"}.get(cell.doing, "")
-        if 0 < len(text) <= most_digits:
-            panel.text(iteration, lane, text, ha="center", va="center", fontsize=6, color="white")

@@ -72,7 +72,12 @@ def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b"
         ConfigError: no GPU, no profile of this kind of GPU, or one without this model. CapacityError: no room for the model.
     """
     name, spec = hardware_name("cuda"), load_spec(model)
-    profile = load_profile(hardware or _profile_of(name))
+    profiles = map(load_profile, [hardware] if hardware else profile_names())
+    own = (each for each in profiles if hardware or (not each.card.name and each.hardware.partition(",")[0] == name))
+    if (profile := next(own, None)) is None:
+        raise ConfigError(
+            f"profile card: there is no profile of {name}; give hardware=NAME, or measure one: model=NAME"
+        )
     if not profile.measured_as(spec):
         known = ", ".join(profile.models)
         raise ConfigError(f"profile card: hardware={profile.name} has no tables of model={model}; give model={known}")
@@ -124,15 +129,6 @@ def write_card(profile: Profile, card: Card, how: str, output: str, keys: str = 
     write_text(path, profile_text(replace(profile, card=card, origins={**profile.origins, ("card",): origin})))
     print(f"{card.text}\nwritten: {path}; runs use it with hardware={path if output else path.stem}{keys}")
     return path
-
-
-def _profile_of(kind: str) -> str:
-    """Returns the name of the profile that was measured on this kind of GPU, by this project's engine."""
-    for name in profile_names():
-        profile = load_profile(name)
-        if not profile.card.name and profile.hardware.partition(",")[0] == kind:
-            return name
-    raise ConfigError(f"profile card: there is no profile of {kind}; give hardware=NAME, or measure one: model=NAME")
 
 
 def fit_card(report: Report, server: Sequence[str], records: str, output: str = "") -> Path:

@@ -96,7 +96,13 @@ def assemble(
     else:
         totals = totals_of([largest])
     if settings.stream:
-        _check_streams(backend, totals)
+        obstacles = {
+            f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
+            "several replicas are not served in turn": backend.replicas > 1,
+            "requests arrive by iteration": totals.by_iteration,
+        }
+        for why in (why for why, met in obstacles.items() if met):
+            raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
     limits = _limits(settings, totals, spec, backend.tile(profile), backend.pipeline_stages, chosen)
     check_policy(policy, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
@@ -154,18 +160,6 @@ def _check_metrics(settings: Settings, totals: Totals, num_requests: int) -> Non
     if warmup + drain >= num_requests:
         given = f"metrics.warmup_requests={warmup} and metrics.drain_requests={drain}"
         raise ConfigError(f"{given} leave none of {num_requests} requests; lower them")
-
-
-def _check_streams(backend: Backend, totals: Totals) -> None:
-    """Raises ConfigError where results cannot be written as they come."""
-    obstacles = {
-        f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
-        "several replicas are not served in turn": backend.replicas > 1,
-        "requests arrive by iteration": totals.by_iteration,
-    }
-    for why, met in obstacles.items():
-        if met:
-            raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
 
 
 def _limits(

@@ -67,7 +67,13 @@ def _replaced(
     if "policy" in objects:
         replaced |= {"policy": Recipe(sections["policy"], objects["policy"]), "chunk": None}
     if "workload" in objects:
-        replaced["workload"] = _seeded(objects["workload"], keys, settings.model.max_positions)
+        workload = objects["workload"]
+        try:
+            workload = replace(workload, seed=keys["seed"]) if "seed" in keys else workload
+        except TypeError:
+            raise ConfigError(f"seed={keys['seed']}: is no field of {type(workload).__name__}; leave it out") from None
+        within = isinstance(workload, Workload)
+        replaced["workload"] = workload.within(settings.model.max_positions) if within else workload
     if "eviction" in objects:
         replaced["eviction"] = check_eviction(objects["eviction"], settings.prefix_cache)
     if "router" in objects:
@@ -87,16 +93,6 @@ def section_of(value: object) -> Any:
     kind = type(value)
     arguments = {name: section_of(getattr(value, name)) for name in parameters_of(kind) if hasattr(value, name)}
     return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **arguments}
-
-
-def _seeded(workload: Any, keys: Mapping[str, Any], positions: int) -> Any:
-    """Returns a workload object with the seed of the keywords, within the model's positions."""
-    if "seed" in keys:
-        try:
-            workload = replace(workload, seed=keys["seed"])
-        except TypeError:
-            raise ConfigError(f"seed={keys['seed']}: is no field of {type(workload).__name__}; leave it out") from None
-    return workload.within(positions) if isinstance(workload, Workload) else workload
 
 
 def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[str]:

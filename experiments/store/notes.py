@@ -96,25 +96,20 @@ def beyond_text(abouts: Iterable[About]) -> str:
     A load is known if `workload.load` gave it. A server counts as overloaded if more requests wait, on average, than it may run.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("batches_compared")]
-    batches = [batch for about in known if _beyond(batch := about["limits"]["batch"], about, "batches_compared")]
-    loads = [load for about in known if _beyond(load := (about.get("load") or {}).get("load"), about, "loads_compared")]
     waiting = [each for about in known if (each := about.get("mean_waiting", 0)) > about["limits"]["batch"]]
     several = "" if len(known) == 1 else " in {} of {} runs"
     texts = []
-    for name, found, form in (("batch", batches, "d"), ("load", loads, ".0%")):
-        if found:
+    for name, key, form in (("batch", "batches_compared", "d"), ("load", "loads_compared", ".0%")):
+        given = [
+            ({**about["limits"], **(about.get("load") or {})}.get(name), about["execution"].get(key)) for about in known
+        ]
+        if found := [value for value, ends in given if value and ends and not ends[0] <= value <= ends[1]]:
             values = ", ".join(format(value, form) for value in sorted(set(found)))
             texts.append(f"{name} {values}{several.format(len(found), len(known))}")
     if waiting:
         most = f"{max(waiting):,.0f} requests waiting on average"
         texts.append(f"overload{several.format(len(waiting), len(known))}, {'at most ' * bool(several)}{most}")
     return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
-
-
-def _beyond(value: float | None, about: About, key: str) -> bool:
-    """Whether a value is known and outside of the range that the profile states under a key."""
-    ends = about["execution"].get(key)
-    return bool(ends) and value is not None and not ends[0] <= value <= ends[1]
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:

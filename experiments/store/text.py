@@ -57,11 +57,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "counted", f"{counted} of {served} served, {seconds} of {number(run['seconds'])} s"
     total, prefill, decode = (number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode"))
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
-    lost = f"{whole}{rejected} rejected" + (f", {cancelled} cancelled" if cancelled else "")
-    yield (
-        "requests/s",
-        f"{number(speed['requests_per_second'])}: {counted} served in {seconds} s{';,'[not whole]} {lost}",
-    )
+    lost = f"{'; ' if whole else ', '}{whole}{rejected} rejected" + (f", {cancelled} cancelled" if cancelled else "")
+    yield "requests/s", f"{number(speed['requests_per_second'])}: {counted} served in {seconds} s{lost}"
     if goodput:
         attained = f"{share(goodput['attained_share'])} attain the objectives"
         yield "goodput", f"{number(goodput['requests_per_second'])} requests/s, {attained}"

@@ -1,6 +1,6 @@
 """What is printed of a comparison, and what a profile says of its error."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
@@ -60,11 +60,10 @@ def error_line(result: Mapping[str, Any], command: str) -> str:
     return f"{runs}, median error: {errors}; iterations, by card: {spread}; {command}, {today()}"
 
 
-def _conditions(runs: Iterable[Mapping[str, Any]]) -> str:
+def _conditions(runs: Sequence[Mapping[str, Any]]) -> str:
     """In which batches and at which shares of the capacity these runs were served: "batch 48, load 45-90%"."""
-    found = list(runs)
-    loads = [round(100 * run["load"]) for run in found if run["load"] is not None]
-    return f"batch {_span(run['batch'] for run in found)}, {f'load {_span(loads)}%' if loads else 'queued'}"
+    loads = [round(100 * run["load"]) for run in runs if run["load"] is not None]
+    return f"batch {_span(run['batch'] for run in runs)}, {f'load {_span(loads)}%' if loads else 'queued'}"
 
 
 def _span(values: Iterable[int]) -> str:

@@ -1,7 +1,7 @@
 """Chooses the GPUs of each pipeline stage's ranks, and makes their streams, events and clocks."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain, pairwise, permutations
 
@@ -22,7 +22,10 @@ def choose_devices(num_stages: int = 1, num_ranks: int = 1) -> list[list[torch.d
     first, number = torch.cuda.current_device(), num_stages * num_ranks
     devices = [torch.device("cuda", first + place) for place in range(number)]
     stages = [devices[place : place + num_ranks] for place in range(0, number, num_ranks)]
-    for here, there in _pairs(stages):
+    pairs = [pair for group in stages for pair in permutations(group, 2)]  # (writer, owner): every two ranks of a stage
+    for group, following in pairwise([*stages, stages[0]] if num_stages > 1 else ()):  # each rank and its successor
+        pairs += zip(group, following, strict=True)
+    for here, there in pairs:
         _connect(here, there, _settings(num_stages, num_ranks))
     return stages
 
@@ -40,15 +43,6 @@ def check_number(num_stages: int = 1, num_ranks: int = 1, num_replicas: int = 1)
 def _settings(num_stages: int, num_ranks: int, num_replicas: int = 1) -> str:
     degrees = {"tensor_parallel": num_ranks, "pipeline_stages": num_stages, "replicas": num_replicas}
     return " ".join(f"backend.{key}={value}" for key, value in degrees.items() if value > 1)
-
-
-def _pairs(stages: Devices) -> Iterator[tuple[torch.device, torch.device]]:
-    """Yields pairs (writer, owner): every two ranks of a stage, and each rank and its successor in the next stage."""
-    for group in stages:
-        yield from permutations(group, 2)
-    if len(stages) > 1:
-        for group, following in pairwise([*stages, stages[0]]):
-            yield from zip(group, following, strict=True)
 
 
 def _connect(here: torch.device, there: torch.device, settings: str) -> None:
