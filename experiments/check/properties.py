@@ -124,25 +124,21 @@ def _find_long_gap(history: History, chunk: int) -> Violations:
         between.update(dict.fromkeys(planned.keys() & decoding.keys(), 0))
 
 
-_LEGAL = "every plan keeps the rules, and nothing raises"
-_SAME = "the same workload is planned the same each time"
 _STEADY = f"a plan of decodes alone is repeated until something changes, even {LATER:g} s later; required of a policy with steady = True"
 _FAIR = f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits"
-_BUSY = "no iteration is empty while any waiting request would fit"
 _ITERATION_LEVEL = "admission at every iteration: no decodes alone while any waiting request would fit"
-_STALL_FREE = "every running request gets a token in every iteration"
 _BOUNDED = "at most a chunk of prompt tokens lies between two tokens of a request"
 
 PROPERTIES = (
-    Property("legal", True, partial(_find_ending, Ending.ILLEGAL), _LEGAL),
+    Property("legal", True, partial(_find_ending, Ending.ILLEGAL), "every plan keeps the rules, and nothing raises"),
     Property("kv", True, partial(_find_ending, Ending.OVER_COMMITTED), "the KV cache is never over-committed"),
     Property("ends", True, partial(_find_ending, Ending.ENDLESS), "every run ends"),
-    Property("deterministic", False, _find_other_plan, _SAME),
+    Property("deterministic", False, _find_other_plan, "the same workload is planned the same each time"),
     Property("steady", False, _find_unsteady_plan, _STEADY),
     Property("fair", False, _find_starvation, _FAIR),
-    Property("work_conserving", False, _find_idling, _BUSY),
+    Property("work_conserving", False, _find_idling, "no iteration is empty while any waiting request would fit"),
     Property("iteration_level", False, _find_closed_batch, _ITERATION_LEVEL),
-    Property("stall_free", False, _find_stall, _STALL_FREE),
+    Property("stall_free", False, _find_stall, "every running request gets a token in every iteration"),
     Property("bounded_tbt", False, _find_long_gap, _BOUNDED),
 )
 NAMES = tuple(prop.name for prop in PROPERTIES)

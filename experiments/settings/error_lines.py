@@ -37,10 +37,11 @@ def one_line(error: BaseException) -> str | None:
             text = f"out of memory ({error}); lower the largest setting, such as workload.num_requests or kv_tokens"
         case BrokenExecutor():
             text = "a worker process was killed, perhaps out of memory; give a smaller hydra.launcher.n_jobs=N"
-        case _ if _raised_by(error) in _LAUNCHERS:
-            text = f"hydra/launcher: {_first_line(error)}"
         case _:
-            return None
+            modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
+            if not modules or modules[-1].partition(".")[0] not in _LAUNCHERS:
+                return None
+            text = f"hydra/launcher: {_first_line(error)}"
     return " ".join(text.split())
 
 
@@ -129,9 +130,3 @@ def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def _raised_by(error: BaseException) -> str:
-    """Returns the package whose code raised an error."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] if frames else ""

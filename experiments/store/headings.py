@@ -92,9 +92,6 @@ MORE_COLUMNS = (
 )
 """Figures that `experiments.plot table` adds."""
 
-_FOUND = re.compile(r"prefix_cache\.(?:tiers|clients)\.(.+)\.hit_share")
-_ATTAINMENT = re.compile(r"attainment\.(?:tiers\.(?P<tier>.+)\.)?(?:(?P<objective>ttft|tbt|total)_)?share")
-
 
 def heading_of(key: str) -> Heading:
     """Returns the heading of a figure, by default its key."""
@@ -104,9 +101,9 @@ def heading_of(key: str) -> Heading:
     if group in LATENCIES:
         name, _, factor, unit = LATENCIES[group]
         return Heading(f"mean {name} [{unit}]" if rank == "mean" else f"{name} {rank} [{unit}]", factor, "log", "lower")
-    if found := _FOUND.fullmatch(key):
+    if found := re.fullmatch(r"prefix_cache\.(?:tiers|clients)\.(.+)\.hit_share", key):
         return Heading(f"{found[1]} found in cache [%]", 100.0, "share", "higher")
-    if parts := _ATTAINMENT.fullmatch(key):
+    if parts := re.fullmatch(r"attainment\.(?:tiers\.(?P<tier>.+)\.)?(?:(?P<objective>ttft|tbt|total)_)?share", key):
         objective = parts["objective"] and parts["objective"].upper().replace("TOTAL", "end to end")
         return Heading(" ".join(filter(None, [parts["tier"], objective, "attained [%]"])), 100.0, "share", "higher")
     return Heading(key)

@@ -20,8 +20,6 @@ _LACKS = {
 PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 """Keys of the time that plans took on this machine (`cbatch.sim.PlanningExecutor`)."""
 
-_LONGEST_ERROR = 60  # characters of an error that fits on a terminal's line with the profile's name
-
 
 def notes_of(abouts: Iterable[About]) -> list[str]:
     """Returns the notes on some results, one line each."""
@@ -77,7 +75,7 @@ def origin_of(about: About) -> str:
 
 def simulated_text(profile: Mapping[str, Any]) -> str:
     """Returns a profile's name and error, and which of its parts are not measured but derived, say, or how many."""
-    error = str(profile["error"]) if len(profile["error"]) < _LONGEST_ERROR else "error: see summary.json"
+    error = str(profile["error"]) if len(profile["error"]) < 60 else "error: see summary.json"  # on a terminal's line
     limits = [profile.get("error_in_brief") or error]
     others: dict[str, list[str]] = {}
     for name, kind in (other.rstrip(")").split(" (") for other in profile.get("not_measured", ())):

@@ -15,8 +15,6 @@ from experiments.store.notes import notes_of
 
 Summary = Mapping[str, Any]
 
-_MOST = 1_000_000  # replications
-
 
 def title_of(about: Summary) -> str:
     """Returns a run in a line, with the file that its workload reads, and its prefix cache."""
@@ -134,7 +132,7 @@ def not_apart(compared: Compared) -> str:
     """Says that the difference is not significant, and how many replications would show it if it is this large."""
     if compared.difference == (0, 0, 0):
         return "equal in every replication"
-    number = f"about {math.ceil(compared.needed):,}" if compared.needed < _MOST else f"more than {_MOST:,}"
+    number = f"about {math.ceil(compared.needed):,}" if compared.needed < 1_000_000 else "more than 1,000,000"
     return f"not significant; {number} replications would show this difference (80% power)"
 
 

@@ -224,8 +224,7 @@ def _whole_hashes(table: Table, column: str, known: Columns, prompts: Ints, hash
 
     Refuses a row with more or fewer ids than its prompt has parts; the last part, if not whole, may have one or none.
     """
-    counts = np.fromiter(map(len, hashes), np.int64, len(hashes))
-    size = known.hashed
+    counts, size = np.fromiter(map(len, hashes), np.int64, len(hashes)), known.hashed
     fits = (counts >= prompts // size) & (counts <= -(-prompts // size))
     given = [ids is not None for ids in table.columns[column]]
     table.refuse(given & ~fits, column, f"must have an id for each {size} tokens of {known.prompt}")
