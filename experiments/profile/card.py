@@ -38,9 +38,9 @@ from experiments.settings.compose import compose_run
 from experiments.settings.hardware import card_name
 from experiments.settings.presets import load_spec
 from experiments.settings.settings import Settings
-from experiments.store.csv_tables import REQUESTS
 from experiments.store.provenance import commit, today, write_text
 from experiments.store.run_folder import read_summary
+from experiments.store.tables import read_requests
 
 LIMITS = {"batch": 64, "max_tokens": 2048, "longest": 4224}
 
@@ -219,7 +219,7 @@ def read_records(path: Path) -> pd.DataFrame:
     """Reads the requests that got their whole output, in order of arrival, by columns of requests.csv. Raises ConfigError."""
     try:
         if path.is_dir():
-            table = pd.read_csv(path / REQUESTS)
+            table = read_requests(path)
         else:
             content = json.loads(path.read_text())
             keys = zip((*TRACE, TTFT), ("start_times", "input_lens", "output_lens", "ttfts"), strict=True)

@@ -88,6 +88,8 @@ def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFram
         own = {str(column): read_extra for column in pd.read_csv(path, nrows=0) if str(column).startswith(EXTRA)}
         types = dict.fromkeys(_NAMES, str)
         frame = pd.read_csv(path, keep_default_na=False, na_values=empty, dtype=types, converters=own)
+        if not isinstance(frame.index, pd.RangeIndex):
+            raise ValueError("rows with more fields than the header")
         return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
 
 

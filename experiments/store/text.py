@@ -62,10 +62,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "goodput", f"{number(goodput['requests_per_second'])} requests/s, {attained}"
     if attained := summary["attainment"]:
         tiers = "".join(f"; {tier} {share(of['share'])}" for tier, of in attained["tiers"].items())
-        yield (
-            "SLOs",
-            f"{share(attained['share'])} of {count_text(attained['requests'], 'request')} attain theirs{tiers}",
-        )
+        asked = count_text(attained["requests"], "request")
+        yield "SLOs", f"{share(attained['share'])} of {asked} attain theirs{tiers}"
     service = summary["service"]
     if service and (jain := number(service["jain_index"]["mean"])) != "-":
         worst, usual = (number(service["service_difference"][key]) for key in ("max", "mean"))

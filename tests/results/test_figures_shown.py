@@ -201,6 +201,7 @@ def test_means_and_replications_of_known_numbers() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "read", "says"),
     [
+        ("steps.csv", "iteration,started\n" + 5 * "0,1,2\n", read_steps, "ValueError: rows with more fields"),
         ("steps.csv", "iteration,started\n" + 5 * "0,1\n", read_steps, "KeyError: 'planned_at'"),
         ("requests.csv", "id\n" + 4 * "0\n", read_requests, "KeyError: 'scheduling_delay_seconds'"),
         ("tokens.npz", "nothing", read_tokens, "ValueError: "),
