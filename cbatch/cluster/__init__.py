@@ -2,7 +2,7 @@
 
 from cbatch.cluster.live import LiveCluster
 from cbatch.cluster.replicas import Cluster, Executors, ReplicatedServer, merge
-from cbatch.cluster.routers import LeastLoaded, Replica, RoundRobin, Router, make_router
+from cbatch.cluster.routers import LeastLoaded, LMetric, Replica, RoundRobin, Router, make_router
 
-__all__ = ["Cluster", "Executors", "LeastLoaded", "LiveCluster", "Replica", "ReplicatedServer", "RoundRobin", "Router"]
-__all__ += ["make_router", "merge"]
+__all__ = ["Cluster", "Executors", "LMetric", "LeastLoaded", "LiveCluster", "Replica", "ReplicatedServer"]
+__all__ += ["RoundRobin", "Router", "make_router", "merge"]

@@ -41,6 +41,16 @@ class Replica:
             self._outstanding = sum(request.max_tokens - request.num_computed for request in self.requests)
         return self._outstanding
 
+    @property
+    def prompt_tokens_left(self) -> int:
+        """Tokens that the prompts of these requests still lack, beyond what is computed or cached."""
+        return sum(max(request.num_prompt_tokens - request.num_computed, 0) for request in self.requests)
+
+    def cached_tokens(self, request: Request) -> int:
+        """Returns the prompt tokens of an arriving request that this replica's prefix cache holds now; 0 without one."""
+        cache = self._engine.state.cache
+        return 0 if cache is None else cache.num_cached(request)
+
     def take(self, request: Request) -> None:
         """Routes a request to this replica; for `Cluster`."""
         if self._outstanding is not None:
@@ -78,14 +88,30 @@ class LeastLoaded:
         return min(range(len(replicas)), key=lambda index: replicas[index].num_unfinished)
 
 
+class LMetric:
+    """Chooses the smallest product of the prompt tokens to compute there and the batch there (LMetric, arXiv 2603.15202).
+
+    To compute are the request's tokens that the replica has not cached and all that its unfinished requests lack, at least 1;
+    the batch counts the request. On a tie, which the paper leaves open, the first replica is taken.
+    """
+
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
+        def product(index: int) -> int:
+            replica = replicas[index]
+            new = request.num_prompt_tokens - replica.cached_tokens(request)
+            return max(new + replica.prompt_tokens_left, 1) * (replica.num_unfinished + 1)
+
+        return min(range(len(replicas)), key=product)
+
+
 def make_router(router: str | Router) -> Router:
-    """Returns the router `round_robin` or `least_loaded`, or a router itself; raises ConfigError for anything else."""
-    routers: dict[str, type[Router]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded}
+    """Returns the router `round_robin`, `least_loaded` or `lmetric`, or a router itself; raises ConfigError for anything else."""
+    routers: dict[str, type[Router]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded, "lmetric": LMetric}
     if not isinstance(router, str):
         if not callable(getattr(router, "choose", None)):
             raise ConfigError(f"backend.router: {type(router).__name__} has no method choose(request, replicas)")
         return router
     if router not in routers:
         external = "one of yours with backend.router._target_=my_module.MyRouter"
-        raise ConfigError(f"backend.router={router} is unknown; choose {' or '.join(routers)}, or {external}")
+        raise ConfigError(f"backend.router={router} is unknown; choose {', '.join(routers)}, or {external}")
     return routers[router]()

@@ -64,6 +64,10 @@ class PrefixCache:
                     number = (request.num_prompt_tokens - 1) // self.pool.block_size
                     call(self.pool.eviction, "on_submit", request, prefix.names(number)[:number])
 
+    def num_cached(self, request: Request) -> int:
+        """Returns the prompt tokens that a request would find which has not been submitted here."""
+        return Prefix(request, self.pool, self._table).num_cached
+
     def found(self, request: Request) -> Sequence[Name]:
         """Returns the names of the blocks that a waiting request finds."""
         prefix: Prefix = request.prefix

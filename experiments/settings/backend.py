@@ -24,7 +24,7 @@ class Backend(ABC):
     tensor_parallel: ranks that share every layer, on a GPU each; on a CPU they take turns.
     pipeline_stages: consecutive parts of the model; that many iterations are in flight.
     replicas: copies of the model, each with its own queue. router: assigns requests to them: round_robin, least_loaded,
-        or an object with the method of `cbatch.cluster.Router`.
+        lmetric, or an object with the method of `cbatch.cluster.Router`.
     """
 
     name: ClassVar[str]

@@ -4,17 +4,21 @@ import re
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from commands import QUICK, command, summary
-from schedules import make_engine
+from schedules import UnitCost, make_engine
 
-from cbatch import Engine, Limits, Plan, Policy, Request, RunRecord, View
-from cbatch.cluster import Cluster, LeastLoaded, Replica, RoundRobin, Router, make_router
+from cbatch import Engine, KVSize, Limits, Plan, Policy, Request, RunRecord, Server, View
+from cbatch.cluster import Cluster, LeastLoaded, LMetric, Replica, RoundRobin, Router, make_router
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
+from cbatch.sim import SimExecutor
 from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
+from policies.evictions import LRU
 from policies.orca import Orca
 
 
@@ -50,6 +54,53 @@ def test_least_loaded_sees_what_has_ended_by_the_time_of_arrival() -> None:
     assert [request.finished_at for request in records[1].requests] == [2.0, 4.5, 6.5, 8.5]
 
 
+@pytest.mark.parametrize(
+    ("lacking", "cached", "unfinished", "chosen"),
+    [
+        ((0, 500, 200), (900, 900, 900), (20, 4, 6), 0),  # 100 x 21, 600 x 5, 300 x 7: the first of two equal ones
+        ((0, 500, 200), (900, 900, 900), (21, 4, 6), 2),
+        ((0, 0, 0), (400, 700, 0), (0, 1, 0), 0),  # 600, 300 x 2, 1,000
+        ((0, 0), (1000, 1000), (3, 2), 1),  # nothing to compute: at least 1 token
+    ],
+)
+def test_lmetric_multiplies_prompt_tokens_and_batch(
+    lacking: tuple[int, ...], cached: tuple[int, ...], unfinished: tuple[int, ...], chosen: int
+) -> None:
+    def shown(left: int, held: int, number: int) -> Any:
+        return SimpleNamespace(prompt_tokens_left=left, cached_tokens=lambda request: held, num_unfinished=number)
+
+    assert LMetric().choose(Request(0, 1000, 5), [*map(shown, lacking, cached, unfinished)]) == chosen
+
+
+def test_a_router_sees_what_each_replica_has_cached() -> None:
+    """Requests 0 and 1 fill one cache each; the last two find their leading blocks of 4 tokens, and never the last token."""
+    seen: dict[int, list[tuple[int, int]]] = {}
+
+    class Notes(RoundRobin):
+        def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
+            seen[request.id] = [(replica.cached_tokens(request), replica.prompt_tokens_left) for replica in replicas]
+            return super().choose(request, replicas)
+
+    def cached() -> Engine:
+        cost = UnitCost()
+        server = Server(SimExecutor(cost), Limits(1, 100, 100), cost, KVSize(100, 4), False, prefix_cache=LRU())
+        return server.engine(Orca())
+
+    hashes = [(1, 2, 3), (1, 9), (1, 2, 3), (1, 2, 3, 4, 5), (1, 9, 7)]
+    times = [0.0, 0.0, 1.0, 50.0, 60.0]
+    requests = [
+        Request(index, 4 * len(blocks), 4, arrival_time=time, prefix_hashes=blocks, hash_block=4)
+        for index, (blocks, time) in enumerate(zip(hashes, times, strict=True))
+    ]
+    serve([cached(), cached()], requests, Notes())
+    assert seen[0] == [(0, 0), (0, 0)]
+    assert seen[1] == [(0, 12), (0, 0)]  # routed, and not computed: nothing is cached
+    assert seen[2] == [(8, 0), (4, 0)]
+    assert seen[3] == [(12, 0), (4, 0)]
+    assert seen[4] == [(4, 0), (8, 0)]
+    assert [request.num_cached_tokens for request in requests] == [0, 0, 8, 4, 4]
+
+
 def test_a_replica_may_wait_for_requests_that_are_not_routed_yet() -> None:
     """Its policy plans nothing until two requests wait; alone with one at the end, it makes no progress."""
 
@@ -70,7 +121,7 @@ def test_a_replica_may_wait_for_requests_that_are_not_routed_yet() -> None:
         serve(engines(), requests(2), RoundRobin())
 
 
-@pytest.mark.parametrize("router", [RoundRobin(), LeastLoaded()])
+@pytest.mark.parametrize("router", [RoundRobin(), LeastLoaded(), LMetric()])
 def test_one_replica_serves_as_an_engine_alone_does(router: Router) -> None:
     def work() -> list[Request]:
         return [Request(index, 3 + index % 5, 1 + index % 4, arrival_time=0.7 * index) for index in range(20)]
@@ -108,7 +159,7 @@ def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
         with pytest.raises(WorkloadError, match=says):
             serve(replicas(2), [request], RoundRobin())
     for router, says in (
-        ("random", "router=random is unknown; choose round_robin or least_loaded, or one of yours"),
+        ("random", "router=random is unknown; choose round_robin, least_loaded, lmetric, or one of yours"),
         (Orca(), r"router: Orca has no method choose\(request, replicas\)"),
     ):
         with pytest.raises(ConfigError, match=says):
