@@ -8,7 +8,7 @@ priority, SLO or prediction. Workloads whose limits the policy's `check` refuses
 
   --config-dir=FOLDER the policy's settings are there, as for experiments.run
   thorough=on         all tiny workloads, which takes seven times as long; the counterexamples are then the smallest
-  prefix_cache=true   with a prefix cache, eviction=NAME: requests 0, 1, 4, 5, ... begin alike, and so do 2, 3, 6, 7, ...
+  prefix_cache=true   with a prefix cache, eviction=NAME: prompts 2 and 3 begin alike, and so do all others
   random=200          random workloads for each property that no tiny one violates
   require=a,b         properties that the policy must have, besides legal, kv and ends
   patience.empty_plans=50, patience.seconds=3600
@@ -18,7 +18,6 @@ The exit status is 1 if the policy lacks a property that it must have, among the
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from textwrap import indent
@@ -66,27 +65,26 @@ def _check(*arguments: str) -> int:
     source: Policy | Callable[[], Policy] = build
     with suppress(ConfigError):
         source = copy_policy(policy)  # copies take much less time than building from settings
-    endings, refusals = Counter[Ending](), list[str]()
+    ended: list[tuple[Ending, str]] = []
     with bar(unit=" workloads", delay=0.1) as tried:
 
         def count(history: History) -> None:
-            endings[history.ending] += 1
-            if history.ending is Ending.REFUSED:
-                refusals.append(history.why)
+            ended.append((history.ending, history.why))
             tried.update()
 
         every = enumerate(tiny_scenarios(chunk))
         tiny = (made for number, made in every if thorough or number % SHARE == 0 or len(made.arrivals) > 3)
         how: Any = {"num_random": num_random, "tiny": tiny, "patience": patience, "eviction": eviction, "tick": count}
         verdicts = search(source, PROPERTIES, chunk, **how)
-    _report(repr(build), chunk, verdicts, endings, refusals)
+    _report(repr(build), chunk, verdicts, ended)
     required = {*require, *(["steady"] if is_steady(policy) else [])}
     return int(any(verdicts[prop.name] for prop in PROPERTIES if prop.needed or prop.name in required))
 
 
-def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending], refusals: Sequence[str]) -> None:
-    """Prints the verdicts. refusals: why the policy's `check` refused workloads. Raises ConfigError if it refused all."""
-    tried = endings.total()
+def _report(name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[Ending, str]]) -> None:
+    """Prints the verdicts. ended: how each run ended, and why. Raises ConfigError if the policy's `check` refused all workloads."""
+    refusals, tried = [why for ending, why in ended if ending is Ending.REFUSED], len(ended)
+    completes = any(ending is Ending.COMPLETE for ending, _ in ended)
     refused = f"its check refuses {len(refusals):,} of {tried:,} workloads, the first one with"
     if 0 < len(refusals) == tried:
         remedy = f"give it settings for small limits, or a larger chunk than {chunk}"
@@ -95,7 +93,7 @@ def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending],
     print(f"{name}, {tried - len(refusals):,} workloads: {sizes}")
     if refusals:
         print(f'{refused} "{refusals[0]}"')
-    held = "yes" if endings[Ending.COMPLETE] else "-  "
+    held = "yes" if completes else "-  "
     print()
     for prop in PROPERTIES:
         counterexample = verdicts[prop.name]
@@ -103,8 +101,8 @@ def _report(name: str, chunk: int, verdicts: Verdicts, endings: Counter[Ending],
         print(f"{prop.name:{max(map(len, NAMES))}}  {verdict}  {prop.text}")
         if counterexample is not None:
             print(f"\n{indent(str(counterexample), '    ')}\n")
-    if not endings[Ending.COMPLETE]:
-        print("-: not tested, as no run reached its end")
+    found = f"yes: no counterexample was found among {tried - len(refusals):,} workloads, which is no proof"
+    print(found if completes else "-: not tested, as no run reached its end")
 
 
 def _policy(overrides: Sequence[str]) -> tuple[Recipe, int, Patience, Eviction | None]:

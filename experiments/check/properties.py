@@ -8,7 +8,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
-from cbatch.replay.decisions import Decision
+from cbatch.replay.decisions import Decided, Decision
 from experiments.check.scenario import LATER, Ending, History
 
 OVERTAKEN_LIMIT = 8
@@ -51,8 +51,9 @@ def _find_other_plan(history: History, chunk: int) -> Violations:
     """Finds the first plan that differs between two runs of the same workload with copies of the same policy."""
     if history.second_run is not None and history.second_run != history.decisions:
         pairs = enumerate(zip_longest(history.decisions, history.second_run))
-        index, (_, other) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
-        yield Violation(min(index, len(history.decisions) - 1), f"a second run decides {other and other.decided}")
+        index, pair = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
+        first, other = (made and made.decided for made in pair)
+        yield Violation(min(index, len(history.decisions) - 1), f"a second run decides {_told(other, first)}")
 
 
 def _find_unsteady_plan(history: History, chunk: int) -> Violations:
@@ -63,7 +64,7 @@ def _find_unsteady_plan(history: History, chunk: int) -> Violations:
     for index, plan, change in plans:
         before = history.decisions[index - 1].decided
         if plan != before:
-            yield Violation(index, f"{before} is followed by {plan}, although {change}")
+            yield Violation(index, f"{_told(before, plan)} is followed by {_told(plan, before)}, although {change}")
 
 
 def _find_starvation(history: History, chunk: int) -> Violations:
@@ -142,6 +143,11 @@ PROPERTIES = (
     Property("bounded_tbt", False, _find_long_gap, _BOUNDED),
 )
 NAMES = tuple(prop.name for prop in PROPERTIES)
+
+
+def _told(plan: Decided | None, other: Decided | None) -> str:
+    """Returns the text of a plan, or all its fields if another plan has the same text."""
+    return repr(plan) if str(plan) == str(other) else str(plan)
 
 
 def _decoding(history: History, decision: Decision) -> dict[int, int]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
-from typing import Any
 
 from cbatch import (
     CbatchError,
@@ -57,7 +56,7 @@ class Arrival:
 class Scenario:
     """A workload, and the limits of `cbatch.Limits` and `cbatch.Engine`.
 
-    eviction: adds a prefix cache; the prompts of requests 0, 1, 4, 5, ... then share their beginnings, and so do those of 2, 3, 6, 7, ...
+    eviction: adds a prefix cache; the prompts of requests 2 and 3 then begin alike, and so do those of all others.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -74,16 +73,13 @@ class Scenario:
 
     def requests(self) -> list[Request]:
         """Returns the requests, with ids in the order of `arrivals`."""
-        return [
-            Request(id_, arrival.prompt, arrival.output, arrival_iteration=arrival.iteration, **self._beginning(id_))
-            for id_, arrival in enumerate(self.arrivals)
-        ]
-
-    def _beginning(self, id_: int) -> dict[str, Any]:
-        if self.eviction is None:
-            return {}
-        first, number = (id_ // 2 % 2) * 10**6, self.arrivals[id_].prompt // self.block_size
-        return {"prefix_hashes": tuple(range(first, first + number)), "hash_block": self.block_size}
+        requests, size = [], 0 if self.eviction is None else self.block_size
+        for id_, arrival in enumerate(self.arrivals):
+            first, lengths = (id_ in (2, 3)) * 10**6, (arrival.prompt, arrival.output)
+            hashes = tuple(range(first, first + arrival.prompt // size)) if size else ()
+            made = Request(id_, *lengths, arrival_iteration=arrival.iteration, prefix_hashes=hashes, hash_block=size)
+            requests.append(made)
+        return requests
 
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
@@ -91,7 +87,8 @@ class Scenario:
     def __str__(self) -> str:
         kv = f"kv_tokens={self.num_blocks * self.block_size} block_size={self.block_size}"
         runtime = "async" if self.asynchronous else "sync"
-        cache = "" if self.eviction is None else f" prefix_cache=true eviction={name_of_class(type(self.eviction))}"
+        name = self.eviction and name_of_class(type(self.eviction))
+        cache = f" prefix_cache=true eviction={name}: prompts 2 and 3 begin alike, and so do all others" * bool(name)
         return f"batch={self.batch} max_tokens={self.max_tokens} {kv} runtime={runtime}{cache}"
 
 
@@ -172,7 +169,7 @@ def _serve(
             return
         if engine.foresee(ends=True):
             repeatable.add(len(decisions))
-        decisions.append(event)
+        decisions.append(event._replace(decided=event.decided._replace(note="")))  # no property is about notes
         if len(decisions) == delayed:
             server.executor.sleep_until(server.executor.now() + LATER)
         if len(decisions) > (most_plans if delayed is None else delayed):

@@ -1,6 +1,7 @@
 """The properties that papers claim for their policies, and policies that lack what every policy needs."""
 
 import random
+import re
 from collections.abc import Callable
 from functools import cache
 from itertools import islice
@@ -108,6 +109,16 @@ def forget_decodes(view: View, plan: Plan) -> Plan:
     return Plan((request, request.num_ready) for request in list(view.waiting)[: view.limits.max_batch])
 
 
+def note_iteration(view: View, plan: Plan) -> Plan:
+    plan.note = f"iteration {view.iteration}"
+    return plan
+
+
+def reserve_in_turn(view: View, plan: Plan) -> Plan:
+    plan.reserve = dict.fromkeys(plan.requests, 4 + view.iteration % 2)
+    return plan
+
+
 def hesitate(view: View, plan: Plan) -> Plan:
     return Plan(wake_at=view.now + 1) if round(view.now) % 2 == 0 and not view.num_in_flight else plan
 
@@ -124,6 +135,23 @@ def test_first_come_first_served_by_arrival_time_is_fair() -> None:
 
     streams = [scenario for scenario in all_scenarios(CHUNK) if len(scenario.arrivals) > 9]
     assert lacking(search(ByTime(), [BY_NAME["fair"]], CHUNK, num_random=0, tiny=streams)) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "eviction", "why"),
+    [
+        ("prefix_order", LRU(), "request 2 waits while 9 that came after it are admitted"),
+        ("prefix_order", None, None),  # nothing is cached: first come, first served
+        ("sarathi_serve", LRU(), None),
+    ],
+)
+def test_a_request_without_a_cached_prefix_starves_behind_later_ones_that_have_one(
+    name: str, eviction: LRU | None, why: str | None
+) -> None:
+    streams = [scenario for scenario in all_scenarios(CHUNK) if len(scenario.arrivals) > 9]
+    how = {"num_random": 0, "tiny": streams, "eviction": eviction}
+    counterexample = search(_policy([f"policy={name}"])[0](), [BY_NAME["fair"]], CHUNK, **how)["fair"]  # type: ignore[arg-type]
+    assert (counterexample and counterexample.violation.why) == why
 
 
 @pytest.mark.parametrize(
@@ -224,6 +252,25 @@ class Late(Orca):
         return plan.build()
 
 
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (note_iteration, None),
+        (
+            reserve_in_turn,  # in one block
+            r".*reserve=\(\(0, 5\),\).* is followed by .*reserve=\(\(0, 4\),\).*, although nothing has changed",
+        ),
+    ],
+)
+def test_a_plan_is_steady_whatever_its_note_and_a_counterexample_shows_what_differs(
+    plan: Callable[[View, Plan], Plan], why: str | None
+) -> None:
+    one = [Scenario((Arrival(1, 4, 0),), 1, 5, 1, 8, asynchronous=False)]
+    counterexample = search(Planned(plan), [BY_NAME["steady"]], CHUNK, num_random=0, tiny=one)["steady"]
+    assert re.fullmatch(str(why), str(counterexample and counterexample.violation.why))
+    assert play(Planned(plan), one[0]).ending is Ending.COMPLETE
+
+
 def test_a_rule_in_seconds_is_not_steady() -> None:
     verdicts = search(Late(), [BY_NAME["steady"]], CHUNK, num_random=0, tiny=few_scenarios(CHUNK))
     assert verdicts["steady"] is not None and "only 900 s have passed" in verdicts["steady"].violation.why
@@ -286,6 +333,7 @@ def test_the_command_judges_a_policy_from_outside(
     words = [line.split() for line in printed.splitlines()]
     printed_verdicts = {line[0]: line[1] for line in words if line and line[0] in NAMES}
     assert {key: printed_verdicts[key] for key in verdicts} == verdicts
+    assert ("yes: no counterexample was found among" in printed) is ("yes" in verdicts.values())
     assert (f"refuses {len(scenarios):,} of {len(scenarios):,} workloads" in error) is (kind is Refusing)
 
 
@@ -322,7 +370,9 @@ def test_a_policy_may_fail_with_a_prefix_cache_alone() -> None:
     kinds = {"num_random": 0, "tiny": tiny}
     assert search(Forgetful(), NEEDED, CHUNK, **kinds) == dict.fromkeys(["legal", "kv", "ends"])  # type: ignore[arg-type]
     counterexample = search(Forgetful(), NEEDED, CHUNK, **kinds, eviction=LRU())["legal"]  # type: ignore[arg-type]
-    assert counterexample is not None and "prefix_cache=true eviction=lru" in str(counterexample)
+    assert counterexample is not None and "prefix_cache=true eviction=lru: prompts 2 and 3 begin alike" in str(
+        counterexample
+    )
     assert "request 1" in counterexample.violation.why
     held = search(
         SarathiServe(Fixed(CHUNK)), PROPERTIES, CHUNK, num_random=0, tiny=few_scenarios(CHUNK), eviction=LRU()
