@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from experiments.store.decisions_file import DecisionsWriter
 
-_MANY_REQUESTS = 20_000  # whose tables take seconds to write
-
 Loop = Callable[[Run, Path | None], RunRecord]
 
 
@@ -136,7 +134,7 @@ def serve(
         result = _result_of(run, record, bounds, origin, folder if run.streamed else None)
         if folder:
             if settings.tables and not run.streamed:
-                if len(record.requests) >= _MANY_REQUESTS:
+                if len(record.requests) >= 20_000:  # whose tables take seconds to write
                     say(f"writing the tables of {len(record.requests):,} requests")
                 write_results(
                     folder, record, result.served, result.summary, timeline=settings.timeline, decode=run.decode
@@ -167,7 +165,8 @@ def _result_of(
         "load": None if run.rate is None else {"load": run.settings.workload.load, "rate": run.rate},
         "mean_waiting": served.mean_waiting,
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
-        "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended),
+        "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
+        **run.end,
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
     return Result(record, served, {**about, **origin, **measured}, measures, lower, tables)

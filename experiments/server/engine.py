@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import TIMEOUT_MAX
 from time import perf_counter, sleep
+from traceback import format_exception
 from typing import Any, NamedTuple, cast
 
 from cbatch import CbatchError, Executor, Request, RequestSpec, RunRecord
@@ -29,7 +30,6 @@ from experiments.serve import decisions_of, serve
 from experiments.server.settings import ServerSettings
 from experiments.settings.assemble import Run
 from experiments.settings.error_lines import one_line
-from experiments.store.text import count_text
 from experiments.workloads.drawn import totals_of
 
 Message = RequestSpec | int | None
@@ -48,9 +48,6 @@ class Turn(NamedTuple):
     state: tuple[int, int, float]
 
 
-FAILED = "ended by"
-"""Key, in the run's `chosen`, of the message of the error that ended it."""
-
 Inbox = SimpleQueue[Message]
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
 Say = Callable[[str], None]
@@ -61,7 +58,7 @@ def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Se
     try:
         loop, largest = partial(_run, settings, inbox, send), Request(0, settings.longest - 1, 1)
         result = serve(settings, folder, largest=largest, loop=loop, **options)
-        failed = result.summary["about"]["chosen"].get(FAILED)
+        failed = result.summary["about"].get("error")
         send(f"{failed}; results: {folder}" if failed else result.summary)
     except BaseException as error:
         send(one_line(error) or f"{type(error).__name__}: {error}")
@@ -80,7 +77,7 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
                 clients.report()
             engine.run()  # ends the iterations in flight
         except CbatchError as error:
-            run.chosen[FAILED] = one_line(error) or type(error).__name__
+            run.end.update(error=one_line(error), traceback="".join(format_exception(error)).splitlines())
             clients.give_up()
         clients.tell()
     if run.requests:
@@ -143,8 +140,6 @@ class Clients(Submitted):
                     self._engine.cancel(request)
             case None if self._is_open:
                 self.num_unfinished, self._is_open = self.num_unfinished - 1, False
-                if self._live:
-                    self._run.chosen["cut"] = f"{count_text(len(self._live), 'request')}, as the server ended"
                 self.give_up()
 
     def ended(self, request: Request) -> None:
@@ -152,7 +147,8 @@ class Clients(Submitted):
         del self._live[request.id]
 
     def give_up(self) -> None:
-        """Cancels all requests, ignoring further errors of a policy that has failed."""
+        """Cuts all requests, ignoring further errors of a policy that has failed."""
+        self._run.end.setdefault("cut", len(self._live))
         for request in list(self._live.values()):
             with suppress(CbatchError):
                 self._engine.cancel(request)

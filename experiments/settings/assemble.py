@@ -46,6 +46,7 @@ class Run:
     rate: requests per second of a workload with a load. totals: facts about all requests.
     decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
     streamed: the data of the summary, gathered during a run that streams; None before its start.
+    end: of a server: the number of requests that it cut, `cut`, and the `error` and `traceback` that ended it; stored with the results.
     """
 
     settings: Settings
@@ -60,6 +61,7 @@ class Run:
     decode: Decode | None
     chosen: dict[str, str] = field(default_factory=dict)
     streamed: StreamedRun | None = None
+    end: dict[str, Any] = field(default_factory=dict)
 
 
 def assemble(

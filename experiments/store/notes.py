@@ -42,11 +42,17 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     for name, text in _LACKS.items():
         if any(lacking := [name in about.get("lacks", ()) for about in known]):
             notes.append(f"{text}{_of_several(lacking)}")
-    for key, what in (("outputs_cut", "outputs cut at max_new_tokens"), ("cancelled", "requests whose client left")):
+    for key, what in (
+        ("outputs_cut", "outputs cut at max_new_tokens"),
+        ("cancelled", "requests whose client left"),
+        ("cut", "requests cut as the server ended"),
+    ):
         counts = [about.get(key, 0) for about in known]
         if any(counts):
             total = sum(about["requests"] for about in known)
             notes.append(f"{what}: {sum(counts):,} of {total:,}{_of_several(counts)}")
+    if errors := [about["error"] for about in known if "error" in about]:
+        notes.append(f"ended by an error, see about.traceback in summary.json: {'; '.join(errors)}")
     if different := mixed(about["code"] for about in known if "code" in about):
         notes.append(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
     return [*filter(None, notes)]

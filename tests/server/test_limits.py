@@ -17,6 +17,7 @@ from in_thread import in_thread
 from live import Live, events, served, serving
 
 from cbatch import CbatchError
+from experiments.store.text import run_text
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "a", "max_tokens": 200, "stream": True}
@@ -49,7 +50,8 @@ def test_a_signal_lets_open_requests_end_for_a_while_or_until_the_next_signal(
 
     figures, _ = served(tmp_path / "run", clients, *SLOW, f"drain_seconds={seconds}", ends=True)
     assert figures["run"].get("cancelled_requests", 0) == is_cut
-    assert figures["about"]["chosen"].get("cut") == ("1 request, as the server ended" if is_cut else None)
+    assert (figures["about"]["cut"], figures["about"]["cancelled"]) == (is_cut, 0)
+    assert ("requests cut as the server ended: 1 of 1" in run_text(figures)) is is_cut
 
 
 def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_path: Path) -> None:
@@ -60,7 +62,13 @@ def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_pa
     with pytest.raises(CbatchError, match="the policy's fault"):
         served(tmp_path / "run", clients, *fails, ends=True)
     figures = summary(tmp_path / "run")
-    assert figures["run"]["cancelled_requests"] == 1 and "the policy's fault" in figures["about"]["chosen"]["ended by"]
+    assert figures["run"]["cancelled_requests"] == 1 and "the policy's fault" in figures["about"]["error"]
+    assert 'raise ValueError("the policy\'s fault")' in "".join(figures["about"]["traceback"])
+    printed = run_text(figures)
+    assert "requests cut as the server ended: 1 of 1" in printed and "client left" not in printed
+    assert (
+        "ended by an error, see about.traceback in summary.json: policy Fails, iteration 21: plan() raised" in printed
+    )
 
 
 def test_a_third_signal_ends_a_plan_that_does_not_return_and_the_run_is_written(tmp_path: Path) -> None:

@@ -110,12 +110,12 @@ def test_requests_are_cancelled_once_and_the_end_cuts_the_others(tmp_path: Path)
     assert [id_ for ended in ends[:6] for id_ in ended] == [1] and sorted(ends[-1]) == [0, 2]
     assert {end.finish_reason for turn in turns for end in turn.ended} == {FinishReason.CANCELLED}
     assert figures["run"]["cancelled_requests"] == 3
-    assert figures["about"]["chosen"]["cut"] == "2 requests, as the server ended"
+    assert (figures["about"]["cut"], figures["about"]["cancelled"]) == (2, 1)
 
 
 def test_an_idle_engine_waits_for_messages_and_says_nothing(tmp_path: Path) -> None:
     longest, figures = converse(tmp_path / "run", lambda message, turns: [None], *SIMULATED)
-    assert longest == 8192 and figures["run"]["requests"] == 0 and "cut" not in figures["about"]["chosen"]
+    assert longest == 8192 and figures["run"]["requests"] == 0 and figures["about"]["cut"] == 0
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_policy_that_fails_or_idles_ends_the_run_which_is_written(policy: str,
     *_, last, said = converse(tmp_path / "run", answer, *arguments)
     assert problem in said and said.endswith(f"; results: {tmp_path / 'run'}")
     assert [end.id for end in last.ended] == [0] and perf_counter() - began < PATIENCE
-    assert problem in summary(tmp_path / "run")["about"]["chosen"]["ended by"]
+    assert problem in summary(tmp_path / "run")["about"]["error"]
     assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 1
 
 
