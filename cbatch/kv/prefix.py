@@ -273,6 +273,8 @@ class PrefixPool(BlockPool):
         """Pushes leaves to the heap under the eviction's keys. Raises PolicyError for keys that cannot be compared, or too few."""
         keys = call(self.eviction, "keys", list(map(self._describe, leaves)), self.now)
         try:
+            if len(keys := list(keys)) != len(leaves):
+                raise ValueError(f"returned {len(keys)} keys")
             for key, block in zip(keys, leaves, strict=True):
                 if key != key or (isinstance(key, tuple) and any(map(ne, key, key))):
                     raise ValueError("NaN has no order")

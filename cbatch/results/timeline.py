@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from cbatch.executor import CopyTimes, StageSpans
+from cbatch.executor import StageSpans
 from cbatch.record import RunRecord, StepRecord
 from cbatch.results.metrics import Served
 
@@ -29,7 +29,11 @@ _LANES = ("host", "copies in", "device", "copies out", "requests", "counters")  
 def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) -> None:
     """Writes the timeline of a run to `path` (*.json.gz), with `title` as the trace's metadata. requests: those of the run."""
     phases = _request_phases(requests)
-    copies = map(_copies, record.steps, record.copies)
+    copies = (
+        f"{{{_span(1, f'upload {step.iteration}', times.upload_started, times.upload_ended)}}},\n"
+        f"{{{_span(3, f'download {step.iteration}', times.download_started, times.download_ended)}}}"
+        for step, times in zip(record.steps, record.copies, strict=False)
+    )
     spans = record.stages or [((step.started, step.ended),) for step in record.steps]
     steps = map(_iteration, record.steps, spans)
     events = chain(_lanes(bool(record.copies), len(record.stages[0]) if record.stages else 0), steps, copies, phases)
@@ -69,12 +73,6 @@ def _iteration(step: StepRecord, spans: StageSpans) -> str:
 {computed},
 {{"ph": "C", "pid": 5, "name": "tokens", {started}, "args": {{{tokens}}}}},
 {{"ph": "C", "pid": 5, "name": "held", {started}, "args": {{{held}}}}}"""
-
-
-def _copies(step: StepRecord, copies: CopyTimes) -> str:
-    return f"""\
-{{{_span(1, f"upload {step.iteration}", copies.upload_started, copies.upload_ended)}}},
-{{{_span(3, f"download {step.iteration}", copies.download_started, copies.download_ended)}}}"""
 
 
 def _span(lane: int, name: str, begin: float, end: float, thread: int = 0) -> str:

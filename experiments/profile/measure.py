@@ -145,7 +145,9 @@ def _chunks(laboratory: Laboratory, sizes: Iterable[int], base: PiecewiseLinear 
         contexts = batches.contexts_before(tokens, limits.max_request_tokens)
         chunks = {context: Batch(((tokens, context),)) for context in (0, *contexts)}
         seconds = {context: laboratory.seconds(batch) for context, batch in chunks.items() if laboratory.holds(batch)}
-        slope = _slope([(context, value) for context, value in seconds.items() if context or len(seconds) < 3])
+        timed = [(context, value) for context, value in seconds.items() if context or len(seconds) < 3]
+        (first, low), (last, high) = timed[0], timed[-1]
+        slope = max(high - low, 0.0) / (last - first) if last > first else 0.0
         itself = slope * (tokens + 1) / 2 if base is None else max(seconds[0] - base.at(tokens), 0.0)
         points += [(tokens, context, max(value - seconds[0], 0.0) + itself) for context, value in seconds.items()]
     return points
@@ -166,9 +168,3 @@ def _contexts(
             if laboratory.holds(batch):
                 points.append((number, context, max(laboratory.seconds(batch) - base(number), 0.0)))
     return BilinearGrid.through(points)
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Returns the seconds per token of context, from the first point to the last; 0 for a single point."""
-    (first, low), (last, high) = points[0], points[-1]
-    return max(high - low, 0.0) / (last - first) if last > first else 0.0

@@ -23,9 +23,6 @@ from experiments.server.settings import ServerSettings
 from experiments.server.words import Words
 from experiments.text import OutputText
 
-_SLOW_BODY = 4096
-"""The text of a body of at least this many bytes is tokenized outside the event loop."""
-
 
 class Door:
     """Admits requests, and passes the engine's reports on to their answers. is_closed: the engine has ended."""
@@ -90,7 +87,7 @@ class Door:
             raise ConfigError(one_line(refusal, "", kind)) from None
         if body.model not in (None, spec.name):
             raise HTTPException(404, f"model={shorten(body.model)}: is not served; give {spec.name}")
-        is_slow = len(content) > _SLOW_BODY
+        is_slow = len(content) > 4096  # bytes: the text is then tokenized outside the event loop
         prompts = await asyncio.to_thread(body.encode, self._vocabulary) if is_slow else body.encode(self._vocabulary)
         if not all(ids and max(ids) < spec.vocab_size for ids in prompts):
             raise ConfigError("prompt: is empty, or has a token outside the model's vocabulary")

@@ -92,7 +92,7 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
     own = filter(str.isidentifier, options)  # the others have arguments: see `choices`
     known = {*own, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
     yours = f"{group}=my_module.My{group.capitalize()}"
-    remedy = f"; for one of yours give the import path of its class, {yours}" * (group in BY_IMPORT_PATH)
+    remedy = f"; for yours give the import path of its class, {yours}, or its --config-dir" * (group in BY_IMPORT_PATH)
     remedy = remedy or "; pip install -e '.[sweep]' has more" * group.startswith("hydra/")
     return f"{group}={option}: no such {group}; {nearest(option, known)}{remedy}"
 

@@ -105,7 +105,9 @@ def check_given_once(overrides: Iterable[str], *, sweeps: bool = False) -> None:
     """Raises ConfigError if the command line gives a key twice. sweeps: the command takes several values of a key, as a sweep."""
     for key, (first, *others) in values_by_key(overrides).items():
         if others:
-            several = f"; or {key}={','.join([first, *others])} for a sweep, with -m" if sweeps else ""
+            lists = {name: f",{name}," for name in (first, *others)}  # one may hold another one
+            values = [name for name in lists if sum(f",{name}," in each for each in lists.values()) == 1]
+            several = f"; or {key}={','.join(values)} for a sweep, with -m" if sweeps and len(lists) > 1 else ""
             raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
 
 

@@ -169,7 +169,7 @@ def test_more_blocks_find_no_less_one_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (lambda blocks: [], "return a number, or a tuple of numbers, for each of 4 blocks"),
+        (lambda blocks: [], r"\(returned 0 keys\); return a number, or a tuple of numbers, for each of 4 blocks"),
         (lambda blocks: 1 / 0, "raised ZeroDivisionError: .*test_prefix_pool.py:"),
         (lambda blocks: ["one" if place else 1 for place in range(len(blocks))], "not supported between"),
         (lambda blocks: [math.nan for _ in blocks], "NaN has no order"),

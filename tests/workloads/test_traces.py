@@ -159,6 +159,11 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
     ("TIMESTAMP,ContextTokens\n1,2\n", 0, "no column 'GeneratedTokens'; add it to TIMESTAMP, ContextTokens"),
     ("arrived_at,num_decode_tokens\n1,2\n", 0, "no column 'num_prefill_tokens'; add it to arrived_at"),
     ('{"input_length": 5, "n": 2}\n', 0, "no column 'output_length'; add it to input_length, n"),
+    (
+        "num_prefill_tokens,num_decode_token\n1,2\n",
+        0,
+        "no column 'num_decode_tokens'; rename num_decode_token, or add it to",
+    ),
     (AZURE + ROW + "2023-11-16 18:15:47,1\n", 3, f"GeneratedTokens is missing: {WHOLE}"),
     (AZURE + ROW + "2023-11-16 18:15:47,1,1,1\n", 3, "4 fields"),
     (AZURE + ROW + 'x,"1,2\n', 0, "is not CSV"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from difflib import get_close_matches
 from io import StringIO
 from itertools import islice, zip_longest
 from math import nan
@@ -36,7 +37,10 @@ class Table:
     def column(self, name: str, key: str = "") -> list[Any]:
         """Returns a column. key: the setting that names it, for messages. Raises WorkloadError if there is none."""
         if name not in self.columns:
-            remedy = shorten(nearest(name, self.columns) if key else f"add it to {', '.join(self.columns)}")
+            near = [f"rename {other}, or " for other in get_close_matches(name, list(self.columns), 1, 0.9)]
+            remedy = shorten(
+                nearest(name, self.columns) if key else f"{''.join(near)}add it to {', '.join(self.columns)}"
+            )
             raise WorkloadError(f"{self.path}: {key}no column {name!r}; {remedy}")
         return self.columns[name]
 
