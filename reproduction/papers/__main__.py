@@ -101,8 +101,7 @@ def _report(shown: gallery.Shown, folder: Path, *, in_full: bool) -> None:
     verdicts = shown.verdicts if in_full else [verdict for verdict in shown.verdicts if verdict.outcome not in SETTLED]
     if verdicts:
         print(table(verdicts))
-    files = f"{folder}/paper/{shown.name}.*"
-    print(f"    {conclusion(shown.verdicts)}; {shown.seconds:.1f} s; {files}", flush=True)
+    print(f"    {conclusion(shown.verdicts)}; {shown.seconds:.1f} s; {folder}/paper/{shown.name}.*", flush=True)
 
 
 def _usage() -> str:

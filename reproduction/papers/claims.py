@@ -68,20 +68,15 @@ class Claim:
     @property
     def asked(self) -> str:
         """What the claim demands of the value, in words."""
-        return "; ".join(filter(None, (self._tolerance(), self._bounds())))
-
-    def _tolerance(self) -> str:
+        bounds = ((">=", self.at_least), ("<=", self.at_most))
+        asked = " ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
         if self.printed is None:
-            return ""
+            return asked
         of_gain = "" if self.gain is None else f"{100 * self.gain:g}% of the gain"
         of_value = "" if self.share is None else f"{100 * self.share:g}%"
         of_grid = "" if self.steps is None else f"{self.steps} of the grid's steps"
-        return f"{self.printed} +- {of_gain or of_value or of_grid or self.within}"
-
-    def _bounds(self) -> str:
-        bounds = ((">=", self.at_least), ("<=", self.at_most))
-        asked = " ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
-        return f"direction {asked}" if asked and self.printed is not None else asked
+        tolerance = f"{self.printed} +- {of_gain or of_value or of_grid or self.within}"
+        return f"{tolerance}; direction {asked}" if asked else tolerance
 
     def value_of(self, quantity: Callable[..., float]) -> float:
         """The quantity with the claim's settings or, with `ratio_to`, the ratio of two; NaN if the second is 0."""

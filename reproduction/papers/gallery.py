@@ -8,11 +8,11 @@ Each file is written atomically, the .json last.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -94,7 +94,12 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     with atomic_write(path.with_suffix(".csv")) as partial:
         data.to_csv(partial, index=False, float_format="%.6g")
     measured = data.attrs.get("measured", [])
-    _draw(module, data, claims, path, _origin(measured, machines.provenance()))
+    sessions = {  # of which stored measurements are drawn
+        f"measured on {one['hardware']}, {one['date']}, {one['commit'][:12] if 'commit' in one else 'commit not recorded'}"
+        for one in measured
+    }
+    origin = "\n".join(filter(None, [*sorted(sessions), origin_of(machines.provenance().values())]))
+    _draw(module, data, claims, path, origin)
     content = {
         **provenance("python -m reproduction.papers"),
         "machines": machines.provenance(),
@@ -106,15 +111,6 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     }
     write_json(path.with_suffix(".json"), content)
     return Shown(name, verdicts, time.perf_counter() - begin, notes)
-
-
-def _origin(measured: Sequence[Mapping[str, Any]], machines: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each session of which stored measurements are drawn, and for each machine: see `origin_of`."""
-    sessions = {
-        f"measured on {one['hardware']}, {one['date']}, {one['commit'][:12] if 'commit' in one else 'commit not recorded'}"
-        for one in measured
-    }
-    return "\n".join(filter(None, [*sorted(sessions), origin_of(machines.values())]))
 
 
 def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str) -> None:
