@@ -1,22 +1,21 @@
 """What an experiment of conf/experiment sweeps, for figures and benches that serve its runs themselves."""
 
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from experiments.settings.compose import compose
 from experiments.settings.settings import Composed, read_settings
 from experiments.workloads import Workload
 
 
-def composed(name: str) -> Mapping[str, Any]:
-    """Returns every key of one run of the experiment; swept keys have their default values."""
-    return _composed(name).keys
+@cache
+def composed(name: str) -> Composed:
+    """Returns one run of the experiment; swept keys have their default values."""
+    return compose(f"experiment={name}")
 
 
 def swept(name: str, key: str) -> list[str]:
     """Returns the values that the experiment sweeps a key over, in order."""
-    return [value.strip() for value in _composed(name).swept[key].split(",")]
+    return [value.strip() for value in composed(name).swept[key].split(",")]
 
 
 def swept_numbers(name: str, key: str) -> list[float]:
@@ -26,9 +25,4 @@ def swept_numbers(name: str, key: str) -> list[float]:
 
 def workload(name: str) -> Workload:
     """Returns the workload of the experiment."""
-    return read_settings(_composed(name)).workload
-
-
-@cache
-def _composed(name: str) -> Composed:
-    return compose(f"experiment={name}")
+    return read_settings(composed(name)).workload

@@ -46,7 +46,7 @@ class Load:
 
 def load_of(experiment: str, pd_ratio: float) -> Load:
     """The closed batch that conf/experiment/<experiment>.yaml serves, at this P:D."""
-    workload = composed(experiment)["workload"]
+    workload = composed(experiment).keys["workload"]
     return Load(workload["length"], workload["batch"], pd_ratio)
 
 
@@ -122,8 +122,7 @@ def requests_of(
     load: Load, generations: int, stagger: Stagger = 0, vocabulary: Vocabulary | None = None
 ) -> Sequence[Request]:
     """As many requests as the batch holds, `generations` times."""
-    workload = ClosedBatch(**asdict(load), num_requests=generations * load.batch, stagger=stagger)
-    return workload.requests(vocabulary)
+    return ClosedBatch(**asdict(load), num_requests=generations * load.batch, stagger=stagger).requests(vocabulary)
 
 
 def find_span(record: RunRecord, load: Load, generations: int) -> tuple[float, float]:

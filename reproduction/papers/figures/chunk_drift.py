@@ -34,7 +34,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
 
 def run(cost: ProfileCost, selector: ChunkSelector) -> float:
     """Serves the requests of the experiment on a host that takes no time; returns the seconds until the last one has ended."""
-    config, requests = composed(EXPERIMENT), workload(EXPERIMENT).requests(None)
+    config, requests = composed(EXPERIMENT).keys, workload(EXPERIMENT).requests(None)
     longest = max(request.max_tokens for request in requests)
     limits = Limits(config["batch"], config["batch"] * longest, longest, tile=cost.profile.ceilings.tile)
     kv = KVSize(config["kv_tokens"] // BLOCK, BLOCK)

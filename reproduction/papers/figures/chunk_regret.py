@@ -36,7 +36,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
         for ratio in swept_numbers(EXPERIMENT, "workload.pd_ratio"):
             say(f"{hardware}, P:D {ratio:g}")
             load = _load(hardware, ratio)
-            for series, chunk, seconds in _measure(at, load, composed(EXPERIMENT)["chunk"]):
+            for series, chunk, seconds in _measure(at, load, composed(EXPERIMENT).keys["chunk"]):
                 yield hardware, series, ratio, chunk, load.length / seconds
 
 
@@ -71,8 +71,7 @@ def regret(data: pd.DataFrame) -> pd.DataFrame:
 
 def worst_regret(data: pd.DataFrame, series: str = AWARE, hardware: str | None = None) -> float:
     """The largest regret of a selector in percent, on all machines or on one."""
-    found = select(regret(data), series=series, **({"hardware": hardware} if hardware else {}))
-    return float(found["value"].max())
+    return float(select(regret(data), series=series, **({"hardware": hardware} if hardware else {}))["value"].max())
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
@@ -90,7 +89,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
 
 def _draw_bars(panel: Axes, regrets: pd.DataFrame, chunks: pd.DataFrame) -> None:
     """regrets: [P:D, selector]. chunks: the same, and the sweep's best."""
-    chunk = composed(EXPERIMENT)["chunk"]
+    chunk = composed(EXPERIMENT).keys["chunk"]
     names = [series if series == AWARE else f"{series}, C = {chunk}" for series in SELECTORS]
     grouped_bars(panel, regrets[list(SELECTORS)], (3, 1, 0), labels=names)
     panel.axhline(BOUND, color="black", linewidth=0.7, linestyle=(0, (4, 2)), label=f"{BOUND:g}%")

@@ -24,7 +24,7 @@ REAL_RATIOS = (5, 14, 28, 50)
 @data_frame("hardware", "series", "pd_ratio", "value")
 def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
     """Throughput over the baseline's against P:D."""
-    chunk = composed(EXPERIMENT)["chunk"]
+    chunk = composed(EXPERIMENT).keys["chunk"]
     for hardware, at in machines.available(HARDWARE):
         say(hardware)
         for ratio in REAL_RATIOS if machines.are_real else swept_numbers(EXPERIMENT, "workload.pd_ratio"):
