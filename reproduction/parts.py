@@ -137,5 +137,4 @@ def legend(figure: Figure, panels: Iterable[Axes], ncols: int = 4, last: str = "
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     labels = sorted(entries, key=lambda label: bool(last) and label.startswith(last))
-    handles = [entries[label] for label in labels]
-    figure.legend(handles, labels, loc="outside upper center", ncols=ncols, **options)
+    figure.legend([entries[label] for label in labels], labels, loc="outside upper center", ncols=ncols, **options)

@@ -91,5 +91,4 @@ def slowdown(seconds: Callable[[BatchShape], float], chunk: int, length: int) ->
 
 
 def sum_of_chunks(seconds: Callable[[BatchShape], float], chunk: int, length: int) -> float:
-    chunks = [BatchShape(((min(chunk, length - done), done),)) for done in range(0, length, chunk)]
-    return sum(map(seconds, chunks))
+    return sum(seconds(BatchShape(((min(chunk, length - done), done),))) for done in range(0, length, chunk))

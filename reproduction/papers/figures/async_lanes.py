@@ -113,8 +113,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             panel.set_title(f"{loop}, {hardware}")
         panel.set_xlabel("time [ms]")
     _draw_totals(axes["totals"], _totals(data, machines, printed))
-    handles = [Patch(**fill) for fill in FILLS.values()]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    figure.legend(handles=[Patch(**fill) for fill in FILLS.values()], loc="outside upper center", ncols=3)
     return figure
 
 

@@ -51,7 +51,17 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         lines[0].set_ylim(shown["value"].min() - 0.02, shown["value"].max() + 0.03)
         lines[0].set_ylabel("throughput / baseline's")
         bars.set(title=TITLES[hardware], ylabel="highest throughput / baseline's", ylim=(0, 1.75))
-    _add_legend(figure, facets[0].panels)
+    ours = (dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) for axes in facets[0].panels[:2])
+    of_bars, of_lines = ours
+    handles: list[Any] = [(of_bars.pop(series), of_lines[series]) for series in SCHEMES]  # side by side
+    figure.legend(
+        [*handles, *of_bars.values()],
+        [*SCHEMES, *of_bars],
+        loc="outside upper center",
+        ncols=4,
+        handlelength=4,
+        handler_map={tuple: HandlerTuple(ndivide=None)},
+    )
     return figure
 
 
@@ -69,17 +79,3 @@ def _draw_bars(axes: Axes, shown: pd.DataFrame, claims: Sequence[Claim]) -> None
         x = dict(zip(table.index, places[series], strict=True))
         mark_printed(axes, [(x[length], value) for length, value in by_length if value], markersize=3.5)
     axes.set_xticks(range(len(PANELS)), [panel.title.replace(", ", "\n") for panel in PANELS])
-
-
-def _add_legend(figure: Figure, row: Sequence[Axes]) -> None:
-    """A legend in which a scheme's bar and line stand side by side."""
-    bars, lines = (dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) for axes in row[:2])
-    handles: list[Any] = [(bars.pop(series), lines[series]) for series in SCHEMES]
-    figure.legend(
-        [*handles, *bars.values()],
-        [*SCHEMES, *bars],
-        loc="outside upper center",
-        ncols=4,
-        handlelength=4,
-        handler_map={tuple: HandlerTuple(ndivide=None)},
-    )

@@ -115,20 +115,15 @@ def _draw_lanes(panel: Axes, shown: pd.DataFrame) -> None:
     letter = 0.009 * (end - begin)  # milliseconds as wide as a letter
     for row in shown.itertuples():
         interval: Any = row  # its fields are the columns
-        _draw_interval(panel, STAGES - 1 - interval.stage, interval, letter)
-
-
-def _draw_interval(panel: Axes, lane: int, interval: Any, letter: float) -> None:
-    """Draw one interval, with its text if there is room for it."""
-    working = interval.doing == "compute"
-    draw_spans(panel, lane, [(interval.begin, interval.value)], **_style(interval.doing, interval.prompt))
-    tokens = f"{interval.prompt} + {interval.decodes}" if interval.prompt else str(interval.decodes)
-    text = tokens if working else interval.doing.upper()
-    if (working or interval.doing in CAUSES) and interval.value > letter * len(text):
-        colour = "white" if working and interval.prompt else "black"
-        box = None if working else {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
-        middle = interval.begin + interval.value / 2
-        panel.text(middle, lane, text, ha="center", va="center", fontsize=6, color=colour, bbox=box)
+        lane, working = STAGES - 1 - interval.stage, interval.doing == "compute"
+        draw_spans(panel, lane, [(interval.begin, interval.value)], **_style(interval.doing, interval.prompt))
+        tokens = f"{interval.prompt} + {interval.decodes}" if interval.prompt else str(interval.decodes)
+        text = tokens if working else interval.doing.upper()
+        if (working or interval.doing in CAUSES) and interval.value > letter * len(text):
+            colour = "white" if working and interval.prompt else "black"
+            box = None if working else {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+            middle = interval.begin + interval.value / 2
+            panel.text(middle, lane, text, ha="center", va="center", fontsize=6, color=colour, bbox=box)
 
 
 def _style(doing: str, prompt: int) -> dict[str, Any]:

@@ -174,8 +174,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             label_log(panel.yaxis)
         for place, (slo, best) in enumerate(_BEST.items()):
             for index, series in enumerate(["vLLM", "Orca", best]):
-                number = list(SERIES).index(series)
-                color = line_style(number)["color"]
+                color = line_style(list(SERIES).index(series))["color"]
                 row[2].bar(4 * place + index, capacity(data, model, series, slo), color=color)
         row[2].set_xticks([1, 5], [f"strict, {server.strict:g} s", f"relaxed, {server.relaxed:g} s"])
         row[2].set(title=f"{model}, capacity", ylabel="requests/s")
