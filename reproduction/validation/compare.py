@@ -119,12 +119,18 @@ def tables_of(profile: Profile) -> str:
 
 
 def summarize(cases: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the largest and the median errors of these runs, and how many are within the targets."""
-    sizes = {name: [abs(run["error"][name]) for _, run in judged(cases, name)] for name in TARGETS}
+    """Returns the largest and the median errors of these runs; within the target of each figure, and of all: [runs within, judged]."""
+    runs = {name: judged(cases, name) for name in TARGETS}
+    sizes = {name: [abs(run["error"][name]) for _, run in found] for name, found in runs.items()}
+    met = {name: [which for which, run in found if is_within(name, TARGETS[name], run)] for name, found in runs.items()}
+    missed = {which for name, found in runs.items() for which, _ in found if which not in met[name]}
+    every = sum(map(len, cases.values()))
+    figures = {name: [len(met[name]), len(found)] for name, found in runs.items() if found}
+    totals = {"figures": np.sum(list(figures.values()), axis=0).tolist(), "runs": [every - len(missed), every]}
     return {
         "largest_error": {name: max(values) for name, values in sizes.items() if values},
         "median_error": {name: float(np.median(values)) for name, values in sizes.items() if values},
-        "within": within_targets(cases),
+        "within": figures | {f"all {what}": counts for what, counts in totals.items()},
         "cards": cards(cases),
     }
 
@@ -134,17 +140,6 @@ def judged(cases: Mapping[str, Any], name: str) -> list[tuple[str, dict[str, Any
     every = [(f"{case}, {policy}", run) for case, runs in cases.items() for policy, run in runs.items()]
     chosen = [(which, run) for which, run in every if name in run["error"]]
     return [(which, run) for which, run in chosen if name not in CLOSED or run.get("load") is None]
-
-
-def within_targets(cases: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how many runs are within the target of each figure, and of all of them: [within, judged]."""
-    runs = {name: judged(cases, name) for name in TARGETS}
-    met = {name: [which for which, run in found if is_within(name, TARGETS[name], run)] for name, found in runs.items()}
-    missed = {which for name, found in runs.items() for which, _ in found if which not in met[name]}
-    every = sum(map(len, cases.values()))
-    figures = {name: [len(met[name]), len(found)] for name, found in runs.items() if found}
-    totals = {"figures": np.sum(list(figures.values()), axis=0).tolist(), "runs": [every - len(missed), every]}
-    return figures | {f"all {what}": counts for what, counts in totals.items()}
 
 
 def is_within(name: str, target: float, found: Mapping[str, Any]) -> bool:

@@ -36,8 +36,7 @@ def main(hardware: str = "h100", measured: str = "", name: str = "long_prompts",
     simulator = Server(SimExecutor(cost, profile.host_time(True, spec)), LIMITS, cost, SIZE)
     simulated = [seconds(simulator, *key) for key in keys]
     if measured:
-        content = json.loads(Path(measured).read_text(encoding="utf-8"))
-        served = [run["measured"] for run in content["runs"]]
+        served = [run["measured"] for run in json.loads(Path(measured).read_text(encoding="utf-8"))["runs"]]
     else:
         from experiments.settings.servers import equal_requests, real_server  # loads torch
 

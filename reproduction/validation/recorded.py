@@ -20,7 +20,7 @@ import pandas as pd
 
 from cbatch import SLO, BatchShape, ConfigError, Request, RunRecord
 from cbatch.kv import blocks_for
-from cbatch.replay.decisions import Decision, Recorded, StepEnd
+from cbatch.replay.decisions import Decision, StepEnd
 from cbatch.request import FinishReason
 from cbatch.sim import ProfileCost, load_profile
 from experiments.profile.recorded import shape_of, stretches
@@ -161,18 +161,21 @@ def recorded_runs(file: Path, model: str, capacity: float) -> Iterator[ServedRun
     ends = [event for event in events if isinstance(event, StepEnd)]
     received = Counter(id_ for end in ends for id_ in end.received)
     requests = [_copy(each, each.id, each.arrival_time - each.extra.get("waited", 0.0)) for each in recording.requests]
+    recorded, limits = recording.recorded, recording.recorded.limits
+    kept = {"policy": f"policy=vllm_v1 chunk={limits.max_tokens}", "batch": limits.max_batch, "tile": limits.tile}
+    kept |= {"max_tokens": limits.max_tokens, "longest": limits.max_request_tokens}
+    kept |= {"num_blocks": recorded.num_blocks, "block_size": recorded.block_size}
     times = [request.arrival_time for request in requests]
     pauses = [place for place, (before, time) in enumerate(pairwise(times), 1) if time - before > PAUSE]
     for begin, end in pairwise([0, *pauses, len(requests)]):
         run = requests[begin:end]
         if all(received[request.id] == request.max_new_tokens for request in run):
             rate = (end - begin) / (times[end - 1] - times[begin])
-            about = {"load": round(rate / capacity, 2), **sizes_of(recording.recorded)}
-            if about["load"] > QUEUED:
-                about["load"] = None
+            load = round(rate / capacity, 2)
             until = times[end] if end < len(times) else np.inf
             steps = [step for step in ends if times[begin] <= step.record.planned_at < until]
-            yield run_of_steps({"case": "", "model": model, **about}, run, steps, shapes)
+            about = {"case": "", "model": model, "load": None if load > QUEUED else load, **kept}
+            yield run_of_steps(about, run, steps, shapes)
 
 
 def named(runs: Iterable[ServedRun]) -> Iterator[ServedRun]:
@@ -194,14 +197,6 @@ def named(runs: Iterable[ServedRun]) -> Iterator[ServedRun]:
             name += ", again"
         names.add(name)
         yield replace(run, settings={**run.settings, "case": name})
-
-
-def sizes_of(recorded: Recorded) -> dict[str, Any]:
-    """Returns the policy and the limits of a recording, as a run keeps them."""
-    limits = recorded.limits
-    tokens = {"max_tokens": limits.max_tokens, "longest": limits.max_request_tokens, "tile": limits.tile}
-    blocks = {"num_blocks": recorded.num_blocks, "block_size": recorded.block_size}
-    return {"policy": f"policy=vllm_v1 chunk={limits.max_tokens}", "batch": limits.max_batch, **tokens, **blocks}
 
 
 def run_of_steps(

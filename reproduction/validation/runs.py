@@ -21,8 +21,6 @@ from experiments.store.provenance import atomic_write
 
 Columns = Mapping[str, NDArray[np.int64]]
 
-_NAMES = {"mean": "mean", "p50": "P50", "p90": "P90", "p99": "P99"}
-
 TIMES = ("planned_at", "launched_at", "received_at", "done_at", "started", "ended")
 
 
@@ -103,7 +101,8 @@ def figures(record: RunRecord) -> dict[str, float]:
     total = steps[-1].received_at - steps[0].planned_at
     throughput = float(requests.prompt_tokens.sum() + requests.output_tokens.sum()) / total
     latencies = {kind: statistics(values) for kind, values in _latencies(record).items()}
-    ranks = {f"{kind} {_NAMES[name]}": found[name] for kind, found in latencies.items() for name in _NAMES}
+    shown = ("mean", "p50", "p90", "p99")
+    ranks = {f"{kind} {name.replace('p', 'P')}": found[name] for kind, found in latencies.items() for name in shown}
     attained = attainment(record.requests, requests, Window(-np.inf, np.inf))
     share = {"attainment": attained["share"]} if attained else {}
     return {"total time": total, "throughput": throughput, **ranks, **share}

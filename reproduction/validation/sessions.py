@@ -187,8 +187,7 @@ def main(
         number, seed = kept["conversations"], kept["seed"]
     else:
         rows = settings_of(simulated, number, seed)
-        largest = max(row["kv_tokens"] for row in rows)
-        real = real_server(Cuda(), spec, LIMITS, kv_tokens=largest)
+        real = real_server(Cuda(), spec, LIMITS, kv_tokens=max(row["kv_tokens"] for row in rows))
         real.serve(compose_run(*SERVE.split()).policy(), equal_requests(64, 300, 16, spec.vocab_size))
         about, device = {}, hardware_name("cuda")
     for row in rows:

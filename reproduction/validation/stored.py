@@ -36,8 +36,7 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
                 case, card = card_of(name)
                 for policy, run in policies.items():
                     whole = {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run if "batch" not in run else run
-                    cases = loops[whole["loop"]]
-                    cases.setdefault(on_card(case, len(origins) + int(card)), {})[policy] = whole
+                    loops[whole["loop"]].setdefault(on_card(case, len(origins) + int(card)), {})[policy] = whole
             origins += content["measured"]
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"measured={file}: no comparison with this profile: {error!r}") from error
