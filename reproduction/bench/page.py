@@ -101,7 +101,8 @@ def _of_file(section: Section, file: Json) -> Iterator[Entry]:
     """Yields every way in a results file."""
     names = [f"batch {file['batch']}"] if section.peers == "trace" else []
     for key, found in _leaves(file["figures"], section.key):
-        further = {name: _median(found[name]) for name in FURTHER if found.get(name) is not None}
+        known = {name: found[name] for name in FURTHER if found.get(name) is not None}
+        further = {name: value["median"] if isinstance(value, dict) else value for name, value in known.items()}
         yield Entry(f"**cbatch, {', '.join([*names, key])}**", found[section.key], stamp(file), further)
 
 
@@ -149,10 +150,6 @@ def source(file: Json) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
-
-
-def _median(figure: Any) -> float:
-    return float(figure["median"] if isinstance(figure, dict) else figure)
 
 
 def _markdown(rows: list[dict[str, str]]) -> str:

@@ -22,11 +22,8 @@ from reproduction.profiles import convert
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-
-    def convert_tables(*options: str) -> None:
-        write_profile(**keyword_arguments(write_profile, options, "profiles"))
-
-    return run(convert_tables, arguments, lambda: str(__doc__))
+    name, usage = "profiles", str(__doc__)
+    return run(lambda *keys: write_profile(**keyword_arguments(write_profile, keys, name)), arguments, lambda: usage)
 
 
 def write_profile(

@@ -88,7 +88,12 @@ class Client:
     def _run(self, side: str, number: int, options: dict[str, Any]) -> tuple[dict[str, float], Rows]:
         options |= {"extra-body": json.dumps({"vllm_xargs": {"cbatch": side, **SLO}})}
         words = [*arguments(self._folder, self._port, number, options), "--save-detailed"]
-        self._take_up(side)
+        # a short request, with which the scheduler begins a turn of this side
+        begin = {"cbatch": side, "turn": 1}
+        asked = {"model": str(self._folder), "prompt": "t1 t2", "max_tokens": 2, "vllm_xargs": begin}
+        url, head = f"http://127.0.0.1:{self._port}/v1/completions", {"Content-Type": "application/json"}
+        with urlopen(HttpRequest(url, json.dumps(asked).encode(), head), timeout=60) as answer:
+            answer.read()
         with redirect_stdout(io.StringIO()) as printed:
             result = self._module.main(self._parser.parse_args(words))
         if result["completed"] < number:
@@ -98,13 +103,3 @@ class Client:
         sent = [time - min(result["start_times"]) for time in result["start_times"]]
         rows = sorted(zip(sent, result["input_lens"], result["output_lens"], strict=True))
         return figures_of(result), [f"{time:.4f} {prompt} {output}" for time, prompt, output in rows]
-
-    def _take_up(self, side: str) -> None:
-        """Sends a short request, with which the scheduler begins a turn of this side."""
-        begin = {"cbatch": side, "turn": 1}
-        asked = {"model": str(self._folder), "prompt": "t1 t2", "max_tokens": 2, "vllm_xargs": begin}
-        url = f"http://127.0.0.1:{self._port}/v1/completions"
-        with urlopen(
-            HttpRequest(url, json.dumps(asked).encode(), {"Content-Type": "application/json"}), timeout=60
-        ) as answer:
-            answer.read()

@@ -33,37 +33,31 @@ def main(cases: str = "", path: str = "", repeats: Count = 3, folder: str = RESU
 
     cases: beginnings of names, separated by ";". path: of the trace.
     """
-    for name in beginning_with("cases", cases, CASES):
-        print(f"written: {measure(name, path, repeats, folder)}", flush=True)
-
-
-def measure(name: str, path: str, repeats: int, folder: str) -> Path:
-    """Measures one case, prints its figures and writes them; returns the file's path."""
-    case = CASES[name]
     os.environ.update(ENVIRONMENT)
-    spec = load_spec(case.model)
-    requests = requests_of(case, spec, path)
-    hardware, driver = graphics_card()
-    start_seconds, seconds, settings = run(case, spec, requests, repeats)
-    values = spread([speed(case, requests, taken) for taken in seconds])
-    version = metadata.version("vllm")
-    row = f"vLLM {version}{case.row('async' if settings['async_scheduling'] else 'sync')}"
-    print(f"{row}: {UNITS[case.work]} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
-    found = {
-        "case": name,
-        "section": [case.work, *([f"{case.new} new"] if case.work == "decode" else [])],
-        "row": row,
-        "unit": UNITS[case.work],
-        "driver": driver,
-        "engine": {"name": "vLLM", "version": version, "environment": ENVIRONMENT, **settings},
-        **case._asdict(),
-        "requests": len(requests),
-        "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
-        "output_tokens": sum(request.max_new_tokens for request in requests),
-        "start_seconds": start_seconds,
-        "figures": {"value": values, "seconds": spread(seconds)},
-    }
-    return write_benchmark(f"peers/vllm-{name}", hardware, found, folder, BENCH)
+    for name in beginning_with("cases", cases, CASES):
+        case = CASES[name]
+        spec, unit = load_spec(case.model), UNITS[case.work]
+        requests = requests_of(case, spec, path)
+        (hardware, driver), version = graphics_card(), metadata.version("vllm")
+        start_seconds, seconds, settings = run(case, spec, requests, repeats)
+        values = spread([speed(case, requests, taken) for taken in seconds])
+        row = f"vLLM {version}{case.row('async' if settings['async_scheduling'] else 'sync')}"
+        print(f"{row}: {unit} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
+        found = {
+            "case": name,
+            "section": [case.work, *([f"{case.new} new"] if case.work == "decode" else [])],
+            "row": row,
+            "unit": unit,
+            "driver": driver,
+            "engine": {"name": "vLLM", "version": version, "environment": ENVIRONMENT, **settings},
+            **case._asdict(),
+            "requests": len(requests),
+            "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
+            "output_tokens": sum(request.max_new_tokens for request in requests),
+            "start_seconds": start_seconds,
+            "figures": {"value": values, "seconds": spread(seconds)},
+        }
+        print(f"written: {write_benchmark(f'peers/vllm-{name}', hardware, found, folder, BENCH)}", flush=True)
 
 
 def run(
