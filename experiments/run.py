@@ -68,11 +68,12 @@ def _main(command: Command, claims: ExitStack) -> int:
     except KeyboardInterrupt as error:
         if sweep is not None:
             remove_begun(sweep_folder(sweep))
-        left = "nothing was written" if sweep is None else _how_to_go_on(command, sweep)
+        left = "nothing was written" if sweep is None else how_to_resume(sweep, command.result, command.kept)
         print(interruption_text(error, left), file=sys.stderr)
         return 130
     except TerminatedError as error:
-        print(with_notes(error) if sweep is None else f"terminated; {_how_to_go_on(command, sweep)}", file=sys.stderr)
+        left = "" if sweep is None else how_to_resume(sweep, command.result, command.kept)
+        print(f"terminated; {left}" if left else with_notes(error), file=sys.stderr)
         return 143
     except Exception as error:
         if (message := one_line(error)) is None:
@@ -91,10 +92,6 @@ def _run_sweep(command: Command, overrides: list[str], name: str) -> None:
     for composed in sweep.jobs:
         read_checked(command, composed)
     sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn))
-
-
-def _how_to_go_on(command: Command, sweep: str) -> str:
-    return how_to_resume(sweep, len(run_folders(sweep_folder(sweep), command.result)), command.kept)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from cbatch import ConfigError
 from experiments.settings.compose import MULTIRUN
 from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, make_new_folder, read_state
-from experiments.store.run_folder import CONFIG, ERRORS
+from experiments.store.run_folder import CONFIG, ERRORS, run_folders
 from experiments.store.text import count_text
 
 _SWEEP = "sweep"  # what a claimed folder is of
@@ -109,8 +109,9 @@ def sweep_folder(sweep: str) -> Path:
     return Path(f"multirun/{sweep}")  # as conf/config.yaml puts it together
 
 
-def how_to_resume(sweep: str, num_finished: int, kept: str) -> str:
-    """Returns what an interrupted sweep leaves. kept: of its unfinished runs, in words."""
+def how_to_resume(sweep: str, result: str, kept: str) -> str:
+    """Returns what an interrupted sweep leaves. result: the file of a finished run. kept: of unfinished runs, in words."""
+    num_finished = len(run_folders(sweep_folder(sweep), result))
     finished = f"runs finished: {num_finished}, in {sweep_folder(sweep)}" if num_finished else "no run finished"
     rest = "the others" if num_finished else "all of them"
     return f"{finished}{kept and ', ' + kept}; the same command with sweep={sweep} runs {rest}"
