@@ -56,29 +56,22 @@ def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[st
         overrides=[*composed.overrides, *(f"{key}={value!r}" for key, value in objects.items())],
         choices={**composed.choices, **groups},
     )
-    return replace(settings, **_replaced(settings, objects, sections, keys), composed=composed)
-
-
-def _replaced(
-    settings: Settings, objects: Mapping[str, Any], sections: Mapping[str, Any], keys: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the settings that objects replace."""
-    replaced: dict[str, Any] = {}
+    replaced: dict[str, Any] = {"composed": composed}
     if "policy" in objects:
         replaced |= {"policy": Recipe(sections["policy"], objects["policy"]), "chunk": None}
     if "workload" in objects:
-        workload = objects["workload"]
+        served = objects["workload"]
         try:
-            workload = replace(workload, seed=keys["seed"]) if "seed" in keys else workload
+            served = replace(served, seed=keys["seed"]) if "seed" in keys else served
         except TypeError:
-            raise ConfigError(f"seed={keys['seed']}: is no field of {type(workload).__name__}; leave it out") from None
-        within = isinstance(workload, Workload)
-        replaced["workload"] = workload.within(settings.model.max_positions) if within else workload
+            raise ConfigError(f"seed={keys['seed']}: is no field of {type(served).__name__}; leave it out") from None
+        within = isinstance(served, Workload)
+        replaced["workload"] = served.within(settings.model.max_positions) if within else served
     if "eviction" in objects:
         replaced["eviction"] = check_eviction(objects["eviction"], settings.prefix_cache)
     if "router" in objects:
         replaced["backend"] = replace(settings.backend, router=objects["router"])
-    return replaced
+    return replace(settings, **replaced)
 
 
 def section_of(value: object) -> Any:
