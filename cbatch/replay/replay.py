@@ -196,16 +196,13 @@ class _Replay(Hooked):
         for id_, why in decided.reject:
             known[id_].reject_reason = why
             self._finish(known[id_], FinishReason.REJECTED)
-        if decided.entries:
-            self._launch(event, self._ends.get(event.iteration))
-
-    def _launch(self, event: Decision, end: StepEnd | None) -> None:
-        """Counts the tokens of an iteration. end: the recorded end of the iteration, if any."""
-        known, entries = self._requests, event.decided.entries
+        if not (entries := decided.entries):
+            return
+        end = self._ends.get(event.iteration)
         chunks = tuple((count, known[id_].computed) for id_, count in entries if count > 1)
         contexts = [known[id_].computed + 1 for id_, count in entries if count == 1]
         num_tokens = sum(count for _, count in entries)
-        shape = BatchShape(chunks, len(contexts), sum(contexts), (event.decided.pad_to or num_tokens) - num_tokens)
+        shape = BatchShape(chunks, len(contexts), sum(contexts), (decided.pad_to or num_tokens) - num_tokens)
         launched_at = end.record.launched_at if end else event.seen.now
         self.view.in_flight.append(_Launched(tuple(id_ for id_, _ in entries), shape, launched_at))
         for id_, count in entries:
