@@ -84,8 +84,19 @@ class ServeGen(Replay):
         return self.rate_scale * self.rate / recorded if recorded else 0.0
 
     def _windows(self) -> Any:
-        """Returns the windows that can hold requests of the range, as a frame."""
-        windows = _read_windows(self.path)
+        """Returns the windows that can hold requests of the range: client, start in seconds, rate per second, family and shape."""
+        import pandas as pd  # slow to load
+
+        table = parse_table(self.path, read_text(self.path))
+        client, start = table.whole_numbers("client", 0), table.whole_numbers("window_start_s", 0)
+        rate, family, shape = table.amounts("rate_req_per_s"), table.column("arrival_family"), table.amounts("arg1")
+        active, refuse = rate > 0, table.refuse
+        refuse(rate < 0, "rate_req_per_s", "must not be negative")
+        refuse(start % WINDOW_SECONDS != 0, "window_start_s", f"must be a multiple of {WINDOW_SECONDS}")
+        refuse(active & ~np.isin(family, ["Gamma", "Weibull"]), "arrival_family", "must be Gamma or Weibull")
+        refuse(active & (shape < _LEAST_SHAPE), "arg1", f"must be at least {_LEAST_SHAPE}, as it is the shape")
+        windows = pd.DataFrame({"client": client, "start": start, "rate": rate, "family": family, "shape": shape})
+        refuse(windows.duplicated(["client", "start"]), "window_start_s", "this client's window is there already")
         if self.clients is not None:
             known = np.unique(windows["client"]).tolist()
             if unknown := sorted(set(self.clients) - set(known)):
@@ -108,23 +119,6 @@ class ServeGen(Replay):
         inside = (times >= self.start) & (times < self.start + self.duration)
         names = np.full(int(inside.sum()), str(window.client))
         return names, times[inside], prompt_tokens[inside], output_tokens[inside]
-
-
-def _read_windows(path: str) -> Any:
-    """Returns a frame with a row for each client and window: client, start in seconds, rate per second, family and shape."""
-    import pandas as pd  # slow to load
-
-    table = parse_table(path, read_text(path))
-    client, start = table.whole_numbers("client", 0), table.whole_numbers("window_start_s", 0)
-    rate, family, shape = table.amounts("rate_req_per_s"), table.column("arrival_family"), table.amounts("arg1")
-    active, refuse = rate > 0, table.refuse
-    refuse(rate < 0, "rate_req_per_s", "must not be negative")
-    refuse(start % WINDOW_SECONDS != 0, "window_start_s", f"must be a multiple of {WINDOW_SECONDS}")
-    refuse(active & ~np.isin(family, ["Gamma", "Weibull"]), "arrival_family", "must be Gamma or Weibull")
-    refuse(active & (shape < _LEAST_SHAPE), "arg1", f"must be at least {_LEAST_SHAPE}, as it is the shape")
-    frame = pd.DataFrame({"client": client, "start": start, "rate": rate, "family": family, "shape": shape})
-    refuse(frame.duplicated(["client", "start"]), "window_start_s", "this client's window is there already")
-    return frame
 
 
 class _Lengths:
