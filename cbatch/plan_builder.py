@@ -94,9 +94,7 @@ class PlanBuilder:
             raise TooLongError(request, f"{wanted} tokens to compute in one iteration {most}")
         if reserve:
             reserve = _whole(min(reserve, request.max_tokens, self._kv.num_tokens), "reserve", request)
-        # blocks that it need not take: held ones, and shared ones unless a preemption may free them
-        held = self._kv.num_held(request) if not waiting else 0 if self._plan.preempt else self._kv.num_shared(request)
-        computed = request.num_computed
+        held, computed = self._num_held(request, waiting), request.num_computed
         room = (held + self._free_blocks) * self._block_size
         granted = min(wanted, self._tokens_left, room - computed)
         if granted <= 0 or reserve > room or (whole and granted < wanted):
@@ -196,6 +194,12 @@ class PlanBuilder:
             return self._refuse(Refusal.TOKENS if self._tokens_left < 1 else Refusal.BLOCKS)
         self._free_blocks -= lacking
         return self._grant(request, 1)
+
+    def _num_held(self, request: Request, waiting: bool) -> int:
+        """Returns the blocks that the request need not take: held ones, and shared ones unless a preemption may free them."""
+        if not waiting:
+            return self._kv.num_held(request)
+        return 0 if self._plan.preempt else self._kv.num_shared(request)
 
     def _refusal_of(self, request: Request, waiting: bool) -> Refusal | None:
         """Returns why the request cannot be added, apart from tokens and blocks."""

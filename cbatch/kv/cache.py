@@ -65,7 +65,7 @@ class PrefixCache:
                     call(self.pool.eviction, "on_submit", request, prefix.names(number)[:number])
 
     def num_cached(self, request: Request) -> int:
-        """Returns the prompt tokens that a request would find which has not been submitted here."""
+        """Returns how many prompt tokens of a request, submitted here or not, the cache holds."""
         return Prefix(request, self.pool, self._table).num_cached
 
     def found(self, request: Request) -> Sequence[Name]:

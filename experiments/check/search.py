@@ -18,6 +18,7 @@ from cbatch.stall import Patience
 from experiments.check.properties import OVERTAKEN_LIMIT, Property, Violation
 from experiments.check.scenario import SHORT, Arrival, Ending, History, Scenario, play
 
+_LARGEST_BATCH = 4
 MOST_OUTPUT = 12  # tokens
 _SHOWN = 30  # plans of a counterexample's text; earlier ones are left out
 
@@ -160,7 +161,7 @@ def _scenarios(chunk: int) -> Any:
     def scenario(draw: Any) -> Scenario:
         arrival = st.builds(Arrival, st.integers(1, 5 * chunk), st.integers(1, MOST_OUTPUT), st.integers(0, 20))
         arrivals = tuple(draw(st.lists(arrival, min_size=1, max_size=12)))
-        batch = draw(st.integers(1, min(4, chunk)))
+        batch = draw(st.integers(1, min(_LARGEST_BATCH, chunk)))
         block_size = draw(st.integers(1, 2 * chunk))
         longest = max(arrival.tokens for arrival in arrivals)
         max_tokens = max(longest, batch, chunk) + draw(st.integers(0, 3 * longest))
