@@ -5,8 +5,8 @@ Iterations without prompts have separate tables if a runtime computes them diffe
 """
 
 import math
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from cbatch.cost import BatchShape
@@ -63,18 +63,15 @@ class _TokenTimes(NamedTuple):
 
 
 class _Tables(NamedTuple):
-    """The tables of one kind of iteration, and the values read from them so far, by tokens and by requests.
+    """Cached readings of the tables of one kind of iteration.
 
-    factor: multiplies all times, for the card that they are predicted for. layers: this factor times the layers of a stage.
+    layers: the layers of a stage, times the factor of the card that times are predicted for.
+    times: by the number of tokens. head: seconds by the number of requests.
     """
 
-    linear: Seconds
-    other: Seconds
-    head: Seconds
-    factor: float
     layers: float
-    by_tokens: dict[int, _TokenTimes]
-    heads: dict[int, float]
+    times: Callable[[int], _TokenTimes]
+    head: Callable[[int], float]
 
 
 class ProfileCost:
@@ -111,28 +108,28 @@ class ProfileCost:
             profile.links.to_next_stage(topology.leaves_node(stage), profile.name)
             for stage in range(topology.pipeline_stages - 1)
         ]
-        self.power, self._graphs = self.operations.measured.power, self.operations.measured.captured_graphs
+        self.power, graphs = self.operations.measured.power, self.operations.measured.captured_graphs
         self._attention = self.operations.attention
-        self._mixed = self._tables_of(self.operations, profile.card.prompts)
-        alone = self.operations.measured.decode_only
-        self._decode_only = self._tables_of(alone or self.operations, profile.card.decodes)
-        self._most_decodes = alone.linear.sizes[-1] if alone else math.inf
         self.max_batch = max_batch
+        self._mixed = self._tables_of(self.operations, profile.card.prompts, mixed=True)
+        alone = self.operations.measured.decode_only
+        self._decode_only = self._tables_of(alone or self.operations, profile.card.decodes, mixed=False)
+        self._most_decodes = alone.linear.sizes[-1] if alone else math.inf
         self._decodes = cache(self.power.decodes) if self.power else None
         self._alone: dict[int, StageTimes] = {}  # of one decode, by its context
-        self._computed: dict[tuple[int, bool], int | None] = {}
+        self._padded = cache(partial(graphs.padded, max_batch=max_batch or graphs.requests[-1])) if graphs else None
 
     def predict(self, shape: BatchShape) -> float:
         """Seconds for which an iteration of this shape occupies the busiest device, that of the last stage."""
         tables = self._tables(shape)
-        times = self._times(shape, tables, self._token_times(tables, shape.num_tokens))
+        times = self._times(shape, tables, tables.times(shape.num_tokens))
         first = times.embedding if not times.transfers else 0.0
         return times.compute + times.communication + first + times.head
 
     def parts(self, shape: BatchShape) -> Parts:
         """Seconds by operation; `total` is the time from the start in the first stage to the end in the last."""
         tables, stages = self._tables(shape), self.topology.pipeline_stages
-        token_times = self._token_times(tables, shape.num_tokens)
+        token_times = tables.times(shape.num_tokens)
         times = self._times(shape, tables, token_times)
         return Parts(
             stages * token_times.linear,
@@ -145,12 +142,12 @@ class ProfileCost:
     def execute(self, shape: BatchShape) -> StageTimes:
         """The times of an iteration that is executed, at the iteration's own clock; `pace` describes other clocks."""
         tables = self._tables(shape)
-        return self._execute(shape, tables, self._token_times(tables, shape.num_tokens))
+        return self._execute(shape, tables, tables.times(shape.num_tokens))
 
     def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
         """Yields shape and times, as `execute`, of the iterations that follow an iteration of decodes (`following_decodes`)."""
         tables, num_tokens = self._tables(shape), shape.num_tokens
-        token_times = self._token_times(tables, num_tokens)
+        token_times = tables.times(num_tokens)
         for following in following_decodes(shape):
             times = self._alone.get(following.decode_context) if num_tokens == 1 else None
             if times is None:
@@ -167,16 +164,12 @@ class ProfileCost:
 
     def is_eager(self, shape: BatchShape) -> bool:
         """Whether no captured graph computes the iteration, although there are graphs."""
-        return self._graphs is not None and self.graph_tokens(shape) is None
+        return self._padded is not None and self.graph_tokens(shape) is None
 
     def graph_tokens(self, shape: BatchShape) -> int | None:
         """Tokens of the captured graph that computes an iteration; None: no graph computes it."""
-        if (graphs := self._graphs) is None:
-            return None
-        key = (shape.num_tokens, bool(shape.chunks or shape.num_padding))
-        if key not in self._computed:
-            self._computed[key] = graphs.padded(key[0], self.max_batch or graphs.requests[-1], prompts=key[1])
-        return self._computed[key]
+        prompts = bool(shape.chunks or shape.num_padding)
+        return None if self._padded is None else self._padded(shape.num_tokens, prompts=prompts)
 
     def origins(self) -> dict[str, str]:
         """Where each entry that predictions use comes from; see `cbatch.sim.provenance`."""
@@ -223,14 +216,12 @@ class ProfileCost:
         compute = linear + other + tables.layers * self._attention.seconds(shape)
         if paced and self._decodes and not shape.chunks:
             pace = self._decodes(shape.num_decodes).pace(compute)
-        num_requests = len(shape.chunks) + shape.num_decodes
-        head = tables.heads.get(num_requests)
-        if head is None:
-            head = tables.heads[num_requests] = tables.factor * tables.head.at(num_requests)
+        head = tables.head(len(shape.chunks) + shape.num_decodes)
         return StageTimes(compute, communication, embedding, head, transfers, pace)
 
-    def _tables_of(self, parts: Operations | DecodeOnly, factor: float) -> _Tables:
-        return _Tables(parts.linear, parts.other, parts.head, factor, factor * self._layers, {}, {})
+    def _tables_of(self, parts: Operations | DecodeOnly, factor: float, *, mixed: bool) -> _Tables:
+        times = cache(partial(self._token_times, parts, factor, mixed))
+        return _Tables(factor * self._layers, times, cache(lambda number: factor * parts.head.at(number)))
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """Returns the tables for a shape. More decodes than were measured alone are closer to as many prompt tokens: products dominate both."""
@@ -238,13 +229,7 @@ class ProfileCost:
             return self._mixed
         return self._decode_only
 
-    def _token_times(self, tables: _Tables, num_tokens: int) -> _TokenTimes:
-        times = tables.by_tokens.get(num_tokens)
-        if times is None:
-            times = tables.by_tokens[num_tokens] = self._compute_token_times(tables, num_tokens)
-        return times
-
-    def _compute_token_times(self, tables: _Tables, num_tokens: int) -> _TokenTimes:
+    def _token_times(self, parts: Operations | DecodeOnly, factor: float, mixed: bool, num_tokens: int) -> _TokenTimes:
         layers, embedding = self._layers, self.operations.embedding
         message = num_tokens * self.spec.hidden_size * DTYPE_BYTES[self.spec.dtype]
         exchanges = layers * measured.at(num_tokens) if (measured := self.operations.measured.exchange) else 0.0
@@ -252,13 +237,11 @@ class ProfileCost:
         if self._all_reduce:
             exchanges = 2 * layers * self._all_reduce.at(message)
             messages.append(self._all_reduce)
-        mixed = tables is self._mixed
-        linear = tables.layers * tables.linear.at(num_tokens)
-        other = tables.layers * tables.other.at(num_tokens)
+        linear, other = (factor * layers * part.at(num_tokens) for part in (parts.linear, parts.other))
         rows = self.operations.measured.captured_rows
         if mixed and self.max_batch and rows and num_tokens <= rows.columns[0][-1]:  # larger ones run without a graph
             over_measured = rows.at(self.max_batch, num_tokens) - rows.at(rows.sizes[-1], num_tokens)
-            more = tables.factor * over_measured / self.topology.pipeline_stages
+            more = factor * over_measured / self.topology.pipeline_stages
             share = max(more / (linear + other), -1.0)  # measured as part of both, and split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)
         pace = self.power.of_prompts(num_tokens, linear + other) if mixed and self.power else STEADY
@@ -269,7 +252,7 @@ class ProfileCost:
             exchanges,
             embedding.at(num_tokens),
             tuple(link.at(message) for link in self._links),
-            all(part.covers(num_tokens) for part in (tables.linear, tables.other, embedding))
+            all(part.covers(num_tokens) for part in (parts.linear, parts.other, embedding))
             and all(part.covers(message) for part in messages),
         )
 
