@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.capacity.command import slo_text
+from experiments.store.headings import heading_of
 from experiments.store.intervals import compare, mean_of
 from experiments.store.labels import label_runs
 from experiments.store.notes import made_text, notes_of
@@ -24,17 +25,12 @@ _READING = (
 
 CELL = ["trace", "slo", "load"]
 ATTAINED, LATENCY, FOUND = "attained [%]", "latency / bound", "found in cache [%]"
-FIGURES = {
-    ATTAINED: ("attainment.share", 100.0),
-    LATENCY: ("regret.latency", 1.0),
-    "violations over bound": ("regret.violations", 1.0),
-    "TTFT p50 [s]": ("ttft_seconds.p50", 1.0),
-    "TTFT p99 [s]": ("ttft_seconds.p99", 1.0),
-    "TBT p99 [ms]": ("tbt_seconds.p99", 1e3),
-    FOUND: ("prefix_cache.hit_share", 100.0),
-    "preemptions": ("run.preemptions", 1.0),
-}
-"""Columns: the key of a figure in summary.json, and the factor of its unit."""
+_KEYS = (
+    *("attainment.share", "regret.latency", "regret.violations", "ttft_seconds.p50", "ttft_seconds.p99"),
+    *("tbt_seconds.p99", "prefix_cache.hit_share", "run.preemptions"),
+)
+FIGURES = {heading_of(key).text: key for key in _KEYS}
+"""Columns: the keys of figures in summary.json by their headings."""
 
 _SHOWN_APART = ("load", "slo", "workload")  # have columns of their own
 
@@ -97,7 +93,7 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
         slos.append(slo_text(given.get("slo", "strict"), about["overrides"]))
     place = {"policy": label_runs(runs, shown), "trace": runs["workload"].str.removeprefix("traces/"), "slo": slos}
     cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
-    figures = {name: factor * runs.get(key, np.nan) for name, (key, factor) in FIGURES.items()}
+    figures = {name: heading_of(key).factor * runs.get(key, np.nan) for name, key in FIGURES.items()}
     return pd.DataFrame({**place, **cell, **figures})
 
 
