@@ -10,9 +10,9 @@ from functools import partial
 from importlib.util import find_spec
 
 from experiments.job import RUN, Command, SweepEnded, read_checked, run_alone, run_in_sweep
-from experiments.settings.command_line import ends_with_its_reader, no_such_option, shield_workers
+from experiments.settings.command_line import exit_status, no_such_option, shield_workers
 from experiments.settings.compose import compose, compose_sweep, show
-from experiments.settings.error_lines import interruption_text, one_line, with_notes
+from experiments.settings.error_lines import with_notes
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_begun, run_folders
@@ -36,7 +36,7 @@ def main(command: Command = RUN) -> int:
     0, 2 for an error, 130 after Ctrl-C, 141 if the reader of the output has ended, 143 after SIGTERM.
     """
     with ExitStack() as claims:  # released after the last line that is printed
-        return ends_with_its_reader(partial(_main, command, claims))
+        return exit_status(partial(_main, command, claims), "nothing was written")
 
 
 def _main(command: Command, claims: ExitStack) -> int:
@@ -68,18 +68,12 @@ def _main(command: Command, claims: ExitStack) -> int:
     except KeyboardInterrupt as error:
         if sweep is not None:
             remove_begun(sweep_folder(sweep))
-        left = "nothing was written" if sweep is None else how_to_resume(sweep, command.result, command.kept)
-        print(interruption_text(error, left), file=sys.stderr)
-        return 130
+            error.add_note(how_to_resume(sweep, command.result, command.kept))
+        raise
     except TerminatedError as error:
         left = "" if sweep is None else how_to_resume(sweep, command.result, command.kept)
         print(f"terminated; {left}" if left else with_notes(error), file=sys.stderr)
         return 143
-    except Exception as error:
-        if (message := one_line(error)) is None:
-            raise
-        print(f"error: {message}", file=sys.stderr)
-        return 2
 
 
 def _run_sweep(command: Command, overrides: list[str], name: str) -> None:

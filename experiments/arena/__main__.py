@@ -15,7 +15,7 @@ from experiments.arena.board import count_runs, markdown, read_board
 from experiments.capacity.command import SimulatedKeys, SimulatedSettings
 from experiments.job import Command
 from experiments.run import main
-from experiments.settings.command_line import HELP
+from experiments.settings.command_line import HELP, exit_status
 from experiments.settings.settings import read_as
 from experiments.store.provenance import write_text
 from experiments.store.run_folder import run_folders
@@ -29,18 +29,18 @@ COMMAND = Command("arena", partial(read_as, SimulatedSettings, SimulatedKeys), t
 
 def arena(arguments: list[str]) -> int:
     """Runs the command line; returns its exit status."""
+    return exit_status(partial(_arena, arguments), "")
+
+
+def _arena(arguments: list[str]) -> int:
     keys = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if HELP & set(arguments):
         return _run(arguments)
     folder_of_traces = keys.get("traces", "traces")
-    try:
-        if "traces/" in keys.get("workload", "traces/") and not Path(folder_of_traces).is_dir():
-            problem = "no such folder; give the one with the published traces, or workload="
-            raise ConfigError(f"traces={folder_of_traces}: {problem}")
-        replications = parse(Annotated[int, whole(2, 10_000)], keys.get("replications", "5"), "replications")
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if "traces/" in keys.get("workload", "traces/") and not Path(folder_of_traces).is_dir():
+        problem = "no such folder; give the one with the published traces, or workload="
+        raise ConfigError(f"traces={folder_of_traces}: {problem}")
+    replications = parse(Annotated[int, whole(2, 10_000)], keys.get("replications", "5"), "replications")
     sweep = keys.get("sweep", "arena").removesuffix("/runs")
     runs = [argument for argument in arguments if not argument.startswith(_OWN)]
     runs += [] if "experiment" in keys else ["experiment=arena"]

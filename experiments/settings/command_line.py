@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
-from experiments.settings.error_lines import interruption_text, is_of_output, one_line, output_text
+from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.overrides import check_given_once, with_search_path
 
 _SECONDS_BETWEEN_LOOKS = 0.2  # at the parent of a worker
@@ -46,43 +46,44 @@ def run(
         The exit status: the command's own, or 0; 2 after a user error; 130 after Ctrl-C; 141 if the reader of its output has ended.
     """
 
-    def attempt() -> int:
-        given = arguments
-        try:
-            if HELP & set(given) or not (given or bare):
-                print(usage())
-                return 0 if given else 2
-            given = with_search_path(given) if composes else given
-            for argument in given:
-                if argument.startswith("-"):
-                    raise no_such_option(argument)
-            if composes:
-                check_given_once(given)
-            return command(*given) or 0
-        except KeyboardInterrupt as error:
-            print(interruption_text(error, kept), file=sys.stderr)
-            return 130
-        except Exception as error:
-            message = one_line(error)
-            if message is None:
-                raise
-            print(f"error: {message}", file=sys.stderr)
-            return 2
+    def read_and_run() -> int:
+        if HELP & set(arguments) or not (arguments or bare):
+            print(usage())
+            return 0 if arguments else 2
+        given = with_search_path(arguments) if composes else arguments
+        for argument in given:
+            if argument.startswith("-"):
+                raise no_such_option(argument)
+        if composes:
+            check_given_once(given)
+        return command(*given) or 0
 
-    return ends_with_its_reader(attempt)
+    return exit_status(read_and_run, kept)
 
 
-def ends_with_its_reader(command: Callable[[], int]) -> int:
-    """Runs a command; returns its exit status.
+def exit_status(command: Callable[[], int], kept: str) -> int:
+    """Runs a command; a user error becomes one line on stderr. Returns the exit status.
 
-    141, as after SIGPIPE, if the reader of its output has ended, as `head` does; 2 if the output cannot be written for another
-    reason, such as a full disk.
+    130 after Ctrl-C, which is answered by the line of a policy that was running, and by what is `kept`, unless the error has notes.
+    141, as after SIGPIPE, if the reader of its output has ended, as `head` does; 2 after a user error, and if the output cannot be
+    written for another reason, such as a full disk. Else that of the command.
     """
     print_any_text()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as set by `experiments`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        status = command()
+        try:
+            status = command()
+        except KeyboardInterrupt as error:
+            place = f" in {error}" if str(error) else ""
+            left = getattr(error, "__notes__", ()) or filter(None, [kept])
+            print("; ".join([f"\ninterrupted{place}", *left]), file=sys.stderr)
+            status = 130
+        except Exception as error:
+            if (message := one_line(error)) is None:
+                raise
+            print(f"error: {message}", file=sys.stderr)
+            status = 2
         sys.stdout.flush()
         return status
     except OSError as error:

@@ -50,12 +50,6 @@ def with_notes(error: BaseException) -> str:
     return "; ".join(filter(None, [str(error).strip(), *getattr(error, "__notes__", ())]))
 
 
-def interruption_text(error: KeyboardInterrupt, left: str) -> str:
-    """Returns the message after Ctrl-C: the line of a policy that was running, and what is left, if its notes do not say so."""
-    place = f" in {error}" if str(error) else ""
-    return "; ".join([f"\ninterrupted{place}", *(getattr(error, "__notes__", ()) or filter(None, [left]))])
-
-
 def is_of_output(error: BaseException) -> TypeGuard[OSError]:
     """Returns whether an error means that the output cannot be written: errors of files name the file, or are a ResultsError."""
     if isinstance(error, BrokenPipeError):
