@@ -67,6 +67,8 @@ class RunRecord:
         self.receivers: list[Ints] = []  # ids of the requests that received a token, of each step
         self.copies: list[CopyTimes] = []  # of each step, if the executor times copies
         self.stages: list[StageSpans] = []  # of each step, if a pipeline computed real tokens
+        self.replicas: list[int] = []  # that computed each step, if there are several
+        self.replica_of: dict[int, int] = {}  # the replica of each request, by the request's id, if there are several
         self._num_taken = 0  # of the steps
 
     def add(

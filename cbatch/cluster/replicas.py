@@ -125,10 +125,12 @@ def merge(records: Sequence[RunRecord]) -> RunRecord:
     Times of copies and stages are left out: they are a replica's own.
     """
     whole = RunRecord()
-    steps = (zip(record.steps, record.receivers, strict=True) for record in records)
-    in_order = sorted(chain.from_iterable(steps), key=lambda step: step[0].received_at)
-    for iteration, (step, receivers) in enumerate(in_order):
+    pairs = (zip(record.steps, record.receivers, strict=True) for record in records)
+    steps = ((*pair, replica) for replica, of_record in enumerate(pairs) for pair in of_record)
+    for iteration, (step, receivers, replica) in enumerate(sorted(steps, key=lambda step: step[0].received_at)):
         whole.add_step(step._replace(iteration=iteration), receivers)
+        whole.replicas.append(replica)
+    whole.replica_of = {request.id: replica for replica, record in enumerate(records) for request in record.requests}
     requests = chain.from_iterable(record.requests for record in records)
     whole.requests = sorted(requests, key=lambda request: (request.finished_at, request.id))
     return whole

@@ -33,6 +33,7 @@ _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
 REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_OUTCOME, *LATENCY_COLUMNS)
 _CACHED = {"cached_tokens": "num_cached_tokens", "cached_again_tokens": "num_cached_again"}
+REPLICA = "replica"
 EXTRA = "extra."
 """Prefix of the columns of `Request.extra` in requests.csv."""
 
@@ -40,19 +41,21 @@ REQUESTS, STEPS = "requests.csv", "steps.csv"
 
 
 class RunTables:
-    """requests.csv and steps.csv in a folder, written at once or in pieces; closed at the end of a `with`. extra, cached: see `request_columns`."""
+    """requests.csv and steps.csv in a folder, written at once or in pieces; closed at the end of a `with`. Arguments: see `request_columns`."""
 
-    def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False) -> None:
+    def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False, replicas: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._extra, self._cached = extra, cached
         self._files = [_open(folder / name) for name in (REQUESTS, STEPS)]
         self._requests = csv.writer(self._files[0])
-        self._requests.writerow(request_columns(extra, cached))
-        self._files[1].write(_STEP_LINE % StepRecord._fields)
+        self._requests.writerow(request_columns(extra, cached, replicas))
+        self._files[1].write(",".join([*StepRecord._fields, *[REPLICA] * replicas]) + "\r\n")
 
     def write(self, record: RunRecord, served: Served) -> None:
         """Appends the rows of a record, or of a piece of one. served: its requests, as `collect_served` returns them."""
-        self._files[1].writelines(map(_step_line, record.steps))
+        lines = map(_step_line, record.steps)
+        lines = map("{},{}".format, lines, record.replicas) if record.replicas else lines
+        self._files[1].writelines(f"{line}\r\n" for line in lines)
         self._requests.writerows(request_rows(record, served, self._extra, self._cached))
 
     def __enter__(self) -> Self:
@@ -63,7 +66,7 @@ class RunTables:
             file.close()
 
 
-_STEP_LINE = ",".join(["%s"] * len(StepRecord._fields)) + "\r\n"
+_STEP_LINE = ",".join(["%s"] * len(StepRecord._fields))
 _time_text = lru_cache(maxsize=32)(str)  # most times are in several lines, as an iteration begins when another ends
 
 
@@ -117,9 +120,10 @@ def read_extra(text: str) -> object:
         return text
 
 
-def request_columns(extra: Sequence[str], cached: bool) -> list[str]:
-    """Returns the columns of requests.csv. extra: keys of `Request.extra`. cached: those of the prefix cache, too."""
-    return [*REQUEST_COLUMNS, *(_CACHED if cached else ()), *(f"{EXTRA}{name}" for name in extra)]
+def request_columns(extra: Sequence[str], cached: bool, replicas: bool) -> list[str]:
+    """Returns the columns of requests.csv. extra: keys of `Request.extra`. cached, replicas: with a prefix cache, with several replicas."""
+    own = [f"{EXTRA}{name}" for name in extra]
+    return [*REQUEST_COLUMNS, *(_CACHED if cached else ()), *[REPLICA] * replicas, *own]
 
 
 def request_rows(
@@ -139,5 +143,6 @@ def request_rows(
             *outcome(request),
             *(None if math.isnan(value) else value for value in seconds),
             *(getattr(request, name) for name in (_CACHED.values() if cached else ())),
+            *([record.replica_of[request.id]] if record.replica_of else ()),
             *(extra_text(request.extra.get(name)) for name in extra),
         )

@@ -1,20 +1,4 @@
-"""The results folder of a run.
-
-    config.yaml         every setting, resolved
-    requests.csv        one row per request: times, lengths, latencies, finish reason, and `Request.extra` as extra.NAME
-    steps.csv           one row per iteration: the columns of `cbatch.record.StepRecord`
-    copies.csv          real tokens, with a timeline: one row per iteration, the columns of `cbatch.executor.CopyTimes`
-    stages.csv          real tokens, in a pipeline: one row per iteration, begin and end of each stage in seconds
-    tokens.npz          request_id and time (seconds) of every generated token; not of a streamed run (`stream=on`)
-    outputs.jsonl       why each request ended and its generated token ids, if real; with a tokenizer, also prompt and text
-    timeline.json.gz    for chrome://tracing or ui.perfetto.dev
-    decisions.jsonl.gz  each view and plan, with decisions=true (`experiments.store.decisions_file`)
-    profile.json        beside decisions on backend=cpu: the profile of this machine's CPU that policies predicted with
-    unfinished.json     until the run is complete: its state (`experiments.store.claim`)
-    summary.json        the figures; written last and atomically, so its presence means that the run is complete
-
-Read by `experiments.store.tables`.
-"""
+"""The results folder of a run: docs/metrics.md lists its files and their columns. Read by `experiments.store.tables`."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,7 +154,8 @@ def write_results(
 
     requests: `collect_served(record)`. summary: the run's; it titles the timeline. decode: None without a tokenizer.
     """
-    with RunTables(folder, extra_names(record.requests), cached="prefix_cache" in summary) as writer:
+    extra, cached = extra_names(record.requests), "prefix_cache" in summary
+    with RunTables(folder, extra, cached, replicas=bool(record.replica_of)) as writer:
         writer.write(record, requests)
     if record.copies:
         write_csv(folder / COPIES, CopyTimes._fields, record.copies)

@@ -18,6 +18,7 @@ from cbatch.results.metrics import collect_served
 from cbatch.sim import SimExecutor
 from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
+from experiments.store.tables import read_requests, read_steps
 from policies.evictions import LRU
 from policies.orca import Orca
 
@@ -145,6 +146,10 @@ def test_a_merged_record_is_one_run() -> None:
     assert [step.iteration for step in whole.steps] == list(range(sum(len(record.steps) for record in records)))
     received = [step.received_at for step in whole.steps]
     assert received == sorted(received)
+    assert whole.replica_of == {0: 0, 1: 1, 2: 2, 3: 0, 4: 1, 5: 2, 6: 0, 7: 1}
+    assert [whole.replicas.count(number) for number in range(3)] == [len(record.steps) for record in records]
+    receivers = zip(whole.receivers, whole.replicas, strict=True)
+    assert {(id_, replica) for ids, replica in receivers for id_ in ids.tolist()} == {*whole.replica_of.items()}
     figures = collect_served(whole)
     assert (figures.output_tokens - figures.id).tolist() == [1] * 8
     ends = {request.id: request.finished_at for record in records for request in record.requests}
@@ -230,8 +235,11 @@ def test_a_router_outside_the_repository_is_given_by_its_import_path(tmp_path: P
         settings = ("backend=sim", "backend.replicas=3", "batch=2", *QUICK, f"output={len(list(tmp_path.iterdir()))}")
         done = command("run", *settings, *keys, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        found = summary(tmp_path / settings[-1].removeprefix("output="))
-        return [stage["compute"] > 0 for stage in found["about"]["execution"]["stages"]]
+        folder = tmp_path / settings[-1].removeprefix("output=")
+        busy = [stage["compute"] > 0 for stage in summary(folder)["about"]["execution"]["stages"]]
+        for rows in (read_requests(folder), read_steps(folder)):
+            assert {*rows["replica"]} == {replica for replica, works in enumerate(busy) if works}
+        return busy
 
     assert used("backend.router._target_=my_router.Heaviest") == [True, False, False]
     assert used("backend.router._target_=my_router.Heaviest", "+backend.router.lightest=true") == [True] * 3
