@@ -8,10 +8,11 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from commands import ROOT, as_in_a_new_process, command, few_swept, write_azure_trace
@@ -26,6 +27,7 @@ from experiments.check import search
 from experiments.settings import backends
 from experiments.settings.error_lines import default_keys
 from experiments.store.headings import flat
+from experiments.store.run_folder import FILES, OUTPUTS, PROFILE, TOKENS, UNFINISHED
 from experiments.workloads import PromptFile, ServeGen, TraceReplay
 from experiments.workloads.trace import Format
 
@@ -173,6 +175,25 @@ def test_each_workload_is_listed_with_keys_that_it_has() -> None:
         known = [f"{key}." for key, _ in flat(default_keys("config", [f"workload={name}"])["workload"])]
         for key in re.findall(r"`([\w.]+)", keys):
             assert any(other.startswith(f"{key}.") for other in known), (name, key)
+
+
+def test_the_files_of_a_run_and_their_columns_are_listed(tmp_path: Path) -> None:
+    """Those of a pipeline with decisions, and of replicas with a prefix cache."""
+    page = (ROOT / "docs" / "metrics.md").read_text().partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.+) \|$", page, re.M))
+    listed = {name: {*re.findall(r"`([a-z_0-9]+)`", text)} for name, text in rows.items()}
+    few = ("run", "backend=cpu", "workload=open_loop", "workload.num_requests=4")
+    few += ("workload.lengths.min_length=32", "workload.lengths.max_length=40")
+    assert command(*few, "output=a", "backend.pipeline_stages=2", "decisions=true", cwd=tmp_path).returncode == 0
+    assert command(*few, "output=b", "backend.replicas=2", "prefix_cache=true", cwd=tmp_path).returncode == 0
+    written = {path.name for path in tmp_path.rglob("*.*")}
+    assert {*listed} == {*FILES} and written == {*FILES} - {PROFILE, UNFINISHED}
+    for name in (path.name for path in (tmp_path / "a").glob("*.csv")):
+        found = [path.read_text().partition("\n")[0].strip().split(",") for path in tmp_path.glob(f"?/{name}")]
+        assert {*chain.from_iterable(found)} == listed[name], name
+    assert {*np.load(tmp_path / "a" / TOKENS)} == listed[TOKENS]
+    first = (tmp_path / "a" / OUTPUTS).read_text().partition("\n")[0]
+    assert {*json.loads(first), "prompt", "text"} == listed[OUTPUTS]
 
 
 def test_the_files_of_requests_that_are_shown_can_be_read(tmp_path: Path) -> None:
