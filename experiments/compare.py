@@ -10,7 +10,7 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
   metric=KEY         a figure of summary.json instead of those of tables; may be given several times
   baseline=POLICY    the policy that others are compared with, at equal chunks, and its other chunks with its first; or a
                      printed label; the first one by default
-  runs=TEXT          only runs whose folder names or command lines contain this
+  runs=TEXT          only runs whose folder names or command lines contain this; values after = are compared whole
 
 Runs that differ only in the seed are replications and share a label. Labels are compared with the baseline that has the same
 settings apart from the policy's: in a sweep of request rates, at each rate. If the workloads differ in nothing but the seed, both

@@ -30,6 +30,7 @@ from experiments.serve import decisions_of, serve
 from experiments.server.settings import ServerSettings
 from experiments.settings.assemble import Run
 from experiments.settings.error_lines import one_line
+from experiments.store.run_folder import SUMMARY
 from experiments.workloads.drawn import totals_of
 
 Message = RequestSpec | int | None
@@ -59,7 +60,7 @@ def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Se
         loop, largest = partial(_run, settings, inbox, send), Request(0, settings.longest - 1, 1)
         result = serve(settings, folder, largest=largest, loop=loop, **options)
         failed = result.summary["about"].get("error")
-        send(f"{failed}; results: {folder}" if failed else result.summary)
+        send(f"{failed}; results: {folder}; see about.traceback in its {SUMMARY}" if failed else result.summary)
     except BaseException as error:
         send(one_line(error) or f"{type(error).__name__}: {error}")
 

@@ -119,7 +119,9 @@ def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     given = [",".join(summary["about"]["overrides"]) for summary in runs["summary"]]
     chosen = runs[[_any_in(text, *texts) for texts in zip(names, given, strict=True)]]
     if chosen.empty:
-        raise ConfigError(f"runs={text}: no folder name contains this; the folders are {', '.join(names[:2])} ...")
+        whole = ", as values after = are compared whole" * ("=" in text)
+        shown = ", ".join(names[:2])
+        raise ConfigError(f"runs={text}: no folder name contains this{whole}; the folders are {shown} ...")
     return chosen
 
 

@@ -81,7 +81,7 @@ def test_a_third_signal_ends_a_plan_that_does_not_return_and_the_run_is_written(
             live.process.send_signal(signal.SIGINT)
             time.sleep(0.2)
         printed, _ = live.process.communicate(timeout=PATIENCE)
-    said = r"error: policy Loops, iteration 0: plan\(\) raised CancelledError: .* \(failing_policies\.py:\d+\); results: run\n"
+    said = r"error: policy Loops, iteration 0: plan\(\) raised CancelledError: .* \(failing_policies\.py:\d+\); results: run; see about\.traceback in its summary\.json\n"
     assert re.search(said, printed) and live.process.returncode == 2, printed
     assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 1
 

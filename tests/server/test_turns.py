@@ -128,7 +128,8 @@ def test_a_policy_that_fails_or_idles_ends_the_run_which_is_written(policy: str,
     began = perf_counter()
     arguments = ("policy=orca", f"policy._target_=failing_policies.{policy}", "patience.seconds=0.2", *SIMULATED[1:])
     *_, last, said = converse(tmp_path / "run", answer, *arguments)
-    assert problem in said and said.endswith(f"; results: {tmp_path / 'run'}")
+    assert problem in said
+    assert said.endswith(f"; results: {tmp_path / 'run'}; see about.traceback in its summary.json")
     assert [end.id for end in last.ended] == [0] and perf_counter() - began < PATIENCE
     assert problem in summary(tmp_path / "run")["about"]["error"]
     assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 1
