@@ -3,39 +3,8 @@
 from collections.abc import Iterator
 
 from cbatch.cost import BatchShape
-from cbatch.executor import StageSpans
 from cbatch.record import RunRecord, StepRecord
 from cbatch.sim.stages import Activity, Cause, Span, StageAccount, Stages
-
-
-class MeasuredStages(Stages):
-    """Accounts for stages whose times were measured; `record_host` is called as in simulation."""
-
-    def observe(
-        self, launched_at: float, shape: BatchShape, spans: StageSpans, *, full: bool, source: Span | None
-    ) -> Span:
-        """Accounts for an iteration's way through the stages.
-
-        full: as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
-        source: the iteration `num_stages` earlier, whose tokens the first stage waits for.
-        """
-        computed, arrived = Cause.COMPUTE if full else Cause.NO_WORK, launched_at
-        if source is not None and source.ended > arrived:
-            self._trail.append((arrived, source.ended, computed, source.shape))
-            arrived = source.ended
-        bubbles = 0.0
-        for stage, (account, (begin, end)) in enumerate(zip(self.accounts, spans, strict=True)):
-            free_at = self._free_at[stage]
-            if arrived < begin:  # copies of inputs, events, and peer stores that are under way
-                self._trail.append((arrived, begin, Cause.SEND, shape))
-            if free_at < begin:
-                bubbles += self._account_idle(account, free_at, begin)
-            account.compute += end - max(begin, free_at)
-            self._free_at[stage] = arrived = end
-            self._trail.append((begin, end, computed, shape))
-        self._trail.clear()
-        self._previous = shape
-        return Span(spans[0][0], spans[-1][1], shape, bubbles)
 
 
 def account_stages(record: RunRecord) -> list[StageAccount]:
@@ -43,9 +12,8 @@ def account_stages(record: RunRecord) -> list[StageAccount]:
     if not record.stages:
         return []
     num_stages = len(record.stages[0])
-    stages = MeasuredStages(num_stages)
     begin = record.steps[0].planned_at
-    stages._free_at = [begin] * num_stages
+    stages = Stages(num_stages, begin)
     host = _HostTrail(record, num_stages, begin)
     spans: list[Span] = []
     for number, (step, measured) in enumerate(zip(record.steps, record.stages, strict=True)):
@@ -53,7 +21,7 @@ def account_stages(record: RunRecord) -> list[StageAccount]:
             stages.record_host(*activity)
         source = spans[number - num_stages] if number >= num_stages else None
         full = number - host.num_completed + 1 >= num_stages
-        spans.append(stages.observe(step.launched_at, _shape(step), measured, full=full, source=source))
+        spans.append(stages.record(step.launched_at, _shape(step), measured, full=full, carried_from=source))
     return stages.close_accounts()
 
 

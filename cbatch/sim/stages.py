@@ -9,6 +9,7 @@ sent; before its launch the host was busy, or waited for the oldest iteration in
 stage had no work. Waiting for another iteration is a bubble of one of three kinds (SARATHI, arXiv 2308.16369, 3.3).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -74,9 +75,9 @@ class Span(NamedTuple):
 class Stages:
     """The calendars and accounts of the stages. The executor records what the host does between two launches."""
 
-    def __init__(self, num_stages: int) -> None:
+    def __init__(self, num_stages: int, begin: float = 0.0) -> None:
         self.accounts = [StageAccount() for _ in range(num_stages)]
-        self._free_at = [0.0] * num_stages
+        self._free_at = [begin] * num_stages
         self._previous: BatchShape | None = None  # the previous iteration, in every stage
         self._trail: list[Activity] = []  # since the previous launch
 
@@ -102,32 +103,49 @@ class Stages:
         carried_from: the iteration whose sampled tokens are inputs of this one, which cannot start before they arrive.
         launched: when the host has launched its last operation, before which it cannot end.
         """
-        computed = Cause.COMPUTE if full else Cause.NO_WORK
-        arrived, work = now, times.compute - saved + times.communication
-        if carried_from is not None and carried_from.ended > now:
-            arrived = carried_from.ended
-            self._trail.append((now, arrived, computed, carried_from.shape))
-        last = len(self.accounts) - 1
-        started = bubbles = 0.0
-        for stage, account in enumerate(self.accounts):
-            begin = self._free_at[stage]
-            if begin < arrived:
-                bubbles += self._account_idle(account, begin, arrived)
-                begin = arrived
-            end = begin + work
-            if stage == 0:
-                started, end = begin, end + times.embedding
-            if stage == last:
+        arrived = max(now, carried_from.ended) if carried_from else now
+        work, spans = times.compute - saved + times.communication, list[tuple[float, float]]()
+        for stage, transfer in enumerate((*times.transfers, 0.0)):
+            begin = max(self._free_at[stage], arrived)
+            end = begin + work + (times.embedding if stage == 0 else 0.0)
+            if stage == len(times.transfers):
                 end = max(end + times.head, launched)
-            account.communication += times.communication
-            account.compute += end - begin - times.communication
-            self._free_at[stage] = end
-            if stage < last:
-                arrived = end + times.transfers[stage]
-                self._trail += ((begin, end, computed, shape), (end, arrived, Cause.SEND, shape))
+            spans.append((begin, end))
+            arrived = end + transfer
+        return self.record(now, shape, spans, times.communication, full=full, carried_from=carried_from)
+
+    def record(
+        self,
+        now: float,
+        shape: BatchShape,
+        spans: Sequence[tuple[float, float]],
+        communication: float = 0.0,
+        *,
+        full: bool,
+        carried_from: Span | None,
+    ) -> Span:
+        """Accounts for an iteration that was computed in all stages; arguments as of `launch`.
+
+        spans: when each stage began and ended. communication: seconds of all-reduces in each of them.
+        """
+        computed, arrived = Cause.COMPUTE if full else Cause.NO_WORK, now
+        if carried_from is not None and carried_from.ended > arrived:
+            self._trail.append((arrived, carried_from.ended, computed, carried_from.shape))
+            arrived = carried_from.ended
+        bubbles = 0.0
+        for stage, (account, (begin, end)) in enumerate(zip(self.accounts, spans, strict=True)):
+            free_at = self._free_at[stage]
+            if arrived < begin:  # real stages also wait for copies of inputs, events and peer stores
+                self._trail.append((arrived, begin, Cause.SEND, shape))
+            if free_at < begin:
+                bubbles += self._account_idle(account, free_at, begin)
+            account.communication += communication
+            account.compute += end - max(begin, free_at) - communication
+            self._free_at[stage] = arrived = end
+            self._trail.append((begin, end, computed, shape))
         self._trail.clear()
         self._previous = shape
-        return Span(started, end, shape, bubbles)
+        return Span(spans[0][0], spans[-1][1], shape, bubbles)
 
     @property
     def free_at(self) -> float:

@@ -15,7 +15,7 @@ from cbatch import BatchShape, Policy, Request
 from cbatch.executor import StepResult
 from cbatch.model.topology import Topology
 from cbatch.record import RunRecord, StepRecord
-from cbatch.results.stages import MeasuredStages, account_stages
+from cbatch.results.stages import account_stages
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
 from cbatch.sim.stages import Stages
@@ -122,9 +122,8 @@ def test_a_run_writes_times_accounts_and_lanes(tmp_path: Path, monkeypatch: pyte
 
 def test_what_stages_did_is_forgotten_once_it_is_accounted_for() -> None:
     """Else the memory of a long run would grow with its iterations."""
-    stages = MeasuredStages(2)
+    stages = Stages(2)
     for begin in (0.0, 2.0):
-        stages.observe(
-            begin, BatchShape((), 1, 0), ((begin, begin + 1), (begin + 1, begin + 2)), full=True, source=None
-        )
+        spans = (begin, begin + 1), (begin + 1, begin + 2)
+        stages.record(begin, BatchShape((), 1, 0), spans, full=True, carried_from=None)
     assert stages._trail == []
