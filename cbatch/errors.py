@@ -55,9 +55,5 @@ class ResultsError(CbatchError):
     """The results of a run cannot be written or read: the message names the folder or file."""
 
 
-class DeviceError(CbatchError):
-    """Work on the device failed: the message names the stream and the exception."""
-
-
 class ReplayError(CbatchError):
     """A recorded run cannot be replayed: the message names the file."""

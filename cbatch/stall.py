@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
-from sys import maxsize
 
 from cbatch.errors import ConfigError, PolicyError, StallError
 from cbatch.plan import Plan
@@ -29,7 +27,6 @@ class Patience:
 
 
 PATIENCE = Patience()
-ENDLESS = Patience(inf, maxsize)
 
 
 class StallWatch:

@@ -20,14 +20,14 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, Self
 
-from cbatch.errors import DeviceError
+from cbatch.errors import CbatchError
 
 Operation = Callable[[], object]
 """Work for a stream."""
 
 
-class StreamError(DeviceError):
-    """An operation of a stream failed; the cause is its exception with its traceback."""
+class StreamError(CbatchError):
+    """An operation of a stream failed: the message names the stream and the exception, which is the cause, with its traceback."""
 
 
 class Event(Protocol):

@@ -1,6 +1,5 @@
 """A policy that never ends is noticed; waiting for arrivals, however far, is no stall."""
 
-from dataclasses import replace
 
 import pytest
 from schedules import UnitCost, make_engine
@@ -11,7 +10,7 @@ from cbatch.errors import StallError
 from cbatch.executor import Executor
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
-from cbatch.stall import ENDLESS, Patience
+from cbatch.stall import Patience
 from policies.chunking import Fixed
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
@@ -139,7 +138,7 @@ def test_overshoot_at_the_end_of_a_run_is_no_stall() -> None:
 @pytest.mark.parametrize(("field", "value"), [("seconds", 0), ("seconds", float("nan")), ("empty_plans", -1)])
 def test_patience_is_above_zero(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"patience.{field}={value} must be above 0") as caught:
-        replace(ENDLESS, **{field: value})
+        Patience(**{field: value})
     assert isinstance(caught.value, CbatchError)
 
 
