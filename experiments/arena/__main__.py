@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cbatch import ConfigError
 from cbatch.validation import parse, whole
-from experiments.arena.board import count_runs, markdown, read_board
+from experiments.arena.board import count_runs, page_of
 from experiments.capacity.command import SimulatedKeys, SimulatedSettings
 from experiments.job import Command
 from experiments.run import main
@@ -22,7 +22,6 @@ from experiments.store.run_folder import run_folders
 from experiments.sweep import sweep_folder
 
 _OWN = ("-m", "--multirun", "sweep=", "replications=")
-_TITLE = "Arena of scheduling policies"
 
 COMMAND = Command("arena", partial(read_as, SimulatedSettings, SimulatedKeys), table=count_runs, stem="_arena")
 
@@ -48,7 +47,7 @@ def _arena(arguments: list[str]) -> int:
     status = _run(["-m", *runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"])
     folder = sweep_folder(sweep)
     if status in (0, 2) and run_folders(folder):
-        print(write_text(folder / "arena.md", markdown(read_board(folder), _TITLE)))
+        print(write_text(folder / "arena.md", page_of(folder)))
     return status
 
 

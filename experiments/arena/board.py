@@ -1,7 +1,6 @@
 """The cells of a folder as tables, and the policies of each cell that do not differ significantly from its best."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,33 +34,19 @@ FIGURES = {heading_of(key).text: key for key in _KEYS}
 _SHOWN_APART = ("load", "slo", "workload")  # have columns of their own
 
 
-@dataclass(frozen=True, eq=False)
-class Board:
-    """What the page shows.
-
-    cells: a row per policy and cell, the highest attainment first: the columns of `CELL`; `rate` in requests per second; `best`,
-        whether the policy does not differ significantly from the best; of each figure the mean over the replications, as `NAME`, and
-        half of its 95% interval, as `NAME ±`.
-    notes: where the figures come from, and what failed.
-    """
-
-    cells: pd.DataFrame
-    notes: Sequence[str]
-
-
 def count_runs(root: Path) -> str:
     return f"{len(run_folders(root))} runs"
 
 
-def read_board(root: Path) -> Board:
-    """Reads the finished runs in and below a folder."""
+def page_of(root: Path) -> str:
+    """Returns the page about the finished runs in and below a folder: tables, where the figures come from, and what failed."""
     runs = read_runs(root)
     abouts = _abouts(runs)
     seconds = sum(about["wall_seconds"] for about in abouts)
     origin = f"{len(abouts)} runs, {seconds:,.0f} s, {made_text(abouts)}"
     errors = [line for file in sorted(root.rglob(ERRORS)) for line in file.read_text(encoding="utf-8").splitlines()]
     notes = [origin, *notes_of(abouts), *(f"not finished: {line}" for line in errors)]
-    return Board(_cells(_replications(runs)), notes)
+    return markdown(_cells(_replications(runs)), notes)
 
 
 def rank(cells: pd.DataFrame) -> pd.DataFrame:
@@ -77,11 +62,10 @@ def rank(cells: pd.DataFrame) -> pd.DataFrame:
     return ranked.sort_values(ATTAINED, ascending=False, kind="stable", ignore_index=True)
 
 
-def markdown(board: Board, title: str) -> str:
-    """Returns the page."""
-    tables = ("Ranking", rank(board.cells)), ("Cells", board.cells)
+def markdown(cells: pd.DataFrame, notes: Sequence[str]) -> str:
+    tables = ("Ranking", rank(cells)), ("Cells", cells)
     parts = [f"## {heading}\n\n{frame.to_markdown(index=False, floatfmt='.4g')}" for heading, frame in tables]
-    return "\n\n".join([f"# {title}", _READING, *parts, *board.notes]) + "\n"
+    return "\n\n".join(["# Arena of scheduling policies", _READING, *parts, *notes]) + "\n"
 
 
 def _replications(runs: pd.DataFrame) -> pd.DataFrame:
@@ -102,7 +86,11 @@ def _abouts(runs: pd.DataFrame) -> list[Any]:
 
 
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:
-    """Returns means over replications. Policies are compared in pairs of replications, which have the same requests."""
+    """Returns a row per policy and cell, the highest attainment first. Policies are compared in pairs of replications, which have the same requests.
+
+    Columns: `policy`, those of `CELL`, `rate` in requests per second; `best`, whether the policy does not differ significantly from the
+    best; of each figure the mean over the replications, as `NAME`, and half of its 95% interval, as `NAME ±`.
+    """
     cells = []
     for place, group in replications.groupby(CELL):
         by_seed = {policy: rows.set_index("seed") for policy, rows in group.groupby("policy")}

@@ -14,7 +14,7 @@ from in_process import outcome
 
 from experiments.arena import __main__ as command
 from experiments.arena import board as boards
-from experiments.arena.board import ATTAINED, FIGURES, LATENCY, Board
+from experiments.arena.board import ATTAINED, FIGURES, LATENCY
 from experiments.run import main as run
 from experiments.store.headings import flat
 from experiments.store.run_folder import run_folders
@@ -82,31 +82,30 @@ def replications(policy: str, load: float, attained: Sequence[float], latency: f
 
 
 @pytest.fixture
-def board() -> Board:
+def cells() -> pd.DataFrame:
     """`low` and `high` differ by 2% in each replication, however these scatter; `wide` scatters by itself."""
     rows = replications("partial", 0.4, [10.0] * 4, 1.0)
     for load, level in ((0.4, 90), (0.8, 60)):
         rows += replications("high", load, level + SCATTER, 2.0)
         rows += replications("low", load, level - 2 + SCATTER, 4.0)
         rows += replications("wide", load, level - 3 - 3 * SCATTER, 3.0)
-    cells = boards._cells(pd.DataFrame(rows))
-    return Board(cells, ["SIMULATED with profile <h200>"])
+    return boards._cells(pd.DataFrame(rows))
 
 
-def test_policies_are_ranked_where_all_have_been_and_told_apart_in_pairs(board: Board) -> None:
-    best = {(row.policy, row.load): row.best for row in board.cells.itertuples()}
+def test_policies_are_ranked_where_all_have_been_and_told_apart_in_pairs(cells: pd.DataFrame) -> None:
+    best = {(row.policy, row.load): row.best for row in cells.itertuples()}
     assert best == {
         **{(policy, load): policy != "low" for policy in ("high", "low", "wide") for load in (0.4, 0.8)},
         ("partial", 0.4): False,
     }
-    ranked = boards.rank(board.cells)
+    ranked = boards.rank(cells)
     assert ranked["policy"].tolist() == ["high", "low", "wide", "partial"]
     assert ranked[ATTAINED].tolist() == pytest.approx([90, 88, 87, 10])
     assert ranked["best"].tolist() == [1, 0, 1, 0] and set(ranked["cells"]) == {1}
 
 
-def test_the_markdown_page_has_a_row_per_policy_and_cell(board: Board) -> None:
-    text = boards.markdown(board, "Title")
+def test_the_markdown_page_has_a_row_per_policy_and_cell(cells: pd.DataFrame) -> None:
+    text = boards.markdown(cells, ["SIMULATED with profile <h200>"])
     table = text.partition("## Cells\n\n")[2].partition("\n\n")[0].splitlines()
     head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
     half = 3.182446 * np.std(SCATTER, ddof=1) / 2  # Student's t of 3 degrees of freedom

@@ -1,6 +1,5 @@
 """A policy that never ends is noticed; waiting for arrivals, however far, is no stall."""
 
-
 import pytest
 from schedules import UnitCost, make_engine
 
