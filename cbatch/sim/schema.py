@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
@@ -23,10 +23,9 @@ LARGEST = 1e30
 
 _number = partial(core_schema.float_schema, le=LARGEST, allow_inf_nan=False, strict=True)
 
-POSITIVE = Give(f"a number above 0 (from {1 / LARGEST} to {LARGEST})", _number(ge=1 / LARGEST))
-NOT_NEGATIVE = Give(f"a number of at least 0 (at most {LARGEST})", _number(ge=0.0))
-Positive = Annotated[float, POSITIVE]
-NotNegative = Annotated[float, NOT_NEGATIVE]
+Positive = Annotated[float, Give(f"a number above 0 (from {1 / LARGEST} to {LARGEST})", _number(ge=1 / LARGEST))]
+NotNegative = Annotated[float, Give(f"a number of at least 0 (at most {LARGEST})", _number(ge=0.0))]
+_Sizes = Annotated[list[Positive], Field(min_length=1)]
 NumLayers = Annotated[int, whole(1, unit="number of layers")]
 NumGpus = Annotated[int, Give("a number of GPUs", core_schema.int_schema(ge=1))]
 """A key of a JSON object, and therefore a text there."""
@@ -41,10 +40,8 @@ class Columns:
     positive: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        positive, not_negative = _numbers(handler)
-        sizes = core_schema.list_schema(positive, min_length=1)
-        values = core_schema.list_schema(positive if self.positive else not_negative)
-        return _object({self.sizes: sizes, self.values: values}, self._read, self._write)
+        values: Any = list[Positive] if self.positive else list[NotNegative]
+        return _object(handler, {self.sizes: _Sizes, self.values: values}, self._read, self._write)
 
     def _read(self, lists: dict[str, list[float]]) -> PiecewiseLinear:
         sizes, values = lists[self.sizes], lists[self.values]
@@ -64,11 +61,8 @@ class Grid:
     columns: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        positive, not_negative = _numbers(handler)
-        sizes = core_schema.list_schema(positive, min_length=1)
-        columns = core_schema.list_schema(not_negative)
-        rows = core_schema.list_schema(core_schema.list_schema(core_schema.nullable_schema(not_negative)))
-        return _object({self.sizes: sizes, self.columns: columns, "seconds": rows}, self._read, self._write)
+        lists = {self.sizes: _Sizes, self.columns: list[NotNegative], "seconds": list[list[NotNegative | None]]}
+        return _object(handler, lists, self._read, self._write)
 
     def _read(self, lists: dict[str, Any]) -> BilinearGrid:
         sizes, columns, rows = lists[self.sizes], lists[self.columns], lists["seconds"]
@@ -103,12 +97,10 @@ def check_length(key: str, values: Sequence[Any], sizes_key: str, sizes: Sequenc
         raise ValueError(f"{key} has {len(values)} values for {len(sizes)} {sizes_key}")
 
 
-def _numbers(handler: GetCoreSchemaHandler) -> list[CoreSchema]:
-    return [kind.__get_pydantic_core_schema__(float, handler) for kind in (POSITIVE, NOT_NEGATIVE)]
-
-
-def _object(lists: dict[str, CoreSchema], read: Callable[[Any], Any], write: Callable[[Any], Any]) -> CoreSchema:
-    fields = {key: core_schema.typed_dict_field(schema) for key, schema in lists.items()}
+def _object(
+    handler: GetCoreSchemaHandler, lists: dict[str, Any], read: Callable[[Any], Any], write: Callable[[Any], Any]
+) -> CoreSchema:
+    fields = {key: core_schema.typed_dict_field(handler.generate_schema(kind)) for key, kind in lists.items()}
     content = core_schema.typed_dict_schema(fields, extra_behavior="forbid")
     serialization = core_schema.plain_serializer_function_ser_schema(write)
     return core_schema.no_info_after_validator_function(read, content, serialization=serialization)
