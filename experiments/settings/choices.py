@@ -24,6 +24,7 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _OPTION = re.compile(r"(?P<name>[\w.-]+)(\((?P<arguments>.*)\))?", re.DOTALL)
 _NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
 _NESTED = re.compile(r"""['"()\[\]{}]""")
+_OBJECT = re.compile(r"\s*\{([^{}]*,)?\s*_target_\s*:")
 _NAMES = ("output", "sweep")  # have one value, with commas
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
@@ -32,6 +33,7 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides as Hydra reads them.
 
     Plain names, which Hydra then knows, take the place of options with arguments. Text with = is quoted: names of runs have settings in them.
+    An object, {_target_: a.B, mean: 3}, takes the place of the one that a preset describes; Hydra would mix the arguments of both.
 
     Raises ConfigError: arguments that cannot be read.
     """
@@ -44,7 +46,8 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
         pieces = _pieces(value) if named and ("(" in value or "." in value) else []
         if any("(" in piece or _is_import_path(group, piece) for piece in pieces):
             override = f"{group}={','.join(map(repr, option_names(group, value)))}"
-        plain.append(override)
+        replaces = group[:1].isalpha() and "." in group and any(map(_OBJECT.match, _split(value)))
+        plain += [f"~{group}", f"+{override}"] if replaces else [override]
     return plain
 
 

@@ -99,6 +99,7 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
         parameters = parameters_of(locate(path, target))
         for key in (key for key in config if key not in _OWN_KEYS):
             remedy = f"; ~{path}.{key} removes the one that policy=NAME set" * (path == "policy" and key in PASSED_ON)
+            remedy = remedy or f"; '{path}={{_target_: {target}, ...}}' leaves out what a preset sets" * ("." in path)
             check_argument(f"{path}.{key}", target, remedy)
         for name, parameter in parameters.items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)

@@ -18,6 +18,7 @@ from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.settings.construct import BY_IMPORT_PATH, check_argument
 from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, parse, version_of_files
+from experiments.settings.overrides import key_of
 from experiments.settings.settings import GROUPS
 from experiments.store.headings import flat
 
@@ -75,6 +76,8 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(str(cause.full_key), name, overrides)
+    if removed := [key_of(text) for text in overrides if text.startswith("~") and f"'{key_of(text)}'" in str(error)]:
+        return _unknown_key(removed[0], name, overrides)
     key = getattr(error, "full_key", None) or " ".join(overrides)
     if isinstance(cause, MissingMandatoryValue):
         return f"{key}: has no value; give {key}={'FILE' if key.endswith(('path', 'dataset')) else 'VALUE'}"
@@ -97,7 +100,8 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     options = [text for text in first if text.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
     keys = default_keys(name, options if options != list(overrides) else [])  # else the options themselves have the key
     values, (section, _, argument) = dict(flat(keys)), key.rpartition(".")
-    if target := values.get(f"{section}._target_"):
+    given = dict(text.partition("=")[::2] for text in first)
+    if target := given.get(f"{section}._target_", values.get(f"{section}._target_")):
         check_argument(key, target)
         return f"{key}: is not in the settings; +{key}=... adds it to the arguments of {target}"
     near = [known for known in values if known.endswith(f".{argument}")]

@@ -243,6 +243,7 @@ def test_a_router_outside_the_repository_is_given_by_its_import_path(tmp_path: P
 
     assert used("backend.router._target_=my_router.Heaviest") == [True, False, False]
     assert used("backend.router._target_=my_router.Heaviest", "+backend.router.lightest=true") == [True] * 3
+    assert used("backend.router={_target_: my_router.Heaviest, lightest: true}") == [True] * 3
     assert used("backend.router=least_loaded") == [True] * 3
     fails = ("backend.replicas=2", "backend.router._target_=my_router.Fails")
     refused = command("run", "backend=sim", *fails, cwd=tmp_path)

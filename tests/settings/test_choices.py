@@ -37,7 +37,9 @@ CHUNKING = {"_target_": "policies.chunking.TileAligned", "chunk": 128}
         ("policy=glob(sar*)", None),
         ("model=llama-3.1-8b", None),
         ("chunk=range(1,3)", None),
-        ("workload.lengths={_target_: a.B, mean: 3}", None),
+        ("policy={_target_: a.B, mean: 3}", None),
+        ("+workload.lengths={_target_: a.B, mean: 3}", None),
+        ("workload.lengths.parts={long: {lengths: {_target_: a.B}}}", None),
         ("policy=mine.Own", ["mine.Own"]),
         ("policy=orca,mine.Own", ["orca", "mine.Own"]),
         ("policy=mine.Own(a=1,2,b=x)", ["mine.Own(a=1,b=x)", "mine.Own(a=2,b=x)"]),
@@ -86,6 +88,20 @@ def test_the_name_of_a_run_has_the_value_of_a_key_that_an_argument_follows() -> 
     jobs = compose_sweep("policy=mine.Own(a=${chunk},b=_c_)", "chunk=128,256", "model.name=_chunk_", "sweep=s").jobs
     names = [f"chunk={chunk},name=_chunk_,policy='mine.Own(a={chunk},b=_c_)'" for chunk in (128, 256)]
     assert [job.name for job in jobs] == names
+
+
+def test_an_object_takes_the_place_of_the_one_of_a_preset() -> None:
+    """Not a key of it remains; a name beside objects in a sweep stays a name, and the runs' names have each key once."""
+    values = {"{_target_: a.B, mean: 3}": {"_target_": "a.B", "mean": 3}, "least_loaded": "least_loaded"}
+    values["{mean: 3, _target_: a.C}"] = {"mean": 3, "_target_": "a.C"}
+    for key, preset in {"workload.lengths": "workload=open_loop", "backend.router": "backend=sim"}.items():
+        jobs = compose_sweep(preset, f"{key}={','.join(values)}", "sweep=s").jobs
+        assert [OmegaConf.select(OmegaConf.create(job.keys), key) for job in jobs] == [*values.values()]
+        names = [f"{key.partition('.')[2]}={value.replace(': ', ':').replace(', ', ',')}" for value in values]
+        assert [job.name.replace(f",{preset}", "").replace(f"{preset},", "") for job in jobs] == names
+        alone = compose(preset, f"{key}={'{_target_: a.B, mean: 3}'}")
+        assert OmegaConf.select(OmegaConf.create(alone.keys), key) == {"_target_": "a.B", "mean": 3}
+        assert compose(*alone.overrides).keys == alone.keys, "as a command is given again by what runs store of it"
 
 
 def test_an_experiment_sweeps_options_with_arguments_unless_the_command_line_does(tmp_path: Path) -> None:
