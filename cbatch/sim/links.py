@@ -10,7 +10,8 @@ from cbatch.sim.roofline import Seconds
 from cbatch.sim.schema import Columns, NumGpus
 
 ByBytes = Annotated[Seconds, Columns("bytes", positive=True)]
-MEASURED = "hardware whose links were measured"
+TO_ADD = "with bytes and seconds, to the profile's file (docs/adding.md, A GPU)"
+_OR_MEASURED = f"{TO_ADD}, or choose hardware whose links were measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Links:
         others = [measured for measured in self.all_reduce if measured > 1]
         if not others:
             problem = f"hardware={profile} has no all-reduce times, tensor_parallel={num_gpus} needs them"
-            raise ProfileError(f"{problem}; choose tensor_parallel=1 or {MEASURED}")
+            raise ProfileError(f"{problem}; add links.all_reduce.{num_gpus}, {_OR_MEASURED}")
         nearest = min(others, key=lambda measured: abs(measured - num_gpus))
         known = self.all_reduce[nearest]
         assert isinstance(known, PiecewiseLinear), "measured times are tables"
@@ -48,5 +49,6 @@ class Links:
         if link is None:
             where = "between nodes" if leaves_node else "within a node"
             problem = f"hardware={profile} has no send times {where}, pipeline_stages needs them"
-            raise ProfileError(f"{problem}; choose pipeline_stages=1 or {MEASURED}")
+            key = "between_nodes" if leaves_node else "within_node"
+            raise ProfileError(f"{problem}; add links.{key}, {_OR_MEASURED}")
         return link

@@ -13,7 +13,7 @@ from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.attention import Attention, AttentionRates, flops_per_score
-from cbatch.sim.links import Links
+from cbatch.sim.links import TO_ADD, Links
 from cbatch.sim.measured import PARTS, HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
 from cbatch.sim.roofline import Affine, Ceilings, MatrixProducts, Seconds, small_operations
@@ -202,14 +202,16 @@ class Profile:
             needed = f"model={spec.name} does not fit: {share.weight_bytes / 1e9:.0f} GB of weights per GPU"
             there = f"hardware={self.name} has {usable / 1e9:.0f} GB for weights and KV cache"
             part = f"{MEMORY_SHARE:.0%} of {self.memory_bytes / 1e9:.0f} GB"
-            raise ConfigError(f"{needed}, but {there} ({part}); {_remedy(spec, topology, usable)}")
+            raise ConfigError(f"{needed}, but {there} ({part}); {_remedy(spec, topology, usable, self.links)}")
         return int(free // share.kv_bytes_per_token)
 
 
-def _remedy(spec: ModelSpec, topology: Topology, usable: float) -> str:
-    """Names the fewest GPUs per stage that hold a model. usable: bytes of each for weights."""
+def _remedy(spec: ModelSpec, topology: Topology, usable: float, links: Links) -> str:
+    """Names the fewest GPUs per stage that hold a model, and the links that they need. usable: bytes of each for weights."""
     for degree in range(topology.tensor_parallel + 1, topology.gpus_per_node + 1):
         with suppress(ConfigError):  # this number does not divide the model
             if replace(topology, tensor_parallel=degree).share(spec).weight_bytes < usable:
-                return f"give backend=sim backend.tensor_parallel={degree}, or choose a smaller model"
-    return "raise backend.pipeline_stages with backend=sim, or choose a smaller model"
+                lacking = "" if links.all_reduce else f" and add links.all_reduce.{degree}, {TO_ADD}"
+                return f"give backend=sim backend.tensor_parallel={degree}{lacking}, or choose a smaller model"
+    lacking = "" if links.within_node else f" and add links.within_node, {TO_ADD}"
+    return f"raise backend.pipeline_stages with backend=sim{lacking}, or choose a smaller model"

@@ -349,11 +349,18 @@ def test_key_value_heads_are_copied_where_there_are_fewer_than_gpus() -> None:
 
 def test_missing_links_are_named() -> None:
     bare = profile(links=Links())
-    with pytest.raises(ProfileError, match=r"hardware=made-up has no all-reduce times, tensor_parallel=2"):
+    with pytest.raises(
+        ProfileError,
+        match=r"hardware=made-up has no all-reduce times, tensor_parallel=2 .*; add links.all_reduce.2, with",
+    ):
         ProfileCost(bare, SPEC, Topology(2))
-    with pytest.raises(ProfileError, match=r"hardware=made-up has no send times within a node"):
+    with pytest.raises(
+        ProfileError, match=r"hardware=made-up has no send times within a node.*; add links.within_node, with"
+    ):
         ProfileCost(bare, SPEC, Topology(1, 2))
-    with pytest.raises(ProfileError, match=r"hardware=made-up has no send times between nodes"):
+    with pytest.raises(
+        ProfileError, match=r"hardware=made-up has no send times between nodes.*; add links.between_nodes, with"
+    ):
         bare.links.to_next_stage(True, bare.name)
 
 
@@ -377,3 +384,10 @@ def test_kv_cache_is_what_the_weights_leave() -> None:
     huge = ModelSpec("huge", "llama", 200, 16384, 128, 8, 128, 53248, 128256, 8192)
     with pytest.raises(ConfigError, match=r"model=huge does not fit: 1.* GB of weights per GPU, but hardware=h200 has"):
         h200.kv_tokens(huge)
+    curve, large = PiecewiseLinear((1, 2), (5.0, 5.0)), replace(huge, num_layers=30)
+    for links, lacking in ((Links(), " and add links.all_reduce.2, with .*"), (Links({2: curve}), "")):
+        with pytest.raises(ConfigError, match=rf"tensor_parallel=2{lacking}, or choose a smaller model$"):
+            replace(h200, links=links).kv_tokens(large)
+    for links, lacking in ((Links(), " and add links.within_node, with .*"), (Links(within_node=curve), "")):
+        with pytest.raises(ConfigError, match=rf"with backend=sim{lacking}, or choose a smaller model$"):
+            replace(h200, links=links).kv_tokens(huge, Topology(gpus_per_node=1))
