@@ -225,7 +225,8 @@ def origin_of_run(settings: Settings) -> dict[str, Any]:
 def about_run(run: Run) -> dict[str, Any]:
     """Returns the origin of the figures: the automatic choices, the hardware, the versions."""
     settings, backend, composed, record = run.settings, run.settings.backend, run.settings.composed, run.engine.record
-    execution = backend.facts(run.engine.executor, run.cost, settings.runtime.asynchronous)
+    executors = [engine.executor for engine in run.engine.engines]
+    execution = backend.facts(executors, run.cost, settings.runtime.asynchronous)
     if record.stages:  # of a real pipeline; a simulated one keeps its own account
         execution["stages"] = [asdict(account) for account in account_stages(record)]
     present = {"prefix_cache": settings.prefix_cache, "clients": run.totals.clients != {None}}

@@ -19,7 +19,6 @@ from cbatch.policy import Policy, copy_policy
 from cbatch.record import RunRecord
 from cbatch.request import Request
 from cbatch.server import Server
-from cbatch.sim.stages import StageAccount
 
 
 class Cluster:
@@ -83,10 +82,6 @@ class Executors:
 
     def now(self) -> float:
         return float(max(executor.now() for executor in self.executors))
-
-    def accounts(self) -> list[StageAccount]:
-        """Returns the accounts of all stages, replica by replica."""
-        return [account for executor in self.executors for account in executor.accounts()]
 
     def close(self) -> None:
         for executor in self.executors:

@@ -1,6 +1,7 @@
 """The interface of a backend; `backends` has the three that `backend=` chooses from."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -77,6 +78,6 @@ class Backend(ABC):
         """Returns a context in which the executor of a replica is built."""
         return nullcontext()
 
-    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        """Returns facts about a run that has ended: which kernels ran, where predicted times come from."""
+    def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
+        """Returns facts about a run that has ended, from the executors of its replicas: which kernels ran, where predicted times come from."""
         return {"predictions": cost.provenance()}

@@ -3,12 +3,12 @@
 Only the chosen backend's packages are loaded: a simulated run imports no torch.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec
-from cbatch.cluster import Executors
 from cbatch.kv import blocks_for
 from cbatch.model import split_layers
 from cbatch.model.topology import Degree, Topology, split_ranks
@@ -90,13 +90,12 @@ class Simulated(Backend):
         kind = SimExecutor if self.host_seconds == "auto" else PlanningExecutor
         return kind(cost, cost.profile.host_time(asynchronous, spec), self.server_seconds)
 
-    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
+    def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         origin = cost.provenance(asynchronous, own_host=not isinstance(self.host_seconds, str))
-        origin["stages"] = [asdict(account) for account in executor.accounts()]
+        origin["stages"] = [asdict(account) for each in executors for account in each.accounts()]
         if self.host_seconds != "measured":
             return origin
-        each = executor.executors if isinstance(executor, Executors) else [executor]
-        return origin | {"planning": {key: sum(getattr(one, key) for one in each) for key in PLANNING}}
+        return origin | {"planning": {key: sum(getattr(each, key) for each in executors) for key in PLANNING}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +116,9 @@ class Real(Backend):
         split_ranks(spec, self.tensor_parallel)
         return super().cost(hardware, spec, max_batch)
 
-    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
+    def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         topology = {key: getattr(self, key) for key in ("tensor_parallel", "pipeline_stages", "replicas")}
-        return {"topology": topology, **super().facts(executor, cost, asynchronous)}
+        return {"topology": topology, **super().facts(executors, cost, asynchronous)}
 
     def _with_own(self, options: Options) -> Options:
         return replace(options, layers=self.sizes, tensor_parallel=self.tensor_parallel)
@@ -218,15 +217,14 @@ class Cuda(Real):
     def _with_own(self, options: Options) -> Options:
         return replace(super()._with_own(options), attention=self.attention)
 
-    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        each = executor.executors if isinstance(executor, Executors) else [executor]
+    def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         names = {"replayed_iterations": "num_replayed", "eager_iterations": "num_eager"}
-        counts = {key: sum(getattr(one.iteration, name) for one in each) for key, name in names.items()}
+        counts = {key: sum(getattr(each.iteration, name) for each in executors) for key, name in names.items()}
         return {
-            "attention": each[0].attention,
-            "products": each[0].products,
+            "attention": executors[0].attention,
+            "products": executors[0].products,
             **counts,
-            **super().facts(executor, cost, asynchronous),
+            **super().facts(executors, cost, asynchronous),
         }
 
 

@@ -142,7 +142,9 @@ def test_a_merged_record_is_one_run() -> None:
     whole, records = cluster.run(lambda part: left.append(part.num_unfinished)), [engine.record for engine in engines]
     assert left == sorted(left, reverse=True) and set(left) == set(range(9))
     assert cluster.executor.now() == whole.steps[-1].ended
-    assert [account.compute for account in cluster.executor.accounts()] == [len(record.steps) for record in records]
+    assert [account.compute for engine in cluster.engines for account in engine.executor.accounts()] == [
+        len(record.steps) for record in records
+    ]
     assert [step.iteration for step in whole.steps] == list(range(sum(len(record.steps) for record in records)))
     received = [step.received_at for step in whole.steps]
     assert received == sorted(received)
@@ -260,6 +262,6 @@ def test_the_command_line_spreads_a_model(settings: str, num_stages: int) -> Non
     run = assemble(compose_run("backend=sim", "workload=open_loop", "workload.num_requests=20", *keys))
     assert run.limits.num_stages == num_stages
     assert len(run.engine.run().requests) == 20
-    facts = run.settings.backend.facts(run.engine.executor, run.cost, True)
+    facts = run.settings.backend.facts([engine.executor for engine in run.engine.engines], run.cost, True)
     assert (facts["gpus"], len(facts["stages"])) == (8, num_stages * run.cost.topology.replicas)
     assert sum(facts["stages"][-1].values()) > 0
