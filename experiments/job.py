@@ -23,9 +23,9 @@ from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.identity import identity
 from experiments.settings.overrides import say_unread
 from experiments.settings.settings import Composed, Settings, read_settings
-from experiments.store.claim import ClaimedError, check_free
+from experiments.store.claim import ClaimedError, check_free, new_run_folder
 from experiments.store.provenance import write_json
-from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, new_run_folder, read_finished
+from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, read_finished
 from experiments.store.sources import differences, sources_of
 from experiments.store.text import run_line, run_text
 from experiments.sweep import table_of_sweep

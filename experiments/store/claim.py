@@ -117,6 +117,17 @@ def make_new_folder(stem: Path) -> Path:
     return folder
 
 
+@contextmanager
+def new_run_folder(stem: Path) -> Iterator[Path]:
+    """Creates a folder called `stem`, or `stem` and a number; removes an unused folder at the end."""
+    missing = missing_folders(stem.parent)
+    folder = make_new_folder(stem)
+    try:
+        yield folder
+    finally:
+        remove_empty([folder, *missing])
+
+
 class TerminatedError(Interruption):
     """SIGTERM was received. Not an `Exception`: only the run folder and the command line handle it."""
 

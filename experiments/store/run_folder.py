@@ -15,17 +15,7 @@ from cbatch import ConfigError, Request, RunRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
-from experiments.store.claim import (
-    LOCK,
-    UNFINISHED,
-    ClaimedError,
-    claimed,
-    make_new_folder,
-    missing_folders,
-    read_state,
-    remove_empty,
-    report_crashes,
-)
+from experiments.store.claim import LOCK, UNFINISHED, ClaimedError, claimed, read_state, remove_empty, report_crashes
 from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
 from experiments.store.headings import flat
 from experiments.store.notes import origin_of
@@ -87,17 +77,6 @@ def read_summary(folder: Path, name: str = SUMMARY) -> dict[str, Any] | None:
 def run_folders(root: Path, name: str = SUMMARY) -> list[Path]:
     """Returns the folders of complete runs in and below a folder, sorted by name. name: as for `read_summary`."""
     return sorted(path.parent for path in root.rglob(name) if read_summary(path.parent, name) is not None)
-
-
-@contextmanager
-def new_run_folder(stem: Path) -> Iterator[Path]:
-    """Creates a folder called `stem`, or `stem` and a number; removes an unused folder at the end."""
-    missing = missing_folders(stem.parent)
-    folder = make_new_folder(stem)
-    try:
-        yield folder
-    finally:
-        remove_empty([folder, *missing])
 
 
 @contextmanager
