@@ -1,15 +1,14 @@
 """The folder of a sweep, which one command claims, and the lines that the command prints at its end."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from cbatch import ConfigError
 from experiments.settings.compose import MULTIRUN
-from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, make_new_folder, read_state
+from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, new_run_folder, read_state, remove_empty
 from experiments.store.run_folder import CONFIG, ERRORS, run_folders
 from experiments.store.text import count_text
 
@@ -24,23 +23,21 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
     Raises ConfigError: a name that cannot be used; ClaimedError: another command runs this sweep.
     """
     name = _name_of_sweep(arguments)
-    if name is None:
-        name = make_new_folder(sweep_folder(f"{datetime.now():%Y-%m-%d_%H-%M-%S}")).name
-        arguments.append(f"sweep={name}")
-    folder = sweep_folder(name)
-    _check_apart(name)
-    try:
-        with claimed(folder, _SWEEP):
-            _check_apart(name)  # a sweep in or around it may have begun just now
-            try:
-                yield name
-            finally:
-                left = {path.name for path in folder.iterdir()}
-                if left <= {MULTIRUN, UNFINISHED, LOCK}:  # it ended before its first run
-                    (folder / MULTIRUN).unlink(missing_ok=True)
-    finally:
-        with suppress(OSError):  # not empty
-            os.removedirs(folder)
+    with ExitStack() as held:
+        if name is None:
+            name = held.enter_context(new_run_folder(sweep_folder(f"{datetime.now():%Y-%m-%d_%H-%M-%S}"))).name
+            arguments.append(f"sweep={name}")
+        folder = sweep_folder(name)
+        _check_apart(name)
+        held.callback(remove_empty, [folder])
+        held.enter_context(claimed(folder, _SWEEP))
+        _check_apart(name)  # a sweep in or around it may have begun just now
+        try:
+            yield name
+        finally:
+            left = {path.name for path in folder.iterdir()}
+            if left <= {MULTIRUN, UNFINISHED, LOCK}:  # it ended before its first run
+                (folder / MULTIRUN).unlink(missing_ok=True)
 
 
 def _name_of_sweep(arguments: list[str]) -> str | None:

@@ -95,6 +95,13 @@ def test_a_sweep_is_not_begun_in_or_around_one_that_has_not_composed_its_runs_ye
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("arguments", [[], ["sweep=a/b"]])
+def test_a_sweep_that_ends_before_its_first_run_leaves_no_folder(arguments: list[str], tmp_path: Path) -> None:
+    with chdir(tmp_path), claimed_sweep(arguments):
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
 @pytest.mark.parametrize(
     ("launcher", "sent", "said", "status"),
