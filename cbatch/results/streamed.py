@@ -13,18 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
-from cbatch.results.metrics import (
-    PERCENTILES,
-    SUMMARIZED,
-    Ended,
-    Floats,
-    Served,
-    StepColumns,
-    Window,
-    served_of,
-    statistics,
-    step_columns,
-)
+from cbatch.results import metrics
+from cbatch.results.metrics import Ended, Floats, Served, StepColumns, Window, statistics
 
 Columns = dict[str, NDArray[Any]]
 Growing = dict[str, tuple[np.dtype[Any], bytearray]]
@@ -74,7 +64,7 @@ class StreamedRun:
         ids, times = np.concatenate([self._token_ids, ids]), np.concatenate([self._token_times, times])
         have_ended = np.isin(ids, [request.id for request in piece.requests])
         self._token_ids, self._token_times = ids[~have_ended], times[~have_ended]
-        served = served_of(piece.requests, ids[have_ended], times[have_ended])
+        served = metrics.served_of(piece.requests, ids[have_ended], times[have_ended])
         seconds, ends = served.gaps()
         gaps, counts = np.unique(ends + 1j * seconds, return_counts=True)  # pairs of both, sorted and counted
         columns_of_requests = {
@@ -82,8 +72,8 @@ class StreamedRun:
         }
         counted = {"gap_times": gaps.real, "gap_seconds": gaps.imag, "gap_counts": counts.astype(np.int32)}
         _add(self._served, {**columns_of_requests, **counted, "longest": served.longest_gap})
-        columns = step_columns(piece.steps)
-        steps = {name: columns[name] for name in SUMMARIZED}
+        columns = metrics.step_columns(piece.steps)
+        steps = {name: columns[name] for name in metrics.SUMMARIZED}
         narrow = {name: values.astype(np.int32) for name, values in steps.items() if values.dtype == np.int64}
         _add(self._steps, {**steps, **narrow})
         self.ended += map(Ended._make, map(_row_of, piece.requests))
@@ -113,7 +103,7 @@ def counted_statistics(values: Floats, counts: NDArray[Any]) -> dict[str, float]
         return statistics(values)
     order = np.argsort(values)
     values, last = values[order], np.cumsum(counts[order])
-    place = (last[-1] - 1) * np.true_divide(PERCENTILES, 100)
+    place = (last[-1] - 1) * np.true_divide(metrics.PERCENTILES, 100)
     below, above = (values[np.searchsorted(last, whole, "right")] for whole in (np.floor(place), np.ceil(place)))
     share, step = place % 1, above - below
     percentiles = np.where(share < 0.5, below + step * share, above - step * (1 - share))  # as numpy interpolates

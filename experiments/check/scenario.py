@@ -5,21 +5,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
 
-from cbatch import (
-    CbatchError,
-    ConfigError,
-    CostFunction,
-    CostModel,
-    Eviction,
-    KVSize,
-    Limits,
-    PlanError,
-    Policy,
-    Request,
-    Server,
-)
+from cbatch import CostFunction, CostModel, Eviction, KVSize, Limits, Policy, Request, Server
 from cbatch.described import name_of_class
-from cbatch.errors import StallError
+from cbatch.errors import CbatchError, ConfigError, PlanError, StallError
 from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
 from cbatch.replay.decisions import Decided, Decision, StepEnd, record_decisions

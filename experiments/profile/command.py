@@ -18,21 +18,13 @@ from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile_file import make_profile, profile_content, profile_text, read_profile
 from cbatch.validation import whole
+from experiments.profile import tables
 from experiments.profile.batches import held_out, prompts
 from experiments.profile.host import host_times
 from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, ceilings, hardware_name
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
-from experiments.profile.tables import (
-    captured_graphs,
-    captured_rows,
-    model_tables,
-    new_content,
-    put_links,
-    put_model,
-    raise_ceiling,
-)
 from experiments.settings.hardware import cpu_profile, memory_bytes
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import commit, slug, today, versions, write_text
@@ -87,7 +79,7 @@ def _measure_model(
     degree, on_gpu = limits.get("tensor_parallel", 1), backend == "cuda"
     origin = _origin(spec, limits, backend, batches, hardware)
     content = _content(path, hardware, backend, origin)
-    put_links(content, origin, _links(backend, spec, report))
+    tables.put_links(content, origin, _links(backend, spec, report))
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
     with closing(machine.server):
@@ -108,12 +100,12 @@ def _measure_model(
     del laboratory, machine  # frees memory for the next machine
     smaller = [_captured_by(make(batch=number), spec, iterations, report) for number in batches[:-1] if sizes]
     bases = dict(zip(batches, (*(base for _, base in smaller), iterations.mixed), strict=False)) if sizes else {}
-    graphs = captured_graphs(decode_sizes, *(shorter for shorter, _ in smaller), sizes)
-    tables = model_tables(iterations, alone, mixed, batches[-1])
-    tables = replace(tables, captured_rows=captured_rows(bases), captured_graphs=graphs)
+    graphs = tables.captured_graphs(decode_sizes, *(shorter for shorter, _ in smaller), sizes)
+    made = tables.model_tables(iterations, alone, mixed, batches[-1])
+    made = replace(made, captured_rows=tables.captured_rows(bases), captured_graphs=graphs)
     if not on_gpu:  # a busy CPU may have been slower when its ceilings were measured
-        raise_ceiling(content, tables.linear, spec)
-    put_model(content, spec, origin, tables, host, degree)
+        tables.raise_ceiling(content, made.linear, spec)
+    tables.put_model(content, spec, origin, made, host, degree)
     write_text(path, profile_text(make_profile(content)))
     _compare(ProfileCost(read_profile(path), spec, Topology(degree)), measured, between, report)
     report(f"written: {path}")
@@ -128,7 +120,7 @@ def _content(path: Path, hardware: str, backend: str, origin: str) -> dict[str, 
     memory = memory_bytes()
     if backend == "cuda":
         memory = float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    return new_content(path.stem, hardware, origin, memory, rates, origin)
+    return tables.new_content(path.stem, hardware, origin, memory, rates, origin)
 
 
 def _links(backend: str, spec: ModelSpec, report: Report) -> Links:
