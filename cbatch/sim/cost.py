@@ -115,7 +115,7 @@ class ProfileCost:
         alone = self.operations.measured.decode_only
         self._decode_only = self._tables_of(alone or self.operations, profile.card.decodes, mixed=False)
         self._most_decodes = alone.linear.sizes[-1] if alone else math.inf
-        self._decodes = cache(self.power.decodes) if self.power else None
+        self._decodes = cache(self.power.of_decodes) if self.power else None
         self._alone: dict[int, StageTimes] = {}  # of one decode, by its context
         self._padded = cache(partial(graphs.padded, max_batch=max_batch or graphs.requests[-1])) if graphs else None
 
@@ -215,7 +215,7 @@ class ProfileCost:
         linear, other, pace, communication, embedding, transfers, _ = token_times
         compute = linear + other + tables.layers * self._attention.seconds(shape)
         if paced and self._decodes and not shape.chunks:
-            pace = self._decodes(shape.num_decodes).pace(compute)
+            pace = self._decodes(shape.num_decodes)(compute)
         head = tables.head(len(shape.chunks) + shape.num_decodes)
         return StageTimes(compute, communication, embedding, head, transfers, pace)
 

@@ -14,6 +14,7 @@ Each kind of iteration has its own clock, at which the GPU settles if it compute
 the clock towards its own. A profile's tables describe this steady state; this module describes other clocks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import expm1
 from typing import Annotated, NamedTuple
@@ -65,20 +66,10 @@ class PowerLimit:
         gain, loss = min(_held(self.gain, num_tokens), 1.0) * seconds, _held(self.loss, num_tokens) * seconds
         return Pace(gain, loss, (gain + loss) / self.reserve_seconds)
 
-    def decodes(self, num_decodes: int) -> "Decodes":
-        """Returns the measured values that determine the pace of this many decodes alone."""
-        return Decodes(_held(self.decode_loss, num_decodes), _held(self.rise_seconds, num_decodes))
-
-
-class Decodes(NamedTuple):
-    """`decode_loss` and `rise_seconds` of a number of decodes."""
-
-    loss: float
-    rise: float
-
-    def pace(self, seconds: float) -> Pace:
-        """The pace of decodes alone that take this many seconds in the steady state."""
-        return Pace(0.0, self.loss * seconds, seconds / self.rise)
+    def of_decodes(self, num_decodes: int) -> Callable[[float], Pace]:
+        """Returns the pace of this many decodes alone as a function of their seconds in the steady state."""
+        loss, rise = _held(self.decode_loss, num_decodes), _held(self.rise_seconds, num_decodes)
+        return lambda seconds: Pace(0.0, loss * seconds, seconds / rise)
 
 
 def _held(curve: PiecewiseLinear, size: float) -> float:

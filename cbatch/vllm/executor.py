@@ -71,12 +71,9 @@ class Device:
         return parts
 
     def _shape(self, parts: Scheduled) -> BatchShape:
-        contexts = [before + 1 for id_, (before, count, _) in parts.items() if self._decodes(id_, before, count)]
-        chunks = [(count, before) for id_, (before, count, _) in parts.items() if not self._decodes(id_, before, count)]
-        return BatchShape(tuple(chunks), len(contexts), sum(contexts))
-
-    def _decodes(self, id_: str, before: int, count: int) -> bool:
-        return count == 1 and before >= self._prompts[id_]
+        decodes = {id_ for id_, (before, count, _) in parts.items() if count == 1 and before >= self._prompts[id_]}
+        chunks = tuple((count, before) for id_, (before, count, _) in parts.items() if id_ not in decodes)
+        return BatchShape(chunks, len(decodes), sum(parts[id_][0] + 1 for id_ in decodes))
 
 
 class SimulatedExecutor(Executor):

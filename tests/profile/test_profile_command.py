@@ -83,7 +83,7 @@ class Clockwork:
         seconds = self.seconds(shape)
         if shape.chunks:
             return self.gpu_clock.run(self.power.of_prompts(shape.num_tokens, seconds - self.attention(shape)))
-        return self.gpu_clock.run(self.power.decodes(shape.num_decodes).pace(seconds))
+        return self.gpu_clock.run(self.power.of_decodes(shape.num_decodes)(seconds))
 
     def wait(self, in_flight: StepResult) -> StepResult:
         return in_flight

@@ -42,8 +42,8 @@ def test_prompts_save_the_reserve_and_no_more() -> None:
 def test_the_clock_rises_with_decodes_and_pauses() -> None:
     heavy, all_of_it = Pace(0.01, 0.0, 0.01), Pace(100.0, 0.0, 100.0)
     for rise in (
-        lambda clock: clock.run(LIMIT.decodes(4).pace(2.0)),
-        lambda clock: clock.run(LIMIT.decodes(1).pace(1.0)),  # which takes its time at any clock
+        lambda clock: clock.run(LIMIT.of_decodes(4)(2.0)),
+        lambda clock: clock.run(LIMIT.of_decodes(1)(1.0)),  # which takes its time at any clock
         lambda clock: clock.rest(0.5),
     ):
         clock = GpuClock(LIMIT)
@@ -54,9 +54,9 @@ def test_the_clock_rises_with_decodes_and_pauses() -> None:
 
 def test_decodes_take_longer_while_the_clock_rises() -> None:
     clock = GpuClock(LIMIT)
-    assert clock.run(LIMIT.decodes(4).pace(0.001)) == 0.0  # rested
+    assert clock.run(LIMIT.of_decodes(4)(0.001)) == 0.0  # rested
     clock.run(Pace(100.0, 0.0, 100.0))
-    lost = [-clock.run(LIMIT.decodes(4).pace(0.02)) for _ in range(100)]
+    lost = [-clock.run(LIMIT.of_decodes(4)(0.02)) for _ in range(100)]
     assert lost[0] == pytest.approx(0.1 * 0.02, rel=0.01)
     assert lost[50] == pytest.approx(lost[0] * exp(-0.5))
     assert sum(lost) == pytest.approx(0.1 * (1 - exp(-1)) * 2.0)
@@ -86,8 +86,8 @@ def test_no_more_is_saved_or_lost_than_the_clock_makes(steps: list[tuple[float, 
 def test_shares_hold_beyond_the_sizes_that_were_measured() -> None:
     gains = [LIMIT.of_prompts(tokens, 1.0).gain for tokens in (1, 10, 15, 20, 1000)]
     assert gains == pytest.approx([0.0, 0.0, 0.05, 0.1, 0.1])
-    assert [LIMIT.decodes(number).pace(1.0).loss for number in (1, 4, 100)] == pytest.approx([0.0, 0.1, 0.1])
-    assert LIMIT.decodes(100).pace(1.0).settling == pytest.approx(0.5)
+    assert [LIMIT.of_decodes(number)(1.0).loss for number in (1, 4, 100)] == pytest.approx([0.0, 0.1, 0.1])
+    assert LIMIT.of_decodes(100)(1.0).settling == pytest.approx(0.5)
 
 
 def cost(power: PowerLimit | None) -> ProfileCost:
