@@ -3,22 +3,18 @@
 from collections.abc import Mapping, Set
 from contextlib import suppress
 from math import inf
-from operator import attrgetter, index
-from typing import Any, Final
+from operator import index
+from typing import Final
 
 from cbatch.errors import PlanError, TooLongError
 from cbatch.kv import blocks_lacking
 from cbatch.limits import Resources
 from cbatch.plan import Plan, Refusal
-from cbatch.request import Request
+from cbatch.request import Request, read_only
 
 _FROM_VIEW = ("_block_size", "_kv", "_limits", "_view")
 _IN_PLAN = ("_bulk", "_decodes", "_named", "_num_tokens", "_padding", "_plan", "_refusal", "_shared")
 _LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_left")
-
-
-def _read_only(name: str) -> Any:
-    return property(attrgetter(name))
 
 
 class PlanBuilder:
@@ -34,12 +30,12 @@ class PlanBuilder:
 
     __slots__ = (*_FROM_VIEW, *_IN_PLAN, *_LEFT)
 
-    plan: Final[Plan] = _read_only("_plan")
-    num_tokens: Final[int] = _read_only("_num_tokens")
-    tokens_left: Final[int] = _read_only("_tokens_left")
-    rows_left: Final[int] = _read_only("_rows_left")
-    free_blocks: Final[int] = _read_only("_free_blocks")
-    refusal: Final[Refusal | None] = _read_only("_refusal")
+    plan: Final[Plan] = read_only("_plan")
+    num_tokens: Final[int] = read_only("_num_tokens")
+    tokens_left: Final[int] = read_only("_tokens_left")
+    rows_left: Final[int] = read_only("_rows_left")
+    free_blocks: Final[int] = read_only("_free_blocks")
+    refusal: Final[Refusal | None] = read_only("_refusal")
 
     def __init__(self, view: Resources) -> None:
         limits, kv = view.limits, view.kv

@@ -51,9 +51,14 @@ class Columns(Protocol):
     def token_times(self, row: int) -> tuple[float, float] | tuple[None, None]: ...
 
 
+def read_only(path: str) -> Any:
+    """Returns a read-only attribute of a class: another attribute, or one of an attribute's own, by its path."""
+    return property(attrgetter(path))
+
+
 def _of_spec(name: str) -> Any:
     """Returns a read-only attribute: a field of the request's spec."""
-    return property(attrgetter(f"_spec.{name}"))
+    return read_only(f"_spec.{name}")
 
 
 _PLACE = ("__weakref__", "_arrival_time", "_spec", "prefix", "row", "status", "table")
@@ -81,7 +86,7 @@ class Request:
     num_prompt_tokens: Final[int] = _of_spec("num_prompt_tokens")
     max_new_tokens: Final[int] = _of_spec("max_new_tokens")
     max_tokens: Final[int] = _of_spec("max_tokens")
-    arrival_time: Final[float] = property(attrgetter("_arrival_time"))  # type: ignore[assignment]
+    arrival_time: Final[float] = read_only("_arrival_time")
     arrival_iteration: Final[int] = _of_spec("arrival_iteration")
     prompt: Final[Sequence[int] | None] = _of_spec("prompt")
     sampling: Final[Sampling] = _of_spec("sampling")

@@ -7,7 +7,6 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import compress
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from cbatch.kv import Freed, KVView, Name
 from cbatch.limits import Limits, Resources
 from cbatch.plan_builder import PlanBuilder
 from cbatch.record import InFlight, RunRecord, StepRecord
-from cbatch.request import Ints, Request, Requests, Status
+from cbatch.request import Ints, Request, Requests, Status, read_only
 from cbatch.state import State
 
 
@@ -69,16 +68,11 @@ class View(Resources):
         return PlanBuilder(self)
 
 
-def _read_only(path: str) -> Any:
-    """Returns a read-only attribute: one of the engine's state."""
-    return property(attrgetter(path))
-
-
 class EngineKVView(KVView):
-    block_size: int = _read_only("_pool.block_size")
-    num_blocks: int = _read_only("_pool.num_blocks")
-    num_free: int = _read_only("_pool.num_free")
-    num_retiring: int = _read_only("_pool.num_retiring")
+    block_size: int = read_only("_pool.block_size")
+    num_blocks: int = read_only("_pool.num_blocks")
+    num_free: int = read_only("_pool.num_free")
+    num_retiring: int = read_only("_pool.num_retiring")
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -117,7 +111,7 @@ class EngineKVView(KVView):
 
 
 class EngineView(View):
-    iteration: int = _read_only("_state.iteration")
+    iteration: int = read_only("_state.iteration")
 
     def __init__(
         self, state: State, limits: Limits, cost: CostModel, in_flight: Iterable[InFlight], record: RunRecord
