@@ -96,10 +96,14 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
 
 def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     """Names the arguments of the class that the key's section builds, or else the keys that end alike or are most similar."""
-    first = [override.partition(",")[0] for override in overrides]  # of a sweep's values
+    (section, _, argument), whole = key.rpartition("."), dict(text.partition("=")[::2] for text in overrides)
+    if section in GROUPS and "_target_" in whole.get(section, ""):
+        yours = "my_module.MyClass(KEY=VALUE)" if section in BY_IMPORT_PATH else "NAME of a file in --config-dir"
+        return f"{section}={whole[section]}: would be mixed with the keys of the option in use; give {section}={yours}"
+    first = [override.partition(",")[0] for override in overrides if "={" not in override]  # of a sweep's values
     options = [text for text in first if text.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
     keys = default_keys(name, options if options != list(overrides) else [])  # else the options themselves have the key
-    values, (section, _, argument) = dict(flat(keys)), key.rpartition(".")
+    values = dict(flat(keys))
     given = dict(text.partition("=")[::2] for text in first)
     if target := given.get(f"{section}._target_", values.get(f"{section}._target_")):
         check_argument(key, target)
