@@ -191,7 +191,7 @@ class Bounds:
         """
         ends = np.sort(self.arrival + self.service)
         for work in self.work:
-            ends = np.maximum(ends, srpt(self.arrival, _both(work)))
+            ends = np.maximum(ends, srpt(self.arrival, np.add(*work)))
         return ends
 
     @property
@@ -213,15 +213,11 @@ class Bounds:
     def _late(self, members: NDArray[np.bool_], ttft: float, total: float) -> int:
         hopeless = (self.prefill[members] > ttft) | (self.service[members] > total)
         arrival = self.arrival[members][~hopeless]
-        heaviest = sorted(self.work, key=lambda work: -float(_both(work).sum()))[:_MOST_TRIED]
+        heaviest = sorted(self.work, key=lambda work: -float(np.add(*work).sum()))[:_MOST_TRIED]
         late = [
             fewest_late(arrival, arrival + limit, seconds[members][~hopeless])
             for work in heaviest
-            for limit, seconds in ((ttft, work[0]), (total, _both(work)))
+            for limit, seconds in ((ttft, work[0]), (total, np.add(*work)))
             if np.isfinite(limit)
         ]
         return int(hopeless.sum()) + max(late)
-
-
-def _both(work: tuple[Floats, Floats]) -> Floats:
-    return work[0] + work[1]

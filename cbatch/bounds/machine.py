@@ -50,15 +50,12 @@ def fewest_late(release: Floats, due: Floats, work: Floats) -> int:
     """
     order = np.lexsort((due, release))
     release, due, work = release[order], due[order], work[order]
+    due *= 1 + 1e-12  # sums of the same seconds in another order differ by less
     done = np.cumsum(work)
-    if (done + np.maximum.accumulate(release - done + work) <= _later(due)).all():
+    if (done + np.maximum.accumulate(release - done + work) <= due).all():
         return 0
     kept = _Kept(len(work))
-    return sum(kept.join(*job) for job in zip(release.tolist(), _later(due).tolist(), work.tolist(), strict=True))
-
-
-def _later(due: Floats) -> Floats:
-    return due * (1 + 1e-12)  # sums of the same seconds in another order differ by less
+    return sum(kept.join(*job) for job in zip(release.tolist(), due.tolist(), work.tolist(), strict=True))
 
 
 class _Kept:

@@ -175,7 +175,7 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns text without control tokens; raises ModelError if the model has no tokenizer."""
-        return str(self._backend.decode(ids, skip_special_tokens=True))
+        return str(self._tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=True))
 
     @cached_property
     def token_text(self) -> Callable[[int], str]:
@@ -185,13 +185,8 @@ class Vocabulary:
     @cached_property
     def control_tokens(self) -> dict[int, str]:
         """The text of control tokens, by id; raises ModelError without a tokenizer."""
-        added = self._backend.get_added_tokens_decoder()
+        added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         return {id_: token.content for id_, token in added.items() if token.special}
-
-    @cached_property
-    def _backend(self) -> Any:
-        """A `tokenizers.Tokenizer`."""
-        return self._tokenizer.backend_tokenizer
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,7 +40,7 @@ def count_runs(root: Path) -> str:
 def page_of(root: Path) -> str:
     """Returns the page about the finished runs in and below a folder: tables, where the figures come from, and what failed."""
     runs = read_runs(root)
-    abouts = _abouts(runs)
+    abouts = [summary["about"] for summary in runs["summary"]]
     seconds = sum(about["wall_seconds"] for about in abouts)
     origin = f"{len(abouts)} runs, {seconds:,.0f} s, {made_text(abouts)}"
     errors = [line for file in sorted(root.rglob(ERRORS)) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -72,17 +71,13 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per run: its policy, with settings that vary and have no column, its cell, seed and figures."""
     shown = [key for key in map(str, runs) if key.split(".")[0] in _SHOWN_APART]
     slos = []
-    for about in _abouts(runs):
-        given = dict(override.partition("=")[::2] for override in about["overrides"])
-        slos.append(slo_text(given.get("slo", "strict"), about["overrides"]))
+    for overrides in (summary["about"]["overrides"] for summary in runs["summary"]):
+        given = dict(override.partition("=")[::2] for override in overrides)
+        slos.append(slo_text(given.get("slo", "strict"), overrides))
     place = {"policy": label_runs(runs, shown), "trace": runs["workload"].str.removeprefix("traces/"), "slo": slos}
     cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
     figures = {name: heading_of(key).factor * runs.get(key, np.nan) for name, key in FIGURES.items()}
     return pd.DataFrame({**place, **cell, **figures})
-
-
-def _abouts(runs: pd.DataFrame) -> list[Any]:
-    return [summary["about"] for summary in runs["summary"]]
 
 
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:

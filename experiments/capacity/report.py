@@ -1,16 +1,12 @@
 """Describes a capacity in full or in a line, and the capacities of a sweep as a table."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tabulate import tabulate
 
 from experiments.capacity.folder import read_searches
 from experiments.store.notes import notes_of
-from experiments.store.text import format_share, title_of
-
-Summary = Mapping[str, Any]
+from experiments.store.text import Summary, format_share, title_of
 
 
 def capacity_text(summary: Summary) -> str:
