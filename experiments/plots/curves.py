@@ -175,6 +175,8 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
         if key is None:
             continue
         values = pd.to_numeric(own[key], errors="coerce")
+        if values.isna().all():
+            raise ConfigError(f"x={x}: {key} has no numbers; give a setting that has, or draw `table`")
         if key == "workload.arrivals.rate" and "workload.turns" in own:  # of conversations
             values = values * own["workload.turns"].fillna(1)
         if x == "rate" and key in SPEEDS:

@@ -1,21 +1,23 @@
 """Open loops: requests arrive independently of how busy the server is. In two of them prompts share prefixes."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from pydantic import Field
 
 from cbatch import Described, Request, WorkloadError
+from cbatch.calls import call
 from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.lengths import LONGEST, Lengths, UniformLengths, limit_lengths
 from experiments.workloads.seeds import Stream, generator
-from experiments.workloads.trace import Floats, Trace
+from experiments.workloads.trace import Column, Floats, Trace
 
+Draw = Callable[[np.random.Generator, int], Any]
 _Tokens = Annotated[int, whole(1, LONGEST)]
 
 
@@ -76,6 +78,16 @@ class DrawnRequests(Workload):
     def trace(self) -> Trace:
         """Draws arrivals, lengths and shared prefixes."""
 
+    def _lengths(self, num: int) -> Column:
+        """Draws prompt and output tokens, [2, num]. Raises WorkloadError: `lengths` failed, or drew something else."""
+        random, wanted = generator(self.seed, Stream.LENGTHS), f"prompt and output tokens, {num} whole numbers each"
+        return _drawn("lengths", self.lengths.draw, random, num, ((2, num), "iu", wanted))
+
+    def _times(self, random: np.random.Generator, num: int) -> Column:
+        """Draws arrival times in seconds, [num]. Raises WorkloadError: `arrivals` failed, or drew something else."""
+        wanted = f"{num} times in seconds, not intervals"
+        return _drawn("arrivals", self.arrivals.times, random, num, ((num,), "iuf", wanted))
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OpenLoop(DrawnRequests):
@@ -87,8 +99,8 @@ class OpenLoop(DrawnRequests):
         return replace(self, lengths=limit_lengths(self.lengths, positions, self.max_new_tokens))
 
     def trace(self) -> Trace:
-        times = self.arrivals.times(generator(self.seed, Stream.ARRIVALS), self.num_requests) / self.rate_scale
-        prompts, outputs = self.lengths.draw(generator(self.seed, Stream.LENGTHS), self.num_requests)
+        times = self._times(generator(self.seed, Stream.ARRIVALS), self.num_requests) / self.rate_scale
+        prompts, outputs = self._lengths(self.num_requests)
         return Trace(source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times)
 
 
@@ -103,14 +115,14 @@ class PrefixGroups(DrawnRequests):
     prefix: _Tokens = 2048
 
     def trace(self) -> Trace:
-        prompts, outputs = self.lengths.draw(generator(self.seed, Stream.LENGTHS), self.num_requests)
+        prompts, outputs = self._lengths(self.num_requests)
         groups = generator(self.seed, Stream.GROUPS).integers(self.groups, size=self.num_requests)
         ids = [(group,) for group in groups.tolist()]
         return Trace(
             source="prefix groups",
             prompt_tokens=self.prefix + prompts,
             output_tokens=outputs,
-            arrival_time=self.arrivals.times(generator(self.seed, Stream.ARRIVALS), self.num_requests),
+            arrival_time=self._times(generator(self.seed, Stream.ARRIVALS), self.num_requests),
             fields={"prefix_hashes": np.fromiter(ids, object, len(ids)), "hash_block": np.full(len(ids), self.prefix)},
         )
 
@@ -133,13 +145,10 @@ class Chat(DrawnRequests):
     def trace(self) -> Trace:
         num_chats = -(-self.num_requests // self.turns)
         shape = num_chats, self.turns
-        new, answers = (
-            column.reshape(shape)
-            for column in self.lengths.draw(generator(self.seed, Stream.LENGTHS), num_chats * self.turns)
-        )
+        new, answers = self._lengths(num_chats * self.turns).reshape(2, *shape)
         before = np.cumsum(new + answers, axis=1) - new - answers
         numbers = generator(self.seed, Stream.ARRIVALS)
-        starts = self.arrivals.times(numbers, num_chats)
+        starts = self._times(numbers, num_chats)
         pauses = numbers.exponential(self.pause, shape)
         pauses[:, 0] = 0
         times = (starts[:, None] + np.cumsum(pauses, axis=1)).ravel()
@@ -158,3 +167,19 @@ class Chat(DrawnRequests):
                 "hash_block": np.full(len(ids), self.system),
             },
         )
+
+
+def _drawn(
+    key: str, draw: Draw, random: np.random.Generator, num: int, wanted: tuple[tuple[int, ...], str, str]
+) -> Column:
+    """Returns what an object's method draws, as an array. wanted: its shape, the kinds of its numbers (`dtype.kind`), and a text for both."""
+    returned, (shape, kinds, text) = call(f"workload.{key}", draw, random, num), wanted
+    try:
+        drawn = np.asarray(returned)
+    except ValueError:  # columns of different lengths
+        drawn = np.asarray(None)
+    if drawn.shape != shape or drawn.dtype.kind not in kinds:
+        raise WorkloadError(
+            f"workload.{key}: {draw.__name__}() returned {drawn.dtype} of shape {list(drawn.shape)}; return {text}"
+        )
+    return drawn

@@ -74,6 +74,8 @@ def test_throughput_and_its_gain_against_the_ratio(tmp_path: Path) -> None:
     assert (gains.get_xlabel(), gains.get_ylabel()) == (speeds.get_xlabel(), "throughput over orca")
     with pytest.raises(ConfigError, match=r"baseline=orka: no run of this policy; did you mean orca\?"):
         curves.throughput_vs_pd(folder, baseline="orka")
+    with pytest.raises(ConfigError, match="x=policy: policy has no numbers"):
+        curves.draw(folder, x="policy", y=(SPEED,))
 
 
 def test_the_band_of_a_ratio_is_the_interval_of_compare(tmp_path: Path) -> None:

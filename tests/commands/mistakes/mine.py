@@ -48,3 +48,23 @@ instance = Base()
 class NeedsArgument(Base):
     def __init__(self, share):
         self.share = share
+
+class OneColumn:
+    def draw(self, generator, num):
+        return [20] * num
+
+class Ragged:
+    def draw(self, generator, num):
+        return [20] * num, [5]
+
+class Halves:
+    def draw(self, generator, num):
+        return [20.5] * num, [5] * num
+
+class DrawRaises:
+    def draw(self, generator, num):
+        return 1 / 0
+
+class OneTime:
+    def times(self, generator, num):
+        return [0.0]
