@@ -20,6 +20,8 @@ from cbatch.request_spec import SLO, RequestSpec, Sampling
 from cbatch.server import Server
 from cbatch.view import View
 
+__version__ = "0.1.0"  # CITATION.cff and CHANGELOG.md name it too
+
 __all__ = ["Engine", "Executor", "KVSize", "Limits", "ModelSpec", "RunRecord", "Server", "Step", "StepRecord"]
 __all__ += ["BatchShape", "CostFunction", "CostModel", "Described", "KVView", "Plan", "PlanBuilder"]
 __all__ += ["CachedBlock", "Eviction", "Name", "Policy", "Refusal", "View", "WholePrompts"]

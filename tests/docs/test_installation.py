@@ -13,6 +13,8 @@ import pytest
 from commands import PATIENCE, QUICK, ROOT, summary
 from test_imports import imported
 
+from cbatch import __version__
+
 PACKAGES = ("cbatch", "experiments", "policies")
 
 
@@ -69,6 +71,15 @@ def test_every_package_that_is_imported_is_installed_by_pip() -> None:
     names = {re.split(r"[<>=]", need)[0].lower() for need in needs}
     distribution = {"hydra": "hydra-core", "yaml": "pyyaml", "pydantic_core": "pydantic"}
     assert {distribution.get(name, name) for name in third_parties()} <= names
+
+
+def test_the_version_is_the_same_everywhere(installed: Path) -> None:
+    """The wheel, the citation and the changelog's newest finished section have the version of the package."""
+    [metadata] = installed.glob("cbatch-*.dist-info/METADATA")
+    assert f"\nVersion: {__version__}\n" in metadata.read_text()
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[:2] == ["Unreleased", __version__]
 
 
 def test_an_installed_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
