@@ -20,7 +20,7 @@ from experiments.serve import serve
 from experiments.settings.command_line import end_with_the_parent, print_any_text
 from experiments.settings.compose import MULTIRUN
 from experiments.settings.error_lines import is_of_output, one_line, output_text
-from experiments.settings.identity import identity
+from experiments.settings.identity import columns_of
 from experiments.settings.overrides import say_unread
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free, new_run_folder
@@ -81,8 +81,8 @@ def read_checked(command: Command, composed: Composed) -> Settings:
     if composed.number is None and composed.swept:
         raise ConfigError(f"{' '.join(composed.overrides)}: is a sweep of {', '.join(composed.swept)}; add -m")
     settings: Settings = command.read(composed)
-    for key, value in identity(settings).items():
-        if key.startswith("workload.") and key.endswith(("path", "dataset")) and value and not Path(value).exists():
+    for key, value in columns_of("workload", settings.workload):
+        if key.endswith(("path", "dataset")) and value and not Path(value).exists():
             read_text(value, key)  # raises
     return settings
 
@@ -100,7 +100,7 @@ def run_alone(command: Command, settings: Settings) -> None:
     else:
         chosen = nullcontext(_output_folder(settings.output))
     with chosen as folder:
-        if summary := read_finished(folder, identity(settings), command.result):
+        if summary := read_finished(folder, settings.identity, command.result):
             if (changed := _other_code(summary, settings)) and settings.other_code == "rerun":
                 remedy = "give another output=, remove the folder, or keep it with other_code=keep"
                 raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
@@ -151,7 +151,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
 def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> None:
     waits = False
     while True:
-        if summary := read_finished(folder, identity(settings), command.result):
+        if summary := read_finished(folder, settings.identity, command.result):
             changed = _other_code(summary, settings)
             if not changed or settings.other_code == "keep":
                 print(f"{folder.name}: finished before{_by(changed)}", flush=True)

@@ -22,7 +22,8 @@ from experiments.settings.compose import compose_run
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.keywords import OF_FILES
 from experiments.settings.overrides import check_effects, key_of
-from experiments.settings.settings import PLANS_BY, Composed, Keys, Recipe, Settings, read_settings
+from experiments.settings.recipe import Recipe
+from experiments.settings.settings import PLANS_BY, Composed, Keys, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
 from experiments.store.sources import differences, sources_of

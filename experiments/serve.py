@@ -21,7 +21,6 @@ from cbatch.results.summary import summarize
 from experiments.progress import progress
 from experiments.settings.assemble import BoundsOf, Run, assemble, bounds_of, with_workload
 from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
-from experiments.settings.identity import identity
 from experiments.settings.settings import Settings
 from experiments.store.csv_tables import RunTables
 from experiments.store.provenance import commit, now, versions, write_json
@@ -219,7 +218,7 @@ def decisions_of(run: Run, folder: Path | None) -> "AbstractContextManager[Decis
 
 def origin_of_run(settings: Settings) -> dict[str, Any]:
     """Returns the identity of a run, and its code."""
-    return {"identity": identity(settings), "code": sources_of(settings.composed.keys)}
+    return {"identity": settings.identity, "code": sources_of(settings.composed.keys)}
 
 
 def about_run(run: Run) -> dict[str, Any]:
@@ -233,7 +232,7 @@ def about_run(run: Run) -> dict[str, Any]:
     needed = getattr(type(run.engine.engines[0].policy), "depends_on", ())
     limits = {"batch": run.limits.max_batch, "tokens": run.limits.max_tokens}
     return {
-        "policy": repr(settings.policy),
+        "policy": settings.identity["policy"],
         "chunk": None if "chunk" in composed.unread else settings.chunk,
         "workload": composed.choices["workload"].partition("(")[0],
         "model": settings.model.name,

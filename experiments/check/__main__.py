@@ -34,7 +34,8 @@ from experiments.progress import bar
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
 from experiments.settings.overrides import check_effects, say_unread
-from experiments.settings.settings import PLANS_BY, Recipe
+from experiments.settings.recipe import Recipe
+from experiments.settings.settings import PLANS_BY
 
 CHUNK = 4
 SHARE = 7
@@ -61,6 +62,7 @@ def _check(*arguments: str) -> int:
     own = [argument for argument in arguments if argument.startswith(("random=", "require=", "thorough="))]
     num_random, require, thorough = _options(**keyword_arguments(_options, own, "check"))
     build, chunk, patience, eviction = _policy([argument for argument in arguments if argument not in own])
+    name = repr(build)  # before a policy is built, which the text uses, too
     policy = build()
     source: Policy | Callable[[], Policy] = build
     with suppress(ConfigError):
@@ -76,7 +78,7 @@ def _check(*arguments: str) -> int:
         tiny = (made for number, made in every if thorough or number % SHARE == 0 or len(made.arrivals) > 3)
         how: Any = {"num_random": num_random, "tiny": tiny, "patience": patience, "eviction": eviction, "tick": count}
         verdicts = search(source, PROPERTIES, chunk, **how)
-    _report(repr(build), chunk, verdicts, ended)
+    _report(name, chunk, verdicts, ended)
     required = {*require, *(["steady"] if is_steady(policy) else [])}
     return int(any(verdicts[prop.name] for prop in PROPERTIES if prop.needed or prop.name in required))
 

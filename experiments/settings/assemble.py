@@ -19,7 +19,8 @@ from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest
 from experiments.settings.backend import Backend
 from experiments.settings.error_lines import one_line
-from experiments.settings.settings import Composed, Recipe, Settings
+from experiments.settings.recipe import Recipe
+from experiments.settings.settings import Composed, Settings
 from experiments.store.run_folder import Decode
 from experiments.text import ends_text
 from experiments.trials.replications import Replication, Together, num_recorded

@@ -17,7 +17,8 @@ from experiments.settings.choices import with_arguments
 from experiments.settings.compose import compose, keys_within
 from experiments.settings.construct import PASSED_ON, check_eviction, parameters_of
 from experiments.settings.error_lines import default_keys
-from experiments.settings.settings import GROUPS, Recipe, Settings, read_settings
+from experiments.settings.recipe import Recipe
+from experiments.settings.settings import GROUPS, Settings, read_settings
 from experiments.workloads import Workload
 
 _SECTIONS = ("workload", "policy", "backend", "eviction", "runtime", "model")

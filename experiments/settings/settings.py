@@ -7,32 +7,25 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, WrapValidator
 
-from cbatch import ConfigError, Eviction, ModelSpec, Policy
-from cbatch.described import arguments_of, describe
+from cbatch import ConfigError, Eviction, ModelSpec
 from cbatch.errors import ProfileError
 from cbatch.model.checkpoint import spec_from_checkpoint
-from cbatch.policy import copy_policy
 from cbatch.results.metrics import Objectives
 from cbatch.stall import Patience
 from cbatch.validation import Give, Switch, check_known, positive, read, whole
 from experiments.progress import Setting
 from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Cuda, Runtime
-from experiments.settings.construct import (
-    build_arguments,
-    call,
-    check_eviction,
-    check_evicts,
-    check_section,
-    construct,
-    locate,
-)
+from experiments.settings.construct import check_eviction, check_evicts, construct
 from experiments.settings.hardware import profile_of_gpu
+from experiments.settings.identity import columns_of
+from experiments.settings.recipe import Recipe, recipe_of
 from experiments.workloads import Workload
 
 GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "eviction", "backend", "experiment")
@@ -116,37 +109,6 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Makes a new policy for each run, as policies keep state. Prints itself as its policies do: `sarathi(chunk=256)`.
-
-    A user's policy without a `__repr__` is printed as its class and its arguments.
-
-    section: the class and the arguments. made: an object from Python, which is copied instead.
-    """
-
-    section: Mapping[str, Any]
-    made: Policy | None = None
-
-    def __call__(self) -> Policy:
-        """Returns a new policy. Raises ConfigError if the section describes none; CbatchError as the policy."""
-        if self.made is not None:
-            return copy_policy(self.made)
-        policy: Policy = construct("policy", self.section, needs=("plan",))
-        return policy
-
-    def __repr__(self) -> str:
-        if self.made is not None:
-            kind = type(self.made)
-            own = kind.__repr__ is not object.__repr__
-            return repr(self.made) if own else describe(kind.__name__, arguments_of(self.made))
-        kind, arguments = locate("policy", self.section["_target_"]), build_arguments("policy", self.section)
-        if kind.__module__.startswith("policies.") or "__repr__" in vars(kind):
-            with suppress(Exception):  # a `__repr__` that fails counts as none
-                return repr(call("policy", self.section, arguments))
-        return describe(kind.__name__, {key: value for key, value in arguments.items() if key != "seed"})
-
-
-@dataclass(frozen=True)
 class Composed:
     """Hydra's composition for one run.
 
@@ -188,6 +150,19 @@ class Settings(Keys):
     eviction: Eviction | None = None
     chosen: Mapping[str, str] = field(compare=False)
     composed: Composed = field(compare=False, repr=False)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that the run depends on but its code, nested keys joined by ".": plain values, as JSON keeps them.
+
+        A stored run counts as finished if its identity and code equal the wanted ones.
+        The key `policy` has the policy's text, `sarathi(chunk=256)`; the keys that begin with `policy.` have its arguments.
+        """
+        columns = {"policy": repr(self.policy), **dict(columns_of("policy", self.policy.section))}
+        for name in [part.name for part in fields(self)]:
+            if name not in ("policy", "chosen", "composed", *self.without_effect):
+                columns.update(columns_of(name, getattr(self, name), self.composed.keys.get(name)))
+        return columns
 
 
 S = TypeVar("S", bound=Settings)
@@ -236,7 +211,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         runtime=construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile")),
         model=model,
         workload=workload,
-        policy=_policy(config["policy"], config["chunk"], chosen),
+        policy=recipe_of(config["policy"], config["chunk"], chosen),
         eviction=check_eviction(construct("eviction", config["eviction"]), True) if root.prefix_cache else None,
         chosen=chosen,
         composed=composed,
@@ -274,20 +249,3 @@ def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workloa
     for key, other in without.items():
         if key in given:
             raise ConfigError(f"{key}: {given[key]} has no effect beside {other}; leave it out")
-
-
-def _policy(section: object, chunk: int | str, chosen: dict[str, str]) -> Recipe:
-    """With chunk=auto, `PDAware` sizes the chunks unless the chunk selector takes no `chunk`."""
-    section = check_section("policy", section)
-    chunking = section.get("chunking")
-    if isinstance(chunking, Mapping) and chunking.get("chunk", chunk) != chunk:
-        size = chunking["chunk"]
-        raise ConfigError(f"chunk={chunk}: has no effect beside chunking.chunk={size}; give chunk={size} alone")
-    if chunk == "auto" and isinstance(chunking, Mapping) and "chunk" in chunking:
-        section = {**section, "chunking": {"_target_": "policies.chunking.PDAware"}}
-        chosen["chunking"] = "pd_aware (chunk=auto)"
-    if isinstance(chunking, str):
-        raise ConfigError(f"policy.chunking={chunking}: is a name; choose the size of chunks with chunking={chunking}")
-    if chunking is None and "chunking" in section and str(section.get("_target_")).startswith("policies."):
-        raise ConfigError("policy.chunking=null: this policy needs one; choose the size of chunks with chunking=NAME")
-    return Recipe(section)

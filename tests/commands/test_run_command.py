@@ -79,6 +79,39 @@ def test_a_simulated_run_loads_neither_torch_nor_pandas_nor_launchers(tmp_path: 
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
+PRINTED = """
+from pathlib import Path
+
+from policies.orca import Orca
+
+
+class Printed(Orca):
+    def __init__(self):
+        with Path("made").open("a") as file:
+            file.write("x")
+        self.lock = (number for number in [])
+
+    def __repr__(self):
+        return "printed"
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["-m"], ["decisions=true"]])
+def test_a_policy_is_constructed_once_per_run(words: list[str], tmp_path: Path) -> None:
+    """Its text, which an own `__repr__` makes of an object, is of the one that runs; here it can be neither copied nor pickled."""
+    (tmp_path / "mine.py").write_text(PRINTED)
+    done = command("run", *words, "policy=mine.Printed", "backend=sim", *QUICK, cwd=tmp_path)
+    assert (done.returncode, done.stderr, (tmp_path / "made").read_text()) == (0, "", "x")
+    [file] = tmp_path.glob("*/**/summary.json")
+    assert summary(file.parent)["about"]["policy"] == "printed"
+
+
+def test_replicas_have_copies_of_the_one_policy(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PRINTED.replace("self.lock", "lock"))
+    done = command("run", "policy=mine.Printed", "backend=sim", "backend.replicas=3", *QUICK, cwd=tmp_path)
+    assert (done.returncode, done.stderr, (tmp_path / "made").read_text()) == (0, "", "x")
+
+
 def outputs_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "outputs.jsonl").read_text().splitlines()]
 

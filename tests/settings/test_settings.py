@@ -18,7 +18,6 @@ from experiments.settings import groups
 from experiments.settings.compose import compose, compose_run, compose_sweep
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.hardware import cost_model
-from experiments.settings.identity import identity
 from experiments.settings.overrides import say_unread
 from experiments.settings.presets import load_spec
 from experiments.settings.settings import read_settings
@@ -131,15 +130,15 @@ def test_a_chunk_of_python_counts_or_is_refused(chunk: int) -> None:
 
 def test_an_identity_holds_what_a_run_depends_on() -> None:
     """A chunk is part of the policies that read it; a seed is told although a policy's text leaves it out."""
-    one = identity(compose_run("policy=orca", "backend=sim"))
+    one = compose_run("policy=orca", "backend=sim").identity
     assert one == json.loads(json.dumps(one))
     for words in ("chunk=128 chunking=fixed predictor=oracle", "progress=on output=x timeline=off"):
-        assert identity(compose_run("policy=orca", "backend=sim", *words.split())) == one
+        assert compose_run("policy=orca", "backend=sim", *words.split()).identity == one
     for words in ("policy=sarathi", "seed=1", "model.num_layers=3", "bounds=true", "metrics.warmup_requests=1"):
-        assert identity(compose_run("policy=orca", "backend=sim", words)) != one
+        assert compose_run("policy=orca", "backend=sim", words).identity != one
     for words in ("metrics.drain_requests=1", "metrics.objectives={ttft:1}", "metrics.client_weights={a:2}"):
-        assert identity(compose_run("policy=orca", "backend=sim", words)) != one, "a resumed sweep makes new figures"
-    noisy = [identity(compose_run("policy=trail", "predictor=noisy", f"predictor.seed={seed}")) for seed in (1, 2)]
+        assert compose_run("policy=orca", "backend=sim", words).identity != one, "a resumed sweep makes new figures"
+    noisy = [compose_run("policy=trail", "predictor=noisy", f"predictor.seed={seed}").identity for seed in (1, 2)]
     assert noisy[0]["policy"] == noisy[1]["policy"] and noisy[0] != noisy[1]
 
 

@@ -1,0 +1,73 @@
+"""The recipe of a run's policy, from the section that describes it."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from cbatch import ConfigError, Policy
+from cbatch.described import arguments_of, describe
+from cbatch.policy import copy_policy
+from experiments.settings.construct import build_arguments, check_section, construct, locate
+
+
+@dataclass(frozen=True, repr=False)
+class Recipe:
+    """Makes a new policy for each run, as policies keep state. Prints itself as its policies do: `sarathi(chunk=256)`.
+
+    A user's policy without a `__repr__` is printed as its class and its arguments.
+
+    section: the class and the arguments. made: an object from Python, which is copied instead.
+    """
+
+    section: Mapping[str, Any]
+    made: Policy | None = None
+    _unused: list[Policy] = field(default_factory=list, init=False, compare=False)
+
+    def __call__(self) -> Policy:
+        """Returns a new policy. Raises ConfigError if the section describes none; CbatchError as the policy."""
+        if self.made is not None:
+            return copy_policy(self.made)
+        return self._unused.pop() if self._unused else self._construct()
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Recipe, (self.section, self.made)  # an unused policy may not be picklable
+
+    def _construct(self) -> Policy:
+        policy: Policy = construct("policy", self.section, needs=("plan",))
+        return policy
+
+    @cached_property
+    def _text(self) -> str:
+        if self.made is not None:
+            kind = type(self.made)
+            own = kind.__repr__ is not object.__repr__
+            return repr(self.made) if own else describe(kind.__name__, arguments_of(self.made))
+        kind = locate("policy", self.section["_target_"])
+        if kind.__module__.startswith("policies.") or "__repr__" in vars(kind):
+            with suppress(Exception):  # a `__repr__` that fails counts as none
+                self._unused.append(self._construct())  # the next run's
+                return repr(self._unused[-1])
+        arguments = build_arguments("policy", self.section)
+        return describe(kind.__name__, {key: value for key, value in arguments.items() if key != "seed"})
+
+
+def recipe_of(section: object, chunk: int | str, chosen: dict[str, str]) -> Recipe:
+    """Returns the recipe that a section describes. With chunk=auto, `PDAware` sizes the chunks unless the chunk selector takes no `chunk`."""
+    section = check_section("policy", section)
+    chunking = section.get("chunking")
+    if isinstance(chunking, Mapping) and chunking.get("chunk", chunk) != chunk:
+        size = chunking["chunk"]
+        raise ConfigError(f"chunk={chunk}: has no effect beside chunking.chunk={size}; give chunk={size} alone")
+    if chunk == "auto" and isinstance(chunking, Mapping) and "chunk" in chunking:
+        section = {**section, "chunking": {"_target_": "policies.chunking.PDAware"}}
+        chosen["chunking"] = "pd_aware (chunk=auto)"
+    if isinstance(chunking, str):
+        raise ConfigError(f"policy.chunking={chunking}: is a name; choose the size of chunks with chunking={chunking}")
+    if chunking is None and "chunking" in section and str(section.get("_target_")).startswith("policies."):
+        raise ConfigError("policy.chunking=null: this policy needs one; choose the size of chunks with chunking=NAME")
+    return Recipe(section)
