@@ -1,6 +1,6 @@
-"""The paged KV cache, and attention over it: one small interface, several kernels behind it.
+"""The paged KV cache, and attention over it: one small interface with several kernels behind it.
 
-A kernel knows nothing of models, streams or requests. The fast kernels are in `cbatch.runtime.fast.attention`.
+A kernel knows nothing about models, streams or requests. The fast kernels are in `cbatch.runtime.fast.attention`.
 """
 
 from typing import Protocol
@@ -17,14 +17,14 @@ from cbatch.runtime.batch import Bounds, Fields
 class PagedCache:
     """The memory of the blocks of `cbatch.kv`: keys and values, [blocks + 1, block size, kv heads, head dim] per layer.
 
-    layers: the stage that the cache belongs to.
+    layers: the layers of the stage that the cache belongs to.
 
-    The last block is the dummy block: padding writes to it, so that padding needs no branch, and no row reads it.
-    Owner: the iteration; only the compute stream reads and writes.
+    The last block is the dummy block. Padding writes to it, so padding needs no branch. No row reads it.
+    Owner: the iteration. Only the compute stream reads and writes the cache.
     """
 
     def __init__(self, spec: ModelSpec, size: KVSize, device: torch.device, layers: Layers | None = None) -> None:
-        """layers: None: all of the model."""
+        """layers: None means all layers of the model."""
         self.layers = layers or Layers(0, spec.num_layers, spec.num_layers)
         shape = (self.layers.size, size.num_blocks + 1, size.block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
@@ -32,14 +32,14 @@ class PagedCache:
         self.size = size
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """The keys and values of one layer, [blocks + 1, block size, kv heads, head dim] each."""
+        """Returns the keys and values of one layer, [blocks + 1, block size, kv heads, head dim] each."""
         place = index - self.layers.first
         return self.keys[place], self.values[place]
 
     def write(self, layer: int, indices: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores the keys and values of new tokens, [tokens, kv heads, head dim] each.
 
-        layer: its number in the model. indices: int64 [tokens]; block * block size + offset.
+        layer: index of the layer in the model. indices: int64 [tokens]; block * block size + offset.
         """
         for cache, new in zip(self.layer(layer), (keys, values), strict=True):
             cache.flatten(0, 1).index_copy_(0, indices, new)
@@ -48,13 +48,13 @@ class PagedCache:
 class Attention(Protocol):
     """Causal, grouped-query attention of one layer.
 
-    The queries are the tokens of the iteration's requests, one request after the other, chunks and decodes alike. A
-    request's queries are the *last* tokens of its context: query i of n sees the keys 0 to context_len - n + i. Query head h
-    reads kv head h // (heads / kv heads).
+    The queries are the tokens of the iteration's requests, one request after the other, for both chunks and decodes. The
+    queries of a request are the *last* tokens of its context: query i of n attends to the keys 0 to context_len - n + i.
+    Query head h reads kv head h // (heads / kv heads).
     """
 
     name: str
-    """Printed and stored with a run's results."""
+    """Name that is printed and stored with a run's results."""
 
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
@@ -62,10 +62,10 @@ class Attention(Protocol):
         """
         Args:
             query: [tokens, heads, head dim].
-            keys, values: [blocks + 1, block size, kv heads, head dim] of a layer; those of this iteration are written.
+            keys, values: [blocks + 1, block size, kv heads, head dim] of a layer; already include this iteration's tokens.
             batch: `query_starts`, `context_lens` and `block_tables` are read.
-            bounds: lets a kernel do without reading lengths from the device.
-            scaling: factor of the products of query and key.
+            bounds: upper bounds, with which a kernel need not read lengths from the device.
+            scaling: factor applied to the products of query and key.
 
         Returns:
             [tokens, heads, head dim]; undefined at padding tokens.
@@ -73,10 +73,10 @@ class Attention(Protocol):
 
 
 class ReferenceAttention:
-    """Paged attention in plain PyTorch: runs on CPUs, and the other kernels are tested against it.
+    """Paged attention in plain PyTorch: runs on CPUs, and is the reference that the other kernels are tested against.
 
     Copies each request's blocks into contiguous memory and calls PyTorch's attention: once, padded, for all requests with
-    one query, and once for each prompt chunk. Reads lengths from the device, so it cannot be captured in a graph.
+    one query, and once for each prompt chunk. Lengths are read from the device, so a graph cannot capture the calls.
     """
 
     name = "reference"
@@ -101,16 +101,17 @@ class ReferenceAttention:
 
 
 def _gather(keys: Tensor, values: Tensor, block_tables: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Returns copies of the first `length` keys and values of some requests, [rows, kv heads, length, head dim] each."""
+    """Returns copies of the first `length` keys and values of the requests, [rows, kv heads, length, head dim] each."""
     tables = block_tables[:, : blocks_for(length, keys.shape[1])]
     first, second = (part[tables].flatten(1, 2)[:, :length].transpose(1, 2) for part in (keys, values))
     return first, second
 
 
 def _decode(query: Tensor, keys: Tensor, values: Tensor, context_lens: Tensor, scaling: float) -> Tensor:
-    """Attends with one query of each request, [rows, heads, head dim], to the request's context, padded to the longest.
+    """Attends with one query per request, [rows, heads, head dim], to its context; contexts are padded to the longest.
 
-    Beyond a context keys and values may be NaN. They are zeroed, in place, as well as masked, since 0 * NaN is not 0.
+    Keys and values past the end of a context may be NaN. Masking alone does not suffice, since 0 * NaN is not 0: such keys
+    and values are also zeroed in place.
     """
     beyond = torch.arange(keys.shape[2], device=keys.device) >= context_lens[:, None]  # [rows, length]
     for part in (keys, values):
@@ -121,7 +122,7 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, context_lens: Tensor, s
 
 
 def _chunk(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """Attends with the last queries of one request, [tokens, heads, head dim], to the keys up to their own."""
+    """Attends causally with the last queries of one request, [tokens, heads, head dim]."""
     num_queries, num_keys = query.shape[0], keys.shape[2]
     position = torch.arange(num_keys - num_queries, num_keys, device=query.device)
     seen = torch.arange(num_keys, device=query.device) <= position[:, None]  # [queries, keys]

@@ -1,10 +1,10 @@
-"""Packs the inputs of an iteration into one buffer, so that one copy takes them to the device.
+"""Packs the inputs of an iteration into one buffer, which one copy moves to the device.
 
     | token_ids carry positions kv_indices | query_starts context_lens temperature top_k top_p uniform | block_tables |
       int32 [tokens] each                    int32 [rows] each (query_starts one more)                   [rows, blocks]
 
-A row is a request of the batch. Padding is data, not a branch: padding rows are empty, and padding tokens are in no row and
-write to the dummy block, which follows the last block of the pool. Knows nothing of streams or models.
+A row is a request of the batch. Padding is data, not a branch: padding rows are empty, and padding tokens belong to no row and
+write to the dummy block, which follows the last block of the pool. This module knows nothing about streams or models.
 """
 
 from dataclasses import dataclass, fields
@@ -21,14 +21,14 @@ from cbatch.limits import Limits
 Array = TypeVar("Array")
 
 PLACEHOLDER = 0
-"""The token id of an input that is carried over on the device: carry-over adds to it."""
+"""Token id of an input that is carried over on the device; carry-over adds the sampled token to the placeholder."""
 
 NOT_CARRIED = 0
-"""The place in the source iteration's `sampled` that holds a 0."""
+"""Index in the source iteration's `sampled` of the entry that is always 0."""
 
 
 class Shape(NamedTuple):
-    """The padded size of an iteration, for which a CUDA graph can be captured. num_blocks: width of the block tables."""
+    """Padded size of an iteration; a CUDA graph can be captured for it. num_blocks: width of the block tables."""
 
     num_tokens: int
     num_rows: int
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, step: Step) -> "Shape":
-        """Returns the step's shape with the padding of its plan."""
+        """Returns the shape of the step, including the padding that its plan requests."""
         return cls(step.pad_to, len(step.rows), step.pool.blocks_for(int((step.start + step.num_tokens).max())))
 
     @classmethod
@@ -47,20 +47,20 @@ class Shape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Words of the packed buffer, int32."""
+        """Returns the number of int32 words in the packed buffer."""
         return 4 * self.num_tokens + 6 * self.num_rows + 1 + self.num_rows * self.num_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Fields(Generic[Array]):
-    """Views of one packed buffer: numpy arrays of the host's buffer, or tensors of the device's.
+    """Views of one packed buffer: numpy arrays of the host's buffer, or tensors of the device's buffer.
 
-    token_ids: int32 [tokens]; `PLACEHOLDER` where carried.
+    token_ids: int32 [tokens]; `PLACEHOLDER` where a token is carried over.
     carry: int32 [tokens]; 1 + the row of the source iteration whose sampled token is added, or `NOT_CARRIED`.
     positions: int32 [tokens]; position of each token in its request.
-    kv_indices: int32 [tokens]; where in the cache its key and value go: block * block size + offset.
+    kv_indices: int32 [tokens]; cache index of each token's key and value: block * block size + offset.
     query_starts: int32 [rows + 1]; first token of each row.
-    context_lens: int32 [rows]; tokens of each request in the KV cache, this iteration's included.
+    context_lens: int32 [rows]; tokens of each request in the KV cache, including this iteration's tokens.
     temperature, top_p, uniform: float32 [rows]; uniform in [0, 1) is the random number for drawing the row's token.
     top_k: int32 [rows]; 0 = no limit.
     block_tables: int32 [rows, blocks]; the KV blocks of each request in token order.
@@ -82,7 +82,7 @@ class Fields(Generic[Array]):
 class Bounds(NamedTuple):
     """Upper bounds over the rows of an iteration, padding included, as numbers on the host.
 
-    max_query_len: tokens of a row. max_context_len: tokens of its context. max_chunks: rows with several tokens.
+    max_query_len: tokens in a row. max_context_len: tokens in a row's context. max_chunks: rows with several tokens.
     """
 
     max_query_len: int
@@ -99,7 +99,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, packed: Fields[NDArray[Any]]) -> "Work":
-        """Reads the work from packed inputs, with the tightest bounds."""
+        """Returns the work of packed inputs, with the tightest bounds."""
         query_lens = np.diff(packed.query_starts)
         bounds = Bounds(int(query_lens.max()), int(packed.context_lens.max()), int((query_lens > 1).sum()))
         return cls(shape, bounds, bool(packed.temperature.any()))
@@ -117,7 +117,7 @@ def device_views(buffer: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
 
 
 def _views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
-    """Cuts the start of an int32 buffer (numpy array or tensor) into the fields of `shape`; copies nothing."""
+    """Splits the start of an int32 buffer (numpy array or tensor) into the fields of `shape`, without copying."""
     tokens, rows, blocks = shape
     sizes = {"query_starts": rows + 1, "block_tables": rows * blocks}
     parts: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def _views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
 
 
 def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
-    """Writes a step's inputs into the host buffer. Reads the step's table and pool, which later iterations change."""
+    """Writes a step's inputs into the host buffer. Call before a later iteration changes the step's table and pool."""
     table, pool, table_rows, counts = step.table, step.pool, step.rows, step.num_tokens
     assert table.tokens is not None, "a packed batch needs token values"
     num_rows, block_size = len(table_rows), pool.block_size
@@ -166,7 +166,7 @@ def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
 
 
 def pack_dummies(shape: Shape, dummy_block: int, block_size: int, out: Fields[NDArray[Any]]) -> None:
-    """Writes a batch of padding only, with which a shape can be computed before there are requests."""
+    """Writes a batch that is all padding, so that a shape can be computed before any request arrives."""
     out.query_starts[0] = 0
     _pad(0, 0, shape, dummy_block, block_size, out)
 
@@ -185,7 +185,7 @@ def _pad(
 
 
 def uniform(seed: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """Returns random numbers in [0, 1) of 24 bits, from seed and position (SplitMix64, Steele et al., OOPSLA 2014)."""
+    """Returns 24-bit random numbers in [0, 1) from seed and position (SplitMix64, Steele et al., OOPSLA 2014)."""
     with np.errstate(over="ignore"):
         z = seed * np.uint64(0x9E3779B97F4A7C15) + position * np.uint64(0xD1342543DE82EF95)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

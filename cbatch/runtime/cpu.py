@@ -26,20 +26,20 @@ CPU = torch.device("cpu")
 
 
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> StreamExecutor:
-    """Returns an executor that computes `spec` on this machine's CPU, each stage on its own thread, a stage's ranks in turn.
+    """Returns an executor that computes `spec` on this machine's CPU: one thread per stage, which runs the stage's ranks in turn.
 
-    Option `compiled` needs a C++ compiler.
+    Option `compiled` requires a C++ compiler.
 
     Raises:
         ModelError: the model cannot be built or loaded.
-        ConfigError: stages or ranks do not divide the model, or requests may be longer than its positions.
+        ConfigError: stages or ranks do not divide the model, or requests may be longer than the model's positions.
         CapacityError: weights and KV cache exceed the machine's memory.
     """
     check_fits(spec, limits, kv)
     layers = split_layers(spec, limits.num_stages, options.layers)
     ranks = split_ranks(spec, options.tensor_parallel)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(min(torch.get_num_threads(), max(cores - 1, 1)))  # the host plans on one
+    torch.set_num_threads(min(torch.get_num_threads(), max(cores - 1, 1)))  # one core is left to the host for planning
     models = make_models(load_model(spec, CPU), spec, kv, layers, ranks, ReferenceAttention(), options)
     return assemble(models, limits, options)
 
@@ -53,7 +53,7 @@ def make_models(
     attention: Attention,
     options: Options = Options(),
 ) -> list[list[PagedModel]]:
-    """Returns the model of each rank of each stage, with its part of the KV cache."""
+    """Returns the models by stage and rank, each with its part of the KV cache."""
     if len(ranks) == 1:
         caches = [PagedCache(spec, kv, CPU, part) for part in layers]
         return [[PagedModel(weights, cache, attention, compiled=options.compiled)] for cache in caches]
@@ -72,7 +72,7 @@ def make_models(
 
 
 def assemble(stages: Sequence[Sequence[PagedModel]], limits: Limits, options: Options = Options()) -> StreamExecutor:
-    """Returns an executor of these models, of each stage's ranks, on the CPU."""
+    """Returns a CPU executor for these models. stages: one model per rank, for each stage."""
     streams = Streams.of([ThreadStream(name) for name in stream_names(len(stages))])
     first = stages[0][0]
     devices = [[CPU] * len(models) for models in stages]
@@ -83,7 +83,7 @@ def assemble(stages: Sequence[Sequence[PagedModel]], limits: Limits, options: Op
 
 
 def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 1) -> None:
-    """Raises ConfigError or CapacityError if `num_replicas` calls of `build` would, before weights are loaded."""
+    """Raises the ConfigError or CapacityError that `num_replicas` calls of `build` would raise, before weights are loaded."""
     check_positions(spec, limits)
     weights, cache = num_replicas * spec.weight_bytes, num_replicas * kv.num_tokens * spec.kv_bytes_per_token
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None

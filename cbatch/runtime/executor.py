@@ -1,17 +1,17 @@
-"""The executor of real tokens: streams, `num_stages + 1` slots in turn, and one place where the host blocks.
+"""The executor that computes real tokens: streams, `num_stages + 1` slots used in turn, and one place where the host blocks.
 
     host      pack N | launch N+1 ...                            wait N: downloaded[N].synchronize()
     h2d         copy in N --uploaded-->
     compute                    carry-over, model, sampling N --computed-->
     d2h                                                                 copy out N --downloaded-->
 
-In a pipeline each stage has its own h2d and compute. Stage s waits for stage s - 1 of the same iteration. Stage 0 waits for
-the last stage of iteration N - num_stages, whose tokens stage 0 carries over:
+In a pipeline each stage has its own h2d and compute streams. Stage s waits for stage s - 1 of the same iteration. Stage 0
+waits for the last stage of iteration N - num_stages, whose tokens stage 0 carries over:
 
     compute 0   carry-over, layers N --computed-->             carry-over, layers N+2 ...
     compute 1                            layers, sampling N --computed-->
 
-CPU and GPU differ in their streams, in pinned memory, and in the `Iteration`s that compute. Knows nothing of policies.
+CPU and GPU differ in streams, pinned memory, and the `Iteration`s that compute. The executor knows nothing about policies.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from cbatch.runtime.streams import Streams
 
 
 class LaunchedStep(NamedTuple):
-    """A launched step: its slot, its number of rows, and its tokens with all padding."""
+    """A launched step: its slot, its number of rows, and its number of tokens including padding."""
 
     slot: Slot
     num_rows: int
@@ -36,13 +36,13 @@ class LaunchedStep(NamedTuple):
 class StreamExecutor:
     """Implements `cbatch.executor.Executor`.
 
-    times_copies: whether results have the times of copies; two more events per iteration. Set before a run.
+    times_copies: whether results include copy times; costs two more events per iteration. Set it before a run.
     """
 
     needs_tokens = True
 
     def __init__(self, streams: Streams, slots: Sequence[Slot], iterations: Sequence[Iteration]) -> None:
-        """slots: `num_stages + 1`, of these streams. iterations: one per stage; the first one chooses the shapes."""
+        """slots: `num_stages + 1` slots of these streams. iterations: one per stage; the first iteration chooses the shapes."""
         self.num_stages = len(iterations)
         self.times_copies = False
         self._streams = streams
@@ -50,7 +50,7 @@ class StreamExecutor:
         self._iterations = list(iterations)
 
     def launch(self, step: Step) -> LaunchedStep:
-        """Packs the step and enqueues its parts; returns without waiting."""
+        """Packs the step and enqueues its work without waiting."""
         slot = self._slots[step.index % len(self._slots)]
         assert not slot.in_use, "the host waits for iteration N before it launches N + num_stages + 1"
         slot.in_use = True
@@ -80,9 +80,9 @@ class StreamExecutor:
         return LaunchedStep(slot, num_rows, shape.num_tokens)
 
     def wait(self, in_flight: LaunchedStep) -> StepResult:
-        """Blocks until the step's tokens are on the host. Nothing else in the runtime blocks the host.
+        """Blocks until the step's tokens are on the host. No other call in the runtime blocks the host.
 
-        Raises StreamError if an operation of this step or an earlier one failed.
+        Raises StreamError if an operation of this step or of an earlier step failed.
         """
         slot, origin = in_flight.slot, self._origin
         try:
@@ -100,7 +100,7 @@ class StreamExecutor:
         return StepResult(tokens, spans[0][0], spans[-1][1], copies, in_flight.num_tokens, stages)
 
     def now(self) -> float:
-        """Seconds since the clock was first read, by the engine at the start of its run."""
+        """Returns the seconds since the clock was first read, which the engine does at the start of its run."""
         origin = self._origin
         return perf_counter() - origin
 

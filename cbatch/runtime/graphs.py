@@ -1,11 +1,11 @@
-"""CUDA graphs of a stage's iterations: carry-over, layers and sampling in one launch per rank, for a handful of padded shapes.
+"""CUDA graphs of a stage's iterations: carry-over, layers and sampling in one launch per rank, for a few padded shapes.
 
-The host takes longer to launch the several hundred kernels of a small iteration than the device to compute them; a graph is one
-launch. Its shape is fixed, so a step is padded to the smallest captured shape that holds it. A step that fits none runs
-operation by operation and is counted.
+The host takes longer to launch the several hundred kernels of a small iteration than the device takes to compute them. A graph
+needs one launch. The shape of a graph is fixed, so a step is padded to the smallest captured shape that holds the step. A step that
+no captured shape holds runs operation by operation and is counted.
 
-Graphs, which never run at the same time, share a memory pool: the largest is captured first, and the others fit into its
-memory. Graphs of few tokens have a pool of their own. Inputs are views of the slot's buffer, so each shape is captured for each slot.
+Graphs never run at the same time, so they share a memory pool: the largest graph is captured first, and the others fit into its
+memory. Graphs of few tokens have a separate pool. Inputs are views of the slot's buffer, so each shape is captured for each slot.
 """
 
 import time
@@ -25,25 +25,25 @@ from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import RankSlot, StageSlot
 
 TOKENS_PER_CHUNK, MIN_CHUNKS = 32, 4
-"""A graph takes a chunk for each 32 of its tokens, and at least 4."""
+"""A graph holds one chunk per 32 tokens, and at least 4 chunks."""
 
 FEW_TOKENS = 4
-"""Graphs of at most this many tokens have a memory pool of their own. In the pool of mixed iterations their memory is scattered: a
-single decode of LLaMA-2-7B took 1.1% longer on an H200."""
+"""Graphs of at most this many tokens have a separate memory pool. In the pool of mixed iterations the memory of small graphs is
+scattered: a single decode of LLaMA-2-7B took 1.1% longer on an H200."""
 
 
 class Captured(NamedTuple):
-    """A rank's graph, and where it leaves its outputs: in the last stage its logits."""
+    """A rank's graph, and the tensor that receives its outputs (in the last stage, the logits)."""
 
     graph: torch.cuda.CUDAGraph
     outputs: torch.Tensor
 
 
 class CaptureReport(NamedTuple):
-    """The cost of the captures.
+    """The cost of capturing the graphs.
 
-    seconds: in total, warm-up included. num_graphs: of all shapes and slots, on each rank.
-    first_bytes, bytes: memory of the first rank's device taken by the first graph (the largest shape, one slot) and by all.
+    seconds: total time, including warm-up. num_graphs: graphs per rank, over all shapes and slots.
+    first_bytes, bytes: memory on the first rank's device for the first graph (largest shape, one slot), and for all graphs.
     """
 
     seconds: float
@@ -53,20 +53,20 @@ class CaptureReport(NamedTuple):
 
 
 def is_decode(shape: Shape) -> bool:
-    """Whether a captured shape is for iterations of decodes alone: it has as many rows as tokens."""
+    """Returns whether a captured shape is for decode-only iterations, which have as many rows as tokens."""
     return shape.num_rows == shape.num_tokens
 
 
 def max_chunks(shape: Shape) -> int:
-    """Requests with several tokens that a captured shape takes."""
+    """Returns the most requests with several tokens that a captured shape can hold."""
     return min(max(shape.num_tokens // TOKENS_PER_CHUNK, MIN_CHUNKS), shape.num_rows)
 
 
 class GraphedIteration:
-    """Replays a captured graph where a step fits one, and runs the others operation by operation. See `Iteration`.
+    """Replays a captured graph if one fits the step; otherwise runs the step operation by operation. See `Iteration`.
 
-    shapes: captured ones that steps take, ascending.
-    caches: one per rank. graphs: those of each rank, by shape and slot.
+    shapes: captured shapes that steps use, ascending.
+    caches: one per rank. graphs: one graph per rank, by shape and slot.
     num_replayed, num_eager: iterations so far.
     """
 
@@ -82,11 +82,11 @@ class GraphedIteration:
 
         Args:
             slots: the stage's part of each slot.
-            streams: on which iterations are computed, of each rank.
-            shapes: those with as many rows as tokens are for decodes alone, the others for any step.
+            streams: the compute stream of each rank.
+            shapes: shapes with as many rows as tokens are for decode-only steps; the others are for mixed steps.
 
         Raises:
-            CapacityError: the device's memory does not suffice.
+            CapacityError: the device does not have enough memory.
             ModelError: an operation cannot be captured.
         """
         self._eager, self._slots, self._streams = eager, slots, streams
@@ -102,7 +102,7 @@ class GraphedIteration:
         return shapes
 
     def shape(self, step: Step) -> Shape:
-        """Returns the smallest captured shape that holds the step, else the step's own."""
+        """Returns the smallest captured shape that holds the step, or the step's own shape if none does."""
         decode = step.pad_to == len(step.rows)
         num_chunks = 0 if decode else int((step.num_tokens > 1).sum())
         for shape in self.shapes:
@@ -113,12 +113,12 @@ class GraphedIteration:
     @torch.inference_mode()
     def __call__(self, stage: StageSlot, work: Work) -> None:
         ranks = self.graphs.get((work.shape, stage.index))
-        if ranks is None or work.bounds.max_chunks > max_chunks(work.shape):  # a step's own shape may be one of ours
+        if ranks is None or work.bounds.max_chunks > max_chunks(work.shape):  # an unpadded step may have this shape
             self.num_eager += 1
             self._eager(stage, work)
             return
         self.num_replayed += 1
-        for rank in ranks:  # back to back: they wait for each other
+        for rank in ranks:  # back to back, since the ranks wait for each other
             rank.graph.replay()
         if work.sampling and self._eager.is_last:
             self._eager.sample(stage, [rank.outputs for rank in ranks], work)
@@ -140,7 +140,7 @@ class GraphedIteration:
 
     @torch.inference_mode()
     def _warm_up(self, shape: Shape) -> None:
-        """Computes padding once, so that every kernel is compiled and loaded: a capture must do neither."""
+        """Computes padding once, so that every kernel is compiled and loaded before the capture."""
         with self._current_streams():
             self._put_dummies(shape)
             self._eager(self._slots[0], self._work(shape))
@@ -170,7 +170,7 @@ class GraphedIteration:
             yield
 
     def _work(self, shape: Shape) -> Work:
-        """Returns the work of any iteration of this shape, with its upper bounds."""
+        """Returns a work whose bounds hold for every iteration of this shape."""
         max_query_len = 1 if is_decode(shape) else shape.num_tokens
         bounds = Bounds(max_query_len, shape.num_blocks * self.caches[0].size.block_size, max_chunks(shape))
         return Work(shape, bounds, sampling=False)
@@ -187,7 +187,7 @@ class GraphedIteration:
             raise ModelError(f"{what} cannot be captured ({reason}); set runtime.graphs=off") from error
 
     def _used_bytes(self) -> int:
-        """Returns the used device memory from the driver: PyTorch does not see all memory of graphs."""
+        """Returns the used device memory, read from the driver: PyTorch does not count all memory of graphs."""
         torch.cuda.synchronize(self._stream.device)
         free, total = torch.cuda.mem_get_info(self._stream.device)
         return total - free

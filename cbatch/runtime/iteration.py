@@ -1,7 +1,7 @@
 """One iteration in one pipeline stage, from the inputs in a slot to the output of the stage.
 
-The first stage begins with carry-over, the last ends with sampling; a single stage does both. A captured graph replays this
-unit on each rank; `EagerIteration` runs it operation by operation, for any shape.
+The first stage begins with carry-over, the last stage ends with sampling, and a single stage does both. A captured graph replays
+the iteration on each rank. `EagerIteration` runs the iteration operation by operation, for any shape.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,20 +38,20 @@ class Model(Protocol):
 
 
 class Iteration(Protocol):
-    """Computes a stage's part of iterations; called on its compute stream, never synchronizes."""
+    """Computes one stage of each iteration. Calls run on the stage's compute stream and never synchronize."""
 
     def shape(self, step: Step) -> Shape:
-        """Returns the padded shape in which to pack and compute a step."""
+        """Returns the padded shape in which a step is packed and computed."""
 
     def __call__(self, stage: StageSlot, work: Work) -> None:
-        """Computes each rank's output from its packed inputs and the data that arrives there."""
+        """Computes each rank's output from the rank's packed inputs and its `arriving` data."""
 
 
 class EagerIteration:
-    """Runs an iteration operation by operation, its ranks in turn."""
+    """Runs an iteration operation by operation, one rank after the other."""
 
     def __init__(self, models: Sequence[Model], *, send: Send = copy) -> None:
-        """models: one per rank. send: writes drawn tokens to their destination, as `copy`."""
+        """models: one per rank. send: writes drawn tokens to their destination, like `copy`."""
         self.models = models
         self.is_last = models[0].layers.is_last
         self._is_first = models[0].layers.is_first
@@ -70,7 +70,7 @@ class EagerIteration:
     def steps(self, index: int, rank: RankSlot, work: Work) -> Steps[torch.Tensor]:
         """Computes one rank's carry-over and layers, and in the last stage the most likely tokens.
 
-        Returns the rank's logits, [rows, its share of the vocabulary], in the last stage, else the stage's output.
+        Returns the rank's logits, [rows, rank's share of the vocabulary], in the last stage; else the stage's output.
         """
         batch, num_tokens = device_views(rank.device, work.shape), work.shape.num_tokens
         if self._is_first:
@@ -84,7 +84,7 @@ class EagerIteration:
         return outputs
 
     def sample(self, stage: StageSlot, outputs: Sequence[torch.Tensor], work: Work) -> None:
-        """Replaces the most likely tokens by drawn ones, on the first rank's device. outputs: the logits of each rank."""
+        """Replaces the most likely tokens by drawn tokens, on the first rank's device. outputs: the logits of each rank."""
         first, *others = stage.ranks
         whole = torch.cat([logits.to(outputs[0].device) for logits in outputs], -1) if others else outputs[0]
         tokens = sample(whole, device_views(first.device, work.shape))

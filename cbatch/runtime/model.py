@@ -1,7 +1,7 @@
-"""A `transformers` decoder, or a pipeline stage of one, over the paged KV cache: only the attention of its modules is replaced.
+"""A `transformers` decoder, or one pipeline stage of it, over the paged KV cache: only the attention of the modules is replaced.
 
-`transformers` looks an attention function up by name and passes it every keyword of the model's `forward`. So the batch and
-the cache of a call reach the attention of each layer, and nothing is kept between calls.
+`transformers` looks up an attention function by name and passes it every keyword argument of the model's `forward`. Each call
+thus passes its batch and its cache to the attention of every layer, and no state is kept between calls.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ ATTENTION_NAME = "cbatch_paged"
 class PagedCall:
     """The arguments of every layer's attention in one forward pass.
 
-    Not frozen: `torch.compile` takes a frozen dataclass apart and compiles again for each value of its numbers.
+    The class is not frozen: `torch.compile` unpacks a frozen dataclass and recompiles for each value of its numbers.
 
-    kv_indices: int64 [tokens]; where the new keys and values go.
+    kv_indices: int64 [tokens]; cache indices of the new keys and values.
     """
 
     cache: PagedCache
@@ -53,10 +53,10 @@ def paged_attention(
     paged: PagedCall,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Stores the new keys and values, [1, kv heads, tokens, head dim] each, then attends to all of each request's.
+    """Stores the new keys and values, [1, kv heads, tokens, head dim] each, then attends to each request's whole context.
 
-    Signature and layouts are those of `transformers`. query: [1, heads, tokens, head dim], positions applied. Returns
-    [1, tokens, heads, head dim], and None for the weights.
+    `transformers` defines the signature and the layouts. query: [1, heads, tokens, head dim], rotary positions applied. Returns
+    [1, tokens, heads, head dim], and None for the attention weights.
     """
     layer: Any = module.layer_idx
     paged.cache.write(layer, paged.kv_indices, key[0].transpose(0, 1), value[0].transpose(0, 1))
@@ -69,7 +69,7 @@ def paged_attention(
 class PagedModel:
     """A causal language model, or a pipeline stage of one, that reads and writes one paged KV cache.
 
-    layers: the computed layers, which are those of the cache. hidden_size: width of the hidden states.
+    layers: the computed layers, equal to the cache's layers. hidden_size: width of the hidden states.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class PagedModel:
     ) -> None:
         """
         Args:
-            model: made by `weights.load_model`, with `ATTENTION_NAME` for its attention.
-            compiled: let `torch.compile` fuse the operations between attentions, in place, layer by layer: all layers run
-                the same code, which is compiled at the first call and at the first one with another number of tokens.
+            model: from `weights.load_model`, with `ATTENTION_NAME` as its attention.
+            compiled: `torch.compile` fuses the operations between attentions, in place, layer by layer. All layers run the
+                same code, which is compiled at the first call and at the first call with another number of tokens.
             send: writes hidden states to their destination.
-            greedy: finds the most likely tokens, as `sampling.greedy`.
+            greedy: finds the most likely tokens, like `sampling.greedy`.
         """
         self.cache, self.layers = cache, cache.layers
         self.hidden_size: int = model.config.hidden_size
@@ -109,12 +109,12 @@ class PagedModel:
         """Computes one iteration.
 
         Args:
-            inputs: in the first stage token ids, int32 [tokens], carry-over done; else the hidden states of the stage
-                before, float32 [tokens, hidden].
+            inputs: in the first stage token ids after carry-over, int32 [tokens]; else the hidden states of the preceding
+                stage, float32 [tokens, hidden].
             leaving: float32 [tokens, hidden]; receives the hidden states; None in the last stage.
 
         Returns:
-            In the last stage the logits of each row's last token, [rows, vocabulary]. Else `leaving`.
+            In the last stage the logits of each row's last token, [rows, vocabulary]; else `leaving`.
         """
         paged = PagedCall(self.cache, self._attention, batch, batch.kv_indices.long(), bounds)
         hidden = yield from self._hidden(inputs, batch.positions, paged)  # [tokens, hidden]
@@ -140,7 +140,7 @@ class PagedModel:
 
 
 def _body_of_stage(model: PreTrainedModel, layers: Layers, device: torch.device) -> Any:
-    """Returns the part of `transformers`' model below the head with these layers; it shares the model's weights."""
+    """Returns the `transformers` model below the head, reduced to these layers. Weights are shared with `model`."""
     body: Any = copy_object(model.base_model)
     body._modules = dict(body._modules)
     body.layers = torch.nn.ModuleList(body.layers[layers.first : layers.end])
@@ -151,5 +151,5 @@ def _body_of_stage(model: PreTrainedModel, layers: Layers, device: torch.device)
 
 
 def norm_name(body: Any) -> str:
-    """Returns the name that `transformers` gives to the last norm of a model."""
+    """Returns the attribute name of a model's last norm in `transformers`."""
     return next(name for name in ("norm", "final_layer_norm") if hasattr(body, name))

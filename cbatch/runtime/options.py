@@ -1,4 +1,4 @@
-"""How an executor of real tokens computes. Imports no torch, so settings can use it."""
+"""Options of the executors that compute real tokens. Does not import torch, so settings can import this module."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,11 +10,11 @@ AttentionName = Literal["auto", "flash4", "triton"]
 class Options:
     """Options of `cpu.build` and `gpu.build`.
 
-    compiled: compile the layers of `transformers`' modules by `torch.compile`, instead of the fused model.
-    fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
-    graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
-    attention: the kernel for prompt chunks: flash-attn-4, our Triton kernel, or "auto": the faster one that fits. GPU only.
-    layers: number of layers of each pipeline stage; None: equally many.
+    compiled: compile the layers of the `transformers` modules with `torch.compile`, instead of using the fused model.
+    fused: use the fused model if the family has one; False: use the `transformers` modules unchanged. GPU only.
+    graphs: iterations that replay a captured graph: none, decode-only iterations, or all that fit a graph. GPU only.
+    attention: kernel for prompt chunks: flash-attn-4, our Triton kernel, or "auto" for the faster one that fits. GPU only.
+    layers: number of layers of each pipeline stage; None: equal shares.
     tensor_parallel: ranks that share every layer of a stage. times_copies: see `StreamExecutor`.
     """
 

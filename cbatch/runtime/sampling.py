@@ -1,7 +1,7 @@
-"""From logits to tokens: greedy, or drawn from the tempered, filtered distribution.
+"""Chooses tokens from logits: greedily, or by drawing from the tempered, filtered distribution.
 
 Each row is sampled from its own logits and random number, so a request gets the same tokens in any batch. Shapes are fixed
-and the device is not read, so both functions can be captured in a graph.
+and nothing is read from the device, so a graph can capture both functions.
 """
 
 import torch
@@ -17,8 +17,8 @@ def greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
 def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
     """Draws a token for each row of `logits`, [rows, vocabulary]; rows of temperature 0 are greedy. Returns int32 [rows].
 
-    The distribution is softmax(logits / temperature) in descending order, and is inverted at the row's `uniform`. Top-k keeps its first k
-    tokens (0: all); top-p then keeps the fewest, at least one, whose share of the remaining weight reaches p (Holtzman et al. 2020).
+    Inverts softmax(logits / temperature), sorted in descending order, at the row's `uniform`. Top-k keeps the first k tokens (0: all).
+    Top-p then keeps the fewest tokens, at least one, whose share of the remaining weight reaches p (Holtzman et al. 2020).
     """
     temperature = torch.where(batch.temperature > 0, batch.temperature, 1)
     ordered, tokens = (logits.float() / temperature[:, None]).sort(dim=-1, descending=True, stable=True)
@@ -26,7 +26,7 @@ def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
     rank = torch.arange(weights.shape[-1], device=weights.device)
     weights = weights.masked_fill((rank >= batch.top_k[:, None]) & (batch.top_k[:, None] > 0), 0)
     reached = weights.cumsum(dim=-1)
-    before = reached - weights  # the weight of the likelier tokens
+    before = reached - weights  # cumulative weight of the likelier tokens
     weights = weights.masked_fill((before >= batch.top_p[:, None] * reached[:, -1:]) & (rank > 0), 0)
     reached = weights.cumsum(dim=-1)
     passed = reached <= batch.uniform[:, None] * reached[:, -1:]

@@ -1,8 +1,8 @@
-"""I/O slots: the buffers of one iteration in flight, the operations on them, and the events between these.
+"""I/O slots: the buffers of one iteration in flight, the operations on the buffers, and the events that order the operations.
 
-`num_stages + 1` slots are used in turn: with one stage, iteration N + 1 is packed and copied in while N is computed. A
-slot is free again when the host has waited for its `downloaded`. A `Slot` has a `StageSlot` for each pipeline stage, which has a
-`RankSlot` for each rank of the stage, on the rank's device. The `RankSlot`s of a rank form a ring:
+`num_stages + 1` slots are used in turn: with one stage, iteration N + 1 is packed and copied in while N is computed. A slot is
+free again once the host has waited for the slot's `downloaded`. A `Slot` has one `StageSlot` per pipeline stage, which has one
+`RankSlot` per rank of the stage, on the rank's device. The `RankSlot`s of a rank form a ring:
 
     stage 0  tokens that iteration N - num_stages sampled --> hidden states --+
     stage 1  hidden states --> hidden states, or in the last stage sampled tokens, on the first stage's device
@@ -45,15 +45,15 @@ class Slot:
         tokens         d2h                    the host (`fetch`)      downloaded
 
     host: int32 [words]; the packed inputs (`batch.Fields`), in pinned memory where there is a GPU.
-    sampled: int32 [1 + rows] for each rank; a 0, for inputs that take no token, and the token sampled for each row. On the
-        first stage's devices, the same on all.
+    sampled: int32 [1 + rows] per rank, on the first stage's devices, with equal contents; a 0 for inputs that are not carried
+        over, then the token sampled for each row.
     tokens: int32 [rows]; the sampled tokens on the host.
-    download_started, downloaded: recorded by d2h before its work, where copies are timed, and after it.
-    in_use: from `launch` to the end of `wait`.
+    download_started, downloaded: recorded by d2h before (only if copies are timed) and after its work.
+    in_use: True from `launch` to the end of `wait`.
     """
 
     def __init__(self, index: int, largest: Shape, devices: Devices, streams: Streams, hidden_size: int) -> None:
-        """index: iteration N uses slot N modulo the number of slots. largest: the largest iteration that the slot holds."""
+        """index: iteration N uses the slot with index N modulo the number of slots. largest: shape of the largest iteration."""
         pinned = devices[0][0].type == "cuda"
         self.index = index
         self.in_use = False
@@ -74,7 +74,7 @@ class Slot:
             rank.arriving = arriving
         for rank, leaving in zip(last.ranks, self.sampled, strict=True):
             rank.leaving = leaving[1:]
-        if first is not last:  # a single stage's stream orders its own work
+        if first is not last:  # one stream already orders the work of a single stage
             first.awaited += (source.stages[-1].computed,)
         for before, stage in pairwise(self.stages):
             for rank, following in zip(before.ranks, stage.ranks, strict=True):
@@ -82,17 +82,17 @@ class Slot:
             stage.awaited += (before.computed,)
 
     def pack(self, step: Step, shape: Shape) -> Work:
-        """Writes the step's inputs, on the host."""
+        """Writes the step's inputs to the host buffer, and returns the work that they describe."""
         packed = host_views(self.host_array, shape)
         pack(step, shape, packed)
         return Work.of(shape, packed)
 
     def download(self, num_rows: int) -> None:
-        """Copies the sampled tokens out, on d2h."""
+        """Copies the sampled tokens to the host. Runs on d2h."""
         self.tokens[:num_rows].copy_(self.sampled[0][1 : 1 + num_rows], non_blocking=True)
 
     def fetch(self, num_rows: int) -> NDArray[np.int32]:
-        """Returns a copy of the tokens on the host, int32 [rows]."""
+        """Returns a copy of the downloaded tokens, int32 [rows]."""
         return self.token_array[:num_rows].copy()
 
 
@@ -101,13 +101,13 @@ class RankSlot:
 
         buffer         written by             read by                 which has waited for
         device         h2d                    compute                 uploaded
-        arriving       the compute before     compute                 that one's computed
+        arriving       the source's compute   compute                 computed of the source
 
-    The compute before is that of the stage before, or of the last stage in iteration N - num_stages.
+    The source is the preceding stage; for the first stage, the last stage in iteration N - num_stages.
 
     device: int32 [words]; the packed inputs.
-    arriving: hidden states of the stage before, float32 [tokens, hidden]; in the first stage the tokens that iteration
-        N - num_stages sampled, after a 0, int32 [1 + rows].
+    arriving: hidden states of the preceding stage, float32 [tokens, hidden]; in the first stage a 0, then the tokens that
+        iteration N - num_stages sampled, int32 [1 + rows].
     leaving: the next stage's `arriving`; in the last stage the tokens of the slot's `sampled`, int32 [rows].
     """
 
@@ -123,10 +123,10 @@ class RankSlot:
 class StageSlot:
     """One iteration in one stage: the buffers of each rank, and the stage's events.
 
-    index: number of the slot. stage: number of the stage.
-    upload_started, uploaded: recorded by h2d before its work, where copies are timed, and after it.
+    index: index of the slot. stage: index of the stage.
+    upload_started, uploaded: recorded by h2d before (only if copies are timed) and after its work.
     started, computed: recorded by compute before and after its work.
-    awaited: events for which compute waits.
+    awaited: events that compute waits for.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class StageSlot:
         self.awaited: tuple[Event, ...] = (self.uploaded,)
 
     def upload(self, work: Work) -> None:
-        """Copies the packed inputs to each rank, on h2d."""
+        """Copies the packed inputs to each rank. Runs on h2d."""
         num_words = work.shape.size
         for rank in self.ranks:
             rank.device[:num_words].copy_(self.host[:num_words], non_blocking=True)

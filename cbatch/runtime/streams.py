@@ -1,14 +1,14 @@
-"""Streams and events: they order a device's work, and the host waits for events alone.
+"""Streams and events, which order a device's work. The host waits only for events.
 
-The rules are CUDA's:
+The rules are the same as in CUDA:
 
-    stream.run(operation)      operations of one stream run one after the other; those of two streams in any order
-    stream.record(event)       the event covers everything enqueued in the stream so far
-    stream.wait(event)         what is enqueued in the stream from here on runs after the event's most recent record
+    stream.run(operation)      operations of one stream run one after the other; operations of two streams in any order
+    stream.record(event)       the event covers all work enqueued in the stream so far
+    stream.wait(event)         work enqueued in the stream after this call runs after the event's most recent record
     event.synchronize()        the host blocks until the most recent record is reached
 
-"Most recent" is decided when the call is made: recording an event again does not affect waits already enqueued. Waiting
-for an event that was never recorded returns at once. On a CPU a stream is a worker thread, so that a missing wait shows.
+"Most recent" is decided when the call is made: recording an event again does not affect waits already enqueued. Waiting for
+an event that was never recorded returns at once. On a CPU a stream is a worker thread, so tests can expose a missing wait.
 """
 
 import threading
@@ -27,7 +27,7 @@ Operation = Callable[[], object]
 
 
 class StreamError(CbatchError):
-    """An operation of a stream failed: the message names the stream and the exception, which is the cause, with its traceback."""
+    """An operation of a stream failed. The message names the stream and the exception, which is chained as the cause."""
 
 
 class Event(Protocol):
@@ -37,11 +37,11 @@ class Event(Protocol):
         """Blocks the host until the most recent record is reached. Raises StreamError if work before the record failed."""
 
     def time(self) -> float:
-        """Returns when the most recent record, which must be reached, was reached: seconds of `time.perf_counter`."""
+        """Returns when the most recent record was reached, in seconds of `time.perf_counter`. It must have been reached."""
 
 
 class Stream(Protocol):
-    """Work done in the order in which it was enqueued. All calls come from the host's thread and return at once."""
+    """Runs work in the order in which it was enqueued. All calls come from the host's thread and return at once."""
 
     def event(self) -> Any:
         """Returns a new event that this stream can record."""
@@ -53,11 +53,11 @@ class Stream(Protocol):
     def wait(self, event: Any) -> None: ...
 
     def close(self) -> None:
-        """Releases the stream. Work that has not begun may be dropped; synchronize first if it matters."""
+        """Releases the stream. Pending work may be dropped; synchronize first to keep it."""
 
 
 class Streams(NamedTuple):
-    """The streams of an executor. h2d, compute: copy in and compute, one for each pipeline stage. d2h: copies out."""
+    """The streams of an executor. h2d, compute: copies in and computes, one stream per pipeline stage. d2h: copies out."""
 
     h2d: Sequence[Stream]
     compute: Sequence[Stream]
@@ -65,7 +65,7 @@ class Streams(NamedTuple):
 
     @classmethod
     def of(cls, streams: Sequence[Stream]) -> Self:
-        """Combines streams in the order of `stream_names`."""
+        """Groups streams that are in the order of `stream_names`."""
         num_stages = len(streams) // 2
         return cls(streams[:num_stages], streams[num_stages:-1], streams[-1])
 
@@ -79,13 +79,13 @@ class Streams(NamedTuple):
 
 
 def stream_names(num_stages: int = 1) -> list[str]:
-    """Returns the names of an executor's streams; several stages are numbered."""
+    """Returns the names of an executor's streams; names carry the stage's number if there are several stages."""
     ends = [f" {stage}" for stage in range(num_stages)] if num_stages > 1 else [""]
     return [*(f"{kind}{end}" for kind in ("h2d", "compute") for end in ends), "d2h"]
 
 
 class Reached(NamedTuple):
-    """When a record was reached, and the failure before it: the first one in a chain of dependent work, or None."""
+    """When a record was reached, and the failure before it: the first in a chain of dependent work, or None."""
 
     time: float
     failure: StreamError | None
@@ -107,10 +107,10 @@ class ThreadEvent:
 
 
 class ThreadStream:
-    """A stream with a worker thread.
+    """A stream that runs its operations on a worker thread.
 
-    After an operation that raises, later operations are skipped, also in streams that wait for a later event: their inputs
-    were never written. Events are still reached, so that no wait hangs, and `synchronize` raises the exception.
+    After an operation raises, later operations are skipped, since their inputs were never written. Streams that wait for a later
+    event of this stream skip theirs as well. Events are still reached, so that no wait hangs, and `synchronize` raises the error.
     """
 
     def __init__(self, name: str) -> None:
@@ -138,9 +138,9 @@ class ThreadStream:
             self._enqueue(lambda: self._await(record))
 
     def close(self, timeout: float = 10.0) -> None:
-        """Drops work that has not begun, waits for the current operation and ends the thread. May be called twice.
+        """Drops pending work, waits for the current operation and ends the thread. May be called twice.
 
-        timeout: seconds, after which a busy thread is left alone.
+        timeout: seconds after which a busy thread is left running.
         """
         if not self._closing.done():
             self._closing.set_result(None)
@@ -167,7 +167,7 @@ class ThreadStream:
             operation()
 
     def _await(self, record: Future[Reached]) -> None:
-        """Blocks the worker until the record is reached or the stream closes; takes over a failure before the record."""
+        """Blocks the worker until the record is reached or the stream closes; adopts a failure that precedes the record."""
         if not record.done():
             either: tuple[Future[Any], ...] = (record, self._closing)
             wait_for(either, return_when=FIRST_COMPLETED)

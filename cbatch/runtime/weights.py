@@ -1,4 +1,4 @@
-"""Makes the `transformers` modules of a model: random weights from a seed, or a local checkpoint's."""
+"""Makes the `transformers` modules of a model, with random weights from a seed or with a local checkpoint's weights."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -15,7 +15,7 @@ from cbatch.runtime.model import ATTENTION_NAME, norm_name, paged_attention
 def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
     """Returns the model on the device, ready for inference with paged attention.
 
-    Raises ModelError if the model cannot be built, or the checkpoint is missing, broken, or does not match `spec`.
+    Raises ModelError if the model cannot be built, or if the checkpoint is missing, broken, or does not match `spec`.
     """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     if spec.path is not None:
@@ -26,7 +26,7 @@ def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
 
 
 def move_stages(model: PreTrainedModel, layers: Sequence[Layers], devices: Sequence[torch.device]) -> None:
-    """Moves each stage's weights to its device, in place, and the rotary embedding to the first."""
+    """Moves each stage's weights to the stage's device, in place, and the rotary embedding to the first device."""
     body: Any = model.base_model
     embedding, head = model.get_input_embeddings(), cast(Any, model.get_output_embeddings())
     if head.weight is embedding.weight and devices[0] != devices[-1]:
@@ -40,19 +40,19 @@ def move_stages(model: PreTrainedModel, layers: Sequence[Layers], devices: Seque
 
 
 def can_fuse(spec: ModelSpec) -> bool:
-    """Whether `FusedModel` computes the model: SiLU, and no biases but of queries, keys and values. `PagedModel` computes all."""
+    """Returns whether `FusedModel` supports the model: SiLU, and biases only in queries, keys and values. `PagedModel` supports all."""
     if spec.family not in CHECKPOINT_FAMILIES or spec.head_dim & (spec.head_dim - 1):
         return False
     config = None if spec.path is None else read_config(spec.path)
-    biases = any(getattr(config, key, False) for key in ("attention_bias", "mlp_bias"))  # the first has that of o_proj
+    biases = any(getattr(config, key, False) for key in ("attention_bias", "mlp_bias"))  # attention_bias: o_proj too
     return not biases and getattr(config, "hidden_act", "silu") in ("silu", "swish")
 
 
 def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
-    """Returns the configuration of `transformers` for a model with random weights, of variance 1 / hidden_size.
+    """Returns the `transformers` configuration of a model with random weights of variance 1 / hidden_size.
 
-    "nanogpt" is GPT-NeoX with its sequential residual: LayerNorm, plain 4 H feed-forward with GELU, 12 H^2 parameters
-    per layer; its positions are rotary where nanoGPT's are learned, which changes no matrix product.
+    "nanogpt" is GPT-NeoX with the sequential residual: LayerNorm, plain 4 H feed-forward with GELU, 12 H^2 parameters
+    per layer. Positions are rotary, whereas nanoGPT learns them; the matrix products are the same.
     """
     nanogpt = spec.family == "nanogpt"
     settings: dict[str, Any] = {
@@ -85,7 +85,7 @@ def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
 
 
 def load_skeleton(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
-    """Returns the modules of a model with random weights, ready for inference, without memory for the weights."""
+    """Returns the modules of a model with random weights, ready for inference, without allocating the weights."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     with torch.device("meta"):
         return _build(spec, config)

@@ -1,4 +1,4 @@
-"""The likeliest token of each row, found by many programs per row; PyTorch's own search uses one per row."""
+"""Finds the likeliest token of each row with many programs per row, where PyTorch's argmax uses one."""
 
 import torch
 import triton
@@ -11,8 +11,8 @@ from cbatch.runtime.gpu.exchange import (
     Awaited,
     Exchange,
     Meeting,
+    signal_others,
     store_for_others,
-    tell_others,
     wait_for_others,
 )
 
@@ -59,7 +59,7 @@ def _search_kernel(  # type: ignore[no-untyped-def]
     if RANKS > 1:
         store_for_others(values_addresses_ptr, place, top, True, RANK, RANKS)
         store_for_others(tokens_addresses_ptr, place, token, True, RANK, RANKS)
-        tell_others(counters_ptr, RANK, RANKS)
+        signal_others(counters_ptr, RANK, RANKS)
 
 
 @triton.jit(do_not_specialize=["num_signals"], do_not_specialize_on_alignment=COUNTS)
@@ -91,11 +91,11 @@ def _choose_kernel(  # type: ignore[no-untyped-def]
 
 
 def argmax(logits: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Same as `sampling.greedy`, on a GPU.
+    """Computes the same as `sampling.greedy`, on a GPU.
 
     Args:
         logits: [rows, vocabulary], contiguous. NaN is ignored.
-        out: int32 [rows]; receives the tokens, and is returned; may be on another GPU that this one can access.
+        out: int32 [rows]; receives the tokens and is returned; may be on another GPU that this GPU can access.
     """
     num_rows, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
@@ -107,13 +107,13 @@ def argmax(logits: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def search_share(logits: torch.Tensor, exchange: Exchange, meeting: Meeting) -> None:
-    """Find the likeliest token of each chunk of a rank's share of the vocabulary, for all ranks. logits: [rows, share], contiguous."""
+    """Stores the likeliest token of each chunk of a rank's vocabulary share in all ranks' tables. logits: [rows, share], contiguous."""
     meeting.num_signals = len(logits) * exchange.num_chunks
     _search(logits, *exchange.table, exchange.num_chunks, exchange, meeting)
 
 
 def choose_share(out: torch.Tensor, exchange: Exchange, meeting: Meeting) -> None:
-    """Choose among the chunks of all ranks. out: int32 [rows], as of `argmax`."""
+    """Writes the likeliest token over the chunks of all ranks. out: int32 [rows], as in `argmax`."""
     _choose(*exchange.table, out, exchange.vocabulary, meeting)
 
 

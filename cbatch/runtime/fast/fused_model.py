@@ -1,10 +1,10 @@
-"""The decoders of the Llama family at serving speed: `transformers`' weights, eight kernels per layer.
+"""The decoders of the Llama family at serving speed: the weights of `transformers`, eight kernels per layer.
 
     add to residual, normalise | q, k, v | rotate, write keys and values | attend | project |
     add to residual, normalise | SiLU(gate) * up | down
 
-The modules stay valid: their projections become views of the fused matrices, so this model and `PagedModel`, its
-reference, share one set of weights.
+The modules remain usable: their projections become views of the fused matrices. This model and its reference,
+`PagedModel`, share one set of weights.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ class Layer(NamedTuple):
 class FusedModel:
     """Same interface and tokens as `PagedModel`; in bfloat16 equal up to rounding.
 
-    A pipeline changes no bit: a stage sends the float32 sum that a single GPU would normalise next. With an exchange the model
-    computes one rank's share: `shards.shard` makes the modules and `topology.share_of` the spec.
+    Pipelined results are bit-identical: a stage sends the float32 sum that a single GPU would normalise next. With an exchange the
+    model computes one rank's share, with modules from `shards.shard` and the spec from `topology.share_of`.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class FusedModel:
     ) -> None:
         """
         Args:
-            model: from `weights.load_model`, the cache's layers on its GPU; its projections are fused in place.
+            model: from `weights.load_model`, with the cache's layers on the cache's GPU; the projections are fused in place.
             max_rows: most requests in an iteration.
             max_positions: tokens of the longest request.
-            exchange: with the other ranks of the group; None if there are none.
+            exchange: exchange with the other ranks of the group; None for a single rank.
             quack: see `Product`.
         """
         assert can_fuse(spec), "the caller chooses PagedModel for other models"
@@ -100,17 +100,17 @@ class FusedModel:
     def __call__(
         self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds, leaving: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute one iteration without other ranks."""
+        """Computes one iteration without other ranks."""
         return finish(self.steps(inputs, batch, bounds, leaving))
 
     def steps(
         self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds, leaving: torch.Tensor | None = None
     ) -> Steps[torch.Tensor]:
-        """See `PagedModel`. `leaving` may be on another GPU that this one can access.
+        """See `PagedModel`. `leaving` may be on another GPU that this GPU can access.
 
         Returns:
-            Logits, float32 [rows, vocabulary], in the model's own buffer: valid until the next call, and always at the
-            same address, as a captured graph needs. Those of empty rows are undefined.
+            Logits, float32 [rows, vocabulary], in a buffer of the model: valid until the next call, and always at the same
+            address, as a captured graph requires. Logits of empty rows are undefined.
         """
         has_chunks = bounds.max_query_len > 1 or len(inputs) != len(batch.context_lens)
         sampled = batch.query_starts[1:] - 1 if has_chunks and self.layers.is_last else None  # each row's last token
@@ -147,7 +147,7 @@ class FusedModel:
                 dependent=self.dependent,
             )
             attended = self._attention(query, keys, values, batch, bounds, scaling=self._scaling).flatten(1)
-            if sampled is not None and index == self.layers.end - 1:  # nothing reads the other tokens from here on
+            if sampled is not None and index == self.layers.end - 1:  # the other tokens are not read after this
                 attended, residual = attended[sampled], residual[sampled]
             meeting = self._meeting(2 * (index - self.layers.first))
             parts = layer.output(attended, meeting)
@@ -168,7 +168,7 @@ class FusedModel:
         return logits
 
     def choose(self, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]:
-        """See `PagedModel`; the likeliest of all ranks' tokens. `out` may be on another GPU."""
+        """Chooses the likeliest token over all ranks; see `PagedModel`. `out` may be on another GPU."""
         exchange = self._exchange
         if exchange is None:
             argmax(logits, out)
@@ -196,7 +196,7 @@ class FusedModel:
             qkv=self._product(join(projections)),
             qkv_bias=None if biases[0] is None else torch.cat(biases),
             head_norms=norms,
-            # gate_up's first weights take longer to read than the norm in between, and would delay the last ones of output
+            # no overlap: prefetching gate_up's weights takes longer than the norm in between, and would delay output's last reads
             output=self._product(attention.o_proj.weight, overlaps=False),
             feed_forward_norm=layer.post_attention_layernorm.weight,
             gate_up=self._product(join([feed_forward.gate_proj, feed_forward.up_proj]), gated=True),
@@ -228,7 +228,7 @@ def exchanges_of(spec: ModelSpec, limits: Limits, layers: Layers, devices: Seque
 
 
 def join(projections: list[Any]) -> torch.Tensor:
-    """Concatenate the weights of several projections, [all outputs, inputs]; theirs become views of the result."""
+    """Concatenates the weights of several projections to [all outputs, inputs], and turns their weights into views of the result."""
     sizes = [projection.weight.shape[0] for projection in projections]
     fused = torch.cat([projection.weight for projection in projections])
     for projection, part in zip(projections, fused.split(sizes), strict=True):
@@ -237,7 +237,7 @@ def join(projections: list[Any]) -> torch.Tensor:
 
 
 def rotations(rotary: Any, max_positions: int) -> torch.Tensor:
-    """Return cosines and sines of the rotary embedding for every position, float32 [positions, 2, head dim / 2]."""
+    """Returns cosines and sines of the rotary embedding for every position, float32 [positions, 2, head dim / 2]."""
     device = rotary.inv_freq.device
     positions = torch.arange(max_positions, device=device)[None]
     cosines, sines = rotary(torch.zeros(1, device=device), positions)  # [1, positions, head dim], both halves equal

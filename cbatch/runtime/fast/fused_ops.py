@@ -1,8 +1,8 @@
 """The small operations between a decoder layer's matrix products, each in one pass over memory.
 
 Inputs named `parts` are [splits, tokens, width]: partial sums of a product whose inputs were split
-(`small_batch_gemm`), or a plain product as the only part. Each kernel lets its successor start early and itself waits
-for its predecessor ("programmatic dependent launch") if `dependent`, which needs compute capability 9.0.
+(`small_batch_gemm`), or a plain product as the only part. If `dependent`, each kernel lets its successor start early and
+waits for its predecessor ("programmatic dependent launch"), which requires compute capability 9.0.
 """
 
 import torch
@@ -66,13 +66,13 @@ def add_norm(
     source: torch.Tensor | None = None,
     meeting: Meeting | None = None,
 ) -> torch.Tensor:
-    """Add a layer's output to the residual stream, in place, and normalise the sum (RMSNorm).
+    """Adds a layer's output to the residual stream, in place, and normalises the sum (RMSNorm).
 
     Args:
         parts: [splits, tokens, hidden]; None if there is nothing to add.
         residual: [tokens, hidden].
-        source: [tokens, hidden]; the residual stream that arrives from another GPU, while `residual` is still unwritten.
-        meeting: where the product that made `parts` stored them for the other ranks; the kernel waits for their parts and adds them.
+        source: [tokens, hidden]; residual stream from another GPU; `residual` is then only written.
+        meeting: meeting at which the ranks exchange `parts`; the kernel waits for the other ranks' parts and adds them.
 
     Returns:
         [tokens, hidden], the input of the next product.
@@ -98,7 +98,7 @@ def add_norm(
         DEPENDENT=dependent,
         RANK=awaited.rank.index,
         RANKS=awaited.rank.size,
-        num_warps=16 if num_tokens <= 128 else 8,  # latency limits few programs
+        num_warps=16 if num_tokens <= 128 else 8,  # few programs are latency-bound
         launch_pdl=dependent and source is None,  # a stage's first kernel has no predecessor
     )
     return out
@@ -180,7 +180,7 @@ def rotate_and_store(
     epsilon: float = 0.0,
     dependent: bool,
 ) -> torch.Tensor:
-    """Sum a QKV product, rotate queries and keys by their positions, and store keys and values in the cache.
+    """Sums a QKV product, rotates queries and keys by position, and stores keys and values in the cache.
 
     Args:
         parts: [splits, tokens, (heads + 2 kv heads) * head dim].
@@ -247,7 +247,7 @@ def _gate_kernel(  # type: ignore[no-untyped-def]
 
 
 def gate(gates_and_ups: torch.Tensor, *, dependent: bool) -> torch.Tensor:
-    """The activation of a gated feed-forward layer (SwiGLU, Shazeer 2020): SiLU(gate) * up.
+    """Returns the activation of a gated feed-forward layer (SwiGLU, Shazeer 2020): SiLU(gate) * up.
 
     Args:
         gates_and_ups: [tokens, 2 * width], the gates first.

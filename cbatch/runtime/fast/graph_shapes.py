@@ -1,4 +1,4 @@
-"""Which shapes to capture graphs for, and, from measured times, which of them to keep."""
+"""Chooses the shapes to capture graphs for, and from measured times the captured shapes to keep."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,11 @@ from cbatch.runtime.batch import Shape
 from cbatch.runtime.graphs import GraphedIteration, is_decode
 
 SLOWER = 1.03
-"""A shape this many times slower than a larger one is left out: the larger one takes its steps."""
+"""A shape this many times slower than a larger shape is dropped; the larger shape then runs its steps."""
 
 
 class MeasuredGraphs(GraphedIteration):
-    """Graphs that are timed once captured: slow shapes of mixed iterations are left out."""
+    """Times the graphs after capture, and drops slow shapes of mixed iterations."""
 
     def _choose(self, shapes: Sequence[Shape]) -> Sequence[Shape]:
         mixed = without_slow({shape: self._replay_seconds(shape) for shape in shapes if not is_decode(shape)})
@@ -21,11 +21,11 @@ class MeasuredGraphs(GraphedIteration):
 
     @property
     def mixed_sizes(self) -> tuple[int, ...]:
-        """Tokens of the captured shapes for mixed iterations, ascending."""
+        """Returns the numbers of tokens of the captured shapes for mixed iterations, ascending."""
         return tuple(shape.num_tokens for shape in self.shapes if not is_decode(shape))
 
     def _replay_seconds(self, shape: Shape) -> float:
-        """The shorter of two replays on padding."""
+        """Returns the duration of the faster of two replays on padding, in seconds."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         times: list[float] = []
         with self._current_streams():
@@ -41,9 +41,9 @@ class MeasuredGraphs(GraphedIteration):
 
 
 def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
-    """Leave out shapes that take longer than a larger one: matrix products of some sizes are slow.
+    """Returns the shapes that are not slower than a larger shape: matrix products of some sizes are slow.
 
-    seconds: duration of an iteration of each shape, ascending.
+    seconds: duration of an iteration by shape, shapes ascending.
     """
     kept: dict[Shape, float] = {}
     fastest = float("inf")
@@ -55,7 +55,7 @@ def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
 
 
 def default_shapes(limits: Limits, block_size: int, which: str) -> list[Shape]:
-    """The shapes to capture: decodes up to the whole batch, and mixed iterations up to a few tiles. which: "off", "decode" or "all"."""
+    """Returns the shapes to capture: decodes up to the full batch, and mixed iterations of a few tiles. which: "off", "decode" or "all"."""
     width = Shape.largest(limits, block_size).num_blocks
     if which == "off":
         return []
@@ -66,17 +66,17 @@ def default_shapes(limits: Limits, block_size: int, which: str) -> list[Shape]:
 
 
 def decode_sizes(max_batch: int) -> list[int]:
-    """Batches of decodes: 1, powers of two from 4 on, and the largest; a few rows take as long as one."""
+    """Returns decode batch sizes: 1, powers of two from 4 on, and `max_batch`. A few rows take as long as one row."""
     sizes = [1, *(2**power for power in range(2, max_batch.bit_length()))]
     return [*(size for size in sizes if size < max_batch), max_batch]
 
 
 def mixed_sizes(limits: Limits) -> list[int]:
-    """Tokens of mixed iterations: `limits.graph_sizes`, or multiples of the tile up to 16, and half a tile more than the first.
+    """Returns the token counts of mixed iterations: `limits.graph_sizes`, or 1, 1.5, 2, 3, ... 16 tiles.
 
-    Launched one by one, the operations of Llama-3.1-8B take the hosts of H100s 18 to 90 ms, and the device 25 to 45 ms for 1,025
-    to 2,048 tokens. Each graph takes about 1 MiB of device memory, whatever its size. A full batch with a chunk beside its
-    decodes has more tokens than requests, so sizes up to the batch are left out.
+    Launching the operations of Llama-3.1-8B one by one takes 18 to 90 ms on the hosts of H100s; the device computes 1,025 to 2,048
+    tokens in 25 to 45 ms. Each graph takes about 1 MiB of device memory, whatever its size. A full batch with a chunk has more
+    tokens than requests, so sizes up to the batch are left out.
     """
     sizes = limits.graph_sizes or [int(max(limits.tile, 16) * number) for number in (1, 1.5, *range(2, 17))]
     return [size for size in sizes if limits.max_batch < size <= limits.max_tokens]

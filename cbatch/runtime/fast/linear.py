@@ -1,4 +1,4 @@
-"""Products with a weight matrix: our own kernel for few rows, a library's for many."""
+"""Products with a weight matrix: our own kernel for few rows, a library's kernel for many."""
 
 import torch
 from torch.nn.functional import linear
@@ -13,7 +13,7 @@ class Product:
     """Multiplies rows with one weight matrix.
 
     weight: [outputs, inputs]; if gated, the gates and then the ups, [2 * outputs, inputs].
-    tiling, wide: for few rows, and for up to `MAX_ROWS`; None if the matrix or the GPU needs the library's product.
+    tiling, wide: tilings for up to `FEW_ROWS` and up to `MAX_ROWS` rows; None if the matrix or the GPU requires the library.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class Product:
         Args:
             num_processors: multiprocessors of the GPU.
             overlaps: see `small_batch_product`.
-            dependent: small operations start while the preceding kernel still runs; needs compute capability 9.0.
-            quack: many rows are multiplied by quack's kernels where these are faster, else by cuBLAS.
+            dependent: small operations start while the preceding kernel still runs; requires compute capability 9.0.
+            quack: quack's kernels multiply many rows if they are faster than cuBLAS.
         """
         self.weight = weight
         self.num_processors = num_processors
@@ -49,10 +49,10 @@ class Product:
         """
         Args:
             x: [rows, inputs].
-            meeting: where the parts are stored for the other ranks too.
+            meeting: meeting at which the parts are also stored for the other ranks.
 
         Returns:
-            [parts, rows, outputs], to be summed over the parts; if gated, SiLU(gate) * up in one part.
+            [parts, rows, outputs]; the product is the sum over the parts. If gated, SiLU(gate) * up in one part.
         """
         if tiling := self._tiling_of(x, meeting):
             return small_batch_product(
@@ -68,7 +68,7 @@ class Product:
         return gate(out, dependent=self.dependent)[None] if self.gated else out[None]
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        """Write the summed product of an ungated matrix to `out`, float32 [rows, outputs]."""
+        """Writes the summed product of an ungated matrix to `out`, float32 [rows, outputs]."""
         tiling = self._tiling_of(x, None)
         if tiling and tiling.splits == 1:
             small_batch_product(x, self.weight, tiling, out=out[None])
@@ -77,7 +77,7 @@ class Product:
             out.copy_(parts[0] if len(parts) == 1 else parts.sum(0))
 
     def _tiling_of(self, x: torch.Tensor, meeting: Meeting | None) -> Tiling | None:
-        """Return the tiling for the rows of `x`; None: the library multiplies them. A meeting has no room for more parts."""
+        """Returns the tiling for the rows of `x`, or None for the library. The boxes of a meeting are too small for wide tilings."""
         if len(x) <= FEW_ROWS:
             return self.tiling
         return self.wide if len(x) <= MAX_ROWS and meeting is None else None

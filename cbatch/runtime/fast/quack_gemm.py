@@ -1,8 +1,8 @@
-"""Products with more rows than our own kernel takes, by quack's kernels for Hopper.
+"""Products with more rows than our own kernel supports, computed by quack's kernels for Hopper.
 
-cuBLAS chooses tiles by its own heuristics. Here the tile is chosen so that all tiles fill the multiprocessors in whole waves, and a
-gated product applies SiLU(gate) * up on chip. Otherwise the gates and ups of 1,024 tokens of Llama-3.1-8B, 57 MB, would be written
-and read again.
+cuBLAS chooses tiles by its own heuristics. This module chooses the tile whose programs best fill whole waves of the multiprocessors.
+A gated product applies SiLU(gate) * up on chip. Otherwise the gates and ups of 1,024 tokens of Llama-3.1-8B, 57 MB, would be
+written and read again.
 """
 
 from importlib import import_module
@@ -15,9 +15,9 @@ from cbatch.model import ModelSpec
 
 
 class Tile(NamedTuple):
-    """Rows and outputs of a tile, gates and ups counted together.
+    """Rows and outputs of a tile; outputs count both gates and ups.
 
-    turns: two tiles of a multiprocessor take turns ("ping-pong"). paired: slower than cuBLAS unless two tiles of rows share weights.
+    turns: two tiles of a multiprocessor alternate ("ping-pong"). paired: slower than cuBLAS unless two tiles of rows share weights.
     """
 
     rows: int
@@ -36,20 +36,19 @@ _GATED = (
 _PLAIN = (Tile(256, 192), Tile(128, 240, paired=True))
 
 _WORTH = 0.93
-"""Least share of the multiprocessors' time in which a tile lets them compute. On one H200, with 256 to 2,048 rows of three models,
-such tiles were from 12% faster than cuBLAS to 3% slower, most of them faster."""
-
+"""Least utilization of the multiprocessors for which a tile is used. On one H200, with 256 to 2,048 rows of three models, such
+tiles ranged from 12% faster than cuBLAS to 3% slower; most were faster."""
 
 MOST_ROWS = 2048
-"""With more rows every tile fills the multiprocessors, so that their share does not predict the speed: on an H100 the products of
-45,248 and 65,472 rows took 1.2 and 1.5 times as long as cuBLAS's, those of 23,104 and 32,320 rows equally long."""
+"""With more rows every tile fills the multiprocessors, so utilization does not predict the speed. On an H100 the products of 45,248
+and 65,472 rows took 1.2 and 1.5 times as long as with cuBLAS; products of 23,104 and 32,320 rows took equally long."""
 
 
 def quack_product(x: torch.Tensor, weight: torch.Tensor, num_processors: int, *, gated: bool) -> torch.Tensor | None:
-    """x weight^T; if gated, SiLU(x gates^T) * (x ups^T). None where no tile is worth it: cuBLAS is faster, or as fast.
+    """Returns x weight^T, or if gated SiLU(x gates^T) * (x ups^T); None if no tile promises to beat cuBLAS.
 
     Args:
-        x: [rows, inputs], of 16 bits.
+        x: [rows, inputs], 16-bit floats.
         weight: [outputs, inputs]; if gated, the gates and then the ups.
     """
     tile = choose_tile(len(x), len(weight), num_processors, gated=gated)
@@ -57,7 +56,7 @@ def quack_product(x: torch.Tensor, weight: torch.Tensor, num_processors: int, *,
 
 
 def _multiply(x: torch.Tensor, weight: torch.Tensor, tile: Tile, *, gated: bool) -> torch.Tensor:
-    cluster = (2, 1) if _in_pairs(len(x), tile) else (1, 2)  # tiles that share what they load: weights, or rows
+    cluster = (2, 1) if _in_pairs(len(x), tile) else (1, 2)  # tiles in a cluster share loads of weights, or of rows
     if gated:
         library = import_module("quack.gemm_interface")
         config = library.GemmConfig(
@@ -77,12 +76,12 @@ def _multiply(x: torch.Tensor, weight: torch.Tensor, tile: Tile, *, gated: bool)
 
 
 def choose_tile(rows: int, outputs: int, num_processors: int, *, gated: bool) -> Tile | None:
-    """Returns the tile that keeps the multiprocessors computing for the largest share of the time, the larger on a tie; None: use cuBLAS."""
+    """Returns the tile with the highest utilization of the multiprocessors, the larger tile on a tie; None means cuBLAS."""
     if rows > MOST_ROWS:
         return None
     share, tile = max(
         ((_share(rows, outputs, num_processors, tile), tile) for tile in _tiles(rows, gated=gated)),
-        key=lambda found: (round(found[0], 3), found[1].rows * found[1].outputs),
+        key=lambda pair: (round(pair[0], 3), pair[1].rows * pair[1].outputs),
     )
     return tile if share >= _WORTH else None
 
@@ -90,7 +89,7 @@ def choose_tile(rows: int, outputs: int, num_processors: int, *, gated: bool) ->
 def why_not_quack(spec: ModelSpec, device: torch.device) -> str:
     """Returns why quack cannot compute the model's products on a GPU; empty if it can.
 
-    Compiles all its kernels, some seconds the first time on a machine: no iteration waits for that later.
+    Compiles all of quack's kernels, which takes some seconds the first time on a machine; no iteration has to wait for it later.
     """
     if spec.dtype not in ("bfloat16", "float16"):
         return "it multiplies 16-bit floats"
@@ -103,7 +102,7 @@ def why_not_quack(spec: ModelSpec, device: torch.device) -> str:
                 _multiply(zeros[:rows], zeros, tile, gated=gated)
     except ImportError:
         return "quack-kernels, which flash-attn-4 brings, is not installed"
-    except Exception as error:  # its compiler may raise anything on this machine
+    except Exception as error:  # quack's compiler may raise any exception
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return ""
 

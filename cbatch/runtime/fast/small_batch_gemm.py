@@ -1,21 +1,21 @@
-"""Products of a few rows with a large weight matrix, at the speed at which the weights can be read.
+"""Products of a few rows with a large weight matrix, as fast as the weights can be read.
 
-With up to 128 rows a product takes about as long as reading its weights, so any moment without a read in flight is lost.
-Hence five differences from a library's product:
+With up to 128 rows a product takes about as long as reading its weights, so reads must always be in flight. The kernel differs from
+a library's in five ways:
 
 * the weights are the tall operand (out^T = weight x^T), so that few rows still fill a tensor core's tile;
-* if the outputs are too few to occupy the GPU, the inputs are split too, and the kernel that reads the product sums the
-  parts (`fused_ops`): no extra pass, and always the same order of summation;
-* programs are placed while the preceding kernel still runs ("programmatic dependent launch") if that `overlaps`, and fill their shared memory
-  with weights, which depend on no kernel, before they wait for it in `gdc_wait`; only then are the rows read;
-* the copy engine (TMA) reads tiles straight into shared memory: no registers and few instructions per byte;
-* programs begin at different places along the inputs (`STRIDE`): at the same place all of them would read the same rows at once.
+* if the outputs are too few to occupy the GPU, the inputs are also split. The kernel that reads the product sums the parts
+  (`fused_ops`), which needs no extra pass and fixes the order of summation;
+* if the preceding kernel `overlaps`, programs start while it still runs ("programmatic dependent launch"). They fill their shared
+  memory with weights, which depend on no kernel, then wait for the preceding kernel in `gdc_wait`, and then read the rows;
+* the copy engine (TMA) reads tiles directly into shared memory: no registers and few instructions per byte;
+* programs begin at different places along the inputs (`STRIDE`); otherwise all programs would read the same rows at once.
 
-Written in Gluon, Triton's lower level, since Triton reads a step's weights and rows together. Needs compute capability 9.0.
+Written in Gluon, Triton's lower level, since Triton reads a step's weights and rows together. Requires compute capability 9.0.
 
-Tried on an H200 without gain: fetching the next product's first weights into the L2 cache while this one ends (slower), rows that
-programs of a cluster share by multicast, and a warp that does nothing but load. On an H100 it is slower to have fewer steps of rows
-than of weights in flight, also with rows that threads copy: reads of rows wait behind the many reads of weights.
+Tried on an H200 without gain: prefetching the next product's first weights into the L2 cache while this product ends (slower), rows
+shared by multicast among the programs of a cluster, and a warp that only loads. On an H100 fewer steps of rows than of weights in
+flight are slower, even with rows copied by threads: reads of rows wait behind the many reads of weights.
 """
 
 from typing import NamedTuple
@@ -29,16 +29,16 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.model import Rank
-from cbatch.runtime.gpu.exchange import Meeting, store_for_others, tell_others
+from cbatch.runtime.gpu.exchange import Meeting, signal_others, store_for_others
 
 FEW_ROWS = 64
-"""Most rows for one warp group; with more, the rows of a step take as much room as its weights."""
+"""Most rows for one warp group; with more, the rows of a step take as much shared memory as its weights."""
 
 MAX_ROWS = 128
 
 STRIDE = 5
-"""Steps between the places at which two neighbouring programs begin, for 17 to `FEW_ROWS` rows. On an H100 it saves 1.1% of a decode
-iteration of 32 requests, and 1 to 7 steps are alike; more rows take 0.2% longer with it."""
+"""Steps between the places where two neighbouring programs begin, for 17 to `FEW_ROWS` rows. On an H100 the stride saves 1.1% of a
+decode iteration of 32 requests, 1 to 7 steps perform alike, and more rows take 0.2% longer with a stride."""
 
 SHARED_MEMORY = 222 * 1024
 """Bytes of shared memory that the programs of one multiprocessor may use together (Hopper has 228 KB)."""
@@ -51,8 +51,8 @@ class Tiling(NamedTuple):
 
     outputs: per program.
     inputs: per step of a program.
-    splits: parts into which the inputs are divided, each with its own programs.
-    per_processor: programs that should fit on one multiprocessor; sets how many steps each may have in flight.
+    splits: parts into which the inputs are divided; each part has separate programs.
+    per_processor: programs that should fit on one multiprocessor; limits the steps that a program may have in flight.
     """
 
     outputs: int
@@ -61,24 +61,24 @@ class Tiling(NamedTuple):
     per_processor: int
 
     def num_stages(self, block_rows: int, gated: bool) -> int:
-        """Steps in flight, as many as the shared memory holds; weights and inputs have 16 bits."""
+        """Returns the steps in flight that fit into shared memory; weights and inputs have 16 bits."""
         step = (self.outputs * (2 if gated else 1) + block_rows) * self.inputs * 2
         return SHARED_MEMORY // self.per_processor // step
 
 
 def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool, wide: bool = False) -> Tiling | None:
-    """Return a tiling for a matrix, or None if none divides it evenly.
+    """Returns a tiling for a matrix, or None if no tiling divides the matrix evenly.
 
-    Of the tilings tried on an H200, tiles of 64 outputs with as many splits as needed are best for few rows, or tiles of 128
-    if there are enough of them and the product is not gated: a gated one reads two weights per output. Up to 1.25 programs per
-    multiprocessor take its whole memory each: of two halves one would be empty, and the next kernel would fill it too early. Up to 1.5
-    are divided in two, so that three of each multiprocessor's three places are taken.
+    Of the tilings tried on an H200, tiles of 64 outputs with as many splits as needed are best for few rows. Tiles of 128 are best
+    if there are enough of them and the product is not gated; a gated product reads two weights per output. Up to 1.25 programs per
+    multiprocessor take its whole memory each: with two halves, one half would be empty, and the next kernel would fill it too early.
+    Up to 1.5 programs per multiprocessor are divided in two, so that all three places of each multiprocessor are taken.
 
     Args:
-        outputs: the product's outputs; if gated, half the matrix's.
+        outputs: the product's outputs; if gated, half the outputs of the matrix.
         num_processors: multiprocessors of the GPU.
         gated: as in `small_batch_product`; the inputs of a gated product are not split.
-        wide: for more than `FEW_ROWS` rows; None if the programs are too few, or gated ones take two waves.
+        wide: for more than `FEW_ROWS` rows. The result is then None if programs are too few, or if gated programs take two waves.
     """
     tile = 128 if wide or (outputs // 128 >= 0.8 * num_processors and not gated) else 64
     step = 128 if inputs % 128 == 0 and not wide else 64
@@ -110,7 +110,7 @@ def _read_weights(  # type: ignore[no-untyped-def]
     OUTPUTS: gl.constexpr,
     STEP_BYTES: gl.constexpr,
 ):
-    """Start reading the weights of a step into a stage, which is full when its rows have arrived too."""
+    """Starts reading the weights of a step into a stage. The stage is full once its rows have arrived as well."""
     WAYS: gl.constexpr = weights.shape[0] // arrived.shape[0]
     column = step * weight.block_type.shape[1]
     mbarrier.expect(arrived.index(stage), STEP_BYTES, pred=wanted)
@@ -186,7 +186,7 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     gl.store(out_ptr + places, part, rows < num_rows)
     if RANKS > 1:
         store_for_others(boxes_ptr, places, part, rows < num_rows, RANK, RANKS)
-        tell_others(counters_ptr, RANK, RANKS)
+        signal_others(counters_ptr, RANK, RANKS)
 
 
 def small_batch_product(
@@ -199,16 +199,16 @@ def small_batch_product(
     out: torch.Tensor | None = None,
     meeting: Meeting | None = None,
 ) -> torch.Tensor:
-    """Multiply up to `MAX_ROWS` rows with a weight matrix.
+    """Multiplies up to `MAX_ROWS` rows with a weight matrix.
 
     Args:
         x: [rows, inputs], contiguous.
         weight: [outputs, inputs], contiguous, of x's 16-bit type; if gated, [2 * outputs, inputs], the gates first.
-        tiling: from `tiling_for` for these sizes; a wide one for more than `FEW_ROWS` rows.
-        gated: SiLU(x gates^T) * (x ups^T) instead of x weight^T.
-        overlaps: the next kernel's programs are placed while this one runs; else when it ends.
-        out: written instead of a new tensor; contiguous.
-        meeting: where the parts are stored for the other ranks too.
+        tiling: from `tiling_for` for these sizes; a wide tiling for more than `FEW_ROWS` rows.
+        gated: compute SiLU(x gates^T) * (x ups^T) instead of x weight^T.
+        overlaps: the next kernel's programs start while this kernel runs; otherwise when it ends.
+        out: contiguous tensor to write to instead of a new tensor.
+        meeting: meeting at which the parts are also stored for the other ranks.
 
     Returns:
         [splits, rows, outputs], partial sums in float32; if gated, or with a meeting, of x's type.
@@ -245,7 +245,7 @@ def small_batch_product(
 
 
 def _tiles(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Describe a matrix to the copy engine as tiles of this size; beyond its edges there are zeros."""
+    """Describes a matrix to the copy engine as tiles of this size, with zeros beyond the matrix's edges."""
     layout = gl.NVMMASharedLayout.get_default_for(
         [rows, columns], getattr(gl, str(matrix.dtype).removeprefix("torch."))
     )

@@ -36,8 +36,8 @@ from cbatch.runtime.weights import can_fuse, load_model, move_stages
 class GpuExecutor(StreamExecutor):
     """A `StreamExecutor` on CUDA streams.
 
-    attention, products: the kernels in use for attention and large matrix products, and why faster ones are not.
-    iteration: the first stage's; has the number of replayed iterations and the cost of the captures.
+    attention, products: kernels in use for attention and large matrix products, and why faster kernels are not in use.
+    iteration: the first stage's iteration; counts replays and reports the cost of the captures.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class GpuExecutor(StreamExecutor):
 
 
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> GpuExecutor:
-    """Returns an executor that computes `spec` on the current GPU, and on the GPUs after it for more stages or ranks.
+    """Returns an executor that computes `spec` on the current GPU; more stages or ranks use the GPUs that follow.
 
     Raises:
-        ConfigError: GPUs are missing or not connected, the attention does not fit, more stages than layers, heads that the ranks do
-            not divide, or requests may be longer than the model's positions.
+        ConfigError: GPUs are missing or not connected, no attention kernel fits, there are more stages than layers, the ranks do not
+            divide the heads, or requests may be longer than the model's positions.
         ModelError: the model cannot be built, loaded or captured.
         CapacityError: weights, KV cache and iterations exceed a GPU's memory.
     """
@@ -89,18 +89,18 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
 
 
 def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> None:
-    """Raises ConfigError, ModelError or CapacityError if `build` would, before weights are loaded."""
+    """Raises the ConfigError, ModelError or CapacityError that `build` would raise, before weights are loaded."""
     check_positions(spec, limits)
     check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options))
 
 
 def kv_tokens_beside(spec: ModelSpec, limits: Limits, options: Options = Options()) -> int:
-    """Tokens of KV cache that fit on the GPUs beside the model. Raises CapacityError if not even one does."""
+    """Returns the tokens of KV cache that fit on the GPUs beside the model. Raises CapacityError if none fits."""
     return kv_tokens_that_fit(spec, limits, *_parts(spec, limits, options))
 
 
 def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Layers], list[int], int]:
-    """Returns the layers of each stage, the fewest free bytes of its GPUs, and the number of ranks."""
+    """Returns the layers of each stage, the fewest free bytes among each stage's GPUs, and the number of ranks."""
     layers, num_ranks = split_layers(spec, limits.num_stages, options.layers), options.tensor_parallel
     split_ranks(spec, num_ranks)
     fused = f"{', '.join(CHECKPOINT_FAMILIES)} with SiLU and no biases but of q, k and v, and runtime.compile=false"
@@ -122,7 +122,7 @@ def _sender(devices: Devices) -> Send:
 def _load(
     spec: ModelSpec, limits: Limits, kv: KVSize, devices: Devices, options: Options
 ) -> tuple[list[list[FusedModel | PagedModel]], str, str]:
-    """The model of each stage's ranks, the fused one if the options and the family allow; names of its attention and products."""
+    """Returns the models by stage and rank, fused if options and family allow it, and the names of attention and products."""
     layers, ranks = split_layers(spec, limits.num_stages, options.layers), split_ranks(spec, options.tensor_parallel)
     shares = [share_of(spec, rank) for rank in ranks]
     chosen = [

@@ -13,10 +13,10 @@ from cbatch.runtime.streams import Operation, StreamError, Streams
 
 
 def choose_devices(num_stages: int = 1, num_ranks: int = 1) -> list[list[torch.device]]:
-    """Returns the GPUs of each stage's ranks, from the current GPU on, with peer access between those that exchange data.
+    """Returns the GPUs of each stage's ranks, from the current GPU on, with peer access between GPUs that exchange data.
 
     Raises:
-        ConfigError: there are fewer GPUs, or a GPU cannot access the memory of another GPU that it sends to.
+        ConfigError: there are too few GPUs, or a GPU cannot access the memory of a GPU that it sends to.
     """
     check_number(num_stages, num_ranks)
     first, number = torch.cuda.current_device(), num_stages * num_ranks
@@ -31,7 +31,7 @@ def choose_devices(num_stages: int = 1, num_ranks: int = 1) -> list[list[torch.d
 
 
 def check_number(num_stages: int = 1, num_ranks: int = 1, num_replicas: int = 1) -> None:
-    """Raises ConfigError if there are fewer GPUs, from the current one on."""
+    """Raises ConfigError if there are too few GPUs from the current GPU on."""
     if not torch.cuda.is_available():
         raise ConfigError("backend=cuda, but PyTorch finds no GPU; choose backend=cpu or backend=sim")
     number, available = num_stages * num_ranks * num_replicas, torch.cuda.device_count() - torch.cuda.current_device()
@@ -46,7 +46,7 @@ def _settings(num_stages: int, num_ranks: int, num_replicas: int = 1) -> str:
 
 
 def _connect(here: torch.device, there: torch.device, settings: str) -> None:
-    """Let kernels of one GPU store in another's memory: PyTorch switches peer access on at the first copy."""
+    """Enables peer access between two GPUs, which PyTorch switches on at the first copy in each direction."""
     if not torch.cuda.can_device_access_peer(here, there):
         problem = f"GPU {here.index} cannot access the memory of GPU {there.index}, which {settings} requires"
         remedy = "choose GPUs that NVLink connects by CUDA_VISIBLE_DEVICES (see `nvidia-smi topo -p2p w`)"
@@ -57,7 +57,7 @@ def _connect(here: torch.device, there: torch.device, settings: str) -> None:
 
 
 def make_streams(stages: Devices) -> Streams:
-    """The streams of the stages on these GPUs; tokens are copied out of the first one."""
+    """Returns the streams of the stages on these GPUs; tokens are copied out from the first GPU."""
     clocks = {device: CudaClock(device) for device in chain(*stages)}
     groups = [*stages, *stages, stages[0][:1]]
     return Streams.of([CudaStream([clocks[device] for device in group]) for group in groups])
@@ -69,18 +69,18 @@ def synchronize(stages: Devices) -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Free bytes of a GPU's memory, those that PyTorch holds unused included."""
+    """Returns the free bytes of a GPU's memory, including bytes that PyTorch reserves but does not use."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 class CudaClock:
-    """Converts the times of a device's events to the host's clock, from one moment known on both.
+    """Converts the times of a device's events to the host's clock, using one moment that is known on both clocks.
 
-    The moment is uncertain by the length of the host's wait for it, so the shortest of several waits is used: bubbles are
-    differences of the times of two devices.
+    The moment is uncertain by the time that the host waits for it, so the shortest of several waits is used. Precision matters
+    because bubbles are differences between the times of two devices.
 
-    Distances are float32 milliseconds: exact to 8 microseconds in the first minute, to 0.25 ms in the first hour.
+    Durations are float32 milliseconds: exact to 8 microseconds in the first minute, to 0.25 ms in the first hour.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -90,13 +90,13 @@ class CudaClock:
         _, self._host_time, self._origin = min(moments, key=lambda moment: moment[0])
 
     def time_of(self, event: torch.cuda.Event) -> float:
-        """Seconds of `time.perf_counter` at which the event was reached."""
+        """Returns when the event was reached, in seconds of `time.perf_counter`."""
         milliseconds: float = self._origin.elapsed_time(event)
         return self._host_time + milliseconds / 1e3
 
 
 def _moment(stream: torch.cuda.Stream) -> tuple[float, float, torch.cuda.Event]:
-    """Records an event: seconds that the host waited for it, the middle of the wait by `time.perf_counter`, and the event."""
+    """Records an event. Returns the host's wait in seconds, the middle of the wait by `time.perf_counter`, and the event."""
     event = torch.cuda.Event(enable_timing=True)
     begin = time.perf_counter()
     event.record(stream)
@@ -106,7 +106,7 @@ def _moment(stream: torch.cuda.Stream) -> tuple[float, float, torch.cuda.Event]:
 
 
 class CudaEvent:
-    """An event of `CudaStream`s: one on each GPU of a stream, reached when all of them are."""
+    """An event of `CudaStream`s: one CUDA event per GPU of a stream, reached when all of the CUDA events are."""
 
     def __init__(self, clocks: Sequence[CudaClock]) -> None:
         self.events = [torch.cuda.Event(enable_timing=True) for _ in clocks]
@@ -126,8 +126,8 @@ class CudaEvent:
 class CudaStream:
     """A stream on each GPU of a tensor-parallel group, never the default stream; events and waits treat them as one stream.
 
-    The body of an operation enqueues kernels or copies, on the current stream of each GPU, and returns. The kernels
-    themselves wait for results of other GPUs from this operation or the previous one.
+    An operation enqueues kernels or copies on the current stream of each GPU, and returns. The kernels themselves wait for
+    results that other GPUs compute in this operation or in the previous one.
 
     streams: one per GPU.
     """

@@ -1,16 +1,16 @@
-"""Exchanges partial sums among tensor-parallel ranks, in each other's memory: no all-reduce, no host in between.
+"""Exchanges partial sums among tensor-parallel ranks through each other's memory, without an all-reduce or the host.
 
     rank 0   product: stores its parts for itself and in rank 1's box, counts --+ +--> add_norm: waits for the count, adds
     rank 1   product: stores its parts for itself and in rank 0's box, counts --+-+--> the parts in the order of the ranks
 
-A product's programs each add 1 to a counter in the memory of every other rank once their parts are stored there (release,
-system scope); the kernel that adds the parts waits until its counter for each rank has risen by that many (acquire). So
-the residual stream has the same bits on all ranks. Counters only rise, and their targets stay on the device, so a captured
-graph can be replayed: each meeting of an iteration stores the target of the next one, the last meeting that of the first.
+Each program of a product adds 1 to a counter in the memory of every other rank once its parts are stored there (release,
+system scope). The kernel that adds the parts waits until its counter for each rank has risen by the number of programs
+(acquire). The parts are added in the same order on all ranks, so the residual stream is bit-identical on all ranks.
 
-Two alternating boxes suffice: a rank reuses a box only after a meeting before which all others had finished reading it.
-
-Until `start` the targets are so low that no kernel waits: ranks may be compiled, captured and timed one by one.
+Counters only rise, and their targets stay on the device, so a captured graph can be replayed: each meeting of an iteration
+stores the target of the next meeting, and the last meeting stores the target of the first. Two alternating boxes suffice: a
+rank reuses a box only after a meeting before which all other ranks had finished reading the box. Until `start` the targets
+are so low that no kernel waits, so ranks may be compiled, captured and timed one by one.
 """
 
 from collections.abc import Sequence
@@ -28,15 +28,15 @@ BLOCK = 4096
 """Values that one program of `push` stores."""
 
 NEVER = -(2**62)
-"""Below any count."""
+"""A target below any count."""
 
 COUNTS = ("base_ptr", "next_ptr")
-"""Parameters of kernels that wait: every eighth byte, so their alignment differs from meeting to meeting."""
+"""Parameters of kernels that wait. The pointers are 8 bytes apart, so their alignment differs from meeting to meeting."""
 
 
 @triton.jit
 def store_for_others(boxes_ptr, places, part, inside, RANK: tl.constexpr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store a block in the boxes of the other ranks. boxes_ptr: int64 [RANKS]; addresses."""
+    """Stores a block in the boxes of the other ranks. boxes_ptr: int64 [RANKS]; addresses."""
     for peer in tl.static_range(RANKS):
         if peer != RANK:
             box = tl.multiple_of(tl.load(boxes_ptr + peer).to(tl.pointer_type(part.dtype)), 16)
@@ -44,8 +44,8 @@ def store_for_others(boxes_ptr, places, part, inside, RANK: tl.constexpr, RANKS:
 
 
 @triton.jit
-def tell_others(counters_ptr, RANK: tl.constexpr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Count this program as done, once all its threads have stored. counters_ptr: int64 [RANKS]; addresses."""
+def signal_others(counters_ptr, RANK: tl.constexpr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Counts this program as done once all its threads have stored. counters_ptr: int64 [RANKS]; addresses."""
     tl.debug_barrier()
     for peer in tl.static_range(RANKS):
         if peer != RANK:
@@ -55,7 +55,7 @@ def tell_others(counters_ptr, RANK: tl.constexpr, RANKS: tl.constexpr):  # type:
 
 @triton.jit
 def wait_for_others(arrived_ptr, base_ptr, next_ptr, num_signals, is_first, RANK: tl.constexpr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait until all programs of the others have counted; the first program stores the base of the next meeting."""
+    """Waits until all programs of the other ranks have counted. The first program stores the base of the next meeting."""
     target = tl.load(base_ptr) + num_signals
     for peer in tl.static_range(RANKS):
         if peer != RANK:
@@ -80,7 +80,7 @@ def add_parts(  # type: ignore[no-untyped-def]
     RANK: tl.constexpr,
     RANKS: tl.constexpr,
 ):
-    """Add the parts of all ranks in their order, in float32."""
+    """Adds the parts of all ranks in the order of the ranks, in float32."""
     for rank in tl.static_range(RANKS):
         if rank < RANK:
             source = inbox_ptr + rank * box
@@ -110,19 +110,19 @@ def _push_kernel(  # type: ignore[no-untyped-def]
         gdc_launch_dependents()
         gdc_wait()
     store_for_others(boxes_ptr, places, tl.load(part_ptr + places, inside), inside, RANK, RANKS)
-    tell_others(counters_ptr, RANK, RANKS)
+    signal_others(counters_ptr, RANK, RANKS)
 
 
 @dataclass(slots=True)
 class Meeting:
-    """One place in an iteration at which the ranks exchange parts.
+    """A point in an iteration at which the ranks exchange parts, seen from one rank.
 
-    rank: whose meeting it is.
-    boxes: int64 [ranks]; address of this rank's box at each rank. counters: the same of its counter.
-    inbox: [ranks - 1, values]; the boxes of the others here.
-    arrived: int64 [ranks]; how often each rank has counted here.
-    base: int64 [1]; the count after the meeting before. following: the same for the next meeting.
-    num_signals: programs of a rank's product, each of which counts once; set with the product.
+    rank: this rank.
+    boxes: int64 [ranks]; address of this rank's box at each rank. counters: address of this rank's counter at each rank.
+    inbox: [ranks - 1, values]; the other ranks' boxes at this rank.
+    arrived: int64 [ranks]; this rank's counters, one per sending rank.
+    base: int64 [1]; the count after the preceding meeting. following: the same for the next meeting.
+    num_signals: number of programs of a rank's product; each program counts once; set by `expect`.
     """
 
     rank: Rank
@@ -135,7 +135,7 @@ class Meeting:
     num_signals: int = 0
 
     def expect(self, part: torch.Tensor, num_programs: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Note a product that stores `part`; returns boxes and counters for its kernel."""
+        """Registers a product that stores `part`. Returns boxes and counters for the product's kernel."""
         assert part.dtype == self.inbox.dtype and part.numel() <= self.inbox.shape[1], "parts fit the boxes"
         self.num_signals = num_programs
         return self.boxes, self.counters
@@ -151,7 +151,7 @@ class Awaited(NamedTuple):
 
     @classmethod
     def at(cls, meeting: Meeting | None, unused: torch.Tensor) -> "Awaited":
-        """unused: replaces the tensors if there is no meeting."""
+        """unused: passed in place of each tensor if there is no meeting."""
         if meeting is None:
             return cls((unused, unused, unused, unused), 0, 0, Rank())
         tensors = meeting.inbox, meeting.arrived, meeting.base, meeting.following
@@ -161,9 +161,9 @@ class Awaited(NamedTuple):
 class Exchange:
     """One rank's side of all meetings of its stage. Made by `connect`.
 
-    vocabulary: its size. first_token: the first one of this rank's share. num_chunks: chunks that each rank searches.
-    table: values and tokens, [rows, ranks * chunks] each; the likeliest of every chunk of all ranks.
-    table_addresses: int64 [2, ranks]; of the table at each rank.
+    vocabulary: size of the vocabulary. first_token: first token of this rank's share. num_chunks: chunks searched per rank.
+    table: values and tokens, [rows, ranks * chunks] each; the likeliest token of every chunk of all ranks.
+    table_addresses: int64 [2, ranks]; addresses of the table at each rank.
     """
 
     def __init__(
@@ -179,9 +179,9 @@ class Exchange:
     ) -> None:
         """
         Args:
-            box: values of the largest parts that a rank stores for another.
+            box: number of values in the largest parts that one rank stores for another.
             num_meetings: meetings per iteration.
-            chunk: tokens of the vocabulary that a program searches.
+            chunk: tokens of the vocabulary that one program searches.
         """
         share, size = rank.share(vocabulary), rank.size
         self.rank, self.vocabulary = rank, vocabulary
@@ -197,9 +197,9 @@ class Exchange:
         )
 
     def meet(self, others: Sequence["Exchange"]) -> None:
-        """Note the addresses of the others' memory. others: of all ranks in order, this one included."""
+        """Stores the addresses of the other ranks' memory. others: the exchanges of all ranks in order, including this one."""
         device, index = self.arrived.device, self.rank.index
-        places = [index - (other.rank.index < index) for other in others]  # of its box at each other rank
+        places = [index - (other.rank.index < index) for other in others]  # of this rank's box at each other rank
         boxes = [
             [
                 other.inboxes[turn, place].data_ptr() if other is not self else 0
@@ -214,7 +214,7 @@ class Exchange:
         self.table_addresses = torch.tensor(tables, dtype=torch.int64, device=device)
 
     def meeting(self, number: int) -> Meeting:
-        """The meeting of this number in an iteration."""
+        """Returns the meeting with this index in an iteration."""
         turn, following = number % 2, (number + 1) % len(self.bases)
         return Meeting(
             self.rank,
@@ -227,19 +227,19 @@ class Exchange:
         )
 
     def start(self) -> None:
-        """From here on kernels wait for each other. No rank may be computing; the caller synchronizes before and after."""
+        """Makes kernels wait for each other from now on. No rank may be computing: the caller synchronizes before and after."""
         self.arrived.zero_()
         self.bases.zero_()
 
 
 def connect(exchanges: Sequence[Exchange]) -> None:
-    """Exchange addresses among the ranks of a group."""
+    """Exchanges addresses among the ranks of a group."""
     for exchange in exchanges:
         exchange.meet(exchanges)
 
 
 def push(part: torch.Tensor, meeting: Meeting, *, dependent: bool) -> None:
-    """Store a rank's part of a product, contiguous, for the others. Few rows are stored by the product itself."""
+    """Stores a rank's part of a product, contiguous, for the other ranks. With few rows the product's kernel stores its parts itself."""
     grid = (triton.cdiv(part.numel(), BLOCK),)
     boxes, counters = meeting.expect(part, grid[0])
     _push_kernel[grid](

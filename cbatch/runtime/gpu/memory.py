@@ -1,4 +1,4 @@
-"""Estimates the GPU memory that an executor takes, before it is allocated."""
+"""Estimates the GPU memory of an executor before allocating it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,21 +10,21 @@ from cbatch.model import DTYPE_BYTES, Layers, ModelSpec, Rank
 from cbatch.model.topology import share_of
 
 SPARE = 2e9
-"""Bytes left to the driver, CUDA graphs, kernels and libraries' workspaces."""
+"""Bytes reserved for the driver, CUDA graphs, kernels and libraries' workspaces."""
 
 GRAPH_SHARE = 0.5
-"""Memory of the captured graphs, as a share of the activations of the largest iteration: their shapes are smaller."""
+"""Memory of the captured graphs, as a share of the activations of the largest iteration; below 1 since their shapes are smaller."""
 
 TOO_LARGE = 100e9
-"""Random weights of more bytes are drawn where they are kept, not all on the first GPU. The limit is compared with the model's
-size, not with the machine's memory, so every split of a model has the same weights."""
+"""Random weights of more bytes are drawn on the GPUs that keep them; smaller models are drawn on the first GPU. The limit depends
+on the model's size and not on the machine's memory, so every split of a model has the same weights."""
 
 BOX_ROWS = 512
 """Fewest rows of parts that ranks hold for each other: 64 rows of a product whose inputs are split into eight."""
 
 
 class Needs(NamedTuple):
-    """Bytes by purpose. activations: those of an iteration at its limits, and the graphs beside it."""
+    """Bytes by purpose. activations: activations of an iteration at its limits, plus the captured graphs."""
 
     weights: int
     kv_cache: int
@@ -32,45 +32,45 @@ class Needs(NamedTuple):
 
 
 def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_ranks: int = 1) -> Needs:
-    """Bytes that one rank's share of a stage's weights, of its part of the cache and of its largest iteration takes."""
+    """Returns the bytes of one rank's share of a stage: weights, KV cache and the largest iteration."""
     size = DTYPE_BYTES[spec.dtype]
-    share = share_of(spec, Rank(num_ranks - 1, num_ranks))  # the last rank has the largest
-    if num_ranks > 1:  # its part of a tied head is a copy
+    share = share_of(spec, Rank(num_ranks - 1, num_ranks))  # the last rank has the largest share
+    if num_ranks > 1:  # a rank's part of a tied head is a copy
         share = replace(share, tied_embeddings=False)
     widths = share.linear_shapes
-    # residual, normalised and attended; q, k, v and query; gates and ups and their product
+    # residual, normalised and attended; q, k, v and query; gates, ups and their product
     values = 3 * spec.hidden_size + 2 * widths["qkv"][1] + widths["gate_up"][1] + share.intermediate_size
     tokens = limits.max_tokens * values * size
     logits = 3 * limits.max_batch * spec.vocab_size * 4 * layers.is_last
     arriving = 0 if layers.is_first else (limits.num_stages + 1) * limits.max_tokens * spec.hidden_size * 4
     boxes = 2 * (num_ranks - 1) * box_rows(limits) * spec.hidden_size * size
-    embedding = (spec.vocab_size - share.vocab_size) * spec.hidden_size * size * layers.is_first  # every rank has all
+    embedding = (spec.vocab_size - share.vocab_size) * spec.hidden_size * size * layers.is_first  # not split
     activations = round(tokens * (1 + GRAPH_SHARE)) + logits + arriving + boxes
     weights = layers.weight_bytes(share) + embedding
-    kv_bytes = share.kv_bytes_per_token * layers.size // layers.total  # of a token, in a stage
+    kv_bytes = share.kv_bytes_per_token * layers.size // layers.total  # per token in this stage
     return Needs(weights, kv_tokens * kv_bytes, activations)
 
 
 def box_rows(limits: Limits) -> int:
-    """Rows of hidden states that a rank holds for the parts of each other rank, twice."""
+    """Returns the rows of hidden states in each of the two boxes that a rank holds per other rank."""
     return max(limits.max_tokens, limits.max_batch, BOX_ROWS)
 
 
 def check_memory(
     spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Sequence[Layers], free: Sequence[int], num_ranks: int = 1
 ) -> None:
-    """Raise CapacityError, with what is needed and what to lower, if a stage's GPU has too few bytes free.
+    """Raises CapacityError if a stage's GPU has too little free memory. The message states the need and the remedy.
 
-    layers, free: one of each per stage. num_ranks: ranks per stage, which share its weights and its part of the cache.
+    layers, free: layers and free bytes of each stage. num_ranks: ranks per stage, which share the stage's weights and cache.
     """
     for stage, (part, left) in enumerate(zip(layers, free, strict=True)):
         where = f"stage {stage} of " if len(layers) > 1 else ""
         whose = f"{'each rank of ' if num_ranks > 1 else ''}{where}model {spec.name}"
         _check_stage(whose, spec, limits, kv_tokens, part, left, num_ranks)
-    alone = len(layers) == num_ranks == 1
+    one_gpu = len(layers) == num_ranks == 1
     drawn = spec.weight_bytes + (needs(spec, limits, 0, layers[0], num_ranks).weights if num_ranks > 1 else 0)
     whole = spec.path is None and spec.weight_bytes <= TOO_LARGE
-    if whole and not alone and drawn + SPARE > free[0]:
+    if whole and not one_gpu and drawn + SPARE > free[0]:
         need = f"model {spec.name} needs {drawn / 1e9:.1f} GB while its random weights are drawn"
         remedy = "choose a smaller model, or a checkpoint by model.path"
         raise CapacityError(f"{need}, but {free[0] / 1e9:.1f} GB of the first GPU's memory are free; {remedy}")
@@ -102,9 +102,9 @@ def _check_stage(
 def kv_tokens_that_fit(
     spec: ModelSpec, limits: Limits, layers: Sequence[Layers], free: Sequence[int], num_ranks: int = 1
 ) -> int:
-    """Tokens of KV cache that fit beside weights and iterations in every stage; arguments as of `check_memory`.
+    """Returns the tokens of KV cache that fit beside weights and iterations in every stage. Arguments are as in `check_memory`.
 
-    Raises CapacityError if not even one does.
+    Raises CapacityError if none fits.
     """
     check_memory(spec, limits, 1, layers, free, num_ranks)
     tokens = []

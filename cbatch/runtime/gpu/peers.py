@@ -1,6 +1,6 @@
-"""Sends the output of a pipeline stage: one kernel stores it in the memory of the next stage's GPU.
+"""Sends the output of a pipeline stage: one kernel stores the output in the memory of the next stage's GPU.
 
-PyTorch's own copies between GPUs make both wait for each other by events, which a graph cannot capture. A store needs
+PyTorch's copies between GPUs make both GPUs wait for each other by events, which a graph cannot capture. A store requires
 peer access, which `devices.choose_devices` checks and switches on.
 """
 
@@ -23,7 +23,7 @@ def _send_kernel(  # type: ignore[no-untyped-def]
     arrived_ptr,  # [RANKS]
     base_ptr,  # [1]
     next_ptr,  # [1]
-    num_values,  # known to be a multiple of 16, as it mostly is, it lets a thread store 16 bytes at once
+    num_values,  # specialized: if it is a multiple of 16, as usual, a thread stores 16 bytes at once
     box,
     num_signals,
     SPLITS: tl.constexpr,
@@ -42,7 +42,7 @@ def _send_kernel(  # type: ignore[no-untyped-def]
     values = tl.load(values_ptr + place, inside)
     if SPLITS > 0:
         values = values.to(tl.float32)
-    stride = tl.cast(num_values, tl.int64)  # a single value is a constant of the kernel
+    stride = tl.cast(num_values, tl.int64)  # num_values=1 is compiled as a constant
     values = add_parts(values, parts_ptr, inbox_ptr, stride, box, place, inside, SPLITS, RANK, RANKS)
     tl.store(out_ptr + place, values.to(out_ptr.dtype.element_ty), inside)
 
@@ -55,11 +55,11 @@ def send(
     dependent: bool = False,
     meeting: Meeting | None = None,
 ) -> None:
-    """Store values, or the sum of values and parts in float32, on the GPU that `out` is on.
+    """Stores values, or the float32 sum of values and parts, on the GPU of `out`.
 
     Args:
         values: contiguous, on this GPU.
-        out: of the same shape, contiguous, of any type.
+        out: same shape, contiguous, any type.
         parts: [splits, ...]; partial sums of a product, as in `fused_ops`.
         meeting: as in `fused_ops.add_norm`.
     """

@@ -1,8 +1,8 @@
-"""Ranks of a tensor-parallel group: how they take turns, and on a CPU how they add up their parts.
+"""Ranks of a tensor-parallel group: how they take turns, and how they exchange parts on a CPU.
 
 Each rank computes its share of every matrix (Megatron-LM, arXiv 1909.08053). A rank yields where it needs the parts of the
-other ranks: after the attention and the feed-forward layer of each layer, and before a token is chosen. The rank continues once all
-ranks have yielded. A stream sees the group's iteration as one operation.
+other ranks: after the attention and the feed-forward of each layer, and before a token is chosen. A rank continues once all
+ranks have yielded. On a stream the group's iteration is one operation.
 """
 
 from collections.abc import Generator, Sequence
@@ -13,11 +13,11 @@ import torch
 Result = TypeVar("Result")
 Part = TypeVar("Part")
 Steps = Generator[None, None, Result]
-"""A rank's computation, which yields where it needs results of the other ranks."""
+"""A rank's computation, which yields where it requires results of the other ranks."""
 
 
 def finish(steps: Steps[Result]) -> Result:
-    """Computes the steps of one rank without waiting for others: of a single rank, or during a capture."""
+    """Computes the steps of one rank without waiting for other ranks: for a single rank, or during a capture."""
     while True:
         try:
             next(steps)
@@ -27,9 +27,9 @@ def finish(steps: Steps[Result]) -> Result:
 
 
 def lockstep(ranks: Sequence[Steps[Result]], places: Sequence[torch.Tensor]) -> list[Result]:
-    """Computes all ranks in turn, each up to its next yield: no rank waits for work that has not been enqueued.
+    """Computes all ranks in turn, each up to its next yield, so that no rank waits for work that has not been enqueued.
 
-    places: a tensor on each rank's device, which is the current one while the rank computes.
+    places: a tensor on each rank's device; that device is the current device while the rank computes.
 
     Raises:
         RuntimeError: the ranks do not yield equally often.
@@ -48,9 +48,9 @@ def lockstep(ranks: Sequence[Steps[Result]], places: Sequence[torch.Tensor]) -> 
 
 
 class Meetings:
-    """Where the ranks of a group on one CPU exchange parts. Owner: the group's operation, which runs them in turn.
+    """Exchanges parts among the ranks of a group on one CPU. Owner: the group's operation, which runs the ranks in turn.
 
-    Two sets of parts are used in turn: a rank stores its next part while others still read the last ones.
+    Two sets of parts alternate, since a rank stores its next part while others still read the previous parts.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -58,7 +58,7 @@ class Meetings:
         self._counts = [0] * num_ranks
 
     def exchange(self, rank: int, part: Part) -> Steps[list[Part]]:
-        """Returns the parts of all ranks, in their order. Raises RuntimeError: a rank has not stored its part."""
+        """Returns the parts of all ranks in the order of the ranks. Raises RuntimeError if a rank has not stored its part."""
         number = self._counts[rank]
         self._parts[number % 2][rank] = part
         self._counts[rank] += 1

@@ -1,4 +1,4 @@
-"""Makes one rank's share of a model: weights, sliced from the whole or drawn on the rank's device, and on a CPU the computation."""
+"""Makes one rank's share of a model: weights sliced from the whole model or drawn on the rank's device, and the CPU computation."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -18,15 +18,15 @@ from cbatch.runtime.weights import load_skeleton, transformers_config
 BY_OUTPUTS = ("q_proj", "query_key_value", "gate_proj", "up_proj", "dense_h_to_4h", "lm_head", "embed_out")
 BY_KV_HEADS = ("k_proj", "v_proj")
 BY_INPUTS = ("o_proj", "dense", "down_proj", "dense_4h_to_h")
-"""Matrices of which each rank has some outputs, the outputs of its key-value heads, or some inputs. Other matrices are not split."""
+"""Matrices split by outputs, by the outputs of key-value heads, and by inputs. Other matrices are not split."""
 
 
 def shard(
     model: PreTrainedModel, spec: ModelSpec, rank: Rank, layers: Sequence[Layers], devices: Sequence[torch.device]
 ) -> PreTrainedModel:
-    """A copy of the model whose matrices are one rank's shares, each stage's on the rank's device in this stage.
+    """Returns a copy of the model whose matrices are one rank's shares, placed on the rank's device in each stage.
 
-    Projections split by inputs give partial sums, of which only the first rank's includes the bias.
+    Projections split by inputs give partial sums; only the first rank adds the bias.
     """
     return _share_out(model, spec, rank, layers, devices, lambda name, weight, device: weight)
 
@@ -34,9 +34,9 @@ def shard(
 def draw_shard(
     spec: ModelSpec, rank: Rank, layers: Sequence[Layers], devices: Sequence[torch.device]
 ) -> PreTrainedModel:
-    """As `shard`, of random weights of a model that is too large for one GPU: at most one matrix at a time is whole.
+    """Like `shard`, for random weights of a model that is too large for one GPU: holds one whole matrix at a time.
 
-    Each matrix is drawn from a seed of its own where its share is kept, so it has the same values whatever the split.
+    Each matrix is drawn from its own seed, on the device that keeps the share, so its values do not depend on the split.
     """
     config = transformers_config(spec)
 
@@ -62,7 +62,7 @@ def _share_out(
     devices: Sequence[torch.device],
     whole: Callable[[str, Tensor, torch.device], Tensor],
 ) -> PreTrainedModel:
-    """whole: called with a parameter's name, the parameter and its device; returns the values that the ranks share."""
+    """Returns one rank's share. whole: maps a parameter's name, the parameter and its device to the whole parameter's values."""
     places = {index: device for part, device in zip(layers, devices, strict=True) for index in range(*part[:2])}
     embedding = cast(Any, model.get_input_embeddings()).weight
     tied = cast(Any, model.get_output_embeddings()).weight is embedding
@@ -71,9 +71,9 @@ def _share_out(
         number = next((int(part) for part in name.split(".") if part.isdigit()), None)
         device = places[number] if number is not None else devices[0 if weight is embedding else -1]
         values = whole(name, weight, device)
-        shares[id(weight)] = _own(_share(values, name, spec, rank), device)
+        shares[id(weight)] = _parameter(_share(values, name, spec, rank), device)
         if tied and weight is embedding:
-            head = _own(values[rank.share(spec.vocab_size)], devices[-1])
+            head = _parameter(values[rank.share(spec.vocab_size)], devices[-1])
     made = cast(PreTrainedModel, deepcopy(model, shares))  # the modules are copied, the parameters replaced
     if tied:
         cast(Any, made.get_output_embeddings()).weight = head
@@ -84,7 +84,7 @@ def _share_out(
 
 
 def _share(weight: Tensor, name: str, spec: ModelSpec, rank: Rank) -> Tensor:
-    """Returns a rank's part of a parameter: of a weight, [outputs, inputs], or a bias, [outputs]."""
+    """Returns a rank's part of a parameter, which is a weight, [outputs, inputs], or a bias, [outputs]."""
     *_, module, kind = name.split(".")
     if module in BY_OUTPUTS:
         return weight[rank.share(len(weight))]
@@ -96,7 +96,7 @@ def _share(weight: Tensor, name: str, spec: ModelSpec, rank: Rank) -> Tensor:
     return weight
 
 
-def _own(weight: Tensor, device: torch.device) -> torch.nn.Parameter:
+def _parameter(weight: Tensor, device: torch.device) -> torch.nn.Parameter:
     copy = weight.detach().to(device, copy=True, memory_format=torch.contiguous_format)
     return torch.nn.Parameter(copy, requires_grad=False)
 
@@ -104,7 +104,7 @@ def _own(weight: Tensor, device: torch.device) -> torch.nn.Parameter:
 class ShardedModel(PagedModel):
     """Same interface as `PagedModel`, for the model that `shard` makes. The modules of each layer are unchanged.
 
-    Every rank has the whole residual stream, and adds the parts of all ranks in the same order: the stream is bit-identical on all.
+    Every rank has the whole residual stream, and adds the parts of all ranks in the same order, so the stream is bit-identical.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ShardedModel(PagedModel):
         *,
         compiled: bool = False,
     ) -> None:
-        """meetings: the group's."""
+        """meetings: shared by the ranks of the group."""
         super().__init__(model, cache, attention)
         self._rank, self._meetings = rank.index, meetings
         self._first_token = rank.share(model.config.vocab_size).start
@@ -127,7 +127,7 @@ class ShardedModel(PagedModel):
                 layer.mlp.compile()
 
     def choose(self, logits: Tensor, out: Tensor) -> Steps[None]:
-        """The most likely of all ranks' tokens; on a tie the lowest."""
+        """Writes the most likely token over all ranks; on a tie the lowest token id."""
         places = logits.argmax(dim=-1)
         likeliest = logits.gather(-1, places[:, None])[:, 0], places + self._first_token
         parts = yield from self._meetings.exchange(self._rank, likeliest)
@@ -153,5 +153,5 @@ class ShardedModel(PagedModel):
 
 
 def _attention_of(layer: Any) -> Any:
-    """A layer's attention; GPT-NeoX gives it another name."""
+    """Returns a layer's attention module; GPT-NeoX names it differently."""
     return getattr(layer, "self_attn", None) or layer.attention

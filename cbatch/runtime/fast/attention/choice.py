@@ -1,4 +1,4 @@
-"""Chooses a GPU's attention: decodes by our kernel, chunks by flash-attn-4 where it runs, else by our kernel too."""
+"""Chooses a GPU's attention: our kernel for decodes; for chunks flash-attn-4 if it runs here, else our Triton kernel."""
 
 from importlib import import_module
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from cbatch.runtime.options import AttentionName
 
 
 class Choice(NamedTuple):
-    """An attention, and why flash-attn-4 was passed over; empty if it was not."""
+    """The chosen attention, and the reason why flash-attn-4 was not chosen; empty if it was, or if it was not considered."""
 
     attention: SplitAttention
     reason: str = ""
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 
 
 def choose_attention(spec: ModelSpec, block_size: int, device: torch.device, wanted: AttentionName = "auto") -> Choice:
-    """Chooses an attention. Raises ConfigError: the wanted one does not fit, or none fits the model and the size of KV blocks."""
+    """Chooses an attention. Raises ConfigError if the wanted kernel does not fit, or if none fits the model and the KV block size."""
     _check_sizes(spec, block_size)
     properties = torch.cuda.get_device_properties(device)
     is_hopper = properties.major >= 9
@@ -43,7 +43,7 @@ def choose_attention(spec: ModelSpec, block_size: int, device: torch.device, wan
 
 
 def _check_sizes(spec: ModelSpec, block_size: int) -> None:
-    """Raise ConfigError for sizes that our decode kernel, a part of every attention, does not take."""
+    """Raises ConfigError for sizes that our decode kernel, which every choice uses, does not support."""
     if spec.dtype == "float64":
         takes = "kernels on a GPU take floats of 16 and 32 bits"
         raise ConfigError(f"model={spec.name}: {takes}; give model.dtype=float32, or backend=cpu")
@@ -64,6 +64,6 @@ def _why_not_flash4(spec: ModelSpec, is_hopper: bool) -> str:
         import_module("flash_attn.cute")
     except ImportError:
         return "flash-attn-4 is not installed"
-    except Exception as error:  # its libraries may raise anything on this machine
+    except Exception as error:  # its libraries may raise any exception
         return f"flash-attn-4 cannot be loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return ""

@@ -1,7 +1,7 @@
-"""Computes decodes by our own kernel, prompt chunks by a kernel for many queries.
+"""Computes decodes with our own kernel, and prompt chunks with a kernel for many queries.
 
-With one query per request, a kernel for many queries leaves the memory idle between its tiles, and most of the GPU idle
-unless it splits contexts.
+With one query per request, a kernel for many queries leaves the memory idle between its tiles. Unless it splits contexts,
+it leaves most of the GPU idle as well.
 """
 
 from typing import Protocol
@@ -15,18 +15,18 @@ from cbatch.runtime.fast.attention.triton_decodes import Decodes
 
 
 class Chunks(Protocol):
-    """Attention of an iteration's chunks alone."""
+    """Attention over only the chunks of an iteration."""
 
     name: str
 
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Bounds, *, scaling: float
     ) -> Tensor:
-        """Like `Attention`, for these rows. Returns [tokens, heads, head dim]; undefined at the tokens of other requests."""
+        """Computes `Attention` for these rows. Returns [tokens, heads, head dim], undefined at the tokens of other requests."""
 
 
 class SplitAttention:
-    """Our kernel for all decodes, another for the chunks of mixed iterations. Implements `Attention`."""
+    """Combines our kernel for all decodes with another kernel for the chunks of mixed iterations. Implements `Attention`."""
 
     def __init__(self, chunks: Chunks, decodes: Decodes) -> None:
         self.name = f"{chunks.name}, decodes by our kernel"
@@ -46,7 +46,7 @@ class SplitAttention:
         return self._decodes.write(out, query, keys, values, batch, scaling)
 
     def _chunk_rows(self, batch: Fields[Tensor], bounds: Bounds) -> Rows:
-        """Returns the rows of the chunks, selected once per iteration: the calls of all layers share a batch."""
+        """Returns the rows of the chunks, selected once per iteration: the layers of an iteration share one batch."""
         if batch is not self._batch or self._rows is None:
             self._batch, self._rows = batch, chunk_rows(batch, bounds)
         return self._rows

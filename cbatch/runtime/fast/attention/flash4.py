@@ -1,8 +1,8 @@
 """flash-attn-4 (`flash_attn.cute`): one variable-length call for the chunks of an iteration.
 
-Compiles its kernel at the first call of each configuration, which takes about 2 s. Blocks of 128 tokens are fastest on
-Hopper: they are loaded as whole tiles. A tile's rows past the end of a context are masked but must be finite, so the
-cache may not be poisoned with NaN.
+The first call of each configuration compiles its kernel, which takes about 2 s. Blocks of 128 tokens are fastest on Hopper,
+where they are loaded as whole tiles. A tile's rows past the end of a context are masked but must be finite, so the cache
+must not be poisoned with NaN.
 """
 
 from flash_attn.cute import flash_attn_varlen_func

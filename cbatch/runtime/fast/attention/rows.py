@@ -1,7 +1,7 @@
 """Selects the chunks of an iteration from all its rows.
 
-A captured iteration has a row for every request of the largest batch, and nearly all of them are decodes or padding. A
-kernel made for chunks starts programs for every row that it is given, empty or not, and 128 empty rows take longer than one real chunk.
+A captured iteration has a row for every request of the largest batch, and nearly all rows are decodes or padding. A kernel made
+for chunks starts programs even for empty rows: 128 empty rows take longer than one real chunk.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from cbatch.runtime.batch import Bounds, Fields
 class Rows(NamedTuple):
     """The rows that a kernel computes.
 
-    starts: int32 [rows + 1]; first token of each; the last entry belongs to no row.
-    query_lens: int32 [rows]; tokens of each, 0 for a row to skip.
+    starts: int32 [rows + 1]; first token of each row; the last entry belongs to no row.
+    query_lens: int32 [rows]; tokens of each row, 0 for a row to skip.
     context_lens: int32 [rows].
     block_tables: int32 [rows, blocks].
     """
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 
 
 def chunk_rows(batch: Fields[Tensor], bounds: Bounds) -> Rows:
-    """Return the chunks, longest first, then empty rows up to the bound. Does not read from the device."""
+    """Returns the chunks, longest first, then empty rows up to the bound. The host reads nothing from the device."""
     query_lens, rows = batch.query_starts.diff().topk(bounds.max_chunks)
     return Rows(
         torch.cat([batch.query_starts[rows], batch.query_starts[:1]]),

@@ -1,4 +1,4 @@
-"""The part that our attention kernels share: some queries attend to some blocks of one request's pages."""
+"""The common part of our attention kernels: queries attend to a range of blocks in one request's pages."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,13 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 64
-"""Tokens of context that a program takes in one step. Pages are multiples of it, or `SMALL_PAGES`."""
+"""Tokens of context that a program processes in one step. Page sizes are multiples of BLOCK, or in `SMALL_PAGES`."""
 
 PROGRAMS = 2
-"""Programs of a multiprocessor."""
+"""Programs per multiprocessor."""
 
 SMALL_PAGES = (16, 32)
-"""Smaller page sizes: a step takes several pages."""
+"""Page sizes below BLOCK; a step then covers several pages."""
 
 LEAST_DIM = 16
 """Smallest head dimension; head dimensions are powers of two."""
@@ -32,7 +32,7 @@ def pages_of(  # type: ignore[no-untyped-def]
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the page of a block, or where pages are smaller, of each of its tokens, [BLOCK]. Beyond the context: its last page."""
+    """Returns the page of a block or, with smaller pages, the page of each token, [BLOCK]. Past the context: its last page."""
     last = (context - 1) // PAGE
     index = (block * BLOCK + tl.arange(0, BLOCK)) // PAGE if PAGE < BLOCK else block // (PAGE // BLOCK)
     return tl.load(table_ptr + tl.minimum(index, last))
@@ -40,7 +40,7 @@ def pages_of(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def tokens_of(page, block, STRIDE: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return where the keys of a block's tokens begin in the cache, [BLOCK, 1]. page: `pages_of` the block. STRIDE: elements of a token."""
+    """Returns the cache offsets of a block's tokens, [BLOCK, 1]. page: `pages_of` the block. STRIDE: elements per token."""
     tokens = tl.arange(0, BLOCK)[:, None]
     if PAGE < BLOCK:
         begin = (page.to(tl.int64)[:, None] * PAGE + tokens % PAGE) * STRIDE
@@ -61,7 +61,7 @@ def prefetch(  # type: ignore[no-untyped-def]
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Start reading a block into the L2 cache, in lines of 128 bytes. What another kernel still writes there is not lost."""
+    """Starts reading a block into the L2 cache, in lines of 128 bytes. Concurrent writes by another kernel are not lost."""
     LINE: tl.constexpr = 1024 // keys_ptr.dtype.element_ty.primitive_bitwidth
     within = kv_head * DIM + tl.arange(0, DIM // LINE if DIM > LINE else 1)[None, :] * LINE
     lines = tokens_of(page, block, KV_HEADS * DIM, PAGE, BLOCK) + within
@@ -80,7 +80,7 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
     table_ptr,  # pages of the request
     page,  # `pages_of` the block to begin with, loaded ahead
     begin,  # first block
-    end,  # the one after the last
+    end,  # the block after the last
     backwards,  # 1: begin with the last block; else 0
     context,  # tokens of the request
     kv_head,
@@ -92,7 +92,7 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,  # divides PAGE, or is a multiple of it
     STAGES: tl.constexpr,
 ):
-    """Return the attention to these blocks alone, [PAIRS, DIM], and log2 of its sum of exponentials, [PAIRS]."""
+    """Returns the attention over only these blocks, [PAIRS, DIM], and log2 of its sum of exponentials, [PAIRS]."""
     tokens = tl.arange(0, BLOCK)
     within = kv_head * DIM + tl.arange(0, DIM)[None, :]
     top = tl.full([PAIRS], -1e30, tl.float32)  # the greatest score so far
@@ -101,7 +101,7 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
     for index in tl.range(begin, end, num_stages=STAGES):
         block = index + backwards * (begin + end - 1 - 2 * index)
         next_block = tl.maximum(block + 1 - 2 * backwards, 0)
-        next_page = pages_of(table_ptr, next_block, context, PAGE, BLOCK)  # ahead of the loads that need it
+        next_page = pages_of(table_ptr, next_block, context, PAGE, BLOCK)  # loaded before it is needed
         keys_at = block * BLOCK + tokens
         offsets = tokens_of(page, block, KV_HEADS * DIM, PAGE, BLOCK) + within
         key = tl.load(keys_ptr + offsets, (keys_at < context)[:, None], other=0.0)
@@ -123,11 +123,11 @@ class Sizes(NamedTuple):
     """The sizes that our attention kernels are compiled for."""
 
     kv_heads: int
-    group: int  # query heads of one kv head
-    padded_group: int  # the next power of two
+    group: int  # query heads per kv head
+    padded_group: int  # `group`, rounded up to a power of two
     dim: int
     page: int
-    fitting: int  # stages of a block's loads that the shared memory holds
+    fitting: int  # stages of a block's loads that fit into shared memory
 
     @classmethod
     def of(cls, query: Tensor, keys: Tensor) -> "Sizes":
@@ -144,7 +144,7 @@ class Sizes(NamedTuple):
         return cls(kv_heads, group, triton.next_power_of_2(group), dim, page, fitting)
 
     def constants(self) -> dict[str, int]:
-        """The sizes by the kernels' names for them."""
+        """Returns the sizes, keyed by the kernels' parameter names."""
         return {
             "KV_HEADS": self.kv_heads,
             "GROUP": self.group,

@@ -1,6 +1,6 @@
-"""A Triton kernel for the attention of chunks over pages: any GPU that Triton compiles for, any float type.
+"""A Triton kernel for the attention of chunks over pages, for any GPU that Triton supports and any float type.
 
-FlashAttention-2 (Dao 2023): one program for each tile of queries. Slower than flash-attn-4, which needs Hopper.
+FlashAttention-2 (Dao 2023): one program per tile of queries. Slower than flash-attn-4, which requires Hopper.
 """
 
 import torch
@@ -42,7 +42,7 @@ def _chunk_kernel(  # type: ignore[no-untyped-def]
     kv_head, row, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()  # before anything is read: the rows too were selected on the device
+        gdc_wait()  # before any read: the device also selected the rows
     start = tl.load(query_starts_ptr + row)
     num_queries = tl.load(query_lens_ptr + row)
     context = tl.load(context_lens_ptr + row)
@@ -87,7 +87,7 @@ class TritonChunks:
     name = "triton"
 
     def __init__(self, *, dependent: bool) -> None:
-        """dependent: start while the preceding kernel still runs; needs compute capability 9.0."""
+        """dependent: start while the preceding kernel still runs; requires compute capability 9.0."""
         self._dependent = dependent
 
     def __call__(

@@ -1,10 +1,10 @@
-"""A Triton kernel for the attention of decodes over pages: memory-bound, however their contexts are distributed.
+"""A Triton kernel for the attention of decodes over pages: memory-bound for any distribution of context lengths.
 
-One query takes as long as reading its keys and values, so every multiprocessor should read all the time. The blocks of
-all contexts form one line, and each program takes an equal share of the line: a long context is spread over many
-programs ("Flash-decoding", Dao et al., 2023), a short one is a part of one program's share ("Stream-K", Osama et al.,
-PPoPP 2023). Each program stores its part of a shared context with the logarithm of its weight, and the last one to
-finish combines the parts. The number of programs depends on the GPU alone: rows of padding or of chunks cost nothing.
+One query takes as long as reading its keys and values, so every multiprocessor should always be reading. The blocks of
+all contexts form one line, and each program takes an equal share of the line. A long context is spread over many
+programs ("Flash-decoding", Dao et al., 2023); a short context is a part of one program's share ("Stream-K", Osama et al.,
+PPoPP 2023). Each program stores its part of a split context with the logarithm of the part's weight, and the last program
+to finish combines the parts. The number of programs depends only on the GPU: rows of padding or of chunks cost nothing.
 """
 
 import torch
@@ -17,13 +17,13 @@ from cbatch.runtime.batch import Fields
 from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, PROGRAMS, Sizes, attend_to_blocks, pages_of, prefetch
 
 LEAST_BLOCKS = 4
-"""Fewest blocks of a share, unless a multiprocessor would have no share at all; some programs get none."""
+"""Fewest blocks per share, unless a multiprocessor would then have no share. Some programs get no share."""
 
 STAGES = 3
-"""Steps in flight, if the shared memory holds them."""
+"""Most steps in flight, as far as shared memory allows."""
 
 LEAST_ROWS = 128
-"""Fewest rows that the kernel is compiled for: all smaller batches share one compiled kernel."""
+"""Fewest rows that the kernel is compiled for; all smaller batches use one compiled kernel."""
 
 
 @triton.jit(
@@ -40,7 +40,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     out_ptr,  # [tokens, heads, DIM]
     parts_ptr,  # [shares + num_rows, heads, DIM]
     weights_ptr,  # [shares + num_rows, heads]: log2 of the sum of exponentials
-    arrived_ptr,  # [shares, KV_HEADS]: parts stored so far of the context that begins in a share; 0 between calls
+    arrived_ptr,  # [shares, KV_HEADS]: stored parts of the context that begins in a share; 0 between calls
     num_rows,
     table_width,
     scale,  # scaling * log2(e)
@@ -52,7 +52,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,  # a power of two, num_rows or more
     LEAST_BLOCKS: tl.constexpr,
     PROGRAMS: tl.constexpr,  # per multiprocessor
-    PAIRS: tl.constexpr,  # heads of the group, padded to what a tensor core takes
+    PAIRS: tl.constexpr,  # heads of the group, padded to the size of a tensor core's operand
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -73,7 +73,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     num_shares = _align(num_shares, tl.maximum(tl.sum((blocks > 0).to(tl.int32)), 1))
     at = num_blocks * tl.minimum(share, num_shares) // num_shares
     stop = num_blocks * tl.minimum(share + 1, num_shares) // num_shares
-    # Where requests share a prefix, half of the programs find it in the L2 cache while the others read memory.
+    # If requests share a prefix, half of the programs find the prefix in the L2 cache while the others read memory.
     backwards = share % 2
     heads = kv_head * GROUP + tl.arange(0, PAIRS)
     real = (tl.arange(0, PAIRS) < GROUP)[:, None]
@@ -102,7 +102,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         row, begin, token, context, page, query = next_row, next_begin, next_token, next_context, next_page, next_query
         end = begin + tl.cdiv(context, BLOCK)
         until = tl.minimum(end, stop)
-        # The next context is loaded while this one is attended to.
+        # The next context is loaded during the attention to this context.
         next_row, next_begin, next_token, next_context, next_block, next_page = _find(
             until,
             stop,
@@ -144,7 +144,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         if first_share == last_share:
             tl.store(out_ptr + token * (HEADS * DIM) + places, part.to(out_ptr.dtype.element_ty), real)
         else:
-            place = share + row  # unique to this part: along the line both only grow
+            place = share + row  # unique to this part: share and row only grow along the line
             tl.store(parts_ptr + place * (HEADS * DIM) + places, part, real)
             tl.store(weights_ptr + place * HEADS + heads, weight, tl.arange(0, PAIRS) < GROUP)
             tl.debug_barrier()
@@ -167,8 +167,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _align(num_shares, num_decodes):  # type: ignore[no-untyped-def]
-    """Return a few shares less if the borders of equal contexts are then borders of shares: fewer parts to combine."""
-    contexts = tl.cdiv(num_decodes, num_shares)  # of a share
+    """Returns slightly fewer shares if the borders of equal contexts then align with shares, which leaves fewer parts to combine."""
+    contexts = tl.cdiv(num_decodes, num_shares)  # per share
     aligned = tl.where(contexts > 1, tl.cdiv(num_decodes, contexts), num_shares - num_shares % num_decodes)
     return tl.where(aligned * 16 >= num_shares * 15, aligned, num_shares)
 
@@ -189,7 +189,7 @@ def _find(  # type: ignore[no-untyped-def]
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the row whose block is at a place of the line, its first place, token and context, the block, and `pages_of` it."""
+    """Returns the row at a place of the line, its first place, token and context, the block to read first, and the block's `pages_of`."""
     at = tl.minimum(at, num_blocks - 1)
     row = tl.sum((ends <= at).to(tl.int32))
     begin = tl.sum(tl.where(tl.arange(0, ROWS) < row, blocks, 0))
@@ -203,7 +203,7 @@ def _find(  # type: ignore[no-untyped-def]
 @triton.jit
 def _combine(  # type: ignore[no-untyped-def]
     parts_ptr,  # first part of a group's heads, [GROUP, DIM]; the next part is HEADS * DIM further on
-    weights_ptr,  # their weights, [GROUP]; the next ones are HEADS further on
+    weights_ptr,  # weights of the first part, [GROUP]; the next weights are HEADS further on
     num_parts,
     out_ptr,  # [GROUP, DIM]
     HEADS: tl.constexpr,
@@ -211,7 +211,7 @@ def _combine(  # type: ignore[no-untyped-def]
     PADDED_GROUP: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Sum the parts by weight. Other programs wrote them, so the reads bypass this multiprocessor's cache."""
+    """Sums the parts by weight. Reads bypass this multiprocessor's cache, since other programs wrote the parts."""
     PARTS: tl.constexpr = 64 // PADDED_GROUP if PADDED_GROUP < 32 else 2  # as many at a time as the registers hold
     heads = tl.arange(0, PADDED_GROUP)
     places = heads[:, None] * DIM + tl.arange(0, DIM)[None, :]
@@ -235,7 +235,7 @@ def _combine(  # type: ignore[no-untyped-def]
 
 
 class Decodes:
-    """Attention of the rows with one query, in any iteration. See `triton_blocks` for the sizes that it takes."""
+    """Attention of the rows with one query, in any iteration. See `triton_blocks` for the supported sizes."""
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
@@ -246,7 +246,7 @@ class Decodes:
     def write(
         self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], scaling: float
     ) -> Tensor:
-        """Write the decodes' tokens of `out` and return it. Calls must not overlap: they share a counter.
+        """Writes the decodes' tokens of `out` and returns `out`. Calls must not overlap, since they share a counter.
 
         Args:
             out, query: [tokens, heads, head dim], contiguous.
