@@ -8,11 +8,15 @@ LATEST_ARRIVAL = 1e10
 """Seconds. Larger floats, such as time stamps in micro- or nanoseconds, cannot represent fractions of a token's time."""
 
 
+LEAST_TEMPERATURE = 1e-5
+"""A lower temperature is greedy, as in vLLM: clients send 1e-45 for 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the tokens of one request are drawn.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 switch the filters off; both apply to the tempered distribution, top-k
+    `temperature` 0, or below `LEAST_TEMPERATURE`, is greedy. `top_k` 0 and `top_p` 1 switch the filters off; both apply to the tempered distribution, top-k
     first. A token's random number depends only on `seed` and the token's position, so a seed gives the same tokens in any
     batch, under any policy, sync or async.
     """

@@ -13,10 +13,13 @@ import numpy as np
 from sortedcontainers import SortedKeyList
 
 from cbatch.request import NEVER, Ints, Request, Status
-from cbatch.request_spec import RequestSpec
+from cbatch.request_spec import LEAST_TEMPERATURE, RequestSpec
 
 ZERO, ONE, NONE = np.array(0), np.array(1), np.array(NEVER)
 """Operands for columns of a batch: numpy takes as long to convert a Python integer as for the operation."""
+
+_HOTTEST, _ALL = float(np.finfo(np.float32).max), int(np.iinfo(np.int32).max)
+"""The largest temperature and top-k of a row."""
 
 
 class Counters(NamedTuple):
@@ -49,7 +52,7 @@ class RequestTable:
         stop: tokens at which the request ends by itself; 0 if that is not below `limit`.
         can_stop: bool; the request has stop tokens or strings.
         ended: bool; the request has ended, and iterations in flight may still compute tokens of it.
-        temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64.
+        temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64. A temperature that is greedy is 0.
         tokens: int32 [rows, width]; prompt and known output, where token values matter. None in simulation.
     """
 
@@ -121,8 +124,9 @@ class RequestTable:
         self.ended[row] = False
         self.can_stop[row] = spec.can_stop
         sampling = spec.sampling
-        self.temperature[row], self.seed[row] = sampling.temperature, sampling.seed
-        self.top_k[row], self.top_p[row] = sampling.top_k, sampling.top_p
+        tempered = sampling.temperature >= LEAST_TEMPERATURE
+        self.temperature[row] = min(sampling.temperature, _HOTTEST) if tempered else 0
+        self.seed[row], self.top_p[row], self.top_k[row] = sampling.seed, sampling.top_p, min(sampling.top_k, _ALL)
         if self.tokens is not None:
             if spec.prompt is None:
                 raise ValueError(f"request {spec.id} has no prompt tokens, and this executor computes real ones")

@@ -19,10 +19,11 @@ def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
 
     Inverts softmax(logits / temperature), sorted in descending order, at the row's `uniform`. Top-k keeps the first k tokens (0: all).
     Top-p then keeps the fewest tokens, at least one, whose share of the remaining weight reaches p (Holtzman et al. 2020).
+    The largest logit is subtracted before the division: its quotient is 0, where a tiny temperature would overflow.
     """
-    temperature = torch.where(batch.temperature > 0, batch.temperature, 1)
-    ordered, tokens = (logits.float() / temperature[:, None]).sort(dim=-1, descending=True, stable=True)
-    weights = ordered.softmax(dim=-1)  # [rows, vocabulary]
+    temperature = batch.temperature.clamp(min=torch.finfo(torch.float32).tiny)  # a device may take smaller ones for 0
+    ordered, tokens = logits.float().sort(dim=-1, descending=True, stable=True)
+    weights = ((ordered - ordered[:, :1]) / temperature[:, None]).softmax(dim=-1)  # [rows, vocabulary]
     rank = torch.arange(weights.shape[-1], device=weights.device)
     weights = weights.masked_fill((rank >= batch.top_k[:, None]) & (batch.top_k[:, None] > 0), 0)
     reached = weights.cumsum(dim=-1)

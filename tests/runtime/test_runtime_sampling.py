@@ -1,12 +1,14 @@
 """Sampling against sampling written out token by token, and carry-over."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tiny_models import draw
 
-from cbatch import Sampling
+from cbatch import RequestSpec, Sampling
+from cbatch.request_table import RequestTable
 from cbatch.runtime.batch import Fields, uniform
 from cbatch.runtime.carry import carry_over
 from cbatch.runtime.sampling import greedy, sample
@@ -58,6 +60,32 @@ def test_a_row_of_temperature_0_is_greedy_beside_any_other() -> None:
     samplings = [Sampling(), Sampling(2.0), Sampling(), Sampling(1.0, 3), Sampling(), Sampling(1.0, 0, 0.1)]
     tokens = sample(logits, batch_of(samplings, np.full(6, 0.999)))
     assert tokens[::2].tolist() == likeliest(logits)[::2]
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("filters", [(0, 1.0), (5, 1.0), (0, 0.9), (5, 0.5)])
+def test_the_least_temperatures_give_the_likeliest_token(filters: tuple[int, float], flush: bool) -> None:
+    """Logits of either sign, so large that their quotients by the temperature are infinite; the processor may flush denormals."""
+    temperatures = (1e-45, 1e-40, 1.2e-38, 6e-38, 1e-30)
+    logits = torch.randn(10, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 9
+    logits[5:] -= logits[5:].amax(dim=-1, keepdim=True) + 20
+    batch = batch_of([Sampling(temperature, *filters) for temperature in temperatures] * 2, np.full(10, 0.999))
+    assert (batch.temperature > 0).all()
+    torch.set_flush_denormal(flush)
+    try:
+        tokens = sample(logits, batch)
+    finally:
+        torch.set_flush_denormal(False)
+    assert tokens.tolist() == likeliest(logits)
+
+
+@given(st.floats(0, 1e300), st.integers(0, 2**40))
+def test_any_temperature_and_top_k_has_a_row(temperature: float, top_k: int) -> None:
+    """A temperature below 1e-5 is greedy, so that equal logits give the lowest token, too."""
+    table = RequestTable(1, 1)
+    row = table.admit(RequestSpec(0, 1, 1, sampling=Sampling(temperature, top_k)))
+    assert (table.temperature[row] > 0) == (temperature >= 1e-5)
+    assert np.isfinite(table.temperature[row]) and table.top_k[row] == min(top_k, 2**31 - 1)
 
 
 def test_equal_logits_give_the_lowest_token_greedily() -> None:
