@@ -1,4 +1,4 @@
-"""The relaxation behind all bounds: a machine that does one job at a time and may interrupt it. Arrays are seconds, [jobs]."""
+"""The relaxation behind all bounds: a machine that runs one job at a time and may preempt it. Arrays are seconds, [jobs]."""
 
 from heapq import heappop, heappush
 
@@ -25,7 +25,7 @@ def srpt(release: Floats, work: Floats) -> Floats:
 
 
 def _run(remaining: list[float], ends: list[float], now: float, until: float) -> float:
-    """Runs the shortest jobs until a time; returns that time."""
+    """Runs the shortest jobs until the time `until`, and returns `until`."""
     while remaining:
         if now + remaining[0] > until:
             heappush(remaining, heappop(remaining) - (until - now))
@@ -36,21 +36,21 @@ def _run(remaining: list[float], ends: list[float], now: float, until: float) ->
 
 
 def makespan(release: Floats, work: Floats) -> float:
-    """Returns the end of the last job of any schedule that is never idle while there is work."""
+    """Returns the end of the last job under any schedule that is never idle while there is work."""
     order = np.argsort(release)
     after = np.cumsum(work[order][::-1])[::-1]
     return float((release[order] + after).max(initial=0.0))
 
 
 def fewest_late(release: Floats, due: Floats, work: Floats) -> int:
-    """Returns the fewest jobs that any schedule ends late, if jobs released later are due no earlier.
+    """Returns the fewest jobs that any schedule ends late, provided that jobs released later are due no earlier.
 
-    Jobs join a set in the order of their releases. Whenever the last job would be late, the set drops the job without which it
-    ends earliest (Kise, Ibaraki and Mine, Operations Research 26, 1978).
+    Jobs join a set in the order of their releases. Whenever the last job would be late, the set drops the job whose removal
+    makes the set end earliest (Kise, Ibaraki and Mine, Operations Research 26, 1978).
     """
     order = np.lexsort((due, release))
     release, due, work = release[order], due[order], work[order]
-    due *= 1 + 1e-12  # sums of the same seconds in another order differ by less
+    due *= 1 + 1e-12  # more than the rounding of sums in another order
     done = np.cumsum(work)
     if (done + np.maximum.accumulate(release - done + work) <= due).all():
         return 0
@@ -59,14 +59,14 @@ def fewest_late(release: Floats, due: Floats, work: Floats) -> int:
 
 
 class _Kept:
-    """The jobs on time since the machine was last idle. `chain`: release of a job plus all work from it on."""
+    """The jobs that are on time since the machine was last idle. `_chain`: a job's release plus all work from this job on."""
 
     def __init__(self, most: int) -> None:
         self._work, self._chain = np.zeros(most), np.zeros(most)
         self._number, self._end = 0, -np.inf
 
     def join(self, release: float, due: float, work: float) -> bool:
-        """Adds a job; returns whether a job had to leave."""
+        """Adds a job. Returns whether a job was dropped."""
         if release >= self._end:
             self._number = 0
         number = self._number

@@ -1,7 +1,7 @@
-"""Linear minorants: straight lines below a cost model, which charge every request its share of every iteration.
+"""Linear minorants: straight lines below a cost model, which charge each request for its share of each iteration.
 
-If no iteration is faster than a line, the work of a request is known before anything is scheduled. Lines are lower envelopes
-of a profile's tables, not regressions: a line through the middle of a table does not bound the table.
+If no iteration is faster than a line, the work of a request is known before any scheduling. Lines are lower envelopes of a
+profile's tables, not regressions: a line through the middle of a table does not bound the table.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from cbatch.sim.attention import Attention, RateAttention, TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.interpolation import scores
 
-_ROUNDING = 1e-9  # relative; sums of the same seconds in another order differ by less
+_ROUNDING = 1e-9  # relative; more than the rounding of sums in another order
 _MOST_LINES = 5
 
 
@@ -21,9 +21,10 @@ _MOST_LINES = 5
 class Minorant:
     """A lower bound of an iteration's seconds: the sum of all parts.
 
-    fixed: once. per_request, per_token: of the iteration; per_request may be negative. per_score: of chunks, tokens * (context +
-    (tokens + 1) / 2), the products of queries and keys. per_context: of `BatchShape.decode_context`, where a chunk of one token
-    counts as a decode. per_score is at most per_context, so that single tokens cost no less than chunks.
+    fixed: once per iteration. per_request, per_token: per member of the iteration; per_request may be negative. per_score: per
+    product of a query and a key in chunks, of which a chunk has tokens * (context + (tokens + 1) / 2). per_context: per token of
+    `BatchShape.decode_context`; a chunk of one token counts as a decode. per_score is capped at per_context, so that single
+    tokens cost no less than chunks.
     """
 
     fixed: float
@@ -45,15 +46,14 @@ class Minorant:
 
 
 def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
-    """Returns lines under a profile's tables, at the GPU's full clock, from the flattest to the steepest.
+    """Returns lines below a profile's tables, at the GPU's full clock, from the flattest to the steepest.
 
     Proof. An iteration takes f(tokens) + h(requests) + a(shape): products and small operations, the output head, attention.
-    f + min h is evaluated at every number of tokens up to `limits.max_tokens`, with prompts and without, less all that a full
-    clock could save, and the lines are edges of the lower convex hull of these points. Attention is a sum over chunks plus a
-    term of the decodes, each bounded at the breakpoints of its table: for fixed context both table and bound are linear in the
-    number of requests, or in a chunk's scores, between two rows, and along a row both are linear in the context between two
-    columns, so that a bound below the table at all breakpoints is below it everywhere. In a pipeline the times are
-    those of its last stage, which every iteration occupies.
+    f + min h is evaluated at every number of tokens up to `limits.max_tokens`, with and without prompts, minus the most that a
+    full clock could save. The lines are edges of the lower convex hull of these points. Attention is a sum over chunks plus a
+    term for the decodes, each bounded at the breakpoints of its table. For a fixed context, table and bound are both linear in
+    the number of requests (or in a chunk's scores) between two rows. Along a row, both are linear in the context between two
+    columns. A bound below the table at all breakpoints is thus below it everywhere. In a pipeline, times are the last stage's.
     """
     attention, layers = cost.operations.attention, cost.topology.share(cost.spec).num_layers
     base = layers * attention.rates.base_seconds if isinstance(attention, RateAttention) else 0.0
@@ -67,7 +67,7 @@ def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
 
 
 def _least_seconds(cost: ProfileCost, max_tokens: int, max_batch: int) -> dict[int, float]:
-    """Returns the least seconds of an iteration without its attention, by number of tokens."""
+    """Returns the least seconds of an iteration, excluding attention, by number of tokens."""
     operations, layers = cost.operations, cost.topology.share(cost.spec).num_layers
     heads = [operations.head.at(number) for number in range(max_batch + 1)]
     spare = heads[0] - min(heads[1:])
@@ -84,7 +84,7 @@ def _least_seconds(cost: ProfileCost, max_tokens: int, max_batch: int) -> dict[i
 
 
 def _hull(points: dict[int, float]) -> list[tuple[float, float]]:
-    """Returns (value at 0, slope), not negative, of lines below all points: edges of their lower convex hull."""
+    """Returns lines below all points as (value at 0, slope), both nonnegative: edges of the points' lower convex hull."""
     hull: list[tuple[int, float]] = []
     for point in sorted(points.items()):
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) * (1 + _ROUNDING) >= _slope(hull[-1], point):
@@ -103,7 +103,7 @@ def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
 
 
 def _per_score(attention: Attention, limits: Limits) -> float:
-    """Returns the least seconds of one layer for a score of any chunk."""
+    """Returns the least seconds per score in one layer, over all chunks."""
     if isinstance(attention, RateAttention):
         return attention.per_score
     if not isinstance(attention, TableAttention):
@@ -113,9 +113,9 @@ def _per_score(attention: Attention, limits: Limits) -> float:
 
 
 def _per_context(attention: Attention, limits: Limits) -> list[tuple[float, float]]:
-    """Returns (tokens of context that are free for each decode, least seconds of one layer for each further token).
+    """Returns pairs: free tokens of context per decode, and least seconds in one layer per further token of context.
 
-    A table may measure the shortest contexts as free; leaving them out gives a steeper line for the rest.
+    In a table the shortest contexts may cost nothing; excluding them gives a steeper line for longer contexts.
     """
     if isinstance(attention, RateAttention):
         return [(0.0, attention.per_decode_context)]

@@ -1,4 +1,4 @@
-"""Computes how much of each prompt a prefix cache can hold at best, as if no block were ever evicted."""
+"""Computes the most of each prompt that a prefix cache can hold, assuming that no block is ever evicted."""
 
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
@@ -10,10 +10,10 @@ from cbatch.request import Request, spec_of
 
 
 class Findable(NamedTuple):
-    """Leading tokens of a request's prompt that others hold, in whole blocks, and at least one token less than all.
+    """Leading prompt tokens that other requests also hold, in whole blocks, and at most all but one of the prompt's tokens.
 
-    earlier: in prompts and outputs of requests that arrive earlier, or at the same time with a lower id; the other tokens are
-        computed after this request has arrived. ever: in those of any other requests.
+    earlier: held by prompts and outputs of requests that arrive earlier, or at the same time with a lower id; the other tokens
+        are computed after this request has arrived. ever: held by prompts and outputs of any other requests.
     """
 
     earlier: int
@@ -21,7 +21,7 @@ class Findable(NamedTuple):
 
 
 def findable_tokens(requests: Iterable[Request], block_size: int) -> dict[int, Findable]:
-    """Returns the most that each request can find, by id. requests: all requests of a run, in simulation."""
+    """Returns the most tokens that each request can find in the cache, by id. requests: all requests of a simulated run."""
     by_arrival = sorted(requests, key=lambda request: (request.arrival_time, request.id))
     names = [_names_of(request, block_size) for request in by_arrival]
     seen: set[Name] = set()
@@ -40,12 +40,12 @@ def findable_tokens(requests: Iterable[Request], block_size: int) -> dict[int, F
 
 
 def _num_in(known: set[Name], names: Sequence[Name]) -> int:
-    """Returns how many leading names are known."""
+    """Returns the number of leading names in `known`."""
     return next((place for place, name in enumerate(names) if name not in known), len(names))
 
 
 def _names_of(request: Request, block_size: int) -> Sequence[Name]:
-    """Returns the names of the blocks of prompt and output that another request can have, too."""
+    """Returns the names of the prompt and output blocks that another request can also have."""
     spec = spec_of(request)
     held = spec.num_prompt_tokens if spec.prompt is not None else len(spec.prefix_hashes) * spec.hash_block
     held = min(held, spec.num_prompt_tokens)

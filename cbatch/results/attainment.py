@@ -1,8 +1,8 @@
-"""Attainment of the objectives that requests carry (`RequestSpec.slo`), by tier, and goodput.
+"""Computes the attainment of the requests' objectives (`RequestSpec.slo`), also by tier, and goodput.
 
-A request attains its objectives if its first token, every gap between its tokens and its last token are all in time.
-Requests that were rejected, cancelled or unfinished at the end of the run attain none and stay in the denominator. Otherwise a
-policy would gain by dropping late requests, or by letting their clients wait until they leave.
+A request attains its objectives if its first token, all gaps between its tokens and its last token are in time. Rejected,
+cancelled and unfinished requests attain none and count in the denominator. Otherwise a policy would gain by dropping late
+requests, or by letting clients wait until they leave.
 """
 
 from collections.abc import Collection
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.request_spec import NO_SLO
-from cbatch.results.metrics import Asked, Floats, Objectives, Served, Window, mean
+from cbatch.results.metrics import Entry, Floats, Objectives, Served, Window, mean
 
 _ALWAYS = Window(-np.inf, np.inf)
 
 
 class Attained(NamedTuple):
-    """met, limits: [objectives, requests], limits infinite where a request has none. counted: [requests], ended in the window."""
+    """Objectives met. met, limits: [objectives, requests]; limit inf: no objective. counted: [requests]; ended in the window."""
 
     met: NDArray[np.bool_]
     limits: Floats
@@ -29,14 +29,14 @@ class Attained(NamedTuple):
         return Attained(self.met[:, members], self.limits[:, members], self.counted[members])
 
 
-def attainment(requests: Collection[Asked], served: Served, window: Window) -> dict[str, Any]:
-    """Returns shares of the requests that have objectives and ended in the window, served or not; empty without objectives.
+def attainment(requests: Collection[Entry], served: Served, window: Window) -> dict[str, Any]:
+    """Returns attained shares of the requests that have objectives and ended in the window; empty without objectives.
 
-    `share`: all objectives together; `ttft_share`, `tbt_share`, `total_share`: each objective, over the requests that
-    have it; `tiers`: the same by tier.
+    `share`: requests that attain all their objectives. `ttft_share`, `tbt_share`, `total_share`: requests that attain the
+    objective, among the requests that have it. `tiers`: the same by tier.
 
     Args:
-        requests: every request of the run. window: up to infinity, it counts requests that did not end.
+        requests: all requests of the run, served or not. window: if infinite, also counts requests that did not end.
     """
     requests = [request for request in requests if request.slo != NO_SLO]
     if not requests:
@@ -48,13 +48,13 @@ def attainment(requests: Collection[Asked], served: Served, window: Window) -> d
 
 
 def goodput(
-    requests: Collection[Asked], served: Served, window: Window, objectives: Objectives, seconds: float
+    requests: Collection[Entry], served: Served, window: Window, objectives: Objectives, seconds: float
 ) -> dict[str, float]:
     """Returns the requests that attain their objectives, per second and as a share; empty without objectives.
 
     Args:
         requests, window: see `attainment`; requests without objectives do not count.
-        objectives: those of requests without their own.
+        objectives: default objectives of requests that carry none.
         seconds: duration of the measured part of the run.
     """
     requests = [request for request in requests if objectives != Objectives() or request.slo != NO_SLO]
@@ -66,14 +66,14 @@ def goodput(
 
 
 def judge(
-    requests: Collection[Asked],
+    requests: Collection[Entry],
     served: Served,
     window: Window = _ALWAYS,
     others: Objectives = Objectives(),  # noqa: B008
 ) -> Attained:
-    """Returns which objectives requests met: `SLO.ttft`, `tbt` and `total`, and TPOT. Requests not among `served` met none.
+    """Returns which objectives requests met: `SLO.ttft`, `tbt` and `total`, and TPOT. Requests outside `served` met none.
 
-    others: objectives of requests without their own.
+    others: default objectives of requests that carry none.
     """
     place = {id_: index for index, id_ in enumerate(served.id.tolist())}
     index = np.array([place.get(request.id, -1) for request in requests])

@@ -1,9 +1,9 @@
-"""Throughput and latency of a run, as the field defines them, computed from its record.
+"""Computes throughput and latency, as the field defines them, from the record of a run.
 
 All times are seconds on the executor's clock. Percentiles interpolate linearly between the two nearest values (numpy's
-default, Hyndman and Fan's type 7). A metric without values, such as the gaps between tokens of a single one, is NaN.
+default, Hyndman and Fan's type 7). A metric without values is NaN, such as the gaps of a request with one token.
 
-docs/metrics.md defines them, with a picture. This module does not know what produced the run.
+docs/metrics.md defines the metrics, with a picture. This module does not know which executor produced the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ SUMMARIZED = (
     *("planned_at", "launched_at", "received_at", "done_at", "started", "ended", "num_requests"),
     *("num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used"),
 )
-"""Fields of `StepRecord` that a summary needs."""
+"""Fields of `StepRecord` that a summary reads."""
 
 Limit = Annotated[float, positive("seconds; null sets none")]
 
@@ -36,7 +36,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 class Ended(NamedTuple):
-    """The attributes of an ended `Request` that figures need besides its times."""
+    """The attributes of an ended `Request` that figures need in addition to its times."""
 
     id: int
     client: str | None
@@ -53,12 +53,12 @@ class Ended(NamedTuple):
     num_cached_again: int
 
 
-Asked = Request | Ended
+Entry = Request | Ended
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The part of a run that is measured, in seconds: after `start`, up to and including `end`."""
+    """The measured part of a run, in seconds: after `start`, up to and including `end`."""
 
     start: float
     end: float
@@ -73,7 +73,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service-level objectives in seconds; None: not set. A request must meet all to attain them (DistServe, OSDI 24)."""
+    """Service-level objectives in seconds; None: not set. Attainment requires meeting all of them (DistServe, OSDI 24)."""
 
     ttft: Limit | None = None
     tpot: Limit | None = None
@@ -82,10 +82,10 @@ class Objectives:
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """The requests that got their whole output, in the order of their ends, as columns [requests].
+    """The requests that received their whole output, in the order of their ends, as columns [requests].
 
     id: int64. arrival, admitted, first_token, last_token: seconds. prompt_tokens, output_tokens: int64.
-    token_ids, token_times: (request id, seconds) of every token received, by request and then by time, [tokens].
+    token_ids, token_times: request id and time in seconds of every received token, sorted by request and time, [tokens].
     """
 
     id: NDArray[np.int64]
@@ -100,57 +100,57 @@ class Served:
 
     @property
     def scheduling_delay(self) -> Floats:
-        """Arrival to first admission."""
+        """Returns the time from arrival to first admission."""
         return self.admitted - self.arrival
 
     @property
     def mean_waiting(self) -> float:
-        """The mean number of requests waiting for their first admission between first and last arrival; 0 if these coincide."""
+        """Returns the mean number of requests waiting for first admission, between first and last arrival; 0 if they coincide."""
         span = np.ptp(self.arrival) if len(self.arrival) else 0.0
         waited = np.minimum(self.admitted, self.arrival.max(initial=0.0)) - self.arrival
         return float(waited.sum() / span) if span > 0 else 0.0
 
     @property
     def ttft(self) -> Floats:
-        """Time to first token: from arrival until the first token is on the host, queueing included."""
+        """Returns the time to first token: from arrival until the first token is on the host, including queueing."""
         return self.first_token - self.arrival
 
     @property
     def tpot(self) -> Floats:
-        """Time per output token: (last - first) / (tokens - 1), one value per request; NaN for a single token."""
+        """Returns the time per output token of each request: (last - first) / (tokens - 1); NaN for a single token."""
         gaps = np.where(self.output_tokens > 1, self.output_tokens - 1, np.nan)
         return (self.last_token - self.first_token) / gaps
 
     @property
     def end_to_end(self) -> Floats:
-        """Arrival to last token."""
+        """Returns the time from arrival to last token."""
         return self.last_token - self.arrival
 
     @property
     def normalized_latency(self) -> Floats:
-        """End-to-end latency per output token (Orca, OSDI 2022; vLLM, SOSP 2023)."""
+        """Returns the end-to-end latency per output token (Orca, OSDI 2022; vLLM, SOSP 2023)."""
         return self.end_to_end / self.output_tokens
 
     def gaps(self) -> tuple[Floats, Floats]:
-        """Time between tokens (TBT): (seconds of the gap, time of its later token), for every token but first ones.
+        """Returns the times between tokens (TBT), as lengths in seconds and times of the later token; first tokens have none.
 
-        Stalls are visible here and averaged away in TPOT (Sarathi-Serve, OSDI 2024).
+        Stalls are visible in TBT but averaged away in TPOT (Sarathi-Serve, OSDI 2024).
         """
         same = self.token_ids[1:] == self.token_ids[:-1]
         return np.diff(self.token_times)[same], self.token_times[1:][same]
 
     def gap_statistics(self, window: Window) -> dict[str, float]:
-        """Mean and percentiles of the time between tokens that arrive in the window."""
+        """Returns mean and percentiles of the gaps that end in the window."""
         gaps, times = self.gaps()
         return statistics(gaps[window.holds(times)])
 
     def num_tokens(self, window: Window) -> int:
-        """Tokens that arrive in the window."""
+        """Returns the number of tokens that arrive in the window."""
         return int(window.holds(self.token_times).sum())
 
     @cached_property
     def longest_gap(self) -> Floats:
-        """Longest time between two tokens of each request (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token."""
+        """Returns each request's longest time between two tokens (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token."""
         first, last = np.searchsorted(self.token_ids, self.id), np.searchsorted(self.token_ids, self.id, "right") - 1
         several = np.flatnonzero(last > first)
         several = several[np.argsort(first[several])]
@@ -162,12 +162,12 @@ class Served:
 
 
 def mean(values: Any) -> float:
-    """The mean; NaN without values."""
+    """Returns the mean; NaN without values."""
     return float(values.mean()) if len(values) else float("nan")
 
 
 def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
-    """Every field of `StepRecord` but the note, as columns [iterations]."""
+    """Returns every field of `StepRecord` except the note, as columns [iterations]."""
     kinds = {name: kind for name, kind in StepRecord.__annotations__.items() if kind is not str}
     columns = list(zip(*steps, strict=True)) or [()] * len(kinds)
     return {
@@ -177,12 +177,12 @@ def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
 
 
 def collect_served(record: RunRecord) -> Served:
-    """Returns the requests of a run that got their whole output."""
+    """Returns the requests of a run that received their whole output."""
     return served_of(record.requests, *record.tokens())
 
 
 def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_times: Floats) -> Served:
-    """Returns the requests that got their whole output. token_ids, token_times: those of all requests, as `RunRecord.tokens`."""
+    """Returns the requests that received their whole output. token_ids, token_times: all tokens, as in `RunRecord.tokens`."""
     requests = [request for request in ended if request.finish_reason in SERVED]
     id_ = np.array([request.id for request in requests], np.int64)
     least = token_ids.min() if len(token_ids) else 0
@@ -190,7 +190,7 @@ def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_time
     order = np.argsort((token_ids - least).astype(np.uint16) if few else token_ids, kind="stable")
     token_ids, token_times = token_ids[order], token_times[order]
     first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
-    if (end - first).sum() < len(token_ids):  # requests that were rejected or cancelled later received tokens too
+    if (end - first).sum() < len(token_ids):  # later rejected or cancelled requests also have tokens
         kept = np.isin(token_ids, id_)
         token_ids, token_times = token_ids[kept], token_times[kept]
         first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
@@ -210,10 +210,10 @@ def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_time
 def find_window(
     steps: StepColumns, requests: Served, warmup_requests: int = 0, drain_requests: int = 0, any_cancelled: bool = False
 ) -> Window:
-    """Returns the window from the end of request `warmup_requests` until only `drain_requests` are left, in the order of their ends.
+    """Returns the window that leaves out the first `warmup_requests` and the last `drain_requests` requests, in the order of their ends.
 
-    Without a warm-up it begins with the run. Without a drain it ends with the last token of a served request, or, if clients
-    have left, with the last iteration, which may have been computed for them. It is empty (end = start) if no request is left.
+    Without a warm-up the window begins with the run. Without a drain it ends with the last token of a served request, or, if clients
+    have left, with the last iteration, which may have been computed for them. If no request remains, it is empty (end = start).
     """
     ends = np.sort(requests.last_token)
     start = began(steps, requests)
@@ -227,13 +227,13 @@ def find_window(
 
 
 def began(steps: StepColumns, requests: Served) -> float:
-    """Returns when a run begins: with its first iteration's plan, or with an earlier arrival, which a policy let wait."""
+    """Returns when a run begins: at its first iteration's plan, or at an earlier arrival that the policy let wait."""
     planned = steps["planned_at"]
     return float(min(planned.min(), requests.arrival.min(initial=np.inf))) if len(planned) else 0.0
 
 
 def statistics(values: Floats) -> dict[str, float]:
-    """Mean and percentiles, ignoring NaN."""
+    """Returns mean and percentiles, ignoring NaN."""
     values = values[~np.isnan(values)]
     names = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
     if not len(values):
@@ -242,7 +242,7 @@ def statistics(values: Floats) -> dict[str, float]:
 
 
 def busy_seconds(begin: Floats, end: Floats, window: Window) -> float:
-    """Seconds of the window that at least one interval covers; begin, end: [intervals], those of replicas in any order."""
+    """Returns the seconds of the window that at least one interval covers. begin, end: [intervals], in any order."""
     order = np.argsort(begin, kind="stable")
     begin, end = (np.clip(times[order], window.start, window.end) for times in (begin, end))
     covered = np.maximum.accumulate(np.concatenate([[window.start], end]))[:-1]  # before each interval

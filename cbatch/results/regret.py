@@ -12,11 +12,11 @@ from cbatch.results.metrics import Served
 def regret(
     requests: Sequence[Request], served: Served, bounds: Callable[[Sequence[Request]], Bounds]
 ) -> dict[str, float]:
-    """Returns figures of the whole run; empty if no request was served. bounds: returns the bounds of some of the requests.
+    """Returns figures of the whole run; empty if no request was served. bounds: computes the bounds of the given requests.
 
-    `latency`, `makespan`: over their lower bounds B6 and B2, of served requests. `violations`: requests that missed their own
-    objectives, less the lower bound B9. `*_bound`: the bounds, in seconds and requests. The true regret, relative to the best
-    policy, is at most this.
+    `latency`, `makespan`: ratios to the lower bounds B6 and B2, over served requests. `violations`: requests that missed their
+    objectives, minus the lower bound B9. `*_bound`: the bounds, in seconds and requests. The true regret, relative to the best
+    policy, is at most this large.
     """
     if not len(served.id):
         return {}

@@ -1,8 +1,8 @@
-"""Service of clients, as VTC measures it (Sheng et al., "Fairness in serving large language models", OSDI 2024).
+"""Measures the service that clients receive, as in VTC (Sheng et al., "Fairness in serving large language models", OSDI 2024).
 
-A request's service is 1 for each prompt token and 2 for each output token. As in the code of that paper's figures
-(Ying1123/VTC-artifact, fair_bench/plot/visualize.py), it is requested when the request arrives, and received evenly from the
-request's first token to its last. Only served requests count.
+The service of a request is 1 per prompt token and 2 per output token. As in the code of the paper's figures
+(Ying1123/VTC-artifact, fair_bench/plot/visualize.py), service is requested when the request arrives, and received evenly between
+the request's first and last token. Only served requests count.
 """
 
 import math
@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.request import SERVED
-from cbatch.results.metrics import Asked, Floats, Served, mean
+from cbatch.results.metrics import Entry, Floats, Served, mean
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 WINDOW_SECONDS = 60.0
 _TICKS = 20
 NO_CLIENT = "no client"
-"""Stands for the client of requests that name none."""
+"""Client of requests that name no client."""
 
 
 @dataclass(frozen=True, eq=False)
 class Service:
-    """Served requests as columns, [requests]; times in seconds. weights: clients' weights by name; 1 for others."""
+    """Served requests as columns, [requests]; times in seconds. weights: weights of clients by name; default 1."""
 
     client: NDArray[Any]
     arrival: Floats
@@ -38,17 +38,17 @@ class Service:
 
     @cached_property
     def clients(self) -> list[str]:
-        """Names in alphabetical order."""
+        """Returns the clients' names in alphabetical order."""
         return [str(name) for name in np.unique(self.client)]
 
     @cached_property
     def weight(self) -> Floats:
-        """Weight of each client, [clients]."""
+        """Returns the weight of each client, [clients]."""
         return np.array([self.weights.get(name, 1.0) for name in self.clients])
 
     @cached_property
     def amount(self) -> Floats:
-        """Service of each request, [requests]."""
+        """Returns the service of each request, [requests]."""
         return PROMPT_WEIGHT * self.prompt_tokens + OUTPUT_WEIGHT * self.output_tokens
 
     def received(self, times: Floats) -> Floats:
@@ -72,7 +72,7 @@ class Service:
 
 
 def service_of(
-    requests: Collection[Asked], served: Served, weights: Mapping[str, float] | None = None
+    requests: Collection[Entry], served: Served, weights: Mapping[str, float] | None = None
 ) -> Service | None:
     """Returns the service of a run; None if no request names its client. requests: in the order of their ends."""
     if not any(request.client for request in requests):
@@ -84,7 +84,7 @@ def service_of(
 
 
 class Windows(NamedTuple):
-    """Fairness in the windows of a run, [windows] each. middle: seconds. difference: per second. jain: NaN without service."""
+    """Fairness per window of a run, [windows] each. middle: seconds. difference: service per second. jain: NaN without service."""
 
     middle: Floats
     difference: Floats
@@ -92,7 +92,7 @@ class Windows(NamedTuple):
 
 
 def fairness(service: Service) -> dict[str, Any]:
-    """Returns mean and worst of `measure_windows` (NaN without windows), and the total service of each client."""
+    """Returns mean and worst values over `measure_windows` (NaN without windows), and the total service of each client."""
     totals = dict(zip(service.clients, service.received(np.array([np.inf]))[0].tolist(), strict=True))
     windows = measure_windows(service)
     difference, jain = windows.difference, windows.jain[~np.isnan(windows.jain)]
@@ -105,14 +105,14 @@ def fairness(service: Service) -> dict[str, Any]:
 
 
 def measure_windows(service: Service, seconds: float = WINDOW_SECONDS) -> Windows:
-    """Returns service difference and Jain's index in 19 windows, none if the last arrival comes before the end of a window.
+    """Returns service difference and Jain's index in 19 windows; in none if the last arrival precedes the end of the first window.
 
     The middles of the windows divide the time from half a window to the last arrival into 20 equal parts.
 
-    difference: summed over clients, the lesser of the distances to the client that received most and to the service requested,
+    difference: sum over clients of the lesser of two distances, to the client that received most and to the requested service;
         in service over weight (VTC, table 2, and its weighted variant).
-    jain: (sum x)^2 / (n sum x^2), where x is a client's service over its share in the weighted max-min division of all service
-        in the window, given the service that it waits for (Jain, Chiu and Hawe, DEC-TR-301, 1984); 1 is fair, 1/n the opposite.
+    jain: (sum x)^2 / (n sum x^2), where x is a client's service divided by the client's weighted max-min fair share of all service
+        in the window, given the service that clients wait for (Jain, Chiu and Hawe, DEC-TR-301, 1984); from 1/n (unfair) to 1 (fair).
     """
     last = float(service.arrival.max(initial=0.0))
     if last < seconds:
@@ -131,7 +131,7 @@ def measure_windows(service: Service, seconds: float = WINDOW_SECONDS) -> Window
 
 
 def _jain(received: Floats, wanted: Floats, weight: Floats) -> float:
-    """Returns Jain's index of one window, from [clients]; NaN if no client received anything."""
+    """Returns Jain's index of one window. Arguments: [clients]. NaN if no client received service."""
     fair = max_min_shares(float(received.sum()), wanted, weight)
     ratio = received[fair > 0] / fair[fair > 0]
     return float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())) if ratio.any() else float("nan")
@@ -140,12 +140,12 @@ def _jain(received: Floats, wanted: Floats, weight: Floats) -> float:
 def max_min_shares(total: float, wanted: Floats, weight: Floats) -> Floats:
     """Returns the weighted max-min fair division of `total` among clients, [clients].
 
-    No client gets more than it wants, and one that gets less has at least as much per weight as any other.
+    No client gets more than wanted, and a client that gets less than wanted gets at least as much per weight as any other client.
     """
-    level = wanted / weight  # at which a client has all that it wants
+    level = wanted / weight  # level at which a client has all it wants
     order = np.argsort(level)
     below = np.concatenate([[0.0], np.cumsum(wanted[order])[:-1]])
-    others = np.cumsum(weight[order][::-1])[::-1]  # weights of each rank's client and those above it
+    others = np.cumsum(weight[order][::-1])[::-1]  # total weight from each rank on
     rank = int(np.searchsorted(below + level[order] * others, total))
     if rank == len(wanted):
         return wanted

@@ -1,4 +1,4 @@
-"""Accounts for the seconds of each stage of a real pipeline by cause, from its events, as simulated stages do."""
+"""Attributes the seconds of each stage of a real pipeline to causes, from recorded events, like `sim.stages` in simulation."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from cbatch.sim.stages import Activity, Cause, Span, StageAccount, Stages
 
 
 def account_stages(record: RunRecord) -> list[StageAccount]:
-    """Returns the time of each stage by cause, from the first plan to the end of the last iteration; empty without stages."""
+    """Returns the time of each stage by cause, from the first plan to the last iteration's end; empty without stages."""
     if not record.stages:
         return []
     num_stages = len(record.stages[0])
@@ -26,7 +26,7 @@ def account_stages(record: RunRecord) -> list[StageAccount]:
 
 
 class _HostTrail:
-    """The host's activities, without gaps. num_completed: iterations whose tokens the host has received."""
+    """The host's activities, without gaps. num_completed: number of iterations whose tokens the host has received."""
 
     def __init__(self, record: RunRecord, num_stages: int, begin: float) -> None:
         self._steps, self._num_stages, self._now = record.steps, num_stages, begin
@@ -53,5 +53,5 @@ class _HostTrail:
 
 
 def _shape(step: StepRecord) -> BatchShape:
-    """Returns the part of the batch that determines the kind of a bubble: its prompt tokens."""
+    """Returns the batch reduced to its prompt tokens, which determine the kind of a bubble."""
     return BatchShape(((step.num_prefill_tokens, 0),))

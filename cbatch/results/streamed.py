@@ -1,7 +1,7 @@
-"""Gathers the data of a summary from a record that is taken piece by piece.
+"""Gathers the data of a summary from a record that arrives in pieces.
 
-When a request ends, its times become a row, its gaps between tokens are counted by time and length, and its tokens are forgotten.
-So memory grows with requests and iterations, not with tokens.
+When a request ends, its times become a row, its gaps between tokens are counted by time and length, and its tokens are dropped.
+Memory thus grows with requests and iterations, not with tokens.
 """
 
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ from cbatch.results.metrics import Ended, Floats, Served, StepColumns, Window, s
 
 Columns = dict[str, NDArray[Any]]
 Growing = dict[str, tuple[np.dtype[Any], bytearray]]
-"""Columns that grow at their ends: joining pieces would take twice the memory."""
+"""Columns that grow in place: joining pieces would take twice the memory."""
 
 _row_of = attrgetter(*Ended._fields)
 
@@ -27,8 +27,8 @@ _row_of = attrgetter(*Ended._fields)
 class CountedServed(Served):
     """Requests without their tokens.
 
-    longest: as `longest_gap`. gap_times, gap_seconds, gap_counts: when gaps between tokens ended, their lengths, and how many
-        such gaps there are.
+    longest: as `longest_gap`. gap_times, gap_seconds, gap_counts: ends of gaps between tokens, lengths of the gaps, and the
+        numbers of gaps with this end and length.
     """
 
     longest: Floats
@@ -41,7 +41,7 @@ class CountedServed(Served):
         return counted_statistics(self.gap_seconds[inside], self.gap_counts[inside])
 
     def num_tokens(self, window: Window) -> int:
-        """Returns the number of first tokens and of ends of gaps: each token is one of these."""
+        """Returns the number of first tokens plus the number of gaps: every other token ends a gap."""
         return int(window.holds(self.first_token).sum() + self.gap_counts[window.holds(self.gap_times)].sum())
 
     @cached_property
@@ -50,23 +50,23 @@ class CountedServed(Served):
 
 
 class StreamedRun:
-    """Gathers the pieces of a record. Requests must arrive by time, not by iteration. ended: the requests that have ended, in this order."""
+    """Gathers the pieces of a record. Requests must arrive by time, not by iteration. ended: ended requests in the order of their ends."""
 
     def __init__(self) -> None:
         self.ended: list[Ended] = []
-        self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of requests that have not ended
+        self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of unfinished requests
         self._steps: Growing = {}
         self._served: Growing = {}
 
     def take(self, piece: RunRecord) -> Served:
-        """Returns those of the piece's requests that were served, with all their tokens."""
+        """Adds a piece. Returns the piece's served requests, with all their tokens."""
         ids, times = piece.tokens()
         ids, times = np.concatenate([self._token_ids, ids]), np.concatenate([self._token_times, times])
         have_ended = np.isin(ids, [request.id for request in piece.requests])
         self._token_ids, self._token_times = ids[~have_ended], times[~have_ended]
         served = metrics.served_of(piece.requests, ids[have_ended], times[have_ended])
         seconds, ends = served.gaps()
-        gaps, counts = np.unique(ends + 1j * seconds, return_counts=True)  # pairs of both, sorted and counted
+        gaps, counts = np.unique(ends + 1j * seconds, return_counts=True)  # (end, length) pairs, sorted and counted
         columns_of_requests = {
             field.name: getattr(served, field.name) for field in fields(Served) if not field.name.startswith("token_")
         }
@@ -80,11 +80,11 @@ class StreamedRun:
         return served
 
     def served(self) -> CountedServed:
-        """Returns all requests that were served."""
+        """Returns all served requests."""
         return CountedServed(**_arrays(self._served), token_ids=np.zeros(0, np.int64), token_times=np.zeros(0))
 
     def steps(self) -> StepColumns:
-        """Returns the columns of all steps that a summary needs."""
+        """Returns the columns of all steps that a summary reads."""
         return _arrays(self._steps)
 
 
@@ -98,7 +98,7 @@ def _arrays(columns: Growing) -> Columns:
 
 
 def counted_statistics(values: Floats, counts: NDArray[Any]) -> dict[str, float]:
-    """Returns `statistics` of values that occur `counts` times: equal percentiles; the mean may differ in its last digits."""
+    """Returns `statistics` of values that occur `counts` times. Percentiles are equal; the mean may differ in the last digits."""
     if not len(values):
         return statistics(values)
     order = np.argsort(values)

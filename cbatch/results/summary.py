@@ -8,7 +8,7 @@ from cbatch.record import RunRecord
 from cbatch.request import FinishReason
 from cbatch.results import metrics
 from cbatch.results.attainment import attainment, goodput
-from cbatch.results.metrics import Asked, Figures, Objectives, Served, StepColumns, Window, statistics
+from cbatch.results.metrics import Entry, Figures, Objectives, Served, StepColumns, Window, statistics
 from cbatch.results.service import fairness, service_of
 
 
@@ -24,8 +24,8 @@ def summarize(
     client_weights: Mapping[str, float] | None = None,
     requests: Served | None = None,
     steps: StepColumns | None = None,
-    ended: Collection[Asked] | None = None,
-    submitted: Collection[Asked] | None = None,
+    ended: Collection[Entry] | None = None,
+    submitted: Collection[Entry] | None = None,
     num_evicted_blocks: int | None = None,
 ) -> dict[str, Any]:
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
@@ -73,22 +73,22 @@ def summarize(
     }
 
 
-def _prefix_cache(ended: Collection[Asked], num_evicted_blocks: int) -> dict[str, Any]:
+def _prefix_cache(ended: Collection[Entry], num_evicted_blocks: int) -> dict[str, Any]:
     """Returns the figures of the whole run, and those of each tier and client that a request names."""
     named = {"tiers": _hits_by("tier", ended), "clients": _hits_by("client", ended)}
     groups = {name: hits for name, hits in named.items() if hits}
     return {**hits_of(ended), "evicted_blocks": num_evicted_blocks, **groups}
 
 
-def _hits_by(attribute: str, requests: Iterable[Asked]) -> dict[str, dict[str, float]]:
-    groups: dict[str, list[Asked]] = {}
+def _hits_by(attribute: str, requests: Iterable[Entry]) -> dict[str, dict[str, float]]:
+    groups: dict[str, list[Entry]] = {}
     for request in requests:
         if (name := getattr(request, attribute)) is not None:
             groups.setdefault(name, []).append(request)
     return {name: hits_of(groups[name]) for name in sorted(groups)}
 
 
-def hits_of(requests: Iterable[Asked]) -> dict[str, float]:
+def hits_of(requests: Iterable[Entry]) -> dict[str, float]:
     """Returns the tokens that requests found in the prefix cache at their first admission, and separately those found later."""
     admitted = [request for request in requests if request.admitted_at is not None]
     cached = sum(request.num_cached_tokens for request in admitted)
@@ -101,7 +101,7 @@ def hits_of(requests: Iterable[Asked]) -> dict[str, float]:
 
 
 def _run(
-    ended: Collection[Asked], requests: Served, steps: StepColumns, window: Window, num_counted: int, num_cancelled: int
+    ended: Collection[Entry], requests: Served, steps: StepColumns, window: Window, num_counted: int, num_cancelled: int
 ) -> Figures:
     """Returns figures of the whole run, warm-up and drain included; `counted_*` are those of the window."""
     computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())

@@ -1,4 +1,4 @@
-"""A run as a timeline for chrome://tracing or https://ui.perfetto.dev: host and device lanes, requests, and counters.
+"""Writes a run as a timeline for chrome://tracing or https://ui.perfetto.dev: host and device lanes, requests, and counters.
 
     host      | plan 1 |wait 0| absorb 0 | plan 2 |wait 1| ...
     copies in      | upload 1 |                         real tokens, if the executor timed copies
@@ -7,8 +7,8 @@
     requests  | queued | prefill | decode ...
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
-The device has a lane for each pipeline stage of real tokens. The file is JSON in Chrome's trace event format, compressed with
-gzip; its times are microseconds.
+The device has one lane per pipeline stage of real tokens. The file is JSON in Chrome's trace event format, compressed with gzip.
+Times in the file are microseconds.
 """
 
 import gzip
@@ -27,7 +27,7 @@ _LANES = ("host", "copies in", "device", "copies out", "requests", "counters")  
 
 
 def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) -> None:
-    """Writes the timeline of a run to `path` (*.json.gz), with `title` as the trace's metadata. requests: those of the run."""
+    """Writes the timeline of a run to `path` (*.json.gz), with `title` in the trace's metadata. requests: the run's served requests."""
     phases = _request_phases(requests)
     copies = (
         f"{{{_span(1, f'upload {step.iteration}', times.upload_started, times.upload_ended)}}},\n"

@@ -1,8 +1,8 @@
-"""Policies inside vLLM: its own scheduler, steered by a policy's plans. Imports vLLM, of the versions in `support.TESTED`.
+"""Policies inside vLLM: a policy's plans steer vLLM's scheduler. Imports vLLM, in the versions of `support.TESTED`.
 
     vllm serve MODEL --scheduler-cls experiments.vllm.PolicyScheduler
 
-takes the policy from the CBATCH variable; `make_scheduler` takes a policy as it is.
+reads the policy from the CBATCH variable; `make_scheduler` takes a policy object.
 """
 
 from cbatch.vllm.scheduler import make_scheduler

@@ -1,9 +1,9 @@
-"""vLLM without a GPU: its real engine, API server and clients, whose iterations take predicted time.
+"""vLLM without a GPU: the real engine, API server and clients run iterations that take predicted time.
 
-    vLLM's engine core ---- execute_model(scheduled) ----> a predicted iteration follows those before it
+    vLLM's engine core ---- execute_model(scheduled) ----> begins a predicted iteration after the preceding iterations
                        ---- sample_tokens() -------------> a future, done when that iteration would have ended
 
-There are no weights and no logits: every sampled token is the same, so that requests end by their lengths.
+There are no weights and no logits: every sampled token is the same, so requests end by length.
 """
 
 import time
@@ -20,7 +20,7 @@ from cbatch.errors import ConfigError
 from cbatch.sim.cost import ProfileCost
 
 Scheduled = dict[str, tuple[int, int, int]]
-"""By vLLM's id: tokens computed before, tokens scheduled, and known tokens, those in flight counted."""
+"""By vLLM's id: tokens computed before, tokens scheduled, and known tokens, including tokens in flight."""
 
 
 class Ending(Future[ModelRunnerOutput]):
@@ -39,7 +39,7 @@ class Ending(Future[ModelRunnerOutput]):
 
 
 class Device:
-    """Computes one iteration after another, each for as long as predicted. token: the one that is always sampled."""
+    """Computes one iteration after another, each for its predicted time. token: the token that is always sampled."""
 
     def __init__(self, cost: CostModel, token: int) -> None:
         self._cost, self._token = cost, token
@@ -47,7 +47,7 @@ class Device:
         self._free_at = 0.0
 
     def launch(self, scheduled: Any) -> Ending:
-        """Begins vLLM's scheduled iteration when the one before has ended."""
+        """Begins vLLM's scheduled iteration when the preceding iteration has ended."""
         parts = self._parts(scheduled)
         ids = list(parts)
         tokens = [[self._token] if before + count >= known else [] for before, count, known in parts.values()]
@@ -61,7 +61,7 @@ class Device:
         counts, cached = scheduled.num_scheduled_tokens, scheduled.scheduled_cached_reqs
         for new in scheduled.scheduled_new_reqs:
             self._prompts[new.req_id] = len(new.prompt_token_ids)
-            known = new.prefill_token_ids or ()  # with its outputs if it was preempted
+            known = new.prefill_token_ids or ()  # includes outputs after a preemption
             most = max(len(new.prompt_token_ids), len(known))
             parts[new.req_id] = new.num_computed_tokens, counts[new.req_id], most
         for id_, before, outputs in zip(
@@ -77,7 +77,7 @@ class Device:
 
 
 class SimulatedExecutor(Executor):
-    """Replaces vLLM's workers. A subclass chooses the profile that predicts iterations."""
+    """Replaces vLLM's workers. Subclasses choose the profile that predicts iterations."""
 
     supported_tasks = ("generate",)
 
@@ -119,7 +119,7 @@ class SimulatedExecutor(Executor):
         return [{f"layers.{number}": layer for number in range(spec.num_layers)}]
 
     def determine_available_memory(self) -> list[int]:
-        """Returns the bytes of vLLM's share of the memory that the weights leave free."""
+        """Returns the bytes that the weights leave free in vLLM's share of the memory."""
         share = self.cache_config.gpu_memory_utilization * self._cost.profile.memory_bytes
         return [int(share - self._cost.spec.weight_bytes)]
 
@@ -134,7 +134,7 @@ class SimulatedExecutor(Executor):
     def initialize_from_config(self, kv_cache_configs: Any) -> None: ...
 
     def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Ignores calls of workers, such as profiling, image caches and sleep."""
+        """Ignores calls to workers, such as profiling, image caches and sleep."""
         return []
 
     def check_health(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Checks a plan over vLLM's state: the leading decodes all at once, the other requests one by one."""
+"""Checks a plan against vLLM's state: the leading decodes in one pass, the other requests one by one."""
 
 from numbers import Integral
 
@@ -9,13 +9,13 @@ from cbatch.vllm.view import VllmView
 
 
 def check_plan(plan: Plan, view: VllmView, policy_name: str) -> None:
-    """Raises PlanError as `cbatch.plan_check.check_rules`."""
+    """Raises PlanError like `cbatch.plan_check.check_rules`."""
     rules = Rules(plan, view, policy_name)
     rules.enforce(lambda: _check(plan, view, rules))
 
 
 def _check(plan: Plan, view: VllmView, rules: Rules) -> None:
-    """Detects illegal plans; `Rules.check` then finds the rule that is broken."""
+    """Detects illegal plans; `Rules.check` then finds the broken rule."""
     decodes, others, num_newcomers = _members(plan, view)
     if plan.preempt or plan.reject:
         rules.check_departures()
@@ -35,7 +35,7 @@ def _check(plan: Plan, view: VllmView, rules: Rules) -> None:
 
 
 def _members(plan: Plan, view: VllmView) -> tuple[list[Request], dict[Request, int], int]:
-    """Returns the decodes at the head of the plan, the others with their tokens, and how many of these wait."""
+    """Returns the decodes at the head of the plan, the other requests with their tokens, and how many of the others wait."""
     decodes = view.decodes
     num_decodes = len(decodes)
     begins = plan.requests[:num_decodes] == decodes and plan.num_tokens[:num_decodes] == [1] * num_decodes

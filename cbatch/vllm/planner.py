@@ -1,4 +1,4 @@
-"""Asks the policy for plans over vLLM's state, reports events to the policy, and counts deviations of vLLM from the plans."""
+"""Calls the policy for plans over vLLM's state, reports events to the policy, and counts vLLM's deviations from the plans."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +21,7 @@ from cbatch.vllm.request import Population, ServedRequest, served
 from cbatch.vllm.settings import Adapter, Counts
 from cbatch.vllm.view import Launched, VllmView
 
-_log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
+_log = getLogger("vllm.cbatch")  # vLLM formats and shows child loggers of its own
 
 _VLLM_ID = attrgetter("vllm_id")
 
@@ -29,10 +29,10 @@ Clock = Callable[[], float]
 
 
 class Planner:
-    """The policy's side of the adapter: knows vLLM's scheduler only through `VllmView`.
+    """The policy's side of the adapter. Reads vLLM's scheduler only through `VllmView`.
 
     planned: tokens of the latest plan, by vLLM's ids.
-    all_decode: it is one token of each running request, and nothing else.
+    all_decode: whether the latest plan is exactly one token of each running request.
     """
 
     def __init__(self, adapter: Adapter, scheduler: Any, limits: Limits, clock: Clock) -> None:
@@ -45,9 +45,9 @@ class Planner:
         self._num_preempted = 0
         self.planned: dict[str, int] = {}
         self.all_decode = False
-        # a steady policy's latest plan, its decodes, and the free blocks after it
+        # a steady policy's latest plan, the plan's decodes, and the free blocks after the plan
         self._latest: tuple[Plan, list[Request], int] | None = None
-        self._arriving: deque[ServedRequest] = deque()  # to be announced before the next plan
+        self._arriving: deque[ServedRequest] = deque()  # announced before the next plan
         self._ended: list[ServedRequest] = []
         recorder = adapter.recorder
         self._recording = None if recorder is None else Recording(recorder, self.view)
@@ -60,7 +60,7 @@ class Planner:
     # -- before an iteration -------------------------------------------------------------------------------------------
 
     def refusal(self, request: ServedRequest) -> str:
-        """Returns why the policy could never plan a request; empty if it could."""
+        """Returns why the policy could never plan a request; empty if the policy could."""
         view = self.view
         try:
             num_at_once = self._call(self._num_at_once, request) or 1
@@ -77,21 +77,21 @@ class Planner:
             self._recording.arrived(request)
 
     def show(self, request: ServedRequest) -> None:
-        """Shows the request to the policy, which can plan it from now on."""
+        """Shows the request to the policy, which can plan the request from now on."""
         if request.status is Status.PENDING:
             self.population.wait(request)
             self._arriving.append(request)
 
     def hide(self, request: ServedRequest) -> None:
-        """Hides a request that vLLM cannot compute yet: its grammar, or its KV blocks from another machine, are missing."""
+        """Hides a request that vLLM cannot compute yet, for lack of its grammar or of KV blocks from another machine."""
         if request.status is Status.WAITING:
             self.population.waiting.remove(request)
             request.status = Status.PENDING
 
     def preempted(self, request: ServedRequest, planned: bool) -> None:
-        """Notes that vLLM is about to preempt a request.
+        """Records that vLLM is about to preempt a request.
 
-        A request that the plan did not preempt arrives again: policies may have queues of their own.
+        A request that the plan did not preempt is announced again, since policies may keep their own queues.
         """
         self.population.preempt(request)
         self._num_preempted += 1
@@ -101,9 +101,9 @@ class Planner:
             self._recording.preempted(request)
 
     def plan(self, paused: bool) -> Plan | None:
-        """Returns the policy's plan for this iteration; None if it failed and the mode lets vLLM decide instead.
+        """Returns the policy's plan for this iteration; None if vLLM decides: when paused, or after a failure outside strict mode.
 
-        paused: vLLM has been told to stop, and decides by itself.
+        paused: vLLM is pausing, and decides without the policy.
         """
         population, view = self.population, self.view
         view.update(now=self.clock())
@@ -134,7 +134,7 @@ class Planner:
                 raise
             self.counts.fallbacks += 1
             _warn_at_times(self.counts.fallbacks, "vLLM decides iterations by its own rule (%d so far): %s", error)
-            self._arriving.extend(served(population.waiting))  # the policy may have taken them for admitted
+            self._arriving.extend(served(population.waiting))  # the policy may consider them admitted
             return None
         self.planned = dict(zip(map(_VLLM_ID, plan.requests), plan.num_tokens, strict=True))
         more = plan.preempt or plan.reject or plan.reserve
@@ -142,7 +142,7 @@ class Planner:
         return plan
 
     def _repeated(self) -> Plan | None:
-        """Returns a steady policy's latest plan if it would make it again (`cbatch.leap`); None if it must be asked."""
+        """Returns a steady policy's latest plan if the policy would repeat it (`cbatch.leap`); None if the policy must plan."""
         if self._latest is None or self.population.waiting:
             return None
         plan, decodes, num_free = self._latest
@@ -152,7 +152,7 @@ class Planner:
     # -- an iteration was scheduled ------------------------------------------------------------------------------------
 
     def launched(self, plan: Plan | None, scheduled: Mapping[str, int]) -> None:
-        """vLLM has scheduled this many tokens, by its ids. plan: the policy's."""
+        """Records an iteration that vLLM scheduled. scheduled: tokens by vLLM's id. plan: the policy's plan."""
         view, population = self.view, self.population
         view.look_again()
         decodes, self._latest = view.decodes, None
@@ -187,7 +187,7 @@ class Planner:
         self.counts.iterations += 1
 
     def _compare(self, planned: Mapping[str, int], scheduled: Mapping[str, int]) -> None:
-        """Counts tokens that vLLM has not granted. Requests that were planned and still wait arrive again."""
+        """Counts tokens that vLLM has not granted. Planned requests that still wait are announced again."""
         counts = self.counts
         counts.different += self.mode == "shadow"
         for id_, count in planned.items():
@@ -204,7 +204,7 @@ class Planner:
     # -- an iteration has ended ----------------------------------------------------------------------------------------
 
     def received(self, received_at: float, receivers: Collection[str]) -> None:
-        """The oldest iteration in flight has ended. receivers: vLLM's ids of the requests that received a token."""
+        """Records the end of the oldest iteration in flight. receivers: vLLM's ids of the requests that received a token."""
         view, launched = self.view, self.view.in_flight.popleft()
         view.look_again()
         requests = launched.requests
@@ -229,9 +229,9 @@ class Planner:
             self._failed(error)
 
     def end(self, source: Any, rejected: str | None, cancelled: bool) -> None:
-        """Notes that vLLM has ended a request. The policy hears of the end after it has heard of the request's tokens.
+        """Records that vLLM has ended a request. `on_finish` is called after the hooks for the request's tokens.
 
-        The arguments are those of `Population.end`.
+        For the arguments, see `Population.end`.
         """
         ended = self.population.end(source, rejected, cancelled, self.clock())
         self._ended.append(ended)
@@ -268,7 +268,7 @@ class Planner:
                 self._call(self._on_arrival, request)
 
     def _failed(self, error: CbatchError) -> None:
-        """Raises or logs the failure of a method that decides nothing."""
+        """Raises or logs the failure of a hook, which makes no decision."""
         if self.mode == "strict":
             raise error
         _log.warning("the policy failed, and vLLM goes on: %s", error)
@@ -277,11 +277,11 @@ class Planner:
         return f"policy {self._name}, iteration {self.view.iteration}"
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
-        """Calls the policy; an exception in it becomes an error that names the policy."""
+        """Calls the policy, and converts an exception in the policy to an error that names the policy."""
         return call(self._where, method, argument)
 
 
 def _warn_at_times(number: int, message: str, what: object) -> None:
-    """Logs the 1st, 10th, 100th ... time."""
+    """Logs the 1st, 10th, 100th, ... occurrence."""
     if set(str(number)[1:]) <= {"0"} and str(number)[0] == "1":
         _log.warning(message, number, what)

@@ -1,4 +1,4 @@
-"""Records what a policy saw and what vLLM did, as decisions that `cbatch.replay.replay` replays."""
+"""Records the policy's view and vLLM's actions as decisions for `cbatch.replay.replay`."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,12 +23,12 @@ class Recording:
         recorder.begin(Recorded(view.limits, view.kv.num_blocks, view.kv.block_size))
 
     def arrived(self, request: ServedRequest) -> None:
-        """Adds `extra["waited"]`, the seconds since the API server had this request: vLLM takes requests between iterations only."""
+        """Adds `extra["waited"]`: seconds since the API server received the request. vLLM takes requests only between iterations."""
         spec, waited = spec_of(request), max(time.time() - request.source.arrival_time, 0.0)
         self._recorder.request(replace(spec, extra={**spec.extra, "waited": waited}))
 
     def look(self) -> None:
-        """An iteration is about to be planned."""
+        """Snapshots the view. Call right before planning."""
         self._seen = look(self._view)
         self._preempted.clear()
 
@@ -36,12 +36,12 @@ class Recording:
         self._preempted.append(request.id)
 
     def launched(self, plan: Plan | None, requests: Sequence[ServedRequest], scheduled: Mapping[str, int]) -> None:
-        """requests, scheduled: vLLM's batch, with tokens by its id. plan: the plan that vLLM carried out; None if it decided itself."""
+        """Records vLLM's batch. scheduled: tokens by vLLM's id. plan: the plan that vLLM carried out; None if vLLM decided."""
         assert self._seen is not None
         entries = tuple((request.id, scheduled[request.vllm_id]) for request in requests)
         preempt, seen = tuple(self._preempted), self._seen
         decided = read(plan or Plan())._replace(entries=entries, preempt=preempt, pad_to=None, wake_at=None)
-        # with nothing in flight, vLLM asks again all the time
+        # with nothing in flight, vLLM schedules in a busy loop
         waits = seen.num_in_flight and (seen.waiting or seen.running)
         if entries or preempt or decided.reject or waits:
             self._recorder.event(Decision(self._view.iteration, seen, decided))

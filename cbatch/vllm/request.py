@@ -1,6 +1,6 @@
-"""The requests that vLLM serves, as a policy sees them: counters are read from vLLM's own requests.
+"""The policy's view of the requests that vLLM serves: counters are read from vLLM's requests.
 
-Which requests wait, run and decode is updated after each action of vLLM's scheduler.
+The sets of waiting, running and decoding requests are updated after each action of vLLM's scheduler.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,18 +12,18 @@ from cbatch.request import FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec
 from cbatch.request_table import Queues
 
-_log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
+_log = getLogger("vllm.cbatch")  # vLLM formats and shows child loggers of its own
 
 _RANGE = 1e-9, 1e9
-"""Accepted numbers of seconds and tokens: a policy that adds, scales or divides them gets finite results."""
+"""Accepted range of seconds and tokens: sums, products and quotients in a policy remain finite."""
 
 _SLO = {"slo_ttft": "ttft", "slo_tbt": "tbt", "slo_total": "total"}
 
 
 class ServedRequest(Request):
-    """source: vLLM's request; None once it has ended. num_cached: tokens of a waiting request that the prefix cache holds.
+    """source: vLLM's request; None after the end. num_cached: returns a waiting request's tokens in the prefix cache.
 
-    announced: whether the policy has heard of it. ends_at: once this many tokens are computed or in flight, its last token by length is being sampled.
+    announced: whether `on_arrival` was called. ends_at: tokens computed or in flight from which on the last token by length is being sampled.
     """
 
     __slots__ = ("announced", "ends_at", "num_cached", "source", "vllm_id")
@@ -64,7 +64,7 @@ class ServedRequest(Request):
         return 0 if self.source is None or total >= self.max_tokens else total - self.num_computed
 
     def receive(self, now: float) -> None:
-        """Notes that the request has received a token."""
+        """Records the time of a token that the request received."""
         first = self.token_times[0]
         self.token_times = (now if first is None else first, now)
 
@@ -75,26 +75,26 @@ class ServedRequest(Request):
 
 
 def served(requests: Iterable[Request]) -> list[ServedRequest]:
-    """Returns the same requests: every request that a policy sees here is a `ServedRequest`."""
+    """Returns the same requests, cast: every request that policies see here is a `ServedRequest`."""
     return cast(list[ServedRequest], requests)
 
 
 class Population(Queues):
-    """by_id: every request that has not ended, by vLLM's id."""
+    """The requests that have not ended. by_id: all of them by vLLM's id."""
 
     def __init__(self) -> None:
         super().__init__()
         self.by_id: dict[str, ServedRequest] = {}
 
     def preempt(self, request: ServedRequest) -> None:
-        """vLLM is about to take its blocks."""
+        """Moves a request to the waiting ones. Call before vLLM frees the request's blocks."""
         self.leave(request)
         request.num_preemptions += 1
         request.num_recomputed_tokens += request.source.num_computed_tokens
         self.wait(request)
 
     def advance(self, scheduled: list[ServedRequest], now: float) -> None:
-        """Follow an iteration that vLLM has scheduled, its requests in the order of the plan."""
+        """Updates the queues for an iteration that vLLM has scheduled. scheduled: in the order of the plan."""
         decodes = served(self.decoding.members)
         num_decodes = len(decodes)
         for request in scheduled[num_decodes:] if scheduled[:num_decodes] == decodes else scheduled:
@@ -104,13 +104,13 @@ class Population(Queues):
                 self.begin_decoding(request)
 
     def leave_ending(self) -> None:
-        """Requests whose last token is in flight have none left to compute."""
+        """Removes decoding requests whose last token is in flight, since no token is left to compute."""
         decodes = served(self.decoding.members)
         for request in [request for request in decodes if request.source.num_computed_tokens >= request.ends_at]:
             self.leave(request)
 
     def end(self, source: Any, rejected: str | None, cancelled: bool, now: float) -> ServedRequest:
-        """vLLM has ended a request. rejected: why it was not served. cancelled: its client has left."""
+        """Records that vLLM has ended a request. rejected: why it was not served. cancelled: whether its client has left."""
         request = self.by_id.pop(source.request_id)
         self.leave(request)
         reason = FinishReason.LENGTH if source.num_tokens >= request.max_tokens else FinishReason.STOP
@@ -121,10 +121,10 @@ class Population(Queues):
 
 
 def spec_from(source: Any, id_: int, now: float, max_model_len: int) -> RequestSpec:
-    """Returns the specification of a vLLM client's request, which arrives when the scheduler receives it.
+    """Returns the specification of a vLLM client's request. It arrives when the scheduler receives the request.
 
     Client, session, tier, predicted_new_tokens, slo_ttft, slo_tbt and slo_total (seconds) come from the API's `vllm_xargs`
-    (`SamplingParams.extra_args`). In vLLM a lower priority is more urgent, here a higher one.
+    (`SamplingParams.extra_args`). The sign of priorities is inverted: in vLLM a lower priority is more urgent, here a higher.
     """
     params = source.sampling_params
     extra = params.extra_args or {}
@@ -154,7 +154,7 @@ def _text(extra: Mapping[str, Any], name: str) -> str | None:
 
 
 def _number(extra: Mapping[str, Any], name: str, source: Any) -> float | None:
-    """Returns a number in `_RANGE`. Anything else is logged and left out: no client's input ends the engine."""
+    """Returns a number in `_RANGE`. Other values are logged and ignored, so that no client's input can end the engine."""
     value = extra.get(name)
     if value is None:
         return None

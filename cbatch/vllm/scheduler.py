@@ -1,7 +1,7 @@
-"""vLLM's scheduler with a policy that decides how many tokens each request computes; everything else is vLLM's.
+"""vLLM's scheduler, with a policy that decides how many tokens each request computes. Everything else is vLLM's.
 
-schedule()              the policy plans over vLLM's state; vLLM's own schedule() carries the plan out (`steering`)
-update_from_output()    vLLM takes the tokens in; the policy is told of them
+schedule()              the policy plans over vLLM's state; vLLM's own schedule() carries out the plan (`steering`)
+update_from_output()    vLLM takes in the tokens; the policy's hooks report them
 """
 
 import time
@@ -24,14 +24,14 @@ from cbatch.vllm.support import check_features, check_seams, check_state, names_
 
 
 def make_scheduler(adapter: Adapter, vllm_config: Any, clock: Clock | None = None, **arguments: Any) -> Scheduler:
-    """Returns vLLM's scheduler, asynchronous if vLLM's settings say so, that follows a policy.
+    """Returns a vLLM scheduler that follows a policy; asynchronous if vLLM is configured so.
 
     Args:
-        vllm_config, arguments: those that vLLM gives a class named by `--scheduler-cls`.
-        clock: seconds since the start of the run; default: since this call.
+        vllm_config, arguments: the arguments that vLLM passes to a class named by `--scheduler-cls`.
+        clock: returns the seconds since the start of the run; default: since this call.
 
     Raises:
-        ConfigError: a version or feature of vLLM that is not supported, or a policy that does not fit vLLM's limits.
+        ConfigError: a version or feature of vLLM is not supported, or the policy does not fit vLLM's limits.
         PolicyError: the policy's `check` raised another error.
     """
     kind = AsyncPolicyScheduler if vllm_config.scheduler_config.async_scheduling else SyncPolicyScheduler
@@ -42,24 +42,24 @@ def make_scheduler(adapter: Adapter, vllm_config: Any, clock: Clock | None = Non
 
 
 class _Policed:
-    """Overrides of vLLM's scheduler, mixed into its synchronous and its asynchronous class."""
+    """Overrides methods of vLLM's scheduler; a mixin for its synchronous and asynchronous classes."""
 
     def __init__(self: Any, adapter: Adapter, clock: Clock, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.follow(adapter, clock)
 
     def follow(self: Any, adapter: Adapter, clock: Clock) -> None:
-        """Follow this policy from now on; requires that there are no requests."""
+        """Follows this policy from now on. The scheduler must have no requests."""
         check_state(self, vllm_version)
         batch = min(adapter.batch or self.max_num_running_reqs, self.max_num_running_reqs)
         limits = Limits(batch, self.max_num_scheduled_tokens, self.max_model_len, tile=adapter.tile)
         self._planner = Planner(adapter, self, limits, clock)
         self._steering, self._names = Steering(self), names_of(self)
         self._next_id = 0
-        self._refused: list[tuple[int, str, str]] = []  # client, request and reason, to be told with the next output
+        self._refused: list[tuple[int, str, str]] = []  # client, request, reason; sent with the next output
 
     def leave(self: Any) -> None:
-        """Stops following the policy: logs its counts and ends its recording."""
+        """Stops following the policy: logs the counts and closes the recording."""
         self._planner.close()
 
     @property
@@ -127,9 +127,9 @@ class _Policed:
     # -- seams of vLLM's scheduler -------------------------------------------------------------------------------------
 
     def _mamba_block_aligned_split(self: Any, request: Any, num_new_tokens: int, *computed: int) -> int:
-        """Limits the tokens of a request to those planned; vLLM calls this for each request that it is about to schedule.
+        """Limits the tokens of a request to the plan. vLLM calls this method for each request before scheduling it.
 
-        A newcomer with 0 tokens fetches its blocks from elsewhere. vLLM would not begin to fetch at 0, so 1 is returned.
+        A newcomer with 0 tokens fetches its blocks from another machine. Returns 1 for it, since vLLM does not fetch at 0.
         """
         counts = self._steering.counts
         if computed and not num_new_tokens:
@@ -139,7 +139,7 @@ class _Policed:
     def _try_schedule_encoder_inputs(
         self: Any, request: Any, computed: int, num_new_tokens: int, *budget: Any, **eagle: Any
     ) -> Any:
-        """Called before the method above: only images that the planned tokens reach are encoded."""
+        """Encodes only images within the planned tokens. vLLM calls this method before `_mamba_block_aligned_split`."""
         count = self._mamba_block_aligned_split(request, num_new_tokens)
         return super()._try_schedule_encoder_inputs(request, computed, count, *budget, **eagle)  # type: ignore[misc]
 
@@ -165,7 +165,7 @@ class _Policed:
             output.preempted_req_ids = (output.preempted_req_ids or set()) | self._steering.preempted
 
     def _look_at_blocked(self: Any) -> None:
-        """Shows or hides requests that wait for something else; vLLM looks at these only on the way to schedule them."""
+        """Shows or hides requests that wait for other things than computation; vLLM checks them only while it schedules."""
         for source in list(getattr(self, self._names.blocked)):
             request = self._planner.population.by_id[source.request_id]
             if self._is_blocked_waiting_status(source.status) and not getattr(self, self._names.promote)(source):
@@ -174,23 +174,23 @@ class _Policed:
                 self._planner.show(request)
 
     def _refuse(self: Any, request: ServedRequest, why: str) -> None:
-        """Ends a request unserved; the next output says so to its client."""
+        """Ends a request unserved; the next output tells its client why."""
         self._refused.append((request.source.client_index, request.vllm_id, why))
         self.finish_requests(request.vllm_id, RequestStatus.FINISHED_ABORTED)
 
     def _num_cached(self: Any, request: ServedRequest) -> int:
-        """Returns the tokens of a waiting request that are in vLLM's prefix cache, or were fetched from elsewhere."""
+        """Returns the tokens of a waiting request that are in vLLM's prefix cache, or were fetched from another machine."""
         kv = self._planner.view.kv
-        return int(request.source.num_computed_tokens) or len(kv.found(request)) * kv.block_size
+        return int(request.source.num_computed_tokens) or len(kv.cached_blocks(request)) * kv.block_size
 
 
 class SyncPolicyScheduler(_Policed, Scheduler):
-    """vLLM waits for an iteration before it schedules the next."""
+    """vLLM waits for an iteration before it schedules the next iteration."""
 
     base = Scheduler
 
 
 class AsyncPolicyScheduler(_Policed, AsyncScheduler):
-    """vLLM schedules an iteration while the one before is computed."""
+    """vLLM schedules an iteration while the preceding iteration is computed."""
 
     base = AsyncScheduler

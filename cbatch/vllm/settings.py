@@ -1,4 +1,4 @@
-"""The adapter's settings besides the policy, and its counts."""
+"""The settings of the adapter and its counts."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -19,7 +19,7 @@ class _NotGiven:
 
 
 class Recorder(Protocol):
-    """Where records go: `experiments.store.decisions_file.DecisionsWriter` writes them to a file."""
+    """Receives records: `experiments.store.decisions_file.DecisionsWriter` writes them to a file."""
 
     def begin(self, recorded: Recorded) -> None: ...
 
@@ -34,14 +34,14 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """mode: the consequence of an illegal plan, or of an error of the policy.
+    """mode: the consequence of an illegal plan or of a policy's error.
 
     strict     the error ends vLLM's engine
-    fallback   vLLM decides that iteration by its own rule; counted and logged
-    shadow     vLLM decides every iteration; the policy plans too, and differing decisions are counted
+    fallback   vLLM decides that iteration by its own rule, which is counted and logged
+    shadow     vLLM decides every iteration; the policy also plans, and differing decisions are counted
 
-    cost: for `View.cost`. tile, batch: for `View.limits`; batch: None for vLLM's own (`--max-num-seqs`). patience: how long a policy
-    may leave requests waiting while nothing is computed. recorder: of vLLM's decisions.
+    cost: for `View.cost`. tile, batch: for `View.limits`; batch=None means vLLM's batch (`--max-num-seqs`). patience: how long a
+    policy may leave requests waiting while nothing is computed. recorder: records vLLM's decisions.
     """
 
     policy: Policy
@@ -55,11 +55,11 @@ class Adapter:
 
 @dataclass
 class Counts:
-    """Counts how often vLLM departed from the plans of a run so far, by kind.
+    """Counts vLLM's deviations from the plans of a run so far, by kind.
 
-    short: requests that were granted fewer tokens than planned, and short_tokens how many fewer; `unplanned` those that vLLM
-    preempted by itself. fallbacks: iterations that vLLM decided since the policy failed. different: plans of a policy in
-    shadow mode that differ from vLLM's decision.
+    short: times that vLLM granted a request fewer tokens than planned. short_tokens: tokens planned but not granted. unplanned:
+    preemptions that vLLM decided. fallbacks: iterations that vLLM decided because the policy failed. different: plans in shadow
+    mode that differ from vLLM's decision.
     """
 
     iterations: int = 0

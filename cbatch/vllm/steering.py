@@ -1,11 +1,11 @@
-"""Lets vLLM's own `schedule()` carry out a plan: while it runs, it sees only the planned requests.
+"""Makes vLLM's own `schedule()` carry out a plan by showing it only the planned requests.
 
-    order, admission   `running`, `waiting` and vLLM's queue beside it hold the planned requests only, in the order of the plan
-    token counts       `_mamba_block_aligned_split`, the one hook that vLLM calls for each request with its number of tokens
+    order, admission   `running`, `waiting` and vLLM's side queue hold only the planned requests, in the order of the plan
+    token counts       `_mamba_block_aligned_split`, the only hook that vLLM calls with each request's number of tokens
     reservations       `num_lookahead_tokens` of `allocate_slots`
     preemption         `_preempt_request`, before `schedule()`
 
-Afterwards everything is restored, except vLLM's own changes.
+After `schedule()` the state is restored, except for vLLM's own changes.
 """
 
 import time
@@ -22,14 +22,14 @@ from cbatch.vllm.support import names_of
 
 
 class Steering:
-    """counts: tokens by vLLM's id while a plan is carried out; None while vLLM decides for itself."""
+    """Shows a plan to vLLM's scheduler. counts: tokens by vLLM's id while a plan is carried out; else None."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._side = names_of(scheduler).side
         self.counts: dict[str, int] | None = None
-        self._hidden: tuple[Any, ...] | None = None  # vLLM's own state, to be restored
-        self.preempted: set[str] = set()  # by the plan; for the output of the same iteration
+        self._hidden: tuple[Any, ...] | None = None  # vLLM's state to restore
+        self.preempted: set[str] = set()  # by the plan; reported in the same iteration's output
 
     def preempt(self, plan: Plan) -> None:
         for request in served(plan.preempt):
@@ -38,10 +38,10 @@ class Steering:
             self._scheduler._preempt_request(request.source, time.monotonic())
 
     def show(self, plan: Plan, counts: dict[str, int], all_decode: bool) -> None:
-        """vLLM sees the plan from now on.
+        """Makes vLLM see only the plan from now on.
 
-        counts: tokens by vLLM's id. all_decode: the plan is one token of each request that runs, which is also vLLM's own
-            rule if none waits.
+        counts: tokens by vLLM's id. all_decode: whether the plan is one token of each running request, as vLLM itself would
+            decide if no request waits.
         """
         scheduler, planned = self._scheduler, served(plan.requests)
         real = scheduler.running, scheduler.waiting, getattr(scheduler, self._side)
@@ -52,7 +52,7 @@ class Steering:
         self._hidden = *real, newcomers, scheduler.scheduler_reserve_full_isl
         if not all_decode:
             running = [request.source for request in planned if request.status is Status.RUNNING]
-            scheduler.running = real[0] if running == real[0] else running  # vLLM's own needs no restoring
+            scheduler.running = real[0] if running == real[0] else running  # vLLM's own list needs no restoring
         scheduler.waiting = FCFSRequestQueue(newcomers)
         setattr(scheduler, self._side, FCFSRequestQueue())
         scheduler.need_mamba_block_aligned_split = not all_decode
@@ -62,7 +62,7 @@ class Steering:
             self._reserve(dict(zip(ids, plan.reserve.values(), strict=True)))
 
     def restore(self) -> None:
-        """Shows vLLM all requests again, in the places to which it has moved them."""
+        """Shows vLLM all requests again, in the queues to which vLLM has moved them."""
         self.counts = None
         if self._hidden is None:
             return
@@ -88,7 +88,7 @@ class Steering:
                 waiting.prepend_request(source)
 
     def _reserve(self, reserve: Mapping[str, int]) -> None:
-        """Requests with a reservation take blocks for that many tokens, as if these were lookahead tokens."""
+        """Allocates the blocks of reserved tokens, as if these were lookahead tokens."""
         manager = self._scheduler.kv_cache_manager
         allocate: Callable[..., Any] = manager.allocate_slots
 

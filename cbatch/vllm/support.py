@@ -1,4 +1,4 @@
-"""Which versions and features of vLLM the adapter can steer; everything else is refused at start, in one line."""
+"""Checks at start that the adapter can steer the installed version of vLLM and its features."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ _SEAMS = {
     "schedule": (),
     "update_from_output": ("scheduler_output", "model_runner_output"),
 }
-"""Methods of vLLM's scheduler that the adapter calls or overrides, with the parameters that it gives."""
+"""Methods of vLLM's scheduler that the adapter calls or overrides, with the parameters that the adapter passes."""
 
 _STATE = ("running", "waiting", "requests", "need_mamba_block_aligned_split", "kv_cache_manager")
 """Attributes of vLLM's scheduler that the adapter reads or replaces."""
@@ -28,8 +28,8 @@ _STATE = ("running", "waiting", "requests", "need_mamba_block_aligned_split", "k
 class Names(NamedTuple):
     """Names that differ between the tested versions.
 
-    side: the queue that vLLM looks at before `waiting`. blocked: requests that wait, or waited, for something other than
-    computation. promote: returns whether a blocked request can be computed now, and marks it so.
+    side: the queue that vLLM reads before `waiting`. blocked: queue of requests that wait, or waited, for something other than
+    computation. promote: method that returns whether a blocked request can now be computed, and marks it if so.
     """
 
     side: str
@@ -47,7 +47,7 @@ def names_of(scheduler: Any) -> Names:
 
 
 def check_seams(base: type, version: str) -> None:
-    """Raises ConfigError if vLLM's scheduler lacks a method that the adapter steers by, or its parameters."""
+    """Raises ConfigError if vLLM's scheduler lacks a method, or a method's parameter, that the adapter requires."""
     for name, needed in _SEAMS.items():
         method = getattr(base, name, None)
         has = inspect.signature(method).parameters if method is not None else {}
@@ -56,14 +56,14 @@ def check_seams(base: type, version: str) -> None:
 
 
 def check_state(scheduler: Any, version: str) -> None:
-    """Raises ConfigError if the scheduler, just built, lacks an attribute that the adapter steers by."""
+    """Raises ConfigError if the new scheduler lacks an attribute that the adapter requires."""
     for name in (*_STATE, *names_of(scheduler)):
         if not hasattr(scheduler, name):
             raise _missing(version, name)
 
 
 def check_features(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Raises ConfigError for a feature of vLLM that no plan can describe."""
+    """Raises ConfigError for a feature of vLLM that plans cannot describe."""
     parallel, model, cache = vllm_config.parallel_config, vllm_config.model_config, kv_cache_config
     groups = cache.kv_cache_groups
     context = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size

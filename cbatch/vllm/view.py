@@ -17,7 +17,7 @@ from cbatch.vllm.request import Population, ServedRequest, served
 class Launched:
     """An iteration that vLLM has scheduled. requests: in the order of the plan. num_tokens: by vLLM's id. Times in seconds.
 
-    num_decodes, state: as in `cbatch.record.InFlight`; 0 where nothing reads them.
+    num_decodes, state: as in `cbatch.record.InFlight`; 0 if neither hooks nor recordings need them.
     """
 
     index: int
@@ -31,13 +31,13 @@ class Launched:
     known_seconds: float | None = None
 
     def seconds(self, cost: CostModel) -> float:
-        """Returns the predicted seconds, for which the cost model is asked once."""
+        """Returns the predicted seconds; caches the cost model's prediction."""
         if self.known_seconds is None:
             self.known_seconds = cost.predict(self.shape())
         return self.known_seconds
 
     def shape(self) -> BatchShape:
-        """Returns the shape of the latest iteration, whose tokens are counted as computed."""
+        """Returns the shape of the latest iteration. Its tokens are already counted as computed."""
         chunks, context, num_decodes = [], 0, 0
         for request in self.requests:
             count = self.num_tokens[request.vllm_id]
@@ -50,7 +50,7 @@ class Launched:
 
 
 class VllmKVView(KVView):
-    """vLLM's KV cache of one group. Blocks that cached prefixes occupy count as free unless a request holds them."""
+    """vLLM's KV cache with one group. Blocks of cached prefixes count as free unless a request holds them."""
 
     num_free: int = property(lambda kv: int(kv._pool.get_num_free_blocks()))  # type: ignore[assignment]
     num_retiring = 0
@@ -60,12 +60,12 @@ class VllmKVView(KVView):
         self._cache = scheduler.kv_cache_manager
         self._pool = self._cache.block_pool
         self._manager = self._cache.coordinator.single_type_managers[0]
-        self._found: dict[Request, Sequence[Any]] = {}  # while a plan is made
+        self._lookups: dict[Request, Sequence[Any]] = {}  # valid while a plan is made
         self.block_size = int(scheduler.block_size)
-        self.num_blocks = int(self._pool.num_gpu_blocks) - 1  # one is vLLM's null block
+        self.num_blocks = int(self._pool.num_gpu_blocks) - 1  # excludes vLLM's null block
 
     def num_at_border(self, decodes: Sequence[Request]) -> int:
-        """How many of these decodes fill the last of their blocks, and need another one for their next token."""
+        """Returns the number of decodes whose blocks are all full, so that their next token needs another block."""
         size, held = self.block_size, self._manager.req_to_blocks
         full = [request for request in served(decodes) if not request.source.num_computed_tokens % size]
         return sum(len(held.get(request.vllm_id, ())) * size <= request.source.num_computed_tokens for request in full)
@@ -78,18 +78,18 @@ class VllmKVView(KVView):
     def num_cached(self) -> int:  # type: ignore[override]
         return sum(block.block_hash is not None for block in self._pool.free_block_queue.get_all_free_blocks())
 
-    def found(self, request: ServedRequest) -> Sequence[Any]:
-        """Returns vLLM's blocks that a waiting request finds in the prefix cache."""
-        if request not in self._found:
+    def cached_blocks(self, request: ServedRequest) -> Sequence[Any]:
+        """Returns vLLM's blocks in the prefix cache that match a waiting request."""
+        if request not in self._lookups:
             source, cache = request.source, self._cache
             looks = cache.enable_caching and not (source.num_computed_tokens or source.skip_reading_prefix_cache)
             find = cache.coordinator.find_longest_cache_hit
-            self._found[request] = find(source.block_hashes, source.num_tokens - 1)[0][0] if looks else ()
-        return self._found[request]
+            self._lookups[request] = find(source.block_hashes, source.num_tokens - 1)[0][0] if looks else ()
+        return self._lookups[request]
 
     def num_shared(self, request: Request) -> int:
         waits = request.status is Status.WAITING
-        return sum(block.ref_cnt > 0 for block in self.found(*served([request]))) if waits else 0
+        return sum(block.ref_cnt > 0 for block in self.cached_blocks(*served([request]))) if waits else 0
 
     def prefix_names(self, request: Request, at_most: int | None = None) -> Sequence[Name]:
         if request.status is not Status.WAITING:
@@ -100,25 +100,25 @@ class VllmKVView(KVView):
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
         at_once = [request for request in served(preempted) if not self._view.is_in_flight(request)]
         held = self._manager.req_to_blocks
-        given = Counter(block.block_id for request in at_once for block in held.get(request.vllm_id, ()))
-        freed = {number for number, count in given.items() if self._pool.blocks[number].ref_cnt == count}
-        found = [block for request in served(newcomers) for block in self.found(request)]
-        taken = {block.block_id for block in found if block.block_id in freed or not block.ref_cnt}
-        return len(freed) - len(taken) + sum(not block.ref_cnt for block in found)
+        released = Counter(block.block_id for request in at_once for block in held.get(request.vllm_id, ()))
+        freed = {number for number, count in released.items() if self._pool.blocks[number].ref_cnt == count}
+        cached = [block for request in served(newcomers) for block in self.cached_blocks(request)]
+        taken = {block.block_id for block in cached if block.block_id in freed or not block.ref_cnt}
+        return len(freed) - len(taken) + sum(not block.ref_cnt for block in cached)
 
     def look_again(self) -> None:
-        """Drops cached lookups: vLLM's state has changed, or is about to."""
-        self._found.clear()
+        """Drops cached lookups. Call when vLLM's state changes."""
+        self._lookups.clear()
 
     def freed_by_preempting(self, request: Request) -> Freed:
-        """Blocks of a cached prefix that other requests hold too stay taken."""
+        """Counts only blocks that no other request holds."""
         assert isinstance(request, ServedRequest)
         num_alone = sum(block.ref_cnt == 1 for block in self._manager.req_to_blocks.get(request.vllm_id, ()))
         return Freed(0, num_alone) if self._view.is_in_flight(request) else Freed(num_alone, 0)
 
 
 class VllmView(View):
-    """in_flight: iterations, oldest first. last_ended_at: seconds, of the latest that has ended."""
+    """in_flight: iterations, oldest first. last_ended_at: end of the latest ended iteration, in seconds."""
 
     iteration = 0
     kv: VllmKVView
@@ -130,7 +130,7 @@ class VllmView(View):
         self.update(running=population.running, decoding=population.decoding, prefilling=population.prefilling)
         self.update(in_flight=deque(), last_ended_at=0.0)
         self._scheduler, self._population = scheduler, population
-        self._lacking: int | None = None  # blocks, of all decodes, while a plan is made
+        self._lacking: int | None = None  # blocks for all decodes, while a plan is made
 
     @property
     def num_in_flight(self) -> int:
@@ -145,7 +145,7 @@ class VllmView(View):
 
     @property
     def num_places(self) -> int:
-        """A request whose last token is in flight still has its row in vLLM's batch."""
+        """Returns the free places; a request whose last token is in flight still occupies a row of vLLM's batch."""
         scheduler = self._scheduler
         return min(super().num_places, int(scheduler.max_num_running_reqs) - len(scheduler.running))
 
@@ -155,7 +155,7 @@ class VllmView(View):
 
     @property
     def decodes(self) -> list[Request]:
-        """Those of `decoding`; not to be changed."""
+        """Returns the requests of `decoding`. Callers must not modify the list."""
         return self._population.decoding.members
 
     def ready_decodes(self, at_most: int, without: Set[Request] = frozenset()) -> tuple[list[Request], int]:
@@ -169,7 +169,7 @@ class VllmView(View):
         return {request: self.num_lacking_a_block([request]) for request in self.decoding}
 
     def num_lacking_a_block(self, decodes: Sequence[Request]) -> int:
-        """How many of these decodes need a block for their next token."""
+        """Returns the number of decodes that need a block for their next token."""
         if decodes is not self.decodes:
             return self.kv.num_at_border(decodes)
         if self._lacking is None:
@@ -177,6 +177,6 @@ class VllmView(View):
         return self._lacking
 
     def look_again(self) -> None:
-        """Drops cached lookups: vLLM's state has changed, or is about to."""
+        """Drops cached lookups. Call when vLLM's state changes."""
         self._lacking = None
         self.kv.look_again()
