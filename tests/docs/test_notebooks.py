@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from commands import PATIENCE, ROOT, environment, few_swept
+from commands import PATIENCE, ROOT, environment
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
@@ -33,7 +33,7 @@ def begin(folder: Path) -> NotebookNode:
 
 
 def test_the_notebooks_run(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    """As stored: the same cells print, show a table or draw a picture, and none fails. Sweeps are smaller.
+    """As stored: the same cells print, show a table or draw a picture, and none fails.
 
     One after another in one process, which imports everything once; each begins without names, in the notebooks' folder.
     """
@@ -43,8 +43,6 @@ def test_the_notebooks_run(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest
         monkeypatch.setenv(key, value)
     folder = NOTEBOOKS[0].parent
     notebooks = [read(path) for path in NOTEBOOKS]
-    for cell in (cell for notebook in notebooks for cell in code_cells(notebook)):
-        cell.source = few_swept(cell.source) if cell.source.startswith("!") else cell.source
     cells = [cell for notebook in notebooks for cell in (begin(folder), *notebook.cells)]
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"
@@ -69,7 +67,18 @@ def test_the_notebooks_run(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stored_executed_and_without_a_trace_of_the_machine_it_ran_on(path: Path) -> None:
+def test_a_notebook_imports_only_what_a_wheel_holds(path: Path) -> None:
+    """It runs policies through experiments.api: no commands, and no `reproduction`, which needs a clone."""
+    source = "\n".join(cell.source for cell in code_cells(read(path)))
+    assert not re.search(r"^\s*!", source, re.M)
+    used = re.findall(r"^\s*(?:from|import) ((?:experiments|reproduction|tests)\S*)", source, re.M)
+    assert "experiments.api" in used
+    assert {*used} <= {"experiments.api", "experiments.workloads"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_executed(path: Path) -> None:
+    """Its cells are numbered in order, it has a picture, and nothing names the machine on which it ran."""
     notebook = read(path)
     nbformat.validate(notebook)
     cells = code_cells(notebook)
