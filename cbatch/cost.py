@@ -14,7 +14,7 @@ class BatchShape(NamedTuple):
     chunks: (tokens, context) for each request that computes prompt tokens; context = tokens already in its KV cache.
     num_decodes: requests that compute one token. decode_context: tokens of KV cache that all decodes read.
     num_padding: tokens added to reach `Plan.pad_to`.
-    num_shared: tokens of `decode_context` that repeat tokens of another request, in KV blocks that both hold.
+    num_shared: tokens of `decode_context` that repeat tokens of another decode, in KV blocks that both hold.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()

@@ -71,18 +71,16 @@ class Step:
             return self.known_shape
         start = self.start.tolist()  # summing a short list is faster than a short array
         num_requests, context = len(start), sum(start) + len(start)
-        num_padding, num_shared = self.pad_to - self.num_batch_tokens, self.pool.num_shared_tokens
+        num_padding = self.pad_to - self.num_batch_tokens
         if self.num_batch_tokens == num_requests:
-            return BatchShape((), num_requests, context, num_padding, num_shared)
+            return BatchShape((), num_requests, context, num_padding, self.pool.num_shared_tokens(self.rows))
         chunks = []
         for place in (self.num_tokens > ONE).nonzero()[0].tolist():
             before = start[place]
             chunks.append((self.num_tokens.item(place), before))
             context -= before + 1
-        num_decodes = num_requests - len(chunks)
-        if num_shared:  # the decodes' part, as if all requests shared the same tokens
-            num_shared = min(num_shared * max(num_decodes - 1, 0) // max(num_requests - 1, 1), context)
-        return BatchShape(tuple(chunks), num_decodes, context, num_padding, num_shared)
+        num_shared = self.pool.num_shared_tokens(self.rows[self.num_tokens == ONE])
+        return BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, num_shared)
 
 
 class CopyTimes(NamedTuple):

@@ -65,9 +65,8 @@ class BlockPool:
         """Blocks not free, retiring ones counted."""
         return self.num_blocks - self.num_free
 
-    @property
-    def num_shared_tokens(self) -> int:
-        """Tokens of blocks that several rows hold, counted once for each row but the first."""
+    def num_shared_tokens(self, rows: Ints) -> int:
+        """Returns the tokens saved by sharing among these rows: (holders - 1) x block size, over all blocks. Each row holds blocks."""
         return 0
 
     @property

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from cbatch.errors import PolicyError
 from cbatch.kv.eviction import CachedBlock, Eviction, Name, call
 from cbatch.kv.pool import BlockPool
+from cbatch.request import Ints
 
 
 class PrefixPool(BlockPool):
@@ -72,9 +73,21 @@ class PrefixPool(BlockPool):
         """Blocks that keep their content and are in no table."""
         return len(self._cached)
 
-    @property
-    def num_shared_tokens(self) -> int:
-        return self._num_repeated * self.block_size
+    def num_shared_tokens(self, rows: Ints) -> int:
+        if not self._num_repeated:
+            return 0
+        holds = self.room > 0
+        holds[rows] = False
+        others = holds.nonzero()[0]
+        few = rows if len(rows) < len(others) else others
+        held = self.room[few] // self.block_size
+        places = np.arange(held.max(initial=0))
+        blocks = self.tables[few, : len(places)][places < held[:, None]]
+        distinct, num_holders = np.unique(blocks, return_counts=True)
+        if few is rows:
+            return (len(blocks) - len(distinct)) * self.block_size
+        num_lost = int(np.count_nonzero(num_holders == self.live[distinct]))  # blocks that only others hold
+        return (self._num_repeated - (len(blocks) - num_lost)) * self.block_size
 
     def num_in_use(self, names: Iterable[Name]) -> int:
         """Returns how many blocks of these held names are live or retiring, so that sharing them takes no free block."""

@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 from contended import LinearCost
 from every_policy import EVERY_POLICY
+from small_cluster import make_cost
 from test_leaps import draw_requests, tell
 from test_prefix_cache import Hashing, text_of
-from unit_machine import golden
+from unit_machine import asked, golden
 
-from cbatch import BatchShape, Engine, Limits, Plan, Refusal, Request, Server, View, WorkloadError
+from cbatch import BatchShape, Engine, Limits, Plan, Refusal, Request, Server, Step, View, WorkloadError
 from cbatch.cost import NO_COST
 from cbatch.kv import KVSize
+from cbatch.model.topology import Topology
 from cbatch.sim.executor import SimExecutor
+from cbatch.sim.stages import Span
 from policies.evictions import LRU
 
 
@@ -64,6 +67,26 @@ def test_a_cost_model_sees_what_several_decodes_read() -> None:
     shapes = shapes_of("P 6/5 @0, Q 6/3 @1, S 3/2 @1, R 5/2 @2", P="abcdef", Q="abcdeg", R="abcdh", S="xyz")
     assert [(len(shape.chunks), shape.num_decodes, shape.num_shared) for shape in shapes] == [
         *((1, 0, 0), (2, 1, 0), (0, 4, 8), (0, 3, 8), (0, 1, 0))
+    ]
+
+
+def test_only_decodes_of_one_batch_share_reads() -> None:
+    """P, Q and R hold `abcd`. In a pipeline of two stages, the batch of P and Q reads one copy twice, R's batch shares nothing."""
+    shapes = list[BatchShape]()
+
+    class Shapes(SimExecutor):
+        def launch(self, step: Step) -> Span:
+            shapes.append(step.shape())
+            return super().launch(step)
+
+    texts = prompts(W="abcde", P="abcdex", Q="abcdey", R="abcdez")
+    requests = asked("W 5/1 @0, P 6/4 @1, Q 6/4 @1, R 6/4 @1", prompt=texts)
+    limits, cost = Limits(2, 4, 100, tile=1, num_stages=2), make_cost(Topology(1, 2))
+    server = Server(Shapes(cost), limits, cost, KVSize(40, 2), prefix_cache=LRU())
+    server.serve(InOrder(), list(requests.values()))
+    assert [(len(shape.chunks), shape.num_decodes, shape.num_shared) for shape in shapes] == [
+        *((1, 0, 0), (0, 1, 0), (2, 0, 0), (1, 0, 0)),
+        *((0, 2, 4), (0, 1, 0)) * 3,
     ]
 
 

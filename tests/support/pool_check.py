@@ -1,5 +1,7 @@
 """What holds of a pool of named blocks at any moment."""
 
+import numpy as np
+
 from cbatch.kv import PrefixPool
 
 
@@ -15,7 +17,9 @@ def check_pool(pool: PrefixPool) -> None:
     assert sorted([*pool._blank, *pool._cached, *set(live), *retiring]) == list(range(pool.num_blocks))
     assert pool.num_free == len(pool._blank) + len(pool._cached)
     assert (pool.num_retiring, pool.num_cached) == (len(retiring), len(pool._cached))
-    assert pool.num_shared_tokens == (len(live) - len(set(live))) * pool.block_size
+    for rows in (np.arange(len(tables))[start::step] for step in (1, 2, 3) for start in range(step)):
+        entries = [block for row in rows.tolist() for block in tables[row]]
+        assert pool.num_shared_tokens(rows) == (len(entries) - len(set(entries))) * pool.block_size
     named = {(name, block) for block, name in enumerate(pool._names) if name is not None}
     assert named == {(name, b) for name, first in pool._blocks.items() for b in (first, *pool._copies.get(name, ()))}
     assert not {block for _, block in named} & set(pool._blank)
