@@ -24,9 +24,9 @@ from experiments.store.runs import run_table, select_runs
 NAMES = {
     "curves": "any figures against a setting, y=FIGURE,... x=KEY (of a sweep)",
     "throughput_vs_pd": "throughput and gain over a baseline against P:D (of a sweep)",
-    "latency_vs_rate": "percentiles of time to first token and between tokens against the request rate (of a sweep)",
+    "latency_vs_rate": "percentiles of time to first token and between tokens against the rate of arrivals (of a sweep)",
     "latency_cdf": "distributions of time to first token, between tokens, end to end (of up to 16 series)",
-    "attainment": "share of requests that attain their objectives against the request rate, by tier (of a sweep)",
+    "attainment": "share of requests that attain their objectives against the rate of arrivals, by tier (of a sweep)",
     "service": "service received by each client over time, and the service difference (of one run)",
     "composition": "tokens of the iterations, requests and KV cache over time (of one run)",
     "schedule": "what each request does in each iteration: prefill, decode, waiting, preempted (of a small run with decisions=true)",

@@ -42,6 +42,7 @@ class Ended(NamedTuple):
     client: str | None
     tier: str | None
     slo: SLO
+    arrival_time: float
     finished_at: float
     finish_reason: FinishReason
     num_preemptions: int

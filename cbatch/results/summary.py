@@ -4,6 +4,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from cbatch.record import RunRecord
 from cbatch.request import FinishReason
 from cbatch.results import metrics
@@ -55,6 +57,7 @@ def summarize(
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
+            "offered_requests_per_second": offered_rate(submitted),
             "overshoot_tokens": overshoot_tokens,
         },
         "throughput": _throughput(requests, window, num_counted),
@@ -118,6 +121,13 @@ def _run(
         "recomputed_tokens": recomputed,
         "recomputed_share": recomputed / computed if computed else float("nan"),
     }
+
+
+def offered_rate(submitted: Collection[Entry]) -> float:
+    """Returns the requests that arrive per second from the first to the last arrival, the first one not counted; NaN if all arrive at once."""
+    times = np.array([request.arrival_time for request in submitted])
+    span = float(np.ptp(times)) if len(times) else 0.0
+    return (len(times) - 1) / span if span > 0 else math.nan
 
 
 def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:

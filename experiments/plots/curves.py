@@ -23,12 +23,11 @@ from cbatch.validation import Give
 from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of, ratios_of
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
-from experiments.store.headings import Heading, check_figure, heading_of
+from experiments.store.headings import OFFERED, Heading, check_figure, heading_of
 from experiments.store.intervals import few_text
 from experiments.store.labels import is_argument, is_baseline, merge_equal, with_replications
 from experiments.store.notes import tail_text
 from experiments.store.runs import matching, read_runs
-from experiments.store.tables import read_requests
 from experiments.store.text import figures_text
 
 Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
@@ -48,9 +47,9 @@ class Axis(NamedTuple):
     log: bool = False
 
 
-SPEEDS = ("workload.speed", "workload.rate_scale")  # of a trace: the rate itself is that of its requests
+_RATES = ("workload.arrivals.rate", "workload.rate", "workload.load", "workload.speed", "workload.rate_scale")
 AXES = {
-    "rate": Axis("request rate [requests/s]", ("workload.arrivals.rate", *SPEEDS), "1,2,4,8"),
+    "rate": Axis(heading_of(OFFERED).axis, _RATES, "1,2,4,8"),  # as measured, whatever the unit of the setting
     "pd": Axis(
         "P:D ratio [prefill / decode tokens]", ("workload.pd_ratio", "workload.lengths.pd_ratio"), "2,5,14,28", log=True
     ),
@@ -60,7 +59,7 @@ AXES = {
 
 
 def latency_vs_rate(folder: Path, look: Look = PLAIN, percentiles: tuple[int, ...] = (50, 99)) -> Figure:
-    """Draws percentiles of time to first token and between tokens against the request rate.
+    """Draws percentiles of time to first token and between tokens against the measured rate of arrivals.
 
     Args:
         percentiles: of 50, 90, 95 and 99.
@@ -70,7 +69,7 @@ def latency_vs_rate(folder: Path, look: Look = PLAIN, percentiles: tuple[int, ..
 
 
 def attainment(folder: Path, look: Look = PLAIN, goal: Share = 0.9) -> Figure:
-    """Draws the share of requests that attain all of their objectives against the request rate: of all requests and of each tier.
+    """Draws the share of requests that attain all of their objectives against the measured rate of arrivals: of all requests and of each tier.
 
     Without objectives of the requests, `metrics.objectives` count.
 
@@ -107,12 +106,12 @@ def draw(
     Raises ConfigError: no finished runs, fewer than two values of x, too many series, no such figure or baseline.
 
     Args:
-        x: the setting on the x axis by its key; or rate, requests per second; pd, the P:D ratio; kv, the size of the KV cache.
+        x: the setting on the x axis by its key; or rate, the measured requests that arrive per second; pd, the P:D ratio; kv, the size of the KV cache.
         y: figures of summary.json by key or pattern, as in ttft_seconds.p99,attainment.tiers.*.share.
         baseline: a policy; adds a panel of each figure over that of the policy.
         goal: the share in percent that a thin line marks.
     """
-    named = (axis._replace(keys=(x,)) for axis in AXES.values() if x in axis.keys and x not in SPEEDS)
+    named = (axis._replace(keys=(x,)) for axis in AXES.values() if x in axis.keys and x not in _RATES)
     axis = AXES.get(x) or next(named, Axis(x, (x,), "1,2,4"))
     frame = load_series(folder, look, (*axis.keys, "workload"))
     if not any(key in frame and frame[key].nunique() > 1 for key in axis.keys):
@@ -131,8 +130,8 @@ def draw(
     labels = frame["label"].where(~reads, frame["label"] + _FUTURE)
     level = frame[x].isna() if is_argument(x) else False
     frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels, level=level)
-    paired = with_replications(frame.assign(source=""))
-    frame["requests"] = list(zip(paired["served"], paired["replication"], strict=True))
+    frame[["served", "replication"]] = with_replications(frame.assign(source=""))[["served", "replication"]]
+    frame["requests"] = list(zip(frame["served"], frame["replication"], strict=True))
     frame = leave_out(_spread(frame.assign(**{x: _places(frame, x, axis)}), x), (x, keys[0]))
     equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]
     if baseline == USUAL_BASELINE and baseline not in set(frame["policy"]):
@@ -166,26 +165,18 @@ def draw(
 def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     """Returns the x of each run: the first of the axis's settings that varies among the runs of its workload.
 
-    The rate of a trace is that of its requests, averaged over the runs at the same speed; that of conversations is that of their
-    turns. Raises ConfigError if a trace has none.
+    A rate is measured: the mean of the runs with equal settings of the workload. Raises ConfigError: there are no numbers.
     """
     places = pd.Series(float("nan"), runs.index)
-    for _, own in runs.groupby("of"):
-        key = next((key for key in axis.keys if key in own and own[key].nunique() > 1), None)
-        if key is None:
-            continue
-        values = pd.to_numeric(own[key], errors="coerce")
-        if values.isna().all():
-            raise ConfigError(f"x={x}: {key} has no numbers; give a setting that has, or draw `table`")
-        if key == "workload.arrivals.rate" and "workload.turns" in own:  # of conversations
-            values = values * own["workload.turns"].fillna(1)
-        if x == "rate" and key in SPEEDS:
-            arrivals = own["folder"].map(lambda folder: read_requests(folder)["arrival"])
-            if not arrivals.map(np.ptp).all():
-                raise ConfigError(f"x=rate: the requests of a run arrive together, without a rate; give x={key}")
-            rates = arrivals.map(lambda times: (len(times) - 1) / np.ptp(times))
-            values = rates.groupby(own[key]).transform("mean")
-        places[own.index] = values
+    if x == "rate" and OFFERED in runs:
+        places = runs.groupby(["of", "served"])[OFFERED].transform("mean")
+    for _, own in runs.groupby("of") if x != "rate" else ():
+        if key := next((key for key in axis.keys if key in own and own[key].nunique() > 1), None):
+            places[own.index] = pd.to_numeric(own[key], errors="coerce")
+    if places.isna().all():
+        rate = "requests arrive together, without a rate, or an earlier version served them"
+        problem = rate if x == "rate" else f"{axis.keys[0]} has no numbers"
+        raise ConfigError(f"x={x}: {problem}; give a setting that has, or draw `table`")
     return places
 
 

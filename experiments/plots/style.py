@@ -22,6 +22,7 @@ from pydantic import BeforeValidator, Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give
+from experiments.store.headings import OFFERED
 from experiments.store.notes import made_text, notes_of
 from experiments.store.provenance import atomic_write
 
@@ -31,7 +32,7 @@ _SHARED = {
     "workload": "{}",
     "workload.length": "length {}",
     "limits.batch": "batches of at most {}",
-    "workload.arrivals.rate": "{} requests/s",
+    OFFERED: "{} requests/s",
     "workload.speed": "speed {}",
     "workload.rate_scale": "rate scale {}",
     "workload.pd_ratio": "P:D {}",
@@ -120,12 +121,12 @@ def add_title(
 
     note: ends the heading. below: a note on the figure, after the others.
     """
-    shared = []
+    shared, seeds = [], runs.get("workload.seed", pd.Series(0, runs.index))
+    if OFFERED in runs and runs.groupby(seeds, dropna=False)[OFFERED].nunique().max() == 1:
+        runs = runs.assign(**{OFFERED: float(f"{runs[OFFERED].mean():.3g}")})
     for key, words in _SHARED.items():
         if key in runs and runs[key].notna().all() and runs[key].nunique() == 1:
             value = runs[key].iloc[0]
-            if key == "workload.arrivals.rate" and "workload.turns" in runs and runs["workload.turns"].notna().all():
-                words = "{} conversations/s"
             if value != 1.0 or key not in ("workload.speed", "workload.rate_scale"):
                 shared.append(words.format(f"{value:g}" if isinstance(value, float) else value))
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")

@@ -34,6 +34,7 @@ LATENCIES = {
 """Short and long name, factor and unit of each distribution of latencies."""
 
 CAPACITY = "capacity.requests_per_second"
+OFFERED = "run.offered_requests_per_second"
 
 _HEADINGS = {
     "throughput.total_tokens_per_second": Heading("tokens/s", better="higher", axis="throughput [tokens/s]"),
@@ -54,6 +55,7 @@ _HEADINGS = {
     "iterations.batch_requests": Heading("batch [requests]"),
     "iterations.kv_use_peak": Heading("KV cache peak [%]", 100.0, "share"),
     "iterations.device_active_share": Heading("device active [%]", 100.0, "share"),
+    OFFERED: Heading("offered [requests/s]", axis="offered rate [requests/s]"),
     CAPACITY: Heading("capacity [requests/s]", better="higher"),
 }
 
@@ -77,6 +79,7 @@ COLUMNS = (
 """Figures in the table of a sweep and in comparisons, by key or pattern."""
 
 MORE_COLUMNS = (
+    OFFERED,
     "prefix_cache.tiers.*.hit_share",
     "prefix_cache.evicted_blocks",
     "run.recomputed_tokens",

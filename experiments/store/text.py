@@ -56,6 +56,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     total, prefill, decode = (number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode"))
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
     lost = f"{'; ' if whole else ', '}{whole}{rejected} rejected" + (f", {cancelled} cancelled" if cancelled else "")
+    if (offered := number(run.get("offered_requests_per_second"))) != "-":
+        lost += f", {offered} per second offered"
     yield "requests/s", f"{number(speed['requests_per_second'])}: {counted} served in {seconds} s{lost}"
     if goodput:
         attained = f"{share(goodput['attained_share'])} attain the objectives"

@@ -13,7 +13,7 @@ from typing import Any
 
 from cbatch import ConfigError, Request, RequestSpec
 from cbatch.request import spec_of
-from experiments.workloads import OpenLoop, TraceReplay, Vocabulary, Workload
+from experiments.workloads import GammaArrivals, OpenLoop, TraceReplay, Vocabulary, Workload
 
 _NUM_FOR_RATE = 4  # replications whose mean rate is that of a random workload
 
@@ -89,8 +89,8 @@ def _replication(pickled: bytes, number: int, num_requests: int) -> Sequence[Req
 @lru_cache(maxsize=2)
 def _natural_rate(pickled: bytes, num_requests: int) -> float:
     workload = pickle.loads(pickled)
-    if isinstance(workload, OpenLoop) and (rate := getattr(workload.arrivals, "rate", None)):
-        return float(rate)
+    if isinstance(workload, OpenLoop) and type(workload.arrivals) is GammaArrivals:  # whose mean rate is exact
+        return workload.arrivals.rate * workload.rate_scale
     if isinstance(workload, TraceReplay):
         return _mean_rate([_drawn(pickled, None, None)], workload)
     return _mean_rate([_drawn(pickled, number, num_requests) for number in range(_NUM_FOR_RATE)], workload)

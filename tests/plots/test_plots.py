@@ -166,25 +166,27 @@ def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_pat
 
 
 def write_rates(folder: Path, key: str, values: Iterable[float], workload: str = "open_loop") -> Path:
-    """At each value TTFT of 0.1 and TBT of 0.01 times the value, of P99 ten times as much; with seed 1 twice that."""
+    """At each value TTFT of 0.1 and TBT of 0.01 times the value, of P99 ten times as much; with seed 1 twice that.
+
+    Requests arrive at 7 times the value with seed 0 and at 9 times the value with seed 1, as conversations of 8 turns may.
+    """
     for value, seed in product(values, (0, 1)):
         section: dict[str, Any] = {"arrivals": {"rate": value}} if key == "rate" else {key: value}
         figures = {
             f"{name}_seconds": {"p50": unit * value * (1 + seed), "p99": 10 * unit * value * (1 + seed)}
             for name, unit in (("ttft", 0.1), ("tbt", 0.01))
         }
-        settings = {"seed": seed, "workload": {"seed": seed, **section}}
-        write_run(
-            folder / f"{workload},{value},{seed}", {"workload": f"{workload}({value})"}, settings, figures=figures
-        )
+        figures["run"] = {"offered_requests_per_second": (7 + 2 * seed) * value}
+        settings, about = {"seed": seed, "workload": {"seed": seed, **section}}, {"workload": f"{workload}({value})"}
+        write_run(folder / f"{workload},{value},{seed}", about, settings, figures=figures)
     return folder
 
 
 def test_latencies_against_the_rate_are_means_with_bands(tmp_path: Path) -> None:
     panels = curves.latency_vs_rate(write_rates(tmp_path, "rate", (1, 4))).axes
     for axes, unit in zip(panels, (0.1, 10, 1, 100), strict=True):
-        assert lines(axes) == {"prefill_first": ([1, 4], pytest.approx([1.5 * unit, 6 * unit]))}
-        assert band(axes, 4) == pytest.approx(((6 - 2 * T1) * unit, (6 + 2 * T1) * unit), rel=1e-3)
+        assert lines(axes) == {"prefill_first": ([8, 32], pytest.approx([1.5 * unit, 6 * unit]))}
+        assert band(axes, 32) == pytest.approx(((6 - 2 * T1) * unit, (6 + 2 * T1) * unit), rel=1e-3)
         assert axes.get_yscale() == "log" and 0.5 * unit < axes.get_ylim()[0] < 1.5 * unit
 
 
@@ -200,32 +202,28 @@ def test_a_narrow_range_has_a_linear_axis_from_0_with_room_for_its_markers(tmp_p
     assert speed.get_ylim() == (0, pytest.approx(1.05 * 900))
 
 
-def test_workloads_have_panels_and_the_rate_of_a_trace_is_that_of_its_requests(tmp_path: Path) -> None:
-    """Four requests arrive from 0.25 to 5.5 s in every run of the trace, at both speeds: 3 / 5.25 per second."""
+def test_the_rate_on_the_axis_is_measured_whatever_the_setting_means(tmp_path: Path) -> None:
+    """Eight requests per conversation, or per second of the trace's speed; as a setting, its own value. A title has the mean of the seeds."""
     write_rates(tmp_path, "rate", (1, 4))
     write_rates(tmp_path, "speed", (1, 2), "azure")
     trace, rate = curves.latency_vs_rate(tmp_path, percentiles=(50,)).axes[::2]
-    assert lines(trace) == {"prefill_first": ([pytest.approx(3 / 5.25)], [pytest.approx(0.225)])}
-    assert lines(rate)["prefill_first"][0] == [1, 4]
+    assert lines(trace) == {"prefill_first": ([8, 16], pytest.approx([0.15, 0.3]))}
+    assert lines(rate)["prefill_first"][0] == [8, 32] and rate.get_xlabel() == "offered rate [requests/s]"
     assert [axes.get_title(loc="left") for axes in (trace, rate)] == ["azure", "open_loop"]
-
-
-def test_the_rate_of_conversations_is_that_of_their_turns(tmp_path: Path) -> None:
-    """Conversations of 4 turns begin at 1 and 3 per second; alone, the runs at 3 have it in their heading."""
-    for rate in (1, 3):
-        settings = {"batch": rate, "workload": {"turns": 4, "arrivals": {"rate": rate}}}
-        write_run(tmp_path / f"{rate}", {"workload": "chat"}, settings, speed=100.0)
-    [panel] = curves.draw(tmp_path, x="rate", y=(SPEED,)).axes
-    assert lines(panel)["prefill_first"][0] == [4, 12] and panel.get_xlabel() == "request rate [requests/s]"
-    figure = composition.draw(tmp_path / "3")
-    assert figure.get_suptitle().startswith("prefill_first: llama-13b, chat, batches of at most 4, 3 conversations/s")
+    key = "workload.arrivals.rate"
+    setting = curves.draw(tmp_path, Look(runs="open"), x=key, y=("ttft_seconds.p50",)).axes[0]
+    assert (lines(setting)["prefill_first"][0], setting.get_xlabel()) == ([1, 4], key)
+    figure = latency_cdf.draw(tmp_path, Look(runs="open_loop,4"))
+    assert "open_loop(4), batches of at most 4, 32 requests/s" in figure.legends[0].get_title().get_text()
+    assert "requests/s" not in latency_cdf.draw(tmp_path, Look(runs="open")).legends[0].get_title().get_text()
 
 
 def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
     """The tier `rest` attains all in each run, which is stated below."""
     for rate, seed in product((1, 4), (0, 1)):
         tiers = {"gold": {"share": 1 / rate}, "rest": {"share": 1.0}}
-        figures = {"attainment": {"share": (0.9 + 0.1 * seed) / rate, "ttft_share": 0.5, "tiers": tiers}}
+        figures: dict[str, Any] = {"run": {"offered_requests_per_second": rate}}
+        figures |= {"attainment": {"share": (0.9 + 0.1 * seed) / rate, "ttft_share": 0.5, "tiers": tiers}}
         write_run(
             tmp_path / f"{rate} {seed}",
             settings={"seed": seed, "workload": {"arrivals": {"rate": rate}}},
@@ -419,9 +417,8 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
     for table in (unserved / "requests.csv", unserved / "steps.csv"):
         table.write_text(table.read_text().splitlines(keepends=True)[0])
     for speed in (1, 2):
-        at_once = write_run(root / "together" / str(speed), {}, {"workload": {"speed": speed}})
-        table = pd.read_csv(at_once / "requests.csv").assign(arrival=0.0)
-        table.to_csv(at_once / "requests.csv", index=False, lineterminator="\r\n")
+        together = {"run": {"offered_requests_per_second": None}}
+        write_run(root / "together" / str(speed), {}, {"workload": {"speed": speed}}, figures=together)
     (root / "together" / "errors.log").write_text("bad: no memory\n")  # a run that is not shown
     return {"one": folder, "clientless": clientless} | {name: root / name for name in ("empty", "unserved", "together")}
 
@@ -457,7 +454,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
         (["service", "{clientless}"], "no request names its client; choose a workload with clients"),
         (["latency_cdf", "{unserved}"], "no request was served, so there is no latency to draw; choose another run"),
         (["composition", "{unserved}"], "the run has no iterations to draw; choose another run"),
-        (["latency_vs_rate", "{together}"], "x=rate: the requests of a run arrive together, without a rate"),
+        (["latency_vs_rate", "{together}"], "x=rate: requests arrive together, without a rate"),
         (["table", "{one}", "runs=vllm"], "runs=vllm: no folder name contains this"),
     ],
 )

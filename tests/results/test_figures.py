@@ -44,6 +44,7 @@ FIGURES: dict[str, dict[str, float]] = {  # measured from the first arrival, at 
         "preemptions": 1,
         "recomputed_tokens": 4,
         "recomputed_share": 4 / (5 + 5 + 3 + 7 + 1 + 1),  # of prompt and decode tokens, padding left out
+        "offered_requests_per_second": 3 / (5.5 - 0.25),  # also the one that is rejected, at 2 s
         "overshoot_tokens": 6,
     },
     "throughput": {

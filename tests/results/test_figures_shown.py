@@ -126,20 +126,20 @@ def test_the_printed_report_shows_each_figure_under_its_name() -> None:
     cache = {"hit_share": 0.25, "cached_tokens": 12, "cached_again_tokens": 3, "evicted_blocks": 7}
     text = run_text(summary | {"prefix_cache": cache, "run": summary["run"] | {"cancelled_requests": 2}})
     assert "25.0% of prompt tokens found (12), 3 after preemptions; 7 blocks evicted" in text
-    assert ", 2 cancelled\n" in text
+    assert ", 2 cancelled, 0.571 per second offered\n" in text
 
 
 def test_printed_lines_say_which_part_of_a_run_they_describe() -> None:
     """Without a warm-up 3 requests in 11.75 s; after request 0, which ended at 8 s, request 1 alone in the 4 s to 12 s."""
     [rate] = [line for line in run_text(make_summary(make_record())).splitlines() if line.startswith("requests/s")]
-    assert rate == "requests/s  0.255: 3 served in 11.8 s, 1 rejected"
+    assert rate == "requests/s  0.255: 3 served in 11.8 s, 1 rejected, 0.571 per second offered"
     parts = {"service": {"clients": {"ann": 5}, "service_difference": {"mean": 1, "max": 4}, "jain_index": {"mean": 1}}}
     parts |= {"regret": {"latency": 1, "latency_bound": 2, "makespan": 3}}
     parts |= {"prefix_cache": {"cached_tokens": 12, "cached_again_tokens": 3, "hit_share": 0.5, "evicted_blocks": 7}}
     text = run_text(make_summary(make_record(), warmup_requests=1) | parts)
     lines = {line.split()[0]: line for line in text.split("\n\n")[1].splitlines()}
     assert lines["counted"] == "counted     1 of 3 served, 4 of 12.5 s"
-    assert lines["requests/s"] == "requests/s  0.25: 1 served in 4 s; whole run: 1 rejected"
+    assert lines["requests/s"] == "requests/s  0.25: 1 served in 4 s; whole run: 1 rejected, 0.571 per second offered"
     assert lines["iterations"].endswith("; whole run: 5 iterations")
     assert "; whole run: 1 preemption, 4 tokens recomputed" in lines["KV"]
     assert all(lines[name].split()[1:3] == ["whole", "run:"] for name in ("service", "regret", "prefixes"))

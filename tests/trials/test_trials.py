@@ -1,8 +1,10 @@
 """Replications, and the rate of a load."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from cbatch import ConfigError, WorkloadError
@@ -15,6 +17,14 @@ from experiments.workloads import GammaArrivals, OpenLoop, TraceReplay, UniformL
 
 LENGTHS = UniformLengths(min_length=20, max_length=90, pd_ratio=4)
 OPEN = OpenLoop(num_requests=7, seed=3, arrivals=GammaArrivals(rate=5.0), lengths=LENGTHS)
+
+
+@dataclass(frozen=True)
+class PerMinute:
+    rate: float
+
+    def times(self, generator: np.random.Generator, num: int) -> Any:
+        return np.cumsum(generator.exponential(60 / self.rate, num))
 
 
 @pytest.fixture
@@ -38,6 +48,9 @@ def test_a_rate_only_stretches_time_and_each_replication_is_drawn_anew() -> None
     assert slow[0] == pytest.approx([4 * time for time in fast[0]])
     assert slow[1] == fast[1] != other[1]
     assert natural_rate(OPEN, 50) == 5.0 and num_recorded(OPEN) is None
+    assert natural_rate(replace(OPEN, rate_scale=2.0), 50) == 10.0
+    measured = natural_rate(replace(OPEN, arrivals=PerMinute(300)), 2000)
+    assert measured == pytest.approx(5, rel=0.05), "an own class's rate has its own unit"
     assert arrivals(Replication(replace(OPEN, seed=4), 0, 1.0, 50)) == other, "replication k has seed + k"
 
 
