@@ -1,5 +1,6 @@
 """The framework's own errors. Each message is one line that names the cause and the remedy."""
 
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -57,3 +58,10 @@ class ResultsError(CbatchError):
 
 class ReplayError(CbatchError):
     """A recorded run cannot be replayed: the message names the file."""
+
+
+def check_installed(extra: str, *packages: str) -> None:
+    """Raises ConfigError if a package of an extra of this project is not installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise ConfigError(f'{package} is not installed; run pip install "cbatch[{extra}]"')

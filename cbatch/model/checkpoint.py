@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cbatch.errors import ConfigError, ModelError, WorkloadError
+from cbatch.errors import ConfigError, ModelError, WorkloadError, check_installed
 from cbatch.model.spec import DTYPE_BYTES, ModelSpec
 
 if TYPE_CHECKING:
@@ -71,9 +71,10 @@ def spec_from_checkpoint(path: str | Path) -> ModelSpec:
 
 
 def read_config(path: str | Path) -> "PreTrainedConfig":
-    """Returns the configuration of a checkpoint as the class of its family reads config.json. Loads torch.
+    """Returns the configuration of a checkpoint as the class of its family reads config.json.
 
-    Raises ModelError if the folder or its config.json is missing or malformed, or has a setting that is not computed here.
+    Raises ModelError if the folder or its config.json is missing or malformed, or has a setting that is not computed here;
+    ConfigError without `transformers`.
     """
     file = Path(path) / "config.json"
     content = _read(file)
@@ -82,6 +83,7 @@ def read_config(path: str | Path) -> "PreTrainedConfig":
         raise ModelError(f"{file}: model_type {family!r} is not supported; use one of {', '.join(CHECKPOINT_FAMILIES)}")
     if content.pop("quantization_config", None) is not None:
         raise ModelError(f"{file}: quantized checkpoints are not supported; use one in {', '.join(DTYPE_BYTES)}")
+    check_installed("real", "transformers")
     from transformers import CONFIG_MAPPING
 
     try:

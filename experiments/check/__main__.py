@@ -24,6 +24,7 @@ from textwrap import indent
 from typing import Any
 
 from cbatch import ConfigError, Eviction, Policy, is_steady
+from cbatch.errors import check_installed
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from cbatch.validation import Switch, nearest
@@ -61,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
 def _check(*arguments: str) -> int:
     own = [argument for argument in arguments if argument.startswith(("random=", "require=", "thorough="))]
     num_random, require, thorough = _options(**keyword_arguments(_options, own, "check"))
+    if num_random:
+        check_installed("check", "hypothesis")
     build, chunk, patience, eviction = _policy([argument for argument in arguments if argument not in own])
     name = repr(build)  # before a policy is built, which the text uses, too
     policy = build()

@@ -38,6 +38,7 @@ from typing import Any
 from tabulate import tabulate
 
 from cbatch import ConfigError
+from cbatch.errors import check_installed
 from cbatch.sim import load_profile
 from cbatch.sim.profile_file import profile_content
 from cbatch.sim.provenance import NOT_COMPARED, Place, kind_of
@@ -55,6 +56,8 @@ def _profile(*options: str) -> None:
     """Runs the measurement that the options choose; loads each module only where needed, as torch and pandas take seconds."""
     make: Callable[..., object] = show
     name, own = f"profile {options[0]}", list(options[1:])
+    if options[0] != "show":
+        check_installed("real", "torch", "transformers")
     if options[0] == "card":
         from experiments.profile.card import fit_card, measure_card
 

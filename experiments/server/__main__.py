@@ -14,18 +14,20 @@ from itertools import count
 from math import ceil
 from multiprocessing import active_children
 from pathlib import Path
-from typing import Any
-
-import uvicorn
+from typing import TYPE_CHECKING, Any
 
 from cbatch import ConfigError
+from cbatch.errors import check_installed
 from experiments.job import Command
 from experiments.run import main
-from experiments.server.app import make_app
-from experiments.server.door import Door
 from experiments.server.engine import Say
 from experiments.server.link import engine_of
 from experiments.server.settings import ServerSettings, read_server_settings
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+    from experiments.server.door import Door
 
 
 def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **options: Any) -> dict[str, Any]:
@@ -33,6 +35,12 @@ def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **op
 
     Raises CbatchError: as `serve`; the port is in use; the engine has failed.
     """
+    check_installed("server", "prometheus_client", "starlette", "uvicorn")
+    import uvicorn
+
+    from experiments.server.app import make_app
+    from experiments.server.door import Door
+
     bind, port = settings.server.bind, settings.server.port
     try:
         listener = socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
@@ -56,7 +64,7 @@ def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **op
             return runner.run(_serve(door, web, listener, say))
 
 
-async def _serve(door: Door, web: uvicorn.Server, listener: socket.socket, say: Say) -> dict[str, Any]:
+async def _serve(door: "Door", web: "Server", listener: socket.socket, say: Say) -> dict[str, Any]:
     settings, loop, calls = door.settings, asyncio.get_running_loop(), count()
 
     def end(*_: object) -> None:

@@ -41,8 +41,8 @@ class Backend(ABC):
         check(self, "backend.")
         object.__setattr__(self, "router", make_router(self.router))
 
-    def check_here(self) -> None:  # noqa: B027 - a CPU and a simulation are everywhere
-        """Raises ConfigError if this machine lacks the hardware."""
+    def check_here(self) -> None:  # noqa: B027 - a simulation runs everywhere
+        """Raises ConfigError if this machine lacks the hardware or the packages."""
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Returns the cost model for policies; its topology is the run's."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec
+from cbatch.errors import check_installed
 from cbatch.kv import blocks_for
 from cbatch.model import split_layers
 from cbatch.model.topology import Degree, Topology, split_ranks
@@ -111,6 +112,9 @@ class Real(Backend):
     def sizes(self) -> tuple[int, ...] | None:
         return None if self.layers == "auto" else tuple(self.layers)
 
+    def check_here(self) -> None:
+        check_installed("real", "torch", "transformers")
+
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         split_layers(spec, self.pipeline_stages, self.sizes)  # these raise ConfigError before weights are loaded
         split_ranks(spec, self.tensor_parallel)
@@ -167,6 +171,7 @@ class Cuda(Real):
     block_size = 128  # the page size at which paged attention is fastest
 
     def check_here(self) -> None:
+        super().check_here()
         if count_gpus() == 0:
             raise ConfigError("backend=cuda: no GPU found; choose backend=sim or backend=cpu")
 

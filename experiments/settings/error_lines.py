@@ -90,7 +90,7 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
     known = {*own, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
     yours = f"{group}=my_module.My{group.capitalize()}"
     remedy = f"; for yours give the import path of its class, {yours}, or its --config-dir" * (group in BY_IMPORT_PATH)
-    remedy = remedy or "; pip install -e '.[sweep]' has more" * group.startswith("hydra/")
+    remedy = remedy or "; pip install 'cbatch[sweep]' has more" * group.startswith("hydra/")
     return f"{group}={option}: no such {group}; {nearest(option, known)}{remedy}"
 
 

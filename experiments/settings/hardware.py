@@ -13,7 +13,6 @@ from copy import copy
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +21,7 @@ from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, load_profile
 from cbatch.sim.profile_file import profile_names
 from cbatch.sim.roofline import Ceilings
-from experiments.store.provenance import slug
+from experiments.store.provenance import slug, versions
 
 CPU = "cpu"
 
@@ -72,7 +71,7 @@ def cpu_profile(spec: ModelSpec) -> Path:
     Each processor, number of cores and threads, version of PyTorch and shape of a model has its own.
     """
     shape = {key: value for key, value in asdict(spec).items() if key not in ("path", "seed")}
-    measured = (cpu_name(), os.environ.get("OMP_NUM_THREADS"), version("torch"), shape)
+    measured = (cpu_name(), os.environ.get("OMP_NUM_THREADS"), versions().get("torch"), shape)
     digest = sha256(repr(measured).encode()).hexdigest()[:12]
     return Path.home() / ".cache" / "cbatch" / f"{CPU}-{digest}.json"
 

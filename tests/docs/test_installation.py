@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from commands import PATIENCE, QUICK, ROOT, summary
+from packaging.requirements import Requirement
 from test_imports import imported
 
 from cbatch import __version__
@@ -67,7 +69,7 @@ def test_every_package_that_is_imported_is_installed_by_pip() -> None:
     """Or by the extra of the one command that imports it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needs = [*project["dependencies"], *extras["server"]]
+    needs = [*project["dependencies"], *extras["real"], *extras["check"], *extras["server"]]
     names = {re.split(r"[<>=]", need)[0].lower() for need in needs}
     distribution = {"hydra": "hydra-core", "yaml": "pyyaml", "pydantic_core": "pydantic"}
     assert {distribution.get(name, name) for name in third_parties()} <= names
@@ -90,6 +92,62 @@ def test_an_installed_command_runs_in_an_empty_folder(installed: Path, tmp_path:
     said = python(*arguments, cwd=tmp_path, PYTHONPATH=str(installed))
     assert said.endswith("results: run\n"), said
     assert summary(tmp_path / "run")["about"]["requests"] == 20
+
+
+@pytest.fixture(scope="module")
+def base(installed: Path) -> str:
+    """A PYTHONPATH for `python -S` with what `pip install .` installs: the wheel, and its dependencies without any extra."""
+    to_do = [
+        Requirement(need) for need in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    ]
+    site, seen = installed.parent / "base", set[str]()
+    site.mkdir()
+    while to_do:
+        if (need := to_do.pop()).name in seen or not (need.marker is None or need.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(need.name)
+        distribution = metadata.distribution(need.name)
+        to_do += map(Requirement, distribution.requires or ())
+        for name in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."} - {"__pycache__"}:
+            if not (site / name).exists():
+                (site / name).symlink_to(distribution.locate_file(name))
+    return f"{installed}{os.pathsep}{site}"
+
+
+def test_simulation_needs_no_extra(base: str, tmp_path: Path) -> None:
+    """Runs, sweeps, plots, comparisons, capacities and replays work without torch, transformers and hypothesis."""
+
+    def run(command: str) -> str:
+        module, *arguments = command.split()
+        return python("-S", "-m", f"experiments.{module}", *arguments, cwd=tmp_path, PYTHONPATH=base)
+
+    absent = (
+        "import importlib.util as u; print([u.find_spec(name) for name in ('torch', 'transformers', 'hypothesis')])"
+    )
+    assert python("-S", "-c", absent, cwd=tmp_path, PYTHONPATH=base) == "[None, None, None]\n"
+    quick = " ".join(QUICK)
+    search = "accuracy=0.2 requests=500 replications=6 slo.ttft=1 output=found"
+    for command, shown in (
+        (f"run {quick} decisions=true output=run", "results: run"),
+        ("replay run", "Sarathi makes the same 37 plans"),
+        (f"run -m {quick} policy=orca,sarathi workload.pd_ratio=5,10 sweep=few", "results: multirun/few"),
+        ("plot throughput_vs_pd multirun/few baseline=orca", "throughput_vs_pd.png"),
+        (f"compare orca sarathi {quick} batch=4", "preemptions"),
+        (f"capacity policy=orca batch=16 workload=open_loop {search}", "results: found"),
+        ("profile show hardware=h200", "prediction error:"),
+    ):
+        said = run(command)
+        assert shown in said and "Error" not in said, said
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for command, missing in (
+        ("run backend=cpu", "torch[real]"),
+        ("run model.path=.", "transformers[real]"),
+        ("profile model=tiny", "torch[real]"),
+        ("check policy=orca", "hypothesis[check]"),
+        ("server", "prometheus_client[server]"),
+    ):
+        package, extra = missing.split("[")
+        assert run(command) == f'error: {package} is not installed; run pip install "cbatch[{extra}"\n', command
 
 
 def test_every_file_of_settings_and_data_is_installed(installed: Path) -> None:
