@@ -1,4 +1,4 @@
-"""Shows the progress of a run: a bar on a terminal, otherwise a line every 30 s. Each step costs one clock read."""
+"""Shows the progress of a run: a bar on a terminal, otherwise one line every 30 s. Each step costs one clock read."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 Setting = Literal["on", "off", "auto"]
 
 _INTERVAL = 0.1  # seconds between updates of a bar
-_DELAY = 2.0  # seconds before the bar of a run shows
-_BETWEEN_LINES = 30.0  # seconds between lines where stderr is no terminal, and before the first line
+_DELAY = 2.0  # seconds before a run's bar appears
+_BETWEEN_LINES = 30.0  # seconds between lines if stderr is no terminal, and before the first line
 _LAYOUT = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
 
 
 class _Lines:
-    """A file for tqdm that prints each text of a bar as a line on stderr."""
+    """A file for tqdm that prints each state of a bar as a line on stderr."""
 
     def write(self, text: str) -> None:
         if line := text.strip():
@@ -29,26 +29,26 @@ class _Lines:
 
 
 def bar(items: Iterable[Any] | None = None, *, delay: float, terminal: bool | None = None, **look: Any) -> "tqdm[Any]":
-    """Returns tqdm's bar, which estimates the time left from the mean speed so far.
+    """Returns a tqdm bar, which estimates the remaining time from the mean speed so far.
 
     Args:
-        delay: seconds before a bar shows. terminal: False: a line is printed every 30 s instead; None: as stderr is.
+        delay: seconds before a bar appears. terminal: False prints a line every 30 s instead; None: whether stderr is a terminal.
         items, look: arguments of tqdm.
     """
     from tqdm import tqdm  # loaded only if shown
 
     if sys.stderr.isatty() if terminal is None else terminal:
-        columns, lines = get_terminal_size()  # tqdm prints nothing where a terminal does not state its size
+        columns, lines = get_terminal_size()  # tqdm prints nothing if the terminal's size is unknown
         look |= {"mininterval": _INTERVAL, "delay": delay, "ncols": columns - 1, "nrows": lines - 1}
     else:
         look |= {"mininterval": _BETWEEN_LINES, "delay": _BETWEEN_LINES, "file": _Lines(), "ascii": " #"}
-    # without smoothing: tqdm's recent rate leaves out the time of updates in which nothing ended
+    # no smoothing: tqdm's smoothed rate ignores the time of updates in which nothing ended
     made: tqdm[Any] = tqdm(items, miniters=0, smoothing=0, leave=False, **look)
     return made
 
 
 def memory_text() -> str:
-    """Returns the most memory that this process has taken so far; nothing on Windows, which lacks the call."""
+    """Returns the process's peak memory so far as text; empty on Windows, which lacks the call."""
     if sys.platform == "win32":
         return ""
     import resource
@@ -59,9 +59,9 @@ def memory_text() -> str:
 
 @contextmanager
 def progress(setting: Setting, num_requests: int) -> Iterator[Callable[..., None]]:
-    """Yields a function for `Engine.run(on_step=...)`, which of a stream also takes the number of requests not yet submitted.
+    """Yields a callback for `Engine.run(on_step=...)`. In a streamed run, it also takes the number of requests still to submit.
 
-    "auto" shows a bar if stderr is a terminal, else lines.
+    "auto" shows a bar if stderr is a terminal, and lines otherwise.
     """
     if setting == "off":
         yield lambda engine, to_come=0: None
@@ -95,7 +95,7 @@ class _Watch:
         self._num_steps = len(steps)
         seconds = engine.executor.now()
         if seconds > 0:
-            taken = steps and steps[0].iteration  # the results of a streamed run are forgotten; a cluster has none yet
+            taken = steps and steps[0].iteration  # a streamed run drops its results; a cluster has none yet
             rate = f"{self._num_tokens / seconds:,.0f} tokens/s" if steps and not taken else f"{seconds:,.0f} s served"
             self.bar.set_postfix_str(f"{rate}{memory_text()}", refresh=False)
         self.bar.update(self._num_requests - to_come - engine.num_unfinished - self.bar.n)

@@ -1,8 +1,8 @@
 """`python -m experiments.replay FOLDER [key=value ...]`: replay a run recorded with decisions=true, on any machine.
 
-Without keys, the run's own policy plans again at every view and must plan the same. With keys, as for experiments.run, the
-policy that they describe plans at each view instead: policy=orca, or chunk=512, also from another --config-dir=FOLDER. Code
-that has changed since the recording is named. The status is that of `diff`: 0 if all plans are the same, 1 if some differ.
+Without keys, the run's policy plans again at every view, and must make the same plans. Keys of experiments.run describe another
+policy to plan at each view: policy=orca, or chunk=512, also from another --config-dir=FOLDER. Code that has changed since the
+recording is listed. As with `diff`, the exit status is 0 if all plans are the same, 1 if some differ.
 """
 
 import sys
@@ -29,11 +29,11 @@ from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summar
 from experiments.store.sources import differences, sources_of
 
 _SHOWN = 12
-"""Requests of a view or plan that are printed; the rest is counted."""
+"""Most requests printed per view or plan; the others are counted."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line; returns the exit status: 0 or 1 as `diff`, 2 for a user error, 130 after Ctrl-C."""
+    """Runs the command line. Returns the exit status: 0 or 1 like `diff`, 2 for a user error, 130 after Ctrl-C."""
     return run(_replay, arguments, lambda: str(__doc__), composes=True)
 
 
@@ -66,7 +66,7 @@ def _replay(run_folder: str, *overrides: str) -> int:
 
 
 def _count(different: Sequence[Comparison], num_plans: int, name: str) -> str:
-    """Says at how many views a policy differs from the recorded one, and how."""
+    """Returns a line: at how many views a policy's plans differ from the recorded plans, and how."""
     num_illegal = sum(bool(comparison.problem) for comparison in different)
     num_reserves = sum(comparison.same_but_reserves for comparison in different)
     illegal = f"; {num_illegal} of its plans could not be carried out" if num_illegal else ""
@@ -75,7 +75,7 @@ def _count(different: Sequence[Comparison], num_plans: int, name: str) -> str:
 
 
 def _difference(comparison: Comparison, name: str) -> str:
-    """Describes the view at which two policies differ, and both plans."""
+    """Describes a view at which two policies differ, and both plans."""
     recorded, now = comparison.recorded, comparison.decided
     before = recorded.decided
     seen = recorded.seen
@@ -106,7 +106,7 @@ def _some(words: Sequence[str], comma: str = ", ") -> str:
 
 
 def _settings(folder: Path) -> Settings:
-    """Returns the run's settings; keys that are newer than the run, and those of files, have their defaults."""
+    """Returns the run's settings. Keys that are newer than the run, and keys of files, get their defaults."""
     try:
         keys = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -119,10 +119,10 @@ def _settings(folder: Path) -> Settings:
 
 
 def _policy(file: DecisionsFile, overrides: Sequence[str]) -> Recipe:
-    """Returns the policy that the run's command line describes with these overrides."""
+    """Returns the policy that the run's command line, with these overrides, describes."""
     check_effects(overrides, PLANS_BY, "replay")
-    given = {key_of(override) for override in overrides}
-    before = [override for override in file.overrides if key_of(override) not in given]
+    replaced = {key_of(override) for override in overrides}
+    before = [override for override in file.overrides if key_of(override) not in replaced]
     return compose_run(*before, *overrides).policy
 
 

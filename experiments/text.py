@@ -1,6 +1,6 @@
-"""Text into and out of a model: the messages of a chat, and the text of an output, token by token.
+"""Converts text to and from a model's tokens: the messages of a chat, and the text of an output, token by token.
 
-The text of a token may depend on the tokens before it, and on those after it.
+The text of a token may depend on the tokens before and after it.
 
 tokens     | Hel | lo | \\xf0\\x9f | \\x8e\\x89 | ST   | OP
 text       | Hel | lo |          | 🎉       |      | (the stop string has ended it)
@@ -17,10 +17,10 @@ from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import Give
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""Tokenizers decode the bytes of an incomplete character to this one."""
+"""Tokenizers decode the bytes of an incomplete character to this character."""
 
 _MOST_HELD = 8
-"""Tokens of at least a byte each; a character has at most 4 bytes."""
+"""Most tokens held back. A token has at least one byte; a character has at most 4 bytes."""
 
 
 class _Part(BaseModel, extra="forbid"):
@@ -43,11 +43,11 @@ class _Message(BaseModel, extra="forbid"):
 
 
 Messages = Annotated[list[_Message], Field(min_length=1)]
-"""A list of {role, content}, once it is checked: the content is a text. It may be a list of {type: text, text: ...}, which are joined."""
+"""A list of {role, content}. A content that is a list of {type: text, text: ...} is joined to one text."""
 
 
 def up_to_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Returns the text before the stop string that ends first (on a tie the one listed first), and whether there is one."""
+    """Returns the text before the stop string that ends first (on a tie, the first listed), and whether one occurs."""
     ends = [(text.find(stop) + len(stop), order) for order, stop in enumerate(stops) if stop in text]
     if not ends:
         return text, False
@@ -56,7 +56,7 @@ def up_to_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 def ends_text(vocabulary: Vocabulary) -> Callable[[Request, int], bool]:
-    """Returns a new `State.ends_text` of one engine."""
+    """Returns a new `State.ends_text` for one engine."""
     output = cache(lambda request: OutputText(vocabulary, request.stop_strings))
 
     def ends(request: Request, token: int) -> bool:
@@ -67,23 +67,23 @@ def ends_text(vocabulary: Vocabulary) -> Callable[[Request, int], bool]:
 
 
 class OutputText:
-    """Converts the tokens of one output to text at a constant cost per token; shows no control tokens.
+    """Converts the tokens of one output to text at a constant cost per token; control tokens are omitted.
 
-    The returned texts, joined, are `Vocabulary.decode` of all tokens, up to a stop string. Exception: if a byte makes other bytes
-    invalid that were already sent, as in tokenizers with byte fallback, the sent text stays.
+    The returned texts, joined, equal `Vocabulary.decode` of all tokens, up to a stop string. Exception: with byte fallback a byte may
+    make bytes invalid that were already sent; the sent text remains.
 
-    `tokenizers.decoders.DecodeStream` would raise an error there, and does not return the text that it holds back at the end.
+    `tokenizers.decoders.DecodeStream` raises an error in this case, and never returns the text that it holds back at the end.
 
-    is_stopped: a stop string has ended the output.
+    is_stopped: whether a stop string has ended the output.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
-        """stops: texts that end the output, none empty; a control token's text means this token."""
+        """stops: nonempty texts that end the output; the text of a control token stands for this token."""
         self._decode, self._token_text = vocabulary.decode, vocabulary.token_text
         self._control, self._stops, self.is_stopped = vocabulary.control_tokens, tuple(stops), False
         self._beginnings = tuple(stop[:size] for stop in self._stops for size in range(1, len(stop)))
         self._context: list[int] = []  # the latest tokens whose text is out
-        self._shown = ""  # their text on its own, without a part of a character at its end
+        self._shown = ""  # text of the context alone, without a partial character at its end
         self._held: list[int] = []  # tokens after the context
         self._kept = ""  # text that may begin a stop string
 
@@ -106,14 +106,14 @@ class OutputText:
         return self._up_to_stop(new)
 
     def finish(self) -> str:
-        """Returns the text that was held back: no tokens follow."""
+        """Returns the text that was held back. Call after the last token."""
         if self.is_stopped:
             return ""
         text = self._up_to_stop(self._new(self._decode([*self._context, *self._held])))
         return text if self.is_stopped else text + self._kept
 
     def _new(self, text: str) -> str:
-        """text: that of context and held tokens."""
+        """Returns the text of the held tokens. text: text of context and held tokens."""
         return text[len(self._shown) :] if text.startswith(self._shown) else self._decode(self._held)
 
     def _up_to_stop(self, new: str) -> str:

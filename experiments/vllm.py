@@ -1,7 +1,7 @@
-"""The scheduler that `vllm serve MODEL --scheduler-cls experiments.vllm.PolicyScheduler` runs: vLLM's own, with a policy.
+"""The scheduler for `vllm serve MODEL --scheduler-cls experiments.vllm.PolicyScheduler`: vLLM's scheduler with a policy.
 
-The CBATCH variable chooses the policy by the overrides of a command line: CBATCH="policy=sarathi_serve chunk=512". With model=NAME
-(and hardware=NAME) the policy's predictions are those of that model's profile. conf/vllm.yaml has the keys.
+The CBATCH variable describes the policy by command-line overrides: CBATCH="policy=sarathi_serve chunk=512". With model=NAME (and
+hardware=NAME) the policy's predictions come from that model's profile. conf/vllm.yaml lists the keys.
 """
 
 import os
@@ -35,7 +35,7 @@ from experiments.store.run_folder import CONFIG, DECISIONS
 VARIABLE = "CBATCH"
 
 _KEYS = ("policy", "chunking", "predictor", "chunk", "batch", "model", "hardware", "patience", "metrics", "vllm")
-"""The keys, or first parts of keys, that describe a policy. Everything else of a run is vLLM's to decide."""
+"""The keys, or first parts of keys, that describe a policy. vLLM decides everything else about a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,11 @@ class Keys:
 
 
 class PolicyScheduler:
-    """Takes the place of vLLM's scheduler class: a call returns one that follows the policy of the CBATCH variable."""
+    """Replaces vLLM's scheduler class: a call returns a scheduler that follows the policy in the CBATCH variable."""
 
     def __new__(cls, *, vllm_config: Any, **arguments: Any) -> Any:
         if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # for a policy in a file, as `python -m` does it
+            sys.path.append(os.getcwd())  # like `python -m`, so that policies in files can be imported
         with variable() as overrides:
             adapter = make_adapter(overrides, vllm_config.parallel_config.tensor_parallel_size)
             return make_scheduler(adapter, vllm_config, **arguments)
@@ -60,7 +60,7 @@ class PolicyScheduler:
 
 @contextmanager
 def variable() -> Iterator[list[str]]:
-    """Yields the overrides that CBATCH holds; errors of the user become one line that begins with it."""
+    """Yields the overrides in CBATCH. A user's error becomes one line that begins with CBATCH and its value."""
     value = os.environ.get(VARIABLE, "")
     try:
         overrides = shlex.split(value)
@@ -78,8 +78,8 @@ def variable() -> Iterator[list[str]]:
 def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     """Returns the adapter that the overrides describe.
 
-    tensor_parallel: vLLM's degree, for predictions. Without `hardware`, these are of vLLM on the GPU here, or on an H200.
-    Raises CbatchError: an override that cannot be used; the message says which and why.
+    tensor_parallel: vLLM's degree, for predictions. Without `hardware`, predictions are for vLLM on this machine's GPU, or an H200.
+    Raises CbatchError if an override cannot be used; the message names the override and the reason.
     """
     values, keys, settings = _compose(overrides, tensor_parallel)
     if "policy" not in values:
@@ -96,7 +96,7 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
 
 
 def predictions(overrides: Sequence[str], batch: int) -> ProfileCost:
-    """Returns the cost model for iterations of at most `batch` requests on one GPU. Raises CbatchError as `make_adapter`."""
+    """Returns the cost model for iterations of at most `batch` requests on one GPU. Raises CbatchError like `make_adapter`."""
     values, _, settings = _compose(overrides)
     if "model" not in values:
         raise ConfigError("model: is missing; give model=NAME, and hardware=NAME of a profile")
@@ -104,7 +104,7 @@ def predictions(overrides: Sequence[str], batch: int) -> ProfileCost:
 
 
 def _predicts(policy: Callable[[], Policy]) -> bool:
-    """Returns whether the policy reads `view.cost` while it serves three requests: vLLM's first one would be too late to tell."""
+    """Returns whether the policy reads `view.cost`, from a trial with three requests, since vLLM's first request would be too late."""
     shapes: list[BatchShape] = []
 
     def predict(shape: BatchShape) -> float:
@@ -117,7 +117,7 @@ def _predicts(policy: Callable[[], Policy]) -> bool:
 
 
 def _compose(overrides: Sequence[str], tensor_parallel: int = 1) -> tuple[Mapping[str, Sequence[str]], Keys, Settings]:
-    """Returns the values of the overrides by key, the section `vllm`, and the settings of a run, with the `hardware` of predictions."""
+    """Returns the overrides' values by key, the section `vllm`, and a run's settings, with the `hardware` for predictions."""
     values = values_by_key(overrides)
     check_given_once(overrides)
     if "hardware" in values and "model" not in values:
@@ -132,16 +132,16 @@ def _compose(overrides: Sequence[str], tensor_parallel: int = 1) -> tuple[Mappin
     settings = read_settings(Composed(config, overrides))
     if "model" in values and "hardware" not in values:
         gpu = profile_of_gpu() or "h200"
-        inside = f"{gpu}-vllm"  # lacks the links of several GPUs
+        inside = f"{gpu}-vllm"  # this profile lacks links between GPUs
         hardware = inside if inside in profile_names() and tensor_parallel == 1 else gpu
-        getLogger("vllm.cbatch").info("predictions: hardware=%s", hardware)  # vLLM shows the loggers below its own
+        getLogger("vllm.cbatch").info("predictions: hardware=%s", hardware)  # vLLM shows child loggers of its own
         composed = Composed({**config, "hardware": hardware}, overrides)
         settings = replace(settings, hardware=hardware, composed=composed)
     return values, keys, settings
 
 
 def _recorder(folder: Path, composed: Composed) -> DecisionsWriter:
-    """Writes config.yaml, and returns the writer of the decisions next to it."""
+    """Writes config.yaml, and returns a writer for the decisions next to it."""
     if (folder / DECISIONS).exists():
         raise ConfigError(f"vllm.record={folder}: holds a recording; give another folder")
     folder.mkdir(parents=True, exist_ok=True)

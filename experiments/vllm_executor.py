@@ -1,7 +1,7 @@
-"""vLLM against predicted time, without a GPU: `vllm serve MODEL --distributed-executor-backend experiments.vllm_executor.SimulatedExecutor`.
+"""vLLM in predicted time, without a GPU: `vllm serve MODEL --distributed-executor-backend experiments.vllm_executor.SimulatedExecutor`.
 
-The CBATCH variable names the profile: CBATCH="hardware=h200-vllm model=llama-3.1-8b vllm.simulate=true", and perhaps a policy for
-`--scheduler-cls experiments.vllm.PolicyScheduler`. docs/vllm.md has the commands.
+The CBATCH variable names the profile: CBATCH="hardware=h200-vllm model=llama-3.1-8b vllm.simulate=true". It may also name a policy
+for `--scheduler-cls experiments.vllm.PolicyScheduler`. docs/vllm.md lists the commands.
 """
 
 from cbatch.sim import ProfileCost
@@ -10,7 +10,7 @@ from experiments.vllm import predictions, variable
 
 
 class SimulatedExecutor(executor.SimulatedExecutor):
-    """Predicts by the profile that CBATCH names."""
+    """Predicts iterations with the profile that CBATCH names."""
 
     def cost(self) -> ProfileCost:
         with variable() as overrides:

@@ -1,4 +1,4 @@
-"""A platform of vLLM without a device, for `experiments.vllm_executor`; vLLM finds it by the entry point `vllm.platform_plugins`."""
+"""A vLLM platform without a device, for `experiments.vllm_executor`. vLLM loads it from the entry point `vllm.platform_plugins`."""
 
 import os
 import shlex
@@ -7,11 +7,11 @@ from typing import Any
 from vllm.platforms.interface import Platform, PlatformEnum
 
 MEMORY = 1 << 40
-"""Bytes that vLLM may ask for at start; the executor says how many there are for the KV cache."""
+"""Bytes of memory that vLLM sees at start; the executor reports the bytes available for the KV cache."""
 
 
 def register() -> str | None:
-    """Returns the name of the platform if CBATCH asks for it: it would take the place of a CPU's."""
+    """Returns the name of the platform if CBATCH enables simulation; otherwise it would replace vLLM's CPU platform."""
     words = shlex.split(os.environ.get("CBATCH", "").lower())
     return f"{__name__}.NoDevice" if {"vllm.simulate=true", "vllm.simulate=on"} & {*words} else None
 

@@ -1,9 +1,9 @@
-"""An OpenAI-compatible server over every backend: a policy schedules the requests of real clients, which are recorded as a run.
+"""An OpenAI-compatible server for every backend: a policy schedules the requests of real clients, and a run records them.
 
-    HTTP, one event loop                            the engine, in a process of its own (`link`)
-      bodies    fields of a request, checked
-      app       routes, limits, key     -- requests, those who left -->  engine   iterations; writes the run's folder
-      answers   text, chunks            <-- a message per iteration ---
+    HTTP, one event loop                            the engine, in a separate process (`link`)
+      bodies    validates the fields of a request
+      app       routes, limits, key     -- requests, cancellations -->  engine   runs iterations; writes the run's folder
+      answers   text, chunks            <-- a message per iteration --
 
-docs/server.md says how to use it. Only this package knows of HTTP.
+docs/server.md describes its use. Only this package knows about HTTP.
 """

@@ -1,10 +1,10 @@
-"""The answer to a request, or an error in its place: tokens go to the client as they come, or all at the end.
+"""The answer to a request, or an error in its place: tokens are sent to the client as they arrive, or all at the end.
 
     engine   | iteration        | iteration          | last iteration
     answer   take, take, ...    take, ...            take
     client             chunk             chunk, chunk      chunk, usage, [DONE]
 
-A chunk per token, even one without text, as clients count chunks. A client that leaves ends its requests.
+Each token has a chunk, even without text, since clients count chunks. A client that disconnects cancels its requests.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from experiments.text import OutputText
 class Choice:
     """An output of an answer, computed as one request.
 
-    reason: why it ended, as clients read it; None before. text: the parts of an answer that is not streamed.
+    reason: the `finish_reason` that clients receive; None before the end. text: the parts of an answer that is not streamed.
     """
 
     answer: "Answer"
@@ -49,12 +49,12 @@ class Choice:
 class Answer(Response):
     """The choices of one request, in order.
 
-    num_prompt_tokens: tokens of all its prompts. leave: called when nothing more is sent, also if the client has left.
+    num_prompt_tokens: tokens of all prompts. leave: called when the answer is complete or the client has disconnected.
     """
 
     def __init__(self, body: Body, model: str, num_prompt_tokens: int, leave: Callable[[], object]) -> None:
         super().__init__()
-        self._asked, self._num_prompt_tokens, self._leave = body, num_prompt_tokens, leave
+        self._body, self._num_prompt_tokens, self._leave = body, num_prompt_tokens, leave
         self._choices: list[Choice] = []
         self._num_open = 0
         self._chunks: list[str] = []  # to be sent
@@ -72,7 +72,7 @@ class Answer(Response):
             self._head, self._tail = f"data: {self._head}", "}\n\n"
 
     def add(self, output: OutputText | Words) -> Choice:
-        """Returns a further choice."""
+        """Adds a choice to the answer, and returns it."""
         self._choices.append(choice := Choice(self, len(self._choices), output))
         self._num_open += 1
         if "delta" in self._begin:
@@ -81,7 +81,7 @@ class Answer(Response):
         return choice
 
     def take(self, choice: Choice, token: int | None, end: Request | None) -> None:
-        """Takes a choice's next token, or its end, or both. A token of -1 stands for any."""
+        """Takes a choice's next token, its end, or both. Token -1 stands for any token."""
         text = ""
         if token is not None:
             choice.num_tokens += 1
@@ -93,30 +93,30 @@ class Answer(Response):
             choice.reason, choice.num_cached = end.finish_reason.value, end.num_cached_tokens
             self._num_open -= 1
             text += choice.output.finish()
-        if not self._asked.stream:
+        if not self._body.stream:
             choice.text.append(text)
             if self._num_open:
                 return
             whole = (self._choice(choice, "".join(choice.text)) for choice in self._choices)
             self._chunks.append(self._object(",".join(whole), True))
         else:
-            usage = self._asked.stream_options
+            usage = self._body.stream_options
             self._chunks.append(self._object(self._choice(choice, text), usage.continuous_usage_stats))
             if not self._num_open:
                 self._chunks += [self._object("", True)] * usage.include_usage + ["data: [DONE]\n\n"]
         self._news.set()
 
     def fail(self, problem: HTTPException) -> None:
-        """Ends the answer. After an error the connection is cut: clients take an answer that ends well for a success."""
+        """Ends the answer with an error. The connection is cut, since clients count a regular end as success."""
         self._problem = problem
         self._chunks.append(f"data: {describe_error(problem)[1]}\n\n")
         self._news.set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers the client until it leaves. Raises HTTPException before anything is sent."""
+        """Answers the client until it disconnects. May raise HTTPException before the first byte is sent."""
         watch = asyncio.create_task(self._watch(receive))
         try:
-            await asyncio.create_task(self._send(send))  # a task of its own wakes without the frames of all middleware
+            await asyncio.create_task(self._send(send))  # a separate task wakes without the middleware's frames
         finally:
             watch.cancel()
             self._leave()
@@ -130,7 +130,7 @@ class Answer(Response):
         await self._news.wait()
         if self._problem:
             raise self._problem
-        kind = b"text/event-stream; charset=utf-8" if self._asked.stream else b"application/json"
+        kind = b"text/event-stream; charset=utf-8" if self._body.stream else b"application/json"
         headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         is_last = False
@@ -153,19 +153,19 @@ class Answer(Response):
     def _usage(self) -> str:
         prompt, new = self._num_prompt_tokens, sum(choice.num_tokens for choice in self._choices)
         counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-        cached = sum(choice.num_cached for choice in self._choices[:: self._asked.n])  # the first of each prompt
+        cached = sum(choice.num_cached for choice in self._choices[:: self._body.n])  # the first choice of each prompt
         return f',"usage":{json.dumps({**counts, "prompt_tokens_details": {"cached_tokens": cached}})}'
 
 
 def describe_error(error: Exception) -> tuple[int, str]:
-    """Returns the status, and an object as in OpenAI's API, which names the field to blame: a user's error begins with it."""
+    """Returns the status and an error object as in OpenAI's API. `param` is the field that a user's error begins with."""
     match error:
         case HTTPException():
             status, message = error.status_code, str(error.detail)
-        case CbatchError() | ClientDisconnect():  # after a disconnect the answer is never read
+        case CbatchError() | ClientDisconnect():  # nobody reads the answer after a disconnect
             status, message = 400, str(error)
         case _:
-            traceback.print_tb(error.__traceback__)  # without its message, which may have a client's text
+            traceback.print_tb(error.__traceback__)  # the message may contain a client's text
             status, message = 500, f"the server has failed ({type(error).__name__})"
     field = re.match(r"([^:=.[ ]+)[:=.[]", message) if status < 500 else None
     blamed = {"type": HTTPStatus(status).phrase, "param": field and field[1], "code": status}

@@ -1,4 +1,4 @@
-"""The routes of a server, its limits and its key."""
+"""The routes, limits and API key of a server."""
 
 from functools import partial
 from hmac import compare_digest
@@ -17,7 +17,7 @@ from experiments.server.door import Door
 
 
 def make_app(door: Door) -> Starlette:
-    """Returns the application. Only `/v1` needs the key: the other routes show nothing of a client."""
+    """Returns the application. Only `/v1` requires the key: the other routes expose no client data."""
     settings, name = door.settings.server, door.settings.model.name
 
     def check_key(request: Request) -> None:
@@ -37,7 +37,7 @@ def make_app(door: Door) -> Starlette:
         return JSONResponse({"object": "list", "data": [{**model, "max_model_len": door.longest}]})
 
     async def answer(kind: type[AnyBody], request: Request) -> Response:
-        """Refuses a body of too many bytes, and one that a web page may send unasked."""
+        """Answers a body. Refuses bodies that are too large, and content types that a web page may send without consent."""
         check_key(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "give the header Content-Type: application/json")

@@ -1,6 +1,6 @@
-"""The body of a request to `/v1/completions` or `/v1/chat/completions`: its fields, checked.
+"""Validates the body of a request to `/v1/completions` or `/v1/chat/completions`.
 
-A field that is not supported is an error that names it, unless its value is null or changes nothing.
+An unsupported field is an error that names the field, unless the field's value is null or has no effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
 }
-"""Values without effect, by unsupported field; for other fields: null, false, 0 and empty values."""
+"""Values without effect, by unsupported field. In other fields null, false, 0 and empty values have no effect."""
 
 MOST_CHOICES = 128
 
 
 def _listed(value: Any) -> Any:
-    """Returns a text, or a list of token ids, as the only element of a list."""
+    """Wraps a single text, or a single list of token ids, in a list."""
     is_single = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
     return [value] if is_single else value
 
@@ -47,9 +47,9 @@ class StreamOptions:
 
 
 class Body(BaseModel):
-    """The fields of both routes. Those of `RequestSpec` mean what they mean there: a higher `priority` is more urgent.
+    """The fields of both routes. Fields of `RequestSpec` mean the same as there: a higher `priority` is more urgent.
 
-    Validation takes the defaults of the sampling as its context.
+    The validation context holds the defaults of the sampling.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -81,11 +81,11 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_what_asks_for_nothing(cls, data: Any, info: ValidationInfo) -> Any:
+    def _drop_neutral_fields(cls, data: Any, info: ValidationInfo) -> Any:
         if not isinstance(data, dict):
             return data
-        asked = {key: value for key, value in data.items() if key in cls.model_fields or not _is_neutral(key, value)}
-        return {**(info.context or {}), **{key: value for key, value in asked.items() if value is not None}}
+        kept = {key: value for key, value in data.items() if key in cls.model_fields or not _is_neutral(key, value)}
+        return {**(info.context or {}), **{key: value for key, value in kept.items() if value is not None}}
 
 
 class CompletionBody(Body):

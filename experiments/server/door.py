@@ -1,4 +1,4 @@
-"""Turns requests of clients into requests of the engine, and the engine's messages into answers."""
+"""Converts clients' requests to engine requests, and the engine's messages to answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ from experiments.text import OutputText
 
 
 class Door:
-    """Admits requests, and passes the engine's reports on to their answers. is_closed: the engine has ended."""
+    """Admits requests, and forwards the engine's reports to the answers. is_closed: whether the engine has ended."""
 
     def __init__(self, settings: ServerSettings, engine: Connection) -> None:
-        """Waits until the engine serves. Raises CbatchError: the engine has failed; the model's tokenizer cannot be loaded."""
+        """Waits until the engine serves. Raises CbatchError if the engine fails or the model's tokenizer cannot be loaded."""
         self.settings, self.meters, self._engine, spec = settings, Meters(), engine, settings.model
         self._words = Words(spec.vocab_size)
         self._vocabulary = Vocabulary(spec) if spec.path else self._words
         self._text = Vocabulary(spec) if spec.path and not settings.backend.simulated else None
-        self._vocabulary.encode("a")  # takes long the first time
+        self._vocabulary.encode("a")  # slow the first time
         self._ids, self._open, self.is_closed = count(), dict[int, Choice](), False
         self.longest: int = self._receive()  # tokens of a request
 
@@ -43,7 +43,7 @@ class Door:
             self._engine.send(message)
 
     def _receive(self) -> Any:
-        """Returns the engine's next message. Raises CbatchError: the engine has failed."""
+        """Returns the engine's next message. Raises CbatchError if the engine has failed."""
         try:
             message = self._engine.recv()
         except (EOFError, OSError):
@@ -53,7 +53,7 @@ class Door:
         return message
 
     async def listen(self) -> dict[str, Any]:
-        """Passes on the engine's reports until it ends; returns the run's summary. Raises CbatchError: the engine has failed."""
+        """Forwards the engine's reports until the engine ends; returns the run's summary. Raises CbatchError if the engine fails."""
         loop = asyncio.get_running_loop()
 
         def read() -> dict[str, Any]:
@@ -62,14 +62,14 @@ class Door:
             return dict(message)
 
         try:
-            return await asyncio.to_thread(read)  # one thread: waking one for each turn is slower
+            return await asyncio.to_thread(read)  # one thread for all turns: a thread per turn is slower
         finally:
             self.is_closed = True
             for choice in self._open.values():
                 choice.answer.fail(HTTPException(500, "the engine has failed"))
 
     def deliver(self, turn: Turn) -> None:
-        """Passes tokens and ends of requests to the answers that wait for them."""
+        """Forwards tokens and ends of requests to their answers."""
         self.meters.count(turn)
         ends = {end.id: end for end in turn.ended}
         for id_, token in {**dict.fromkeys(ends), **dict(zip(turn.ids, turn.tokens, strict=True))}.items():
@@ -79,7 +79,7 @@ class Door:
             self._open.pop(id_, None)
 
     async def open(self, kind: type[AnyBody], content: bytes) -> Answer:
-        """Submits the requests of a body. Raises HTTPException; CbatchError for the client's mistakes."""
+        """Submits the requests of a body. Raises HTTPException, or CbatchError for a client's mistake."""
         arrival, keys, spec = perf_counter(), self.settings.server, self.settings.model
         try:
             body = kind.model_validate_json(content, context=vars(self.settings.workload))
@@ -87,7 +87,7 @@ class Door:
             raise ConfigError(one_line(refusal, "", kind)) from None
         if body.model not in (None, spec.name):
             raise HTTPException(404, f"model={shorten(body.model)}: is not served; give {spec.name}")
-        is_slow = len(content) > 4096  # bytes: the text is then tokenized outside the event loop
+        is_slow = len(content) > 4096  # bytes; slow texts are tokenized outside the event loop
         prompts = await asyncio.to_thread(body.encode, self._vocabulary) if is_slow else body.encode(self._vocabulary)
         if not all(ids and max(ids) < spec.vocab_size for ids in prompts):
             raise ConfigError("prompt: is empty, or has a token outside the model's vocabulary")
@@ -98,14 +98,14 @@ class Door:
             raise HTTPException(503, "the engine has ended")
         specs = [self._spec(body, prompt, arrival, place) for prompt in prompts for place in range(body.n)]
         answer = Answer(body, spec.name, sum(map(len, prompts)), partial(self._leave, specs))
-        for asked in specs:
-            self._open[asked.id] = answer.add(OutputText(self._text, body.stop) if self._text else self._words)
-            self.put(asked)
+        for request in specs:
+            self._open[request.id] = answer.add(OutputText(self._text, body.stop) if self._text else self._words)
+            self.put(request)
         return answer
 
-    def _leave(self, asked: Sequence[RequestSpec]) -> None:
-        """Cancels those of a client's requests that have not ended."""
-        for spec in asked:
+    def _leave(self, specs: Sequence[RequestSpec]) -> None:
+        """Cancels a client's unfinished requests."""
+        for spec in specs:
             if self._open.pop(spec.id, None):
                 self.put(spec.id)
 
@@ -119,7 +119,7 @@ class Door:
         return f"max_tokens={limit}: {total}; lower max_tokens, shorten the prompt{larger}"
 
     def _spec(self, body: AnyBody, prompt: Sequence[int], arrival: float, place: int) -> RequestSpec:
-        """Returns a request that the engine can serve. Raises ConfigError. place: among the choices of one prompt."""
+        """Returns a request that the engine can serve. place: index among the choices of one prompt. Raises ConfigError."""
         id_, text, most = next(self._ids), self._text, self.longest
         fits = max(1, min(self.settings.server.max_new_tokens, most - len(prompt)))
         limit = body.max_completion_tokens or body.max_tokens or fits

@@ -1,4 +1,4 @@
-"""The process of a server's engine: a thread that waits for a GPU is late by milliseconds where another thread is busy in Python."""
+"""Runs a server's engine in a separate process: a busy Python thread would delay a thread that waits for a GPU by milliseconds."""
 
 import multiprocessing
 import os
@@ -19,8 +19,8 @@ from experiments.server.settings import ServerSettings
 
 @contextmanager
 def engine_of(settings: ServerSettings, folder: Path, **options: Any) -> Iterator[Connection]:
-    """Starts the engine, which ends with the `with` at the latest; yields the connection to its inbox and its outbox."""
-    context = multiprocessing.get_context("spawn")  # a fork has neither threads nor CUDA
+    """Starts the engine's process, and kills it at the end of the `with`. Yields the connection to the engine."""
+    context = multiprocessing.get_context("spawn")  # threads and CUDA do not survive a fork
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(settings, folder, theirs), kwargs=options, daemon=True)
     process.start()
@@ -33,7 +33,7 @@ def engine_of(settings: ServerSettings, folder: Path, **options: Any) -> Iterato
 
 def _serve(settings: ServerSettings, folder: Path, server: Connection, **options: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # are for the server, which closes the door
+        signal.signal(number, signal.SIG_IGN)  # handled by the server's process
     signal.signal(signal.SIGUSR1, _end_plan)
     inbox: Inbox = Inbox()
     Thread(target=_read, args=(server, inbox), daemon=True).start()
@@ -41,7 +41,7 @@ def _serve(settings: ServerSettings, folder: Path, server: Connection, **options
 
 
 def _end_plan(_: int, frame: Any) -> None:
-    """Raises an error in a policy that is running, and may never return: it ends the run, as each of a policy's errors."""
+    """Raises an error inside a policy that may never return. Like any policy error, it ends the run."""
     if any(outer.f_code is call.__code__ for outer, _ in walk_stack(frame)):
         raise CancelledError("the server was told to end three times")  # no `except Exception` handles it
 

@@ -1,4 +1,4 @@
-"""The content of `/metrics`, in the format of Prometheus: vLLM's names with the prefix `cbatch:`. Times are the engine's."""
+"""The content of `/metrics` in Prometheus format: vLLM's names with the prefix `cbatch:`. Times are on the engine's clock."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -14,7 +14,7 @@ _COUNTERS = {
     "prompt_tokens": "Prompt tokens of requests that have ended with at least a token",
     "generation_tokens": "Tokens generated and received",
     "prefix_cache_queries": "Prompt tokens of requests that were admitted and have ended",
-    "prefix_cache_hits": "Those that the prefix cache held",
+    "prefix_cache_hits": "Prompt tokens of these requests that the prefix cache held",
     "num_preemptions": "Preemptions of requests that have ended",
     "admission_rejections": "Requests beyond max_open",
 }
@@ -23,7 +23,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1
 
 
 class Meters(CollectorRegistry):
-    """Counts the events that the engine reports. Times are of served requests, as in a summary; counters are of all."""
+    """Counts the events that the engine reports. Times cover served requests, as in a summary; counters cover all requests."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The settings of a server: those of a run, and those that conf/server.yaml adds."""
+"""The settings of a server: a run's settings, and the keys that conf/server.yaml adds."""
 
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -15,9 +15,9 @@ _Count = Annotated[int, whole(1)]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Live(SamplingKeys):
-    """The workload of a server: its clients' requests. The keys are defaults for fields that a request leaves out."""
+    """The workload of a server: its clients' requests. The keys are defaults for fields that a request omits."""
 
-    requests: ClassVar[tuple[()]] = ()  # known beforehand
+    requests: ClassVar[tuple[()]] = ()  # no request is known in advance
 
     def __post_init__(self) -> None:
         check(self, "workload.")
@@ -25,7 +25,7 @@ class Live(SamplingKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerKeys:
-    """The root keys that a run lacks; conf/server.yaml explains them."""
+    """The root keys that only a server has. conf/server.yaml explains them."""
 
     port: Annotated[int, whole(0, 65535)]
     bind: Text
@@ -41,30 +41,30 @@ class ServerKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(Settings):
-    """The settings of a server. Its folder is read as a run's, and holds none of the server's own keys."""
+    """The settings of a server. A server's folder is read like a run's, and stores no key of `ServerKeys`."""
 
     server: ServerKeys
     without_effect: ClassVar[tuple[str, ...]] = (*Keys.without_effect, "server")
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request."""
+        """Returns the tokens of the longest request."""
         return min(self.server.max_request_tokens or 8192, self.model.max_positions)
 
 
 def read_server_settings(composed: Composed) -> ServerSettings:
-    """Returns the settings of a server. Raises as `read_settings`; ConfigError for settings that a server lacks.
+    """Returns the settings of a server. Raises like `read_settings`, and ConfigError for settings that a server does not support.
 
     The workload's name contains the time: two runs serve different requests, so they are not replications of each other.
     """
     if (workload := composed.choices["workload"]) != "None":
         raise ConfigError(f"workload={workload}: clients send a server's requests; leave it out")
-    own = {field.name for field in fields(ServerKeys)}
-    server = read(ServerKeys, {key: value for key, value in composed.keys.items() if key in own})
+    names = {field.name for field in fields(ServerKeys)}
+    server = read(ServerKeys, {key: value for key, value in composed.keys.items() if key in names})
     of_run = replace(
         composed,
-        keys={key: value for key, value in composed.keys.items() if key not in own},
-        overrides=[text for text in composed.overrides if key_of(text) not in own],
+        keys={key: value for key, value in composed.keys.items() if key not in names},
+        overrides=[text for text in composed.overrides if key_of(text) not in names],
         choices={**composed.choices, "workload": f"live {datetime.now():%Y-%m-%d %H:%M:%S}"},
     )
     settings = read_settings(of_run)

@@ -1,11 +1,11 @@
-"""`unfinished.json`: the state of a folder whose results are not complete: which process writes them, or why it ended.
+"""`unfinished.json`: the state of a folder whose results are incomplete: which process is writing them, or why it ended.
 
-    begun        the claim of a process, which holds the folder; if the process has ended, it was killed, perhaps for lack of memory
+    begun        a process has claimed the folder; if the process no longer exists, it was killed, perhaps for lack of memory
     failed       the error with its traceback, and the state of all requests and KV blocks
     terminated   the same after SIGTERM, which job schedulers send at the time limit
 
-It is removed when the results are complete. A claim is a lock on an empty file, `.lock`, which the system
-releases however its process ends.
+The file is removed when the results are complete. A claim is a lock on an empty file, `.lock`, which the system releases
+however the process ends.
 """
 
 import json
@@ -28,11 +28,11 @@ from experiments.store.provenance import now, write_json
 
 LOCK, UNFINISHED = ".lock", "unfinished.json"
 
-_PATIENCE = 0.2  # seconds for `check_free` of another process
+_PATIENCE = 0.2  # seconds; another process may hold the lock briefly in `check_free`
 
 
 class ClaimedError(ResultsError):
-    """Another process holds the folder. who: that process, in words."""
+    """Another process holds the folder. who: describes that process."""
 
     def __init__(self, folder: Path) -> None:
         claim = {"process": "?", "host": "?", "begun": "just now", **read_state(folder)}
@@ -43,12 +43,12 @@ class ClaimedError(ResultsError):
 
 @contextmanager
 def claimed(folder: Path, of: str = "run") -> Iterator[dict[str, Any]]:
-    """Creates a folder and holds it inside the `with`; yields the content of `unfinished.json`. of: what the folder is of.
+    """Creates a folder and holds it inside the `with`; yields the content of `unfinished.json`. of: kind of the folder's results.
 
-    At the end the file is removed, unless something else was written to it. A folder that was new or empty is removed if it is
-    empty again, and so are parents that were new.
+    At the end the file is removed, unless its content has changed. A folder that was new or empty is removed if it is empty
+    again, as are new parents.
 
-    Raises ClaimedError: another process holds the folder; OSError: the folder cannot be written or locked.
+    Raises ClaimedError if another process holds the folder, OSError if the folder cannot be written or locked.
     """
     missing = missing_folders(folder)
     with ExitStack() as held:
@@ -56,7 +56,7 @@ def claimed(folder: Path, of: str = "run") -> Iterator[dict[str, Any]]:
         folder.mkdir(parents=True, exist_ok=True)
         held.enter_context(_lock(folder))
         if not missing and [path.name for path in folder.iterdir()] == [LOCK]:
-            missing.append(folder)  # of several claimants at once, another one has made it
+            missing.append(folder)  # a concurrent claimant has just created it
         claim = {"status": "begun", "of": of, "process": os.getpid(), "host": socket.gethostname(), "begun": now()}
         try:
             write_json(folder / UNFINISHED, claim)
@@ -64,16 +64,16 @@ def claimed(folder: Path, of: str = "run") -> Iterator[dict[str, Any]]:
         finally:
             if read_state(folder) == claim:
                 (folder / UNFINISHED).unlink()
-            (folder / LOCK).unlink(missing_ok=True)  # a process that waits for this lock notices and opens another
+            (folder / LOCK).unlink(missing_ok=True)  # a process that waits for this lock then opens a new file
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """Returns the folder and its parents that do not exist, the innermost first."""
+    """Returns the folder and parents that do not exist, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Removes the existing folders in turn, up to the first that is not empty."""
+    """Removes the existing folders in turn, up to the first nonempty folder."""
     with suppress(OSError):
         for folder in folders:
             if folder.exists():
@@ -105,7 +105,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def make_new_folder(stem: Path) -> Path:
-    """Creates a folder called `stem`, or `stem_2` and so on if that exists. Raises OSError if none can be created."""
+    """Creates a folder named `stem`, or `stem_2` and so on if it exists. Raises OSError if no folder can be created."""
     for number in count(1):
         folder = stem if number == 1 else stem.with_name(f"{stem.name}_{number}")
         try:
@@ -119,7 +119,7 @@ def make_new_folder(stem: Path) -> Path:
 
 @contextmanager
 def new_run_folder(stem: Path) -> Iterator[Path]:
-    """Creates a folder called `stem`, or `stem` and a number; removes an unused folder at the end."""
+    """Creates a folder named `stem`, or `stem` and a number; removes the folder at the end if it is still empty."""
     missing = missing_folders(stem.parent)
     folder = make_new_folder(stem)
     try:
@@ -129,16 +129,16 @@ def new_run_folder(stem: Path) -> Iterator[Path]:
 
 
 class TerminatedError(Interruption):
-    """SIGTERM was received. Not an `Exception`: only the run folder and the command line handle it."""
+    """SIGTERM was received. Not a subclass of `Exception`: only the run folder and the command line handle it."""
 
 
 @contextmanager
 def report_crashes(folder: Path, begun: Mapping[str, Any]) -> Iterator[None]:
-    """Writes failed or terminated into `unfinished.json` after an error. begun: the claim.
+    """Writes "failed" or "terminated" to `unfinished.json` after an error. begun: the claim.
 
     Raises:
         ResultsError: the folder can no longer be written.
-        CbatchError: in place of any other exception; it names the file, which has the traceback.
+        CbatchError: in place of any other exception; the message names the file with the traceback.
         TerminatedError: SIGTERM was received.
     """
     try:
@@ -148,7 +148,7 @@ def report_crashes(folder: Path, begun: Mapping[str, Any]) -> Iterator[None]:
         raise
     except BaseException as error:
         status = "terminated" if isinstance(error, TerminatedError) else "failed"
-        with suppress(OSError):  # the disk may be what failed
+        with suppress(OSError):  # the disk may have failed
             report = {**begun, "status": status, "ended": now(), "error": _message(error)}
             lines = "".join(traceback.format_exception(error)).splitlines()
             write_json(folder / UNFINISHED, {**report, "traceback": lines})
@@ -157,7 +157,7 @@ def report_crashes(folder: Path, begun: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _named(error: BaseException, folder: Path) -> BaseException:
-    """Returns the error for the command line."""
+    """Returns the error to show on the command line."""
     see = f"see {folder / UNFINISHED}"
     if isinstance(error, TerminatedError):
         return TerminatedError(f"terminated; {see}")
@@ -165,7 +165,7 @@ def _named(error: BaseException, folder: Path) -> BaseException:
         return error
     if isinstance(error, OSError):
         if isinstance(error.filename, str) and not Path(error.filename).is_relative_to(folder):
-            return error  # a file of something else
+            return error  # the file is not the run's
         why = error.strerror or error
         return ResultsError(f"{folder}: {why}; make room, or choose another folder with output=")
     return CbatchError(f"{_message(error)}; {see}")

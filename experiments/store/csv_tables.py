@@ -1,4 +1,4 @@
-"""The CSV tables of a run: their columns and rows, written at once or in pieces, and whether a file still has all rows."""
+"""Writes the CSV tables of a run, at once or in pieces, and checks whether a file still has all rows."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ REQUESTS, STEPS = "requests.csv", "steps.csv"
 
 
 class RunTables:
-    """requests.csv and steps.csv in a folder, written at once or in pieces; closed at the end of a `with`. Arguments: see `request_columns`."""
+    """Writes requests.csv and steps.csv, at once or in pieces; closes them at the end of a `with`. Arguments: see `request_columns`."""
 
     def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False, replicas: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class RunTables:
         self._files[1].write(",".join([*StepRecord._fields, *[REPLICA] * replicas]) + "\r\n")
 
     def write(self, record: RunRecord, served: Served) -> None:
-        """Appends the rows of a record, or of a piece of one. served: its requests, as `collect_served` returns them."""
+        """Appends the rows of a record, or of a piece of it. served: the record's served requests, from `collect_served`."""
         lines = map(_step_line, record.steps)
         lines = map("{},{}".format, lines, record.replicas) if record.replicas else lines
         self._files[1].writelines(f"{line}\r\n" for line in lines)
@@ -67,11 +67,11 @@ class RunTables:
 
 
 _STEP_LINE = ",".join(["%s"] * len(StepRecord._fields))
-_time_text = lru_cache(maxsize=32)(str)  # most times are in several lines, as an iteration begins when another ends
+_time_text = lru_cache(maxsize=32)(str)  # lines share most times: an iteration begins when another ends
 
 
 def _step_line(step: StepRecord) -> str:
-    """Returns a line of steps.csv: csv.writer would look at every character of the numbers."""
+    """Returns a line of steps.csv; csv.writer is slower, since it checks every character of the numbers."""
     note = step.note
     if note and not note.isalnum():
         step = step._replace(note='"{}"'.format(note.replace('"', '""')))
@@ -79,41 +79,41 @@ def _step_line(step: StepRecord) -> str:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Writes a table of few columns."""
+    """Writes a small table."""
     with _open(path) as file:
         csv.writer(file).writerows(chain([header], rows))
 
 
 def _open(path: Path) -> TextIO:
-    """Opens a table to write it. A lone surrogate, which JSON allows and UTF-8 does not, is written as an escape."""
+    """Opens a table for writing. A lone surrogate, which JSON allows and UTF-8 does not, is written as an escape."""
     return path.open("w", newline="", encoding="utf-8", errors="backslashreplace")
 
 
 def has_rows(path: Path, num_rows: int) -> bool:
-    """Whether a table has this number of rows, the last of them whole."""
+    """Returns whether a table has this number of rows and its last row is complete."""
     content = path.read_bytes()
     if not content.endswith(b"\n"):
         return False
     if content.count(b"\r\n") == 1 + num_rows:
         return True
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:  # a text may hold line breaks
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:  # texts may contain line breaks
         return sum(1 for _ in csv.reader(file)) == 1 + num_rows
 
 
 def extra_names(requests: Iterable[Request]) -> list[str]:
-    """Returns the keys of `Request.extra`, in the order in which they occur."""
+    """Returns the keys of `Request.extra`, in the order of their first occurrence."""
     return list(dict.fromkeys(name for request in requests for name in request.extra))
 
 
 def extra_text(value: object) -> str:
-    """Returns a value of `Request.extra` as text for `read_extra`: plain where that is unambiguous, else JSON."""
+    """Returns a value of `Request.extra` as text for `read_extra`: plain if unambiguous, else JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) and read_extra(value) == value else json.dumps(value, default=str)
 
 
 def read_extra(text: str) -> object:
-    """Returns the value that `extra_text` wrote as this text."""
+    """Returns the value that `extra_text` converted to this text."""
     try:
         return json.loads(text) if text else None
     except ValueError:
@@ -121,15 +121,15 @@ def read_extra(text: str) -> object:
 
 
 def request_columns(extra: Sequence[str], cached: bool, replicas: bool) -> list[str]:
-    """Returns the columns of requests.csv. extra: keys of `Request.extra`. cached, replicas: with a prefix cache, with several replicas."""
-    own = [f"{EXTRA}{name}" for name in extra]
-    return [*REQUEST_COLUMNS, *(_CACHED if cached else ()), *[REPLICA] * replicas, *own]
+    """Returns the columns of requests.csv. extra: keys of `Request.extra`. cached, replicas: whether there are a prefix cache, replicas."""
+    extras = [f"{EXTRA}{name}" for name in extra]
+    return [*REQUEST_COLUMNS, *(_CACHED if cached else ()), *[REPLICA] * replicas, *extras]
 
 
 def request_rows(
     record: RunRecord, requests: Served, extra: Sequence[str] = (), cached: bool = False
 ) -> Iterator[tuple[object, ...]]:
-    """Yields the rows of requests.csv, in order of completion; a rejected or cancelled request has no latencies.
+    """Yields the rows of requests.csv, in order of completion; rejected and cancelled requests have no latencies.
 
     extra, cached: see `request_columns`.
     """

@@ -6,7 +6,7 @@
     {"step": ...}       a `cbatch.replay.decisions.StepEnd`, by its fields
     {"finish": ...}     the output tokens of a request that vLLM has served
 
-With the policy and the cost model that config.yaml describes, it suffices to replay the run without the workload's files, weights or a GPU.
+Together with the policy and the cost model in config.yaml, the file suffices to replay the run without workload files, weights or GPUs.
 """
 
 import gzip
@@ -25,11 +25,11 @@ from cbatch.request import spec_of
 from cbatch.validation import read
 
 _OMITTED = {"sampling", "stop_tokens", "stop_strings"}
-"""Fields of a `RequestSpec` that are not written. `prompt` is, for a prefix cache that names blocks by its tokens: no other replay needs it."""
+"""Fields of a `RequestSpec` that are not written. `prompt` is written only for a prefix cache that names blocks by their tokens."""
 
 
 class DecisionsFile(NamedTuple):
-    """The contents of a file. overrides: the command line's, as in `policy=orca`, and --config-dir. cut: the file ends within."""
+    """The contents of a file. overrides: of the command line, such as `policy=orca`, and --config-dir. cut: the file is truncated."""
 
     recorded: Recorded
     requests: list[Request]
@@ -38,10 +38,10 @@ class DecisionsFile(NamedTuple):
 
 
 class DecisionsWriter:
-    """Writes the lines of a file during the run. If the process is killed, the file ends there.
+    """Writes the lines of a file during the run. If the process is killed, the file is truncated.
 
     Raises:
-        ResultsError: from every method, if the file cannot be written, or a request's `extra` holds what JSON cannot.
+        ResultsError: from every method, if the file cannot be written or a request's `extra` cannot be written as JSON.
     """
 
     def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:
@@ -50,7 +50,7 @@ class DecisionsWriter:
             self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=4)  # noqa: SIM115 - closed by `close`
 
     def begin(self, recorded: Recorded) -> None:
-        """Writes the facts about the run. recorded: everything but the events."""
+        """Writes the facts about the run. recorded: its events are ignored."""
         run = {**recorded._asdict(), "limits": asdict(recorded.limits), "overrides": list(self._overrides)}
         del run["events"]
         self._has_prompts = recorded.prefix_cache
@@ -62,7 +62,7 @@ class DecisionsWriter:
             fields = asdict(replace(spec, prompt=None)) | {"prompt": prompt}
             kept = {name: value for name, value in fields.items() if name not in _OMITTED and value != {}}
             self._write(request={**kept, "can_stop": spec.can_stop})
-        except (TypeError, ValueError) as error:  # asdict copies `extra`, which may hold anything
+        except (TypeError, ValueError) as error:  # asdict copies `extra`, which may hold any object
             problem = f"request {spec.id}: extra cannot be written as JSON ({error})"
             raise ResultsError(f"{self._path}: {problem}; give plain values, or set decisions=false") from error
 
@@ -73,7 +73,7 @@ class DecisionsWriter:
             self._write(plan={**event._asdict(), "seen": event.seen._asdict(), "decided": event.decided._asdict()})
 
     def finish(self, id_: int, num_output_tokens: int) -> None:
-        """Notes the end of a request whose spec does not give its output length."""
+        """Writes the end of a request whose spec does not state its output length."""
         self._write(finish={"id": id_, "num_output_tokens": num_output_tokens})
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class DecisionsWriter:
             self._file.close()
 
     def _write(self, **line: Any) -> None:
-        with _writing(self._path):  # inside a call of the policy: its error would name the policy
+        with _writing(self._path):  # otherwise, inside a call of the policy, an error would name the policy
             self._file.write(json.dumps(line) + "\n")
 
 
@@ -89,9 +89,9 @@ class DecisionsWriter:
 def write_decisions(
     path: Path, engine: Engine, requests: Sequence[Request], overrides: Sequence[str]
 ) -> Iterator[DecisionsWriter]:
-    """Writes the decisions that an engine makes inside the `with` to a file, up to an error if there is one.
+    """Writes the decisions that an engine makes inside the `with` to a file, up to an error if one occurs.
 
-    requests: those known at the start; the writer that is yielded takes later ones.
+    requests: requests known at the start; pass later requests to the yielded writer.
     """
     with closing(DecisionsWriter(path, overrides)) as writer:
         writer.begin(Recorded.of(engine))
@@ -139,7 +139,7 @@ def read_decisions(path: Path) -> DecisionsFile:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the kind and the fields of each line; where the file is truncated, as a killed writer leaves it, "cut"."""
+    """Yields the kind and the fields of each line, and "cut" at the end if a killed writer has left the file truncated."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
@@ -157,6 +157,6 @@ def _request(fields: dict[str, Any]) -> Request:
     for name in ("id", "num_prompt_tokens", "max_new_tokens", "arrival_iteration"):
         read(int, fields[name], name)
     fields["arrival_time"] = read(float, fields["arrival_time"], "arrival_time")
-    stops = (1,) if fields.pop("can_stop") else ()  # stands for any tokens
+    stops = (1,) if fields.pop("can_stop") else ()  # stands for any stop tokens
     fields["slo"], fields["prefix_hashes"] = SLO(**fields["slo"]), tuple(fields["prefix_hashes"])
     return Request(**fields, stop_tokens=stops)

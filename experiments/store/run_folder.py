@@ -1,4 +1,4 @@
-"""The results folder of a run: docs/metrics.md lists its files and their columns. Read by `experiments.store.tables`."""
+"""The results folder of a run. docs/metrics.md lists its files and columns. `experiments.store.tables` reads it."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ DECISIONS, PROFILE = "decisions.jsonl.gz", "profile.json"
 FILES = (CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, UNFINISHED)
 
 _OTHER_FOLDER = "choose another folder with output="
-_PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # beginnings of the hidden files that a killed run leaves
+_PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # prefixes of hidden files that a killed run leaves behind
 
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""
@@ -40,7 +40,7 @@ PLOTS = "plots"
 
 
 def read_finished(folder: Path, identity: Mapping[str, Any], name: str = SUMMARY) -> dict[str, Any] | None:
-    """Returns the figures of a complete run with this identity and whole tables; None if the folder holds none. name: as for `read_summary`."""
+    """Returns the figures of a complete run with this identity and undamaged tables, or None. name: see `read_summary`."""
     summary = read_summary(folder, name)
     if summary is None or summary["about"].get("identity") != identity or damage(folder, summary):
         return None
@@ -48,7 +48,7 @@ def read_finished(folder: Path, identity: Mapping[str, Any], name: str = SUMMARY
 
 
 def damage(folder: Path, summary: Mapping[str, Any]) -> str:
-    """Names a figure or a table of a complete run that was changed since, and the remedy; empty if none was. A table may be missing."""
+    """Returns an error and remedy if a figure or table of a complete run was changed afterwards, else "". Tables may be missing."""
     run = summary.get("run", {})
     for key, value in flat({**summary, "about": {}}) if run else ():
         if key == "run" or not isinstance(value, int | float | None):
@@ -61,13 +61,13 @@ def damage(folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def check_whole(folder: Path, summary: Mapping[str, Any] | None) -> None:
-    """Raises ConfigError if a table of a complete run was changed since."""
+    """Raises ConfigError if a figure or table of a complete run was changed afterwards."""
     if summary is not None and (problem := damage(folder, summary)):
         raise ConfigError(problem)
 
 
 def read_summary(folder: Path, name: str = SUMMARY) -> dict[str, Any] | None:
-    """Returns the figures of a complete run; None if there is none. name: the file that is written last."""
+    """Returns the figures of a complete run, or None. name: the file that is written last."""
     with suppress(OSError, ValueError):
         summary = json.loads((folder / name).read_text(encoding="utf-8"))
         return summary if isinstance(summary, dict) and "about" in summary else None
@@ -75,7 +75,7 @@ def read_summary(folder: Path, name: str = SUMMARY) -> dict[str, Any] | None:
 
 
 def run_folders(root: Path, name: str = SUMMARY) -> list[Path]:
-    """Returns the folders of complete runs in and below a folder, sorted by name. name: as for `read_summary`."""
+    """Returns the folders of complete runs in and below a folder, sorted by name. name: see `read_summary`."""
     return sorted(path.parent for path in root.rglob(name) if read_summary(path.parent, name) is not None)
 
 
@@ -83,21 +83,21 @@ def run_folders(root: Path, name: str = SUMMARY) -> list[Path]:
 def open_run_folder(
     folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any], *, replace: bool
 ) -> Iterator[None]:
-    """Claims the folder and writes config.yaml. A failed run leaves a crash report; an interrupted run leaves nothing.
+    """Claims the folder and writes config.yaml. A failed run leaves a crash report; an interrupted run leaves no files.
 
-    identity: what the run depends on, as in `experiments.settings.identity`.
-    replace: a complete run in this folder may be overwritten.
+    identity: everything that the run depends on; see `experiments.settings.identity`.
+    replace: whether a complete run in this folder may be overwritten.
 
     Raises:
-        ConfigError: the folder cannot be written, or contains other files or a complete run that may not be replaced.
-        ClaimedError: another process writes to it.
-        CbatchError: as in `report_crashes`.
+        ConfigError: the folder cannot be written, or contains other files or a complete run that must not be replaced.
+        ClaimedError: another process writes to the folder.
+        CbatchError: see `report_crashes`.
     """
     _check_ours(folder, identity, replace)
     with ExitStack() as held:
         try:
             claim = held.enter_context(claimed(folder))
-            _check_ours(folder, identity, replace)  # another run may have ended here just now
+            _check_ours(folder, identity, replace)  # another run may just have ended here
             _remove_files(folder)
             (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         except OSError as error:
@@ -111,7 +111,7 @@ def open_run_folder(
 
 
 def remove_begun(sweep: Path) -> None:
-    """Removes what runs of a sweep have written whose processes were killed: Ctrl-C leaves no more of them than of runs in this process."""
+    """Removes the files of a sweep's runs whose processes were killed, as Ctrl-C does for runs in this process."""
     for folder in [path.parent for path in sweep.glob(f"*/{UNFINISHED}")]:
         state = read_state(folder)
         if state.get("status") == "begun" and state.get("host") == gethostname():
@@ -131,7 +131,7 @@ def write_results(
 ) -> None:
     """Writes the tables of a run, its tokens and its timeline.
 
-    requests: `collect_served(record)`. summary: the run's; it titles the timeline. decode: None without a tokenizer.
+    requests: `collect_served(record)`. summary: the run's summary, for the timeline's title. decode: None without a tokenizer.
     """
     extra, cached = extra_names(record.requests), "prefix_cache" in summary
     with RunTables(folder, extra, cached, replicas=bool(record.replica_of)) as writer:
@@ -175,7 +175,7 @@ def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> Non
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
-    for name in (SUMMARY, *FILES):  # the summary first: it says that the others are complete
+    for name in (SUMMARY, *FILES):  # the summary first, since it marks the others as complete
         if name not in (UNFINISHED, *but):
             (folder / name).unlink(missing_ok=True)
     for path in chain.from_iterable(folder.glob(f"{name}*") for name in _PARTIAL):
