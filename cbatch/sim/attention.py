@@ -1,4 +1,4 @@
-"""Seconds of one layer's attention on one GPU: from measured tables, or in closed form."""
+"""Predicts the seconds of one layer's attention on one GPU, from measured tables or in closed form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from cbatch.sim.schema import NotNegative, Positive
 
 class Attention(Protocol):
     def seconds(self, shape: BatchShape) -> float:
-        """Seconds of one layer; 0 for an empty shape."""
+        """Returns the seconds of one layer; 0 for an empty shape."""
 
     def covers(self, shape: BatchShape) -> bool:
-        """Whether the shape lies within the measured range; True for rates."""
+        """Returns whether the shape lies within the measured range; True for rates."""
         return True
 
 
@@ -27,7 +27,7 @@ class AttentionRates:
     bandwidth_bytes_per_second: rate at which decodes read the KV cache.
     chunk_bandwidth_bytes_per_second, flops_per_second: a chunk takes the longer of reading and computing.
     base_seconds: per call. mixed_seconds: added if chunks and decodes share an iteration.
-    seconds_per_context_token: lower bound for the longest decode, if the kernel does not split a sequence.
+    seconds_per_context_token: lower bound for the longest decode, if the kernel does not split sequences.
     """
 
     bandwidth_bytes_per_second: Positive
@@ -38,7 +38,7 @@ class AttentionRates:
     seconds_per_context_token: NotNegative = 0.0
 
     def of(self, share: ModelSpec) -> "RateAttention":
-        """Returns the seconds for one GPU's share of a model."""
+        """Returns the attention times of one GPU's share of a model."""
         kv_bytes = 2 * share.num_kv_heads * share.head_dim * DTYPE_BYTES[share.dtype]
         return RateAttention(
             self,
@@ -50,7 +50,7 @@ class AttentionRates:
 
 @dataclass(frozen=True, slots=True)
 class RateAttention(Attention):
-    """base + max(decodes' bytes + chunks, longest decode); seconds per unit of context and score."""
+    """Predicts base + max(decodes' bytes + chunks, longest decode), from seconds per unit of context and score."""
 
     rates: AttentionRates
     per_decode_context: float
@@ -75,14 +75,14 @@ class RateAttention(Attention):
 class TableAttention:
     """Measured tables of two kernels that run one after the other.
 
-    chunks: seconds against (tokens, context before them) of one chunk; several chunks of an iteration are summed.
-    decodes: seconds against (number, mean context) of decodes. The spread of contexts is ignored: a kernel that divides
-        all contexts evenly among the multiprocessors does not depend on it.
+    chunks: seconds against (tokens, preceding context) of one chunk; an iteration's chunks are summed.
+    decodes: seconds against (number, mean context) of decodes. The spread of contexts is ignored: it does not affect a kernel that
+        divides all contexts evenly among the multiprocessors.
     mixed_decodes: the same for decodes that share an iteration with a chunk, if measured to differ.
     seconds_per_score: at the device's largest rate; no chunk outside the measured range is faster.
-    shared_reads: the share of the time of reading a token of context that is saved if another decode reads it, too, as it then comes
-        from a cache of the GPU; against decodes. None: nothing is saved.
-    least_read: the time of reading all context from that cache, as a share of the time of reading it from memory.
+    shared_reads: share of the time of reading a context token that is saved if another decode also reads the token, which then
+        comes from a GPU cache; against decodes. None: nothing is saved.
+    least_read: time of reading all context from that cache, as a share of the time of reading it from memory.
     """
 
     chunks: ChunkGrid
@@ -94,23 +94,23 @@ class TableAttention:
 
     @cached_property
     def _surely(self) -> tuple[float, float]:
-        """Tokens and context up to which the table of chunks covers everything; avoids most searches."""
+        """Returns tokens and context up to which the chunk table covers every shape; avoids most searches."""
         return self.chunks.rectangle()
 
     @cached_property
     def _reach(self) -> Callable[[int], float]:
-        """Returns a function from a number of decodes to the largest total context that their table covers."""
+        """Returns a function from a number of decodes to the largest total context in the range of their table."""
         return cache(lambda number: number * self.decodes.reach(number))
 
     @cached_property
     def _saved(self) -> Callable[[int], float]:
-        """Returns a function from a number of decodes to the saved share of the time of reading a shared token."""
+        """Returns a function from a number of decodes to the share of a shared token's read time that is saved."""
         shared = self.shared_reads
         return cache(lambda number: 0.0 if shared is None else max(shared.at(number), 0.0))
 
     @cached_property
     def seconds_per_context(self) -> float:
-        """Seconds per token of context, at the largest measured rate; no decodes outside the measured range are faster."""
+        """Returns the seconds per context token at the largest measured rate; no decodes outside the measured range are faster."""
         rows = zip(self.decodes.sizes, self.decodes.columns, self.decodes.seconds, strict=True)
         return min(seconds[-1] / (number * contexts[-1]) for number, contexts, seconds in rows)
 
@@ -119,19 +119,19 @@ class TableAttention:
         seconds = 0.0
         most_tokens, most_before = self._surely
         for tokens, context in chunks:
-            found = self.chunks.at(tokens, context)
+            predicted = self.chunks.at(tokens, context)
             if tokens > most_tokens or context > most_before:
-                found = max(found, scores(tokens, context) * self.seconds_per_score)
-            seconds += found
+                predicted = max(predicted, scores(tokens, context) * self.seconds_per_score)
+            seconds += predicted
         if num_decodes:
             read: float = context_of_decodes
             if num_shared and (saved := self._saved(num_decodes)):
                 read = max(read - num_shared * saved, self.least_read * read)
             table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
-            found = table.at(num_decodes, read / num_decodes)
+            predicted = table.at(num_decodes, read / num_decodes)
             if context_of_decodes > self._reach(num_decodes):
-                found = max(found, read * self.seconds_per_context)
-            seconds += found
+                predicted = max(predicted, read * self.seconds_per_context)
+            seconds += predicted
         return seconds
 
     def covers(self, shape: BatchShape) -> bool:
@@ -144,5 +144,5 @@ class TableAttention:
 
 
 def flops_per_score(share: ModelSpec) -> int:
-    """Returns the floating-point operations of one layer for the product of a query and a key, and of its weight and a value."""
+    """Returns one layer's floating-point operations per score: a product of query and key, and of its weight and a value."""
     return 4 * share.num_heads * share.head_dim

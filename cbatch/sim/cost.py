@@ -1,7 +1,7 @@
-"""The cost model: device seconds of an iteration of a given shape, from a hardware profile, a model and a topology.
+"""The cost model: predicts an iteration's device seconds from its shape, a hardware profile, a model and a topology.
 
 Times that depend only on the number of tokens (matrix products, small operations, messages) are cached by that number.
-Iterations without prompts have separate tables if a runtime computes them differently.
+Iterations without prompts have separate tables if the runtime computes them differently.
 """
 
 import math
@@ -36,9 +36,9 @@ class Parts(NamedTuple):
 class StageTimes(NamedTuple):
     """Seconds of one iteration in a pipeline.
 
-    compute, communication: times of each stage's layers: operations, and all-reduces between them.
+    compute, communication: each stage's operations, and the all-reduces between them.
     embedding: added in the first stage. head: added in the last stage.
-    transfers: from each stage to the next, [stages - 1].
+    transfers: sends from each stage to the next, [stages - 1].
     pace: how `compute` depends on the GPU's clock.
     """
 
@@ -51,7 +51,7 @@ class StageTimes(NamedTuple):
 
 
 class _TokenTimes(NamedTuple):
-    """Times that depend only on the number of tokens; `linear`, `other` and `pace` are of a stage's layers."""
+    """Times that depend only on the number of tokens; `linear`, `other` and `pace` cover a stage's layers."""
 
     linear: float
     other: float
@@ -65,8 +65,8 @@ class _TokenTimes(NamedTuple):
 class _Tables(NamedTuple):
     """Cached readings of the tables of one kind of iteration.
 
-    layers: the layers of a stage, times the factor of the card that times are predicted for.
-    times: by the number of tokens. head: seconds by the number of requests.
+    layers: number of layers in a stage, multiplied by the factor of the predicted card.
+    times: by number of tokens. head: seconds by number of requests.
     """
 
     layers: float
@@ -78,8 +78,8 @@ class ProfileCost:
     """Predicts iterations of one model on one kind of GPU; implements `cbatch.CostModel`.
 
     estimated: names of the parts that were not measured for this model; see `Operations`.
-    power: how the clock follows the GPU's load; None: unknown, the clock is constant.
-    num_outside: executed iterations with a shape outside the measured range, whose times were extrapolated.
+    power: how the clock follows the GPU's load; None: unknown, with a constant clock.
+    num_outside: executed iterations with shapes outside the measured range, whose times were extrapolated.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class ProfileCost:
         max_batch: int | None = None,
     ) -> None:
         """
-        max_batch: largest number of requests in an iteration, for which graphs are captured; None: as measured.
+        max_batch: largest number of requests in an iteration, for which graphs are captured; None: the measured number.
 
         Raises:
-            ConfigError: the topology does not divide the model. ProfileError: its links were not measured.
+            ConfigError: the topology does not divide the model. ProfileError: the topology's links were not measured.
         """
         self.profile, self.spec, self.topology = profile, spec, topology
         self.num_outside = 0
         self.operations = profile.operations(spec, topology.tensor_parallel)
         self.estimated = self.operations.estimated
-        self._layers = topology.share(spec).num_layers  # of a stage
+        self._layers = topology.share(spec).num_layers  # per stage
         self._all_reduce: Seconds | None = None
         if topology.tensor_parallel > 1 and self.operations.measured.exchange is None:
             self._all_reduce, estimated = profile.links.all_reduce_of(topology.tensor_parallel, profile.name)
@@ -112,22 +112,22 @@ class ProfileCost:
         self._attention = self.operations.attention
         self.max_batch = max_batch
         self._mixed = self._tables_of(self.operations, profile.card.prompts, mixed=True)
-        alone = self.operations.measured.decode_only
-        self._decode_only = self._tables_of(alone or self.operations, profile.card.decodes, mixed=False)
-        self._most_decodes = alone.linear.sizes[-1] if alone else math.inf
+        without_prompts = self.operations.measured.decode_only
+        self._decode_only = self._tables_of(without_prompts or self.operations, profile.card.decodes, mixed=False)
+        self._most_decodes = without_prompts.linear.sizes[-1] if without_prompts else math.inf
         self._decodes = cache(self.power.of_decodes) if self.power else None
-        self._alone: dict[int, StageTimes] = {}  # of one decode, by its context
+        self._single_decodes: dict[int, StageTimes] = {}  # times of iterations with one decode, by its context
         self._padded = cache(partial(graphs.padded, max_batch=max_batch or graphs.requests[-1])) if graphs else None
 
     def predict(self, shape: BatchShape) -> float:
-        """Seconds for which an iteration of this shape occupies the busiest device, that of the last stage."""
+        """Returns the seconds that an iteration of this shape occupies the busiest device, which computes the last stage."""
         tables = self._tables(shape)
         times = self._times(shape, tables, tables.times(shape.num_tokens))
         first = times.embedding if not times.transfers else 0.0
         return times.compute + times.communication + first + times.head
 
     def parts(self, shape: BatchShape) -> Parts:
-        """Seconds by operation; `total` is the time from the start in the first stage to the end in the last."""
+        """Returns the seconds by operation; `total` is the time from the start in the first stage to the end in the last."""
         tables, stages = self._tables(shape), self.topology.pipeline_stages
         token_times = tables.times(shape.num_tokens)
         times = self._times(shape, tables, token_times)
@@ -140,21 +140,21 @@ class ProfileCost:
         )
 
     def execute(self, shape: BatchShape) -> StageTimes:
-        """The times of an iteration that is executed, at the iteration's own clock; `pace` describes other clocks."""
+        """Returns the times of an executed iteration at the clock where it settles; `pace` describes other clocks."""
         tables = self._tables(shape)
         return self._execute(shape, tables, tables.times(shape.num_tokens))
 
     def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
-        """Yields shape and times, as `execute`, of the iterations that follow an iteration of decodes (`following_decodes`)."""
+        """Yields the shapes and `execute` times of the iterations that follow an iteration of decodes (`following_decodes`)."""
         tables, num_tokens = self._tables(shape), shape.num_tokens
         token_times = tables.times(num_tokens)
         for following in following_decodes(shape):
-            times = self._alone.get(following.decode_context) if num_tokens == 1 else None
+            times = self._single_decodes.get(following.decode_context) if num_tokens == 1 else None
             if times is None:
                 num_outside = self.num_outside
                 times = self._execute(following, tables, token_times)
                 if num_tokens == 1 and self.num_outside == num_outside:
-                    self._alone[following.decode_context] = times
+                    self._single_decodes[following.decode_context] = times
             yield following, times
 
     def _execute(self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes) -> StageTimes:
@@ -163,16 +163,16 @@ class ProfileCost:
         return self._times(shape, tables, token_times, paced=True)
 
     def is_eager(self, shape: BatchShape) -> bool:
-        """Whether no captured graph computes the iteration, although there are graphs."""
+        """Returns whether there are captured graphs, but none for this iteration."""
         return self._padded is not None and self.graph_tokens(shape) is None
 
     def graph_tokens(self, shape: BatchShape) -> int | None:
-        """Tokens of the captured graph that computes an iteration; None: no graph computes it."""
+        """Returns the tokens of the captured graph that computes an iteration, or None."""
         prompts = bool(shape.chunks or shape.num_padding)
         return None if self._padded is None else self._padded(shape.num_tokens, prompts=prompts)
 
     def origins(self) -> dict[str, str]:
-        """Where each entry that predictions use comes from; see `cbatch.sim.provenance`."""
+        """Returns the origin of each entry that predictions use; see `cbatch.sim.provenance`."""
         profile, topology = self.profile, self.topology
         stages = range(topology.pipeline_stages - 1)
         links = ["between_nodes" if topology.leaves_node(stage) else "within_node" for stage in stages]
@@ -183,9 +183,9 @@ class ProfileCost:
         return {**profile.table_origins(self.spec, topology.tensor_parallel), **of_links, **estimated}
 
     def provenance(self, asynchronous: bool | None = None, *, own_host: bool = False) -> dict[str, Any]:
-        """The profile, its error, unmeasured parts, and extrapolated iterations; part of every simulated result.
+        """Returns the profile, its error, unmeasured parts, and extrapolated iterations; part of every simulated result.
 
-        asynchronous: the loop; None: neither loop. own_host: the host time is not the profile's.
+        asynchronous: which loop; None: neither. own_host: whether the run, not the profile, states the host time.
         """
         profile, origins = self.profile, self.origins()
         known = profile.error_of(self.spec, self.topology.num_gpus, asynchronous)
@@ -211,7 +211,7 @@ class ProfileCost:
     def _times(
         self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes, *, paced: bool = False
     ) -> StageTimes:
-        """paced: whether the pace of decodes alone is needed."""
+        """Returns the times of an iteration. paced: whether to compute the pace of decode-only iterations."""
         linear, other, pace, communication, embedding, transfers, _ = token_times
         compute = linear + other + tables.layers * self._attention.seconds(shape)
         if paced and self._decodes and not shape.chunks:
@@ -224,7 +224,7 @@ class ProfileCost:
         return _Tables(factor * self._layers, times, cache(lambda number: factor * parts.head.at(number)))
 
     def _tables(self, shape: BatchShape) -> _Tables:
-        """Returns the tables for a shape. More decodes than were measured alone are closer to as many prompt tokens: products dominate both."""
+        """Returns the tables for a shape. Decodes beyond the decode-only tables resemble as many prompt tokens: products dominate both."""
         if shape.chunks or shape.num_padding or shape.num_decodes > self._most_decodes:
             return self._mixed
         return self._decode_only
@@ -239,10 +239,10 @@ class ProfileCost:
             messages.append(self._all_reduce)
         linear, other = (factor * layers * part.at(num_tokens) for part in (parts.linear, parts.other))
         rows = self.operations.measured.captured_rows
-        if mixed and self.max_batch and rows and num_tokens <= rows.columns[0][-1]:  # larger ones run without a graph
+        if mixed and self.max_batch and rows and num_tokens <= rows.columns[0][-1]:  # larger iterations have no graph
             over_measured = rows.at(self.max_batch, num_tokens) - rows.at(rows.sizes[-1], num_tokens)
             more = factor * over_measured / self.topology.pipeline_stages
-            share = max(more / (linear + other), -1.0)  # measured as part of both, and split in their ratio
+            share = max(more / (linear + other), -1.0)  # measured as part of both parts; split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)
         pace = self.power.of_prompts(num_tokens, linear + other) if mixed and self.power else STEADY
         return _TokenTimes(
@@ -258,7 +258,7 @@ class ProfileCost:
 
 
 def following_decodes(shape: BatchShape) -> Iterator[BatchShape]:
-    """Yields the shapes of iterations that follow one of decodes, each with one more token of every request in the KV cache."""
+    """Yields the shapes of the iterations after an iteration of decodes; each adds one token per request to the KV cache."""
     _, number, context, num_padding, num_shared = shape
     while True:
         context += number

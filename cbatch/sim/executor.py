@@ -1,11 +1,11 @@
 """The simulated executor: no tokens, a virtual clock, and iteration times from a cost model.
 
-Host and device run concurrently, as in the real loop. A launch takes host time; the device starts a step once it has
+Host and device run concurrently, as in the real loop. A launch takes host time. The device starts a step once the step has
 been launched and the previous step has ended. A synchronous engine therefore takes the sum of host and device time, an
-asynchronous one the larger of the two. With pipeline stages, as many steps are in flight. A step that no captured graph
-computes is launched operation by operation: the device starts with the first ones, and the host is late for its next work.
+asynchronous engine the larger of the two. With pipeline stages, one step per stage is in flight. A step without a captured
+graph is launched operation by operation: the device starts with the first operations, and the host's next work is delayed.
 
-If the profile describes how the GPU's clock follows its power, an iteration's time also depends on the previous
+If the profile describes how the GPU's clock follows its power, an iteration's time also depends on the preceding
 iterations: see `cbatch.sim.power`.
 """
 
@@ -32,8 +32,8 @@ class SimExecutor(Executor):
 
     def __init__(self, cost: CostModel, host: HostTime | float = 0.0, server_seconds: float = 0.0) -> None:
         """
-        cost: seconds of device time for a batch shape; one GPU unless it is a `ProfileCost`, which has a topology.
-        host: host time per iteration; a number is seconds for any batch.
+        cost: predicts the device seconds of a batch shape, for one GPU or, if a `ProfileCost`, for its topology.
+        host: host time per iteration; a number means seconds for every batch.
         server_seconds: see `Submitted`.
         """
         self.cost, self.server_seconds = cost, server_seconds
@@ -79,13 +79,13 @@ class SimExecutor(Executor):
 
     @property
     def repeats(self) -> bool:
-        """Whether `repeat` can replace `launch` and `wait`: there is one stage, and no subclass overrides them."""
+        """Returns whether `repeat` can replace `launch` and `wait`: with one stage, unless a subclass overrides them."""
         return self.num_stages == 1 and (type(self).launch, type(self).wait) == (SimExecutor.launch, SimExecutor.wait)
 
     def repeat(self, step: Step, num_times: int, until: float, in_flight: Span | None) -> Iterator[Turn]:
-        """Launches the batches that follow `step`, a batch of decodes; waits after each launch for the previous batch, as the engine does.
+        """Launches the batches after `step`, a batch of decodes. Like the engine, waits for the previous batch after each launch.
 
-        num_times: most batches; none is planned from `until` on. in_flight: `step`, if it is in flight; None: waits for each batch itself.
+        num_times: most batches; no batch is planned from `until` on. in_flight: `step`, if in flight; None: waits for each batch itself.
         """
         host, stages, clock, now = self.host.of(len(step.requests)), self._stages, self._gpu_clock, self._now
         for shape, times in islice(self._profile.execute_decodes(step.shape()), num_times):
@@ -115,7 +115,7 @@ class SimExecutor(Executor):
         self._advance(time, Cause.NO_WORK)
 
     def accounts(self) -> list[StageAccount]:
-        """The time of each stage by cause, from 0 to the end of the last iteration."""
+        """Returns the time of each stage by cause, from 0 to the end of the last iteration."""
         return self._stages.close_accounts()
 
     def _advance(self, time: float, cause: Cause, shape: BatchShape = BatchShape()) -> None:  # noqa: B008 - a tuple
@@ -125,16 +125,16 @@ class SimExecutor(Executor):
             self._now = time
 
     def _saved(self, times: StageTimes, clock: GpuClock) -> float:
-        """The seconds saved by the GPU's present clock. All stages do the same work, so one clock represents all."""
+        """Returns the seconds saved by the GPU's current clock. All stages do equal work, so one clock represents all GPUs."""
         clock.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
         return clock.run(times.pace)
 
 
 class PlanningExecutor(SimExecutor):
-    """Simulated GPUs whose host also spends on each plan the time that the policy's code takes on this machine.
+    """Simulated GPUs whose host time includes the time that the policy's code takes on this machine for each plan.
 
-    num_plans, planning_seconds: plans that were launched, and the processor time that they took.
-    delay_seconds: by which the device began iterations later: the planning time beyond the device's slack.
+    num_plans, planning_seconds: launched plans, and their processor time.
+    delay_seconds: total delay of the device's iterations: planning time beyond the device's slack.
     """
 
     def restart(self) -> None:
@@ -153,7 +153,7 @@ class PlanningExecutor(SimExecutor):
         return timed_plan
 
     def launch(self, step: Step) -> Span:
-        """As `SimExecutor.launch`, which a leap never replaces here: every iteration is planned, as a real engine does."""
+        """Launches a step after its planning time. Leaps never replace this method: a real engine plans every iteration."""
         could_begin = max(self._now + self.host.of(len(step.requests)), self._stages.free_at)
         self._advance(self._now + self._latest_plan, Cause.HOST)
         begins = max(self._now + self.host.of(len(step.requests)), self._stages.free_at)
@@ -164,7 +164,7 @@ class PlanningExecutor(SimExecutor):
 
 
 class _OneGpu:
-    """Any cost model as a `ProfileCost` of one GPU at a constant clock and without graphs."""
+    """Adapts a cost model to the interface of `ProfileCost`: one GPU with a constant clock and without graphs."""
 
     topology, power = Topology(), None
 

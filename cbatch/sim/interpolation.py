@@ -1,4 +1,4 @@
-"""Interpolation of measured tables: linear between neighbours, so that a measured step stays a step."""
+"""Interpolates measured tables linearly between neighbours, so that a measured step remains a step."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,8 +10,8 @@ from typing import NamedTuple, Self
 class PiecewiseLinear(NamedTuple):
     """Seconds against a size (tokens, requests, bytes), measured at ascending sizes.
 
-    Below the first size the first value holds. Beyond the last size the value grows in proportion to the size, as it
-    does where throughput has settled.
+    Below the first size the first value holds. Beyond the last size the value grows in proportion to the size, as with
+    saturated throughput.
     """
 
     sizes: tuple[float, ...]
@@ -19,7 +19,7 @@ class PiecewiseLinear(NamedTuple):
 
     @classmethod
     def through(cls, points: Iterable[tuple[float, float]]) -> "PiecewiseLinear":
-        """From (size, seconds) points in any order; a size measured more than once has the mean."""
+        """Returns a table through (size, seconds) points in any order; repeated sizes get the mean."""
         means = _mean_by_size(points)
         return cls(tuple(means), tuple(means.values()))
 
@@ -34,7 +34,7 @@ class PiecewiseLinear(NamedTuple):
         return seconds[left] + (size - sizes[left]) * (seconds[right] - seconds[left]) / (sizes[right] - sizes[left])
 
     def covers(self, size: float) -> bool:
-        """Whether the size lies within the measured range."""
+        """Returns whether the size lies within the measured range."""
         return size <= self.sizes[-1]
 
     def scaled(self, factor: float, fixed: float = 0.0) -> "PiecewiseLinear":
@@ -43,10 +43,10 @@ class PiecewiseLinear(NamedTuple):
 
 
 class BilinearGrid(NamedTuple):
-    """Seconds against two sizes: for each value of the first size, a row of points against the second, the column.
+    """Seconds against two sizes: each value of the first size has a row of points against the second size, the column.
 
-    Rows may differ in their columns. Below the first row or column its value holds; beyond a row's last column its mean
-    slope continues; beyond the last row the value grows in proportion to the size.
+    Rows may differ in their columns. Below the first row or column the first value holds. Beyond a row's last column the row's
+    mean slope continues. Beyond the last row the value grows in proportion to the size.
     """
 
     sizes: tuple[float, ...]
@@ -55,7 +55,7 @@ class BilinearGrid(NamedTuple):
 
     @classmethod
     def through(cls, points: Iterable[tuple[float, float, float]]) -> Self:
-        """From (size, column, seconds) points in any order; a pair measured more than once has the mean."""
+        """Returns a grid through (size, column, seconds) points in any order; repeated pairs get the mean."""
         groups = groupby(sorted(points), key=lambda point: point[0])
         rows = {size: _mean_by_size((column, seconds) for _, column, seconds in group) for size, group in groups}
         return cls(tuple(rows), tuple(map(tuple, rows.values())), tuple(tuple(row.values()) for row in rows.values()))
@@ -74,16 +74,16 @@ class BilinearGrid(NamedTuple):
         return low + (size - sizes[left]) * (self._along(right, column) - low) / (sizes[right] - sizes[left])
 
     def covers(self, size: float, column: float) -> bool:
-        """Whether the sizes lie within the measured range: the last row, and the last column of the row below."""
+        """Returns whether the sizes lie within the measured range: up to the last row, and the last column of the row below."""
         return column <= self.reach(size)
 
     def reach(self, size: float) -> float:
-        """The largest column that is covered at this size; below every column beyond the last row."""
+        """Returns the largest measured column at this size; minus infinity beyond the last row."""
         sizes = self.sizes
         return self.columns[max(bisect_right(sizes, size) - 1, 0)][-1] if size <= sizes[-1] else -inf
 
     def rectangle(self) -> tuple[float, float]:
-        """The size and column of the largest rectangle from the origin that is covered completely."""
+        """Returns size and column of the largest rectangle from the origin within the measured range."""
         reach = accumulate((columns[-1] for columns in self.columns), min)
         return max(zip(self.sizes, reach, strict=True), key=lambda corner: corner[0] * corner[1])
 
@@ -96,7 +96,7 @@ class BilinearGrid(NamedTuple):
         return self._replace(seconds=tuple(tuple(max(slope * column, value) for column, value in row) for row in rows))
 
     def breakpoints(self, most: float, farthest: float) -> Iterator[tuple[float, float]]:
-        """Yields pairs of size and column, up to `most` and `farthest`; between them the interpolation has no corner."""
+        """Yields the (size, column) pairs up to `most` and `farthest` between which the interpolation has no corner."""
         for size, columns in [*zip(self.sizes, self.columns, strict=True), (most, self.columns[-1])]:
             for column in (*columns, farthest):
                 yield size, column
@@ -115,10 +115,10 @@ class BilinearGrid(NamedTuple):
 
 
 class ChunkGrid(BilinearGrid):
-    """Seconds of the attention of a chunk, against (tokens, context before them).
+    """Seconds of a chunk's attention, against (tokens, preceding context).
 
-    Between rows the seconds are linear in the scores at this context, the products of queries and keys: attention of long chunks
-    is quadratic in their tokens. Beyond the last row each further score takes the time that a score of context takes in that row.
+    Scores are the products of queries and keys. Between rows the seconds are linear in the scores at this context, since attention
+    is quadratic in the tokens of long chunks. Beyond the last row each further score takes as long as a score of context in that row.
     """
 
     __slots__ = ()
@@ -132,7 +132,7 @@ class ChunkGrid(BilinearGrid):
         low, least = self._along(left, column), sizes[left]
         if size == least:
             return low
-        double = 2 * column + 1  # as twice the scores of t tokens are t * (2 * column + 1 + t)
+        double = 2 * column + 1  # twice the scores of t tokens: t * (2 * column + 1 + t)
         below = least * (double + least)
         more = size * (double + size) - below
         if right == len(sizes):
@@ -141,7 +141,7 @@ class ChunkGrid(BilinearGrid):
         return low + (self._along(right, column) - low) * more / (most * (double + most) - below)
 
     def _seconds_per_score(self, row: int) -> float:
-        """Returns the slope of a row by context, or without one the mean over the chunk's own scores."""
+        """Returns a row's slope over context; for a row with one column, its mean over the chunk's scores."""
         (first, *_, last), (least, *_, most) = ((*part, part[-1]) for part in (self.columns[row], self.seconds[row]))
         if last > first:
             return max(most - least, 0.0) / (last - first) / self.sizes[row]
@@ -149,11 +149,11 @@ class ChunkGrid(BilinearGrid):
 
 
 def scores(tokens: float, context: float) -> float:
-    """Returns the products of queries and keys in a causal chunk of `tokens` after `context` others."""
+    """Returns the number of query-key products in a causal chunk of `tokens` after `context` other tokens."""
     return tokens * (context + (tokens + 1) / 2)
 
 
 def _mean_by_size(points: Iterable[tuple[float, float]]) -> Mapping[float, float]:
     groups = groupby(sorted(points), key=lambda point: point[0])
     values = {size: [seconds for _, seconds in group] for size, group in groups}
-    return {size: sum(found) / len(found) for size, found in values.items()}
+    return {size: sum(seconds) / len(seconds) for size, seconds in values.items()}

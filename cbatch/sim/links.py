@@ -1,4 +1,4 @@
-"""Communication of GPUs: all-reduces within a pipeline stage, and hidden states sent from one stage to the next."""
+"""Communication between GPUs: all-reduces within a pipeline stage, and hidden states sent from one stage to the next."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ _OR_MEASURED = f"{TO_ADD}, or choose hardware whose links were measured"
 class Links:
     """Seconds against bytes: tables in a file, or closed forms (`Affine`) from a program.
 
-    all_reduce: measured, by the number of participating GPUs, each of which contributes that many bytes.
-    within_node, between_nodes: one GPU to another.
+    all_reduce: measured, by number of GPUs; each GPU contributes the table's bytes.
+    within_node, between_nodes: sends from one GPU to another.
     """
 
     all_reduce: Mapping[NumGpus, ByBytes] = field(default_factory=dict)
@@ -27,10 +27,10 @@ class Links:
     between_nodes: ByBytes | None = None
 
     def all_reduce_of(self, num_gpus: int, profile: str) -> tuple[Seconds, bool]:
-        """Seconds of an all-reduce, and whether they are estimated. Raises ProfileError if none was measured.
+        """Returns the seconds of an all-reduce, and whether they are estimated. Raises ProfileError if none was measured.
 
-        A ring sends 2 (n - 1) / n of the bytes over each link. A number of GPUs that was not measured is estimated in
-        that proportion from the nearest one that was.
+        A ring sends 2 (n - 1) / n of the bytes over each link. An unmeasured number of GPUs is estimated in that proportion from
+        the nearest measured number.
         """
         if num_gpus in self.all_reduce:
             return self.all_reduce[num_gpus], False
@@ -44,7 +44,7 @@ class Links:
         return known.scaled((1 - 1 / num_gpus) / (1 - 1 / nearest)), True
 
     def to_next_stage(self, leaves_node: bool, profile: str) -> Seconds:
-        """Seconds of a send to the GPU of the next stage. Raises ProfileError if that link was not measured."""
+        """Returns the seconds of a send to the next stage's GPU. Raises ProfileError if the link was not measured."""
         link = self.between_nodes if leaves_node else self.within_node
         if link is None:
             where = "between nodes" if leaves_node else "within a node"

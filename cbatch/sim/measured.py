@@ -1,4 +1,4 @@
-"""The part of a profile's file about a model: the measured times of its parts, and of the host."""
+"""The part of a profile's file about a model: measured times of the model's parts and of the host."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -33,7 +33,7 @@ OF_LAYERS = ("linear", "other", "chunks", "decodes", "mixed_decodes", "exchange"
 class HostTime:
     """Host seconds of an iteration: plan, pack, launch and absorb.
 
-    eager_seconds: added by launching without a captured graph, operation by operation, while the device computes.
+    eager_seconds: added if operations are launched one by one, without a captured graph, while the device computes.
     """
 
     seconds: NotNegative
@@ -45,12 +45,12 @@ class HostTime:
 
 
 HostTimes = Annotated[Mapping[Loop, HostTime], Field(min_length=2)]
-"""Host times of the synchronous and of the asynchronous loop."""
+"""Host times of the synchronous and the asynchronous loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmallOperations:
-    """Norms, activations and residual sums of a layer: a constant, and bytes per hidden element of a token."""
+    """Norms, activations and residual sums of a layer: a constant time, plus bytes per hidden element of a token."""
 
     seconds_per_layer: NotNegative
     bytes_per_hidden_element: Positive
@@ -62,7 +62,7 @@ class SmallOperations:
 
 @dataclass(frozen=True, slots=True)
 class DecodeOnly:
-    """Parts of iterations without prompts, if a runtime computes them differently; each as in `Measured`."""
+    """Parts of iterations without prompts, if the runtime computes them differently; fields as in `Measured`."""
 
     linear: Products
     other: ByTokens
@@ -71,11 +71,11 @@ class DecodeOnly:
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraphs:
-    """The graphs that a runtime has captured, to whose tokens it pads iterations.
+    """The captured graphs to whose tokens the runtime pads iterations.
 
-    requests: sizes of the graphs for decodes alone; there is one for the largest batch too.
+    requests: sizes of the graphs for decode-only iterations; the largest batch also has a graph.
     tokens: sizes of the graphs for iterations with prompts. Only graphs larger than the largest batch are used.
-    fewest: the fewest tokens that each of these takes; an iteration of fewer tokens that no smaller graph holds runs unpadded.
+    fewest: fewest tokens for each graph of `tokens`; an iteration with fewer tokens that no smaller graph holds runs unpadded.
     """
 
     requests: tuple[Annotated[int, whole(1)], ...]
@@ -88,7 +88,7 @@ class CapturedGraphs:
         check_length("fewest", self.fewest, "tokens", self.tokens)
 
     def padded(self, num_tokens: int, max_batch: int, *, prompts: bool) -> int | None:
-        """Tokens of the graph that computes an iteration with or without prompts; None: it runs unpadded, without a graph."""
+        """Returns the tokens of the graph that computes an iteration; None: it runs unpadded. prompts: whether it has prompts."""
         if not prompts:
             sizes = [size for size in self.requests if size < max_batch]
             return next((size for size in [*sizes, max_batch] if size >= num_tokens), None)
@@ -109,12 +109,12 @@ class Measured:
     chunks, decodes, mixed_decodes: seconds of the layers' attention, see `TableAttention`.
     decode_only: iterations without prompts, if measured separately; linear, other and head then exclude them.
     shared_reads: see `TableAttention`; against decodes.
-    exchange: seconds of the layers' exchanges between the ranks, against tokens; None: two all-reduces per layer over the profile's links.
-    power: how the time of an iteration depends on the iterations before it.
-    captured_rows: cost of the rows of a captured graph, used or not, of which there is one per request of the largest
-        batch: seconds that a mixed iteration takes beyond one with graphs for the smallest batch, against (largest batch,
-        tokens). The other tables were measured at the last of these batches.
-    captured_graphs: None: nothing is padded.
+    exchange: seconds of the layers' exchanges between ranks, against tokens; None: two all-reduces per layer over the profile's links.
+    power: how an iteration's time depends on the preceding iterations.
+    captured_rows: cost of a captured graph's rows, used or not; a graph has one row per request of the largest batch. Seconds that a
+        mixed iteration takes longer than with graphs for the smallest batch, against (largest batch, tokens). The other tables
+        were measured at the last of these batches.
+    captured_graphs: None: no padding.
     """
 
     linear: Products | None = None
@@ -136,7 +136,7 @@ class Measured:
             raise ValueError("chunks and decodes belong together; give both tables")
 
     def names(self) -> Iterator[str]:
-        """The keys of the tables in a file, those of `decode_only` one by one."""
+        """Yields the keys of the tables in a file; tables of `decode_only` have separate keys."""
         for part in fields(self):
             table = getattr(self, part.name)
             if isinstance(table, DecodeOnly):
@@ -151,10 +151,10 @@ class Measured:
         return TableAttention(ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes, shared_reads=self.shared_reads)
 
     def share_out(self, spec: ModelSpec, num_gpus: int) -> "Measured":
-        """Estimates the tables of one of several GPUs that share every layer from the tables of a single GPU.
+        """Estimates one GPU's tables in a group that shares every layer, from the tables of a single GPU.
 
-        Products take a GPU's share of the time, attention the share of its key-value heads, small operations all of it. On two
-        H200s this estimate was 5% off (mean over iterations of two models), an estimate from rates of kernels 9%.
+        Products take a GPU's share of the time, attention the share of the GPU's key-value heads, small operations the full time. On
+        two H200s this estimate was 5% off (mean over iterations of two models); an estimate from kernel rates was 9% off.
         """
         part = 1 / num_gpus
         heads = Topology(num_gpus, gpus_per_node=num_gpus).share(spec).num_kv_heads / spec.num_kv_heads
@@ -162,7 +162,7 @@ class Measured:
         return replace(shared, exchange=None, captured_rows=None)
 
     def scaled(self, **factors: float) -> "Measured":
-        """Multiplies the seconds of tables, also of those in `decode_only`, by factors."""
+        """Multiplies the seconds of tables, also in `decode_only`, by factors."""
         parts: list[Any] = [self, self.decode_only]
         for place, part in enumerate(parts):
             tables = {name: table for name in factors if (table := getattr(part, name, None))}
@@ -175,8 +175,8 @@ class Measured:
 class MeasuredModel:
     """The tables of a model by tensor-parallel degree.
 
-    num_layers: layers that the tables cover. host: host times of this model; None: the profile's.
-    shape: `ModelSpec.shape` of the model; empty: not stated, its name alone counts.
+    num_layers: layers that the tables cover. host: host times of this model; None: the profile's host times.
+    shape: `ModelSpec.shape` of the model; empty: not stated, so only the name identifies the model.
     """
 
     num_layers: NumLayers
@@ -185,11 +185,11 @@ class MeasuredModel:
     tensor_parallel: Mapping[NumGpus, Measured]
 
     def differs(self, spec: ModelSpec) -> set[str]:
-        """Returns the keys of `shape` in which a model differs from the measured one."""
+        """Returns the keys of `shape` in which a model differs from the measured model."""
         return {key for key, number in self.shape.items() if number != spec.shape.get(key)}
 
     def distance(self, spec: ModelSpec) -> float:
-        """Returns the distance to a model's layers, in logarithms of their sizes; infinite if `fitted` cannot estimate the model."""
+        """Returns the distance to a model's layers, over logarithms of sizes; infinite if `fitted` cannot estimate the model."""
         same = self.shape.keys() == spec.shape.keys() and "dtype_bytes" not in self.differs(spec)
         if not same or not all(tables.chunks for tables in self.tensor_parallel.values()):
             return inf
@@ -197,10 +197,10 @@ class MeasuredModel:
         return sum(abs(log(spec.shape[size] / self.shape[size])) for size in sizes)
 
     def fitted(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
-        """Estimates the tables of `measured` for a model of another shape; layers are taken to have a gate.
+        """Estimates the tables of `measured` for a model of another shape; assumes gated layers.
 
-        Products and the head take time in proportion to their weights, chunks to the operations of a score, decodes to the KV cache of a
-        token. A chunk also reads the cache. Small operations keep their least time, of launches; the rest follows the hidden size.
+        Times are proportional to weights for products and head, to the operations per score for chunks, and to the KV cache per token
+        for decodes. A chunk also reads the cache. Small operations keep their least time, due to launches; the rest follows the hidden size.
         """
         sizes: dict[str, Any] = {size: self.shape[size] for size in self.shape.keys() - {"dtype_bytes"}}
         known, tables = replace(spec, family="llama", **sizes), self.measured(spec, tensor_parallel)[0]
@@ -209,17 +209,17 @@ class MeasuredModel:
         head = width * spec.vocab_size / known.vocab_size
         kv = spec.num_kv_heads * spec.head_dim / (known.num_kv_heads * known.head_dim)
         fit = tables.scaled(linear=linear, head=head, chunks=scores, decodes=kv, mixed_decodes=kv, captured_rows=rows)
-        alone, attention = fit.decode_only, fit.attention
+        decodes, attention = fit.decode_only, fit.attention
         fit = replace(
             fit,
             other=fit.other and fit.other.scaled(width, min(fit.other.seconds)),
-            decode_only=alone and replace(alone, other=alone.other.scaled(width, min(alone.other.seconds))),
+            decode_only=decodes and replace(decodes, other=decodes.other.scaled(width, min(decodes.other.seconds))),
             chunks=attention.chunks.at_least(attention.seconds_per_context) if attention else None,
         )
         return fit, tuple(fit.names())
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
-        """The tables of one GPU, per layer, and which of them were inferred: a degree that was not measured, from one GPU."""
+        """Returns one GPU's tables, per layer, and the names of inferred tables: unmeasured degrees are inferred from one GPU."""
         degree = tensor_parallel if tensor_parallel in self.tensor_parallel else 1
         tables = self.tensor_parallel.get(degree, Measured()).scaled(**dict.fromkeys(OF_LAYERS, 1 / self.num_layers))
         if degree == tensor_parallel:

@@ -1,17 +1,17 @@
-r"""A GPU under its power limit: its speed depends on the preceding iterations.
+r"""A GPU at its power limit, whose speed depends on the preceding iterations.
 
     clock  full |----\            /-----
                 |     \__________/
          lowest |      prompts     decodes,
                                    or idle
 
-Matrix products of many tokens draw more power than the limit allows. They start at full clock, and the clock falls
-until the average power is within the limit. It rises again during pauses and iterations of decodes alone, which wait
-for memory. On an H200 the same iteration takes up to a sixth less after light iterations than after similar ones, and
-decodes take up to a tenth more right after prompts than after decodes.
+Matrix products of many tokens draw more power than the limit allows. They start at full clock, and the clock falls until
+the average power is within the limit. The clock rises again during pauses and decode-only iterations, which are bound by
+memory. On an H200 an iteration takes up to a sixth less time after light iterations than after similar iterations, and
+decodes take up to a tenth more time right after prompts than after decodes.
 
-Each kind of iteration has its own clock, at which the GPU settles if it computes nothing else; every iteration draws
-the clock towards its own. A profile's tables describe this steady state; this module describes other clocks.
+Each kind of iteration has a steady clock, at which the GPU settles if it computes nothing else. Every iteration moves the
+clock towards its steady clock. A profile's tables describe this steady state; this module describes other clocks.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from cbatch.sim.schema import Columns, NotNegative, Positive
 
 
 class Pace(NamedTuple):
-    """How the clock changes an iteration's time, and the iteration the clock.
+    """How the clock changes an iteration's time, and how the iteration changes the clock.
 
     gain: seconds saved at full clock. loss: extra seconds at the lowest clock. Time is assumed linear in the clock, so
-        an iteration's own clock lies loss / (gain + loss) of the way from the lowest to the full clock.
-    settling: its duration in time constants of the clock; exp(-settling) of the distance to its own clock remains.
+        the steady clock lies loss / (gain + loss) of the way from the lowest to the full clock.
+    settling: duration in time constants of the clock; exp(-settling) of the distance to the steady clock remains.
     """
 
     gain: float
@@ -44,12 +44,12 @@ STEADY = Pace(0.0, 0.0, 0.0)
 class PowerLimit:
     """Measurements of how the clock follows the power.
 
-    gain, loss: those of a `Pace`, as shares of the seconds of products and small operations, against the iteration's tokens.
+    gain, loss: as in `Pace`, as shares of the seconds of products and small operations, against the iteration's tokens.
     reserve_seconds: total seconds saved by consecutive prompts while the clock falls from full to lowest.
-    decode_loss: `loss` of decodes alone, as a share of their seconds without the output head, against their number;
-        their own clock is the full one.
-    rise_seconds: time constant of the clock's rise during decodes alone, against their number.
-    idle_rise_seconds: the same when idle.
+    decode_loss: `loss` of decode-only iterations, as a share of their seconds without the output head, against the number
+        of decodes; their steady clock is the full clock.
+    rise_seconds: time constant of the clock's rise during decode-only iterations, against the number of decodes.
+    idle_rise_seconds: time constant of the clock's rise when idle.
     """
 
     gain: Annotated[PiecewiseLinear, Columns("tokens", "share")]
@@ -60,49 +60,49 @@ class PowerLimit:
     idle_rise_seconds: Positive
 
     def of_prompts(self, num_tokens: int, seconds: float) -> Pace:
-        """The pace of an iteration with prompts. seconds: products and small operations, in the steady state."""
+        """Returns the pace of an iteration with prompts. seconds: of products and small operations, in the steady state."""
         if not self.reserve_seconds:
             return STEADY
         gain, loss = min(_held(self.gain, num_tokens), 1.0) * seconds, _held(self.loss, num_tokens) * seconds
         return Pace(gain, loss, (gain + loss) / self.reserve_seconds)
 
     def of_decodes(self, num_decodes: int) -> Callable[[float], Pace]:
-        """Returns the pace of this many decodes alone as a function of their seconds in the steady state."""
+        """Returns the pace of a decode-only iteration as a function of its seconds in the steady state."""
         loss, rise = _held(self.decode_loss, num_decodes), _held(self.rise_seconds, num_decodes)
         return lambda seconds: Pace(0.0, loss * seconds, seconds / rise)
 
 
 def _held(curve: PiecewiseLinear, size: float) -> float:
-    """The value at a size; beyond the measured sizes the last value holds."""
+    """Returns the value at a size; beyond the measured sizes the last value holds."""
     return curve.at(min(size, curve.sizes[-1]))
 
 
 class GpuClock:
-    """The clock of one GPU as a level: 1 is full, 0 is where endless prompts settle. It starts at 1."""
+    """The clock of one GPU as a level that starts at 1: 1 is full, 0 is where endless prompts settle."""
 
     def __init__(self, limit: PowerLimit) -> None:
         self._idle_rise_seconds = limit.idle_rise_seconds
         self._level = 1.0
 
     def rest(self, seconds: float) -> None:
-        """Advance by an idle time."""
+        """Advances the clock by an idle time."""
         if seconds > 0:
-            self._draw(1.0, seconds / self._idle_rise_seconds)
+            self._move(1.0, seconds / self._idle_rise_seconds)
 
     def run(self, pace: Pace) -> float:
-        """Advance by an iteration; returns the seconds that it saves compared to its own clock, negative if it loses.
+        """Advances the clock by an iteration. Returns the seconds saved compared to the steady clock; a loss is negative.
 
-        The clock moves while the iteration runs; the saving is always proportional to its distance from the own clock.
+        The clock moves during the iteration; the saving rate is proportional to the distance from the steady clock.
         """
         gain, loss, settling = pace
         swing = gain + loss
-        own = loss / swing if swing else 1.0
-        distance = self._level - own
-        drawn = self._draw(own, settling)
-        return swing * distance * (drawn / settling if settling else 1.0)
+        steady = loss / swing if swing else 1.0
+        distance = self._level - steady
+        covered = self._move(steady, settling)
+        return swing * distance * (covered / settling if settling else 1.0)
 
-    def _draw(self, own: float, settling: float) -> float:
-        """Move the clock towards a level; returns the covered part of the distance."""
-        drawn = -expm1(-settling)
-        self._level -= (self._level - own) * drawn
-        return drawn
+    def _move(self, level: float, settling: float) -> float:
+        """Moves the clock towards a level. Returns the covered share of the distance."""
+        covered = -expm1(-settling)
+        self._level -= (self._level - level) * covered
+        return covered

@@ -23,15 +23,15 @@ MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights and KV cache; the rest is for activations."""
 
 CACHE_BYTES_PER_SECOND = 6.2e12
-"""Rate at which decodes read context from the L2 cache of an H100: measured as 5.2e12 (64 contexts of 1,344 tokens that share 1,024) to
-6.5e12 (8 of 60,000 that share 50,048; 2026-11-26, 91d30029). An H200 has the same multiprocessors."""
+"""Rate at which decodes read context from an H100's L2 cache; measured: 5.2e12 (64 contexts of 1,344 tokens that share 1,024) to
+6.5e12 (8 contexts of 60,000 that share 50,048; 2026-11-26, 91d30029). An H200 has the same multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The speed of one card against the tables of a profile: factors of the times of iterations with prompts, and of decodes alone.
+    """The speed of one card relative to a profile's tables: factors on the times of iterations with and without prompts.
 
-    name: names the card, or the records that the factors were fitted to; empty: the profile's own card.
+    name: the card, or the records that the factors were fitted to; empty: the card that the tables were measured on.
     """
 
     name: str = ""
@@ -40,21 +40,21 @@ class Card:
 
     @property
     def text(self) -> str:
-        """Names the card and its factors in a few words; empty for the profile's own card."""
+        """Returns a short text with the card and its factors; empty for the card that the tables were measured on."""
         return f"{self.name}: prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}" if self.name else ""
 
 
 PEAK = 1.3
-"""Upper bound of a data sheet's peak over the largest measured rate: faster products cannot have been measured."""
+"""Upper bound on the ratio of a data sheet's peak to the largest measured rate; faster products cannot have been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Seconds of all operations of one GPU for its share of one layer: measured, or estimated.
+    """Seconds of one GPU's operations for its share of one layer, measured or estimated.
 
-    measured: the measured tables, of one layer.
-    estimated: names of the parts that come from the ceilings, for lack of the model's tables and of rates of kernels, or
-        that were inferred from other measurements.
+    measured: the measured tables, per layer.
+    estimated: names of the parts that were inferred from other measurements, or computed from the ceilings because neither
+        the model's tables nor kernel rates exist.
     """
 
     linear: Seconds
@@ -68,16 +68,16 @@ class Operations:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One kind of GPU. The fields are the keys of a profile's file; each object in it may state its origin as "from".
+    """One kind of GPU. The fields are the keys of a profile's file; each object in the file may state its origin as "from".
 
     name, hardware, source: the GPU, and the source of the numbers.
-    error: how far simulated times were from real runs, or that this is unknown. compared: the runs that it holds for, by
-        loop; empty: the text says it itself.
+    error: how far simulated times were from real runs, or that this is unknown. compared: the runs that `error` covers, by
+        loop; empty: the text of `error` states them.
     memory_bytes: memory of the device.
-    ceilings: for parts that were not measured. attention, small_operations: for models that no measured one resembles.
-    host: host time of an iteration of models that have none of their own; None: not measured.
-    card: whose speed is predicted, if it is not the one that the tables were measured on.
-    origins: every "from" by the place of its object. See `cbatch.sim.provenance`.
+    ceilings: for unmeasured parts. attention, small_operations: for models that resemble no measured model.
+    host: host time per iteration for models without their own; None: not measured.
+    card: the card to predict, if the tables were measured on another card.
+    origins: every "from", by the place of its object; see `cbatch.sim.provenance`.
     """
 
     name: str
@@ -96,24 +96,24 @@ class Profile:
     origins: Annotated[Mapping[Place, str], Field(exclude=True)] = field(default_factory=dict)
 
     def measured_as(self, spec: ModelSpec) -> str:
-        """Returns the name of the measured model of this shape, "" if there is none; only the number of layers may differ.
+        """Returns the name of the measured model with this shape, or ""; only the number of layers may differ.
 
-        A checkpoint may have any name. A model of the same name comes first, then one of as many layers.
+        A checkpoint may have any name. A model of the same name is preferred, then a model with as many layers.
         """
         names = [name for name, model in self.models.items() if name == spec.name or model.shape]
         fitting = [name for name in names if self.models[name].differs(spec) <= {"num_layers"}]
         return min(fitting, key=lambda name: (name != spec.name, len(self.models[name].differs(spec))), default="")
 
     def host_time(self, asynchronous: bool, spec: ModelSpec | None = None) -> HostTime:
-        """The host time of a model in one of the loops; zero if it was not measured. spec: None: any other model."""
+        """Returns the host time of a model in one loop; zero if not measured. spec: None means a model without tables."""
         model = self.models.get(self.measured_as(spec)) if spec else None
         times = (model and model.host) or self.host
         return times["async" if asynchronous else "sync"] if times else HostTime(0.0)
 
     def error_of(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> Compared:
-        """The error of such runs, and the real runs that established it; no models where there were none.
+        """Returns the error of such runs, and the real runs that established it; without models if there were none.
 
-        asynchronous: None: neither loop, as for single iterations.
+        asynchronous: which loop; None: neither, as for single iterations.
         """
         measured = self.models.get(name := self.measured_as(spec) or spec.name)
         for loop, known in self.compared.items() if not (measured and measured.differs(spec)) else ():
@@ -122,25 +122,25 @@ class Profile:
         return Compared((), num_gpus, error=NOT_COMPARED if self.compared else self.error)
 
     def origin(self, *place: str) -> str:
-        """The origin of the entry at a place of the file: its own, that of an object around it, or the file's source."""
+        """Returns the origin of an entry: stated by the entry, by the innermost enclosing object, or by the file's source."""
         stated = (self.origins.get(place[:length]) for length in range(len(place), -1, -1))
         return next((text for text in stated if text is not None), self.source)
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
-        """See `MeasuredModel.measured`; for a model without tables those of `similar_to`, fitted to its shape, or none."""
+        """Returns `MeasuredModel.measured`. A model without tables gets tables of `similar_to`, fitted to its shape, if any."""
         if name := self.measured_as(spec):
             return self.models[name].measured(spec, tensor_parallel)
         name = self.similar_to(spec)
         return self.models[name].fitted(spec, tensor_parallel) if name else (Measured(), ())
 
     def similar_to(self, spec: ModelSpec) -> str:
-        """Returns the name of the measured model whose tables are fitted to a model without its own; "" if none are."""
+        """Returns the name of the measured model whose tables are fitted to a model without tables, or ""."""
         distances = {name: model.distance(spec) for name, model in self.models.items() if not self.measured_as(spec)}
         name = min(distances, key=distances.__getitem__, default="")
         return name if distances.get(name, inf) < inf else ""
 
     def table_origins(self, spec: ModelSpec, tensor_parallel: int) -> dict[str, str]:
-        """The origin of each table of a model, of rates in the place of one, and of its host time."""
+        """Returns the origin of each table of a model, of rates that replace a table, and of the host time."""
         model = self.models.get(name := self.measured_as(spec))
         known = model.tensor_parallel.get(tensor_parallel, Measured()) if model else Measured()
         tables = ("models", name, "tensor_parallel", str(tensor_parallel))
@@ -156,9 +156,9 @@ class Profile:
         return origins | {"host": self.origin("host", "sync") if self.host else no_host}
 
     def operations(self, spec: ModelSpec, tensor_parallel: int = 1) -> Operations:
-        """Seconds of one GPU's operations: measured, or estimated if there is no measurement.
+        """Returns the seconds of one GPU's operations, measured or, without a measurement, estimated.
 
-        Raises ProfileError for matrix products of a layer that are faster than the device's peak.
+        Raises ProfileError if a layer's measured matrix products are faster than the device's peak.
         """
         share, ceilings = Topology(tensor_parallel, gpus_per_node=tensor_parallel).share(spec), self.ceilings
         measured, inferred = self.measured(spec, tensor_parallel)
@@ -191,10 +191,10 @@ class Profile:
         )
 
     def kv_tokens(self, spec: ModelSpec, topology: Topology = Topology()) -> int:  # noqa: B008 - frozen
-        """Tokens of KV cache beside the weights of one replica.
+        """Returns the tokens of KV cache that fit beside the weights of one replica.
 
         Raises:
-            ConfigError: the weights alone do not fit, or the topology does not divide the model.
+            ConfigError: the weights leave no room for a token, or the topology does not divide the model.
         """
         share = topology.share(spec)
         free = (usable := self.memory_bytes * MEMORY_SHARE) - share.weight_bytes
@@ -207,7 +207,7 @@ class Profile:
 
 
 def _remedy(spec: ModelSpec, topology: Topology, usable: float, links: Links) -> str:
-    """Names the fewest GPUs per stage that hold a model, and the links that they need. usable: bytes of each for weights."""
+    """Names the fewest GPUs per stage that hold a model, and the links they need. usable: bytes per GPU for weights."""
     for degree in range(topology.tensor_parallel + 1, topology.gpus_per_node + 1):
         with suppress(ConfigError):  # this number does not divide the model
             if replace(topology, tensor_parallel=degree).share(spec).weight_bytes < usable:

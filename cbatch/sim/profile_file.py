@@ -1,6 +1,6 @@
-"""Reads and writes profile files: the fields of `Profile` and of its parts are the keys of a JSON object.
+"""Reads and writes profile files: the fields of `Profile` and its parts are the keys of a JSON object.
 
-An object of the file may state its origin as "from": see `cbatch.sim.provenance`.
+An object in the file may state its origin as "from": see `cbatch.sim.provenance`.
 """
 
 import json
@@ -19,7 +19,7 @@ PROFILES = Path(__file__).parent / "profiles"
 
 
 def profile_names() -> list[str]:
-    """The profiles that come with the package."""
+    """Returns the names of the profiles in the package."""
     return sorted(path.stem for path in PROFILES.glob("*.json"))
 
 
@@ -27,7 +27,7 @@ def load_profile(name_or_path: str) -> Profile:
     """Loads a profile by name or from a file.
 
     Raises:
-        ProfileError: no such profile, or a missing, unknown, negative or non-finite value; the message names file and key.
+        ProfileError: there is no such profile, or a value is missing, unknown, negative or non-finite; the message names file and key.
     """
     path = PROFILES / f"{name_or_path}.json"
     if not path.is_file():
@@ -39,7 +39,7 @@ def load_profile(name_or_path: str) -> Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """Reads a file; raises as `load_profile`."""
+    """Reads a profile from a file. Raises like `load_profile`."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -51,7 +51,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def make_profile(data: Any) -> Profile:
-    """Makes a profile of a file's content. Raises ConfigError, which names the key."""
+    """Makes a profile from a file's content. Raises ConfigError, which names the key."""
     origins = take_origins(data)
     return read(Profile, {**data, "origins": origins} if isinstance(data, dict) else data)
 

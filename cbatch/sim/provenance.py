@@ -1,14 +1,14 @@
-"""Where the numbers of a hardware profile come from, entry by entry, and for which runs its error was established.
+"""The origin of each entry in a hardware profile, and the runs for which the profile's error was established.
 
-An entry is an object of numbers in a profile's file. Its origin is its "from", or that of the object around it, or the
-file's "source". The first word says of which kind it is:
+An entry is an object of numbers in a profile's file. The entry's origin is its "from", the "from" of an enclosing object, or
+the file's "source". The first word of an origin states its kind:
 
-    measured  the command, date, card and commit follow
-    derived   from what, and how
-    assumed   why
+    measured  followed by command, date, card and commit
+    derived   followed by the source and the method
+    assumed   followed by the reason
     fallback  measured or estimated for something else
 
-A simulated result counts as measured only where every entry that it uses was.
+A simulated result counts as measured only if every entry that it uses was measured.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ NOT_COMPARED = "not compared with real runs"
 
 FROM = "from"
 Place = tuple[str, ...]
-"""The keys that lead to an object of a file."""
+"""The keys that lead to an object in a file."""
 
 Loop = Literal["sync", "async"]
 
@@ -35,11 +35,11 @@ _ENDS = AfterValidator(lambda values: (min(values), max(values)) if values else 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The real runs in one loop that an error was established against: their models and GPUs.
+    """The real runs in one loop that established an error: their models and GPUs.
 
-    batches, loads: the smallest and the largest of their limits of requests in an iteration, and of their shares of the highest
-        rate that the policy sustains; empty: not stated.
-    error: empty: the profile's. brief: in a few words, for a line that is printed with each result; empty: none was given.
+    batches, loads: the smallest and largest limit of requests per iteration, and share of the highest rate that the policy
+        sustains; empty: not stated.
+    error: empty: the profile's error. brief: short form, printed with each result; empty: not stated.
     """
 
     models: tuple[str, ...]
@@ -51,13 +51,13 @@ class Compared:
 
 
 def kind_of(origin: str) -> str:
-    """The kind of an origin, or "not stated"."""
+    """Returns the kind of an origin, or "not stated"."""
     first = origin.split(maxsplit=1)[0].rstrip(":;,") if origin.strip() else ""
     return first if first in KINDS else UNSTATED
 
 
 def take_origins(node: Any, place: Place = ()) -> dict[Place, str]:
-    """Removes every "from" of a file's content; returns them by the place of their object."""
+    """Removes every "from" in a file's content. Returns the removed texts by the place of their object."""
     if not isinstance(node, dict):
         return {}
     origins = {place: str(node.pop(FROM))} if FROM in node else {}
@@ -75,7 +75,7 @@ def put_origins(node: Any, origins: Mapping[Place, str], place: Place = ()) -> A
 
 
 def not_measured(origins: Mapping[str, str]) -> list[str]:
-    """The entries of other kinds, as "entry (kind)"; parts of a table such as decode_only are one entry."""
+    """Returns the entries that were not measured, as "entry (kind)"; parts of a table such as decode_only count as one entry."""
     kinds = {(name.split(".")[0], kind_of(origin)) for name, origin in origins.items()}
     order = [*KINDS, UNSTATED]
     others = sorted((kind for kind in kinds if kind[1] != MEASURED), key=lambda kind: (order.index(kind[1]), kind[0]))

@@ -1,4 +1,4 @@
-"""Roofline estimates for parts that were not measured, which results list as estimated.
+"""Roofline estimates for unmeasured parts, which results list as estimated.
 
 An estimate has the interface of a measured `PiecewiseLinear`: `at(size)` in seconds.
 """
@@ -17,13 +17,13 @@ class Seconds(Protocol):
     def at(self, size: float) -> float: ...
 
     def covers(self, size: float) -> bool:
-        """Whether the size lies within the measured range; True for an estimate."""
+        """Returns whether the size lies within the measured range; True for an estimate."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The largest measured rates, of memory and of 16-bit arithmetic. tile: tokens per step in the time of products."""
+    """The largest measured rates of memory and 16-bit arithmetic. tile: the time of products rises in steps of this many tokens."""
 
     bandwidth_bytes_per_second: Positive
     flops_per_second: Positive
@@ -61,7 +61,7 @@ class Affine(Seconds):
 
 
 def small_operations(share: ModelSpec, ceilings: Ceilings) -> Affine:
-    """Norms, residual sums, rotary embedding, KV write and activation of one layer: each value read and written once.
+    """Estimates norms, residual sums, rotary embedding, KV write and activation of one layer from the moved bytes.
 
     Two norms and two residual sums move 2 + 3 hidden states each; queries, keys and values are read and written once;
     the activation reads its inputs and writes its output.

@@ -1,9 +1,9 @@
-"""How the numbers and tables of a profile's file are written in JSON; pydantic reads and writes them.
+"""The JSON form of the numbers and tables in a profile's file, which pydantic reads and writes.
 
     Annotated[PiecewiseLinear, Columns("tokens")]        {"tokens": [1, 128], "seconds": [0.005, 0.007]}
     Annotated[BilinearGrid, Grid("sizes", "contexts")]   {"sizes": [16], "contexts": [0, 1024], "seconds": [[1e-6, null]]}
 
-Every number is checked when a file is read, so that a damaged file fails there and not as a strange result.
+Every number is checked on reading, so that a damaged file raises an error instead of giving a strange result.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.validation import Give, whole
 
 LARGEST = 1e30
-"""Positive numbers must lie between 1 / LARGEST and LARGEST, so that products and quotients of two of them stay finite."""
+"""Positive numbers must lie between 1 / LARGEST and LARGEST, so that their products and quotients remain finite."""
 
 _number = partial(core_schema.float_schema, le=LARGEST, allow_inf_nan=False, strict=True)
 
@@ -28,12 +28,12 @@ NotNegative = Annotated[float, Give(f"a number of at least 0 (at most {LARGEST})
 _Sizes = Annotated[list[Positive], Field(min_length=1)]
 NumLayers = Annotated[int, whole(1, unit="number of layers")]
 NumGpus = Annotated[int, Give("a number of GPUs", core_schema.int_schema(ge=1))]
-"""A key of a JSON object, and therefore a text there."""
+"""A key of a JSON object, and therefore a string in the file."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Annotates a `PiecewiseLinear` with the keys of its sizes and of its values. positive: no value may be 0."""
+    """Annotates a `PiecewiseLinear` with the keys of its sizes and values. positive: no value may be 0."""
 
     sizes: str
     values: str = "seconds"
@@ -55,7 +55,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Grid:
-    """Annotates a `BilinearGrid` with the keys of its sizes and columns; a point that was not measured is null."""
+    """Annotates a `BilinearGrid` with the keys of its sizes and columns; an unmeasured point is null."""
 
     sizes: str
     columns: str
@@ -86,7 +86,7 @@ class Grid:
 
 
 def check_ascending(key: str, sizes: Sequence[float]) -> None:
-    """Raises ValueError, which pydantic reports with the place in the file, as `check_length` does."""
+    """Raises ValueError unless sizes are ascending. Pydantic reports the place in the file."""
     if any(later <= size for size, later in pairwise(sizes)):
         raise ValueError(f"{key} must be ascending")
 

@@ -1,12 +1,12 @@
-"""The stages of a simulated pipeline: when each computes which iteration, and the cause of every idle second.
+"""The stages of a simulated pipeline: when each stage computes an iteration, and the cause of every idle second.
 
     stage 0  | iteration 0 | 1 |   2   | 3 |        An iteration starts in a stage once it has arrived and the stage has
     stage 1   . . . . . . .| 0 | idle  | 1 | ...    finished the previous one. Above, stage 1 waits for iteration 1,
                                                     which takes longer in stage 0 than iteration 0 in stage 1: a bubble.
 
-An idle interval is divided by the history of the iteration that ends it: it was computed in an earlier stage, or
-sent; before its launch the host was busy, or waited for the oldest iteration in flight, whose tokens it needed; or the
-stage had no work. Waiting for another iteration is a bubble of one of three kinds (SARATHI, arXiv 2308.16369, 3.3).
+An idle interval is divided by the history of the iteration that ends the interval. The iteration was computed in an earlier
+stage, or sent; before its launch the host was busy, or waited for the tokens of the oldest iteration in flight; or the stage
+had no work. Waiting for another iteration is a bubble of one of three kinds (SARATHI, arXiv 2308.16369, 3.3).
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from cbatch.sim.cost import StageTimes
 
 @dataclass(slots=True)
 class StageAccount:
-    """Seconds of one stage; they sum to its span.
+    """Seconds of one stage by cause; the seconds sum to the stage's span.
 
-    compute, communication: busy; all-reduces, and waiting for a message from the previous stage.
-    pb1: bubbles; prompt lengths differ between the iteration waited for and the previous one.
-    pb2: bubbles; one of the two has prompt tokens, the other has none.
-    pb3: bubbles; the two differ in decodes or contexts, or the stages differ in embedding or head.
-    host: no launch, as the host was planning.
-    no_work: too few requests to fill the pipeline, including its filling and draining.
+    compute: operations. communication: all-reduces, and waiting for a message from the previous stage.
+    pb1: bubbles; prompt lengths differ between the awaited and the previous iteration.
+    pb2: bubbles; only one of the two iterations has prompt tokens.
+    pb3: bubbles; the two iterations differ in decodes or contexts, or the stages differ in embedding or head.
+    host: no launch, since the host was planning.
+    no_work: too few requests to fill the pipeline, including filling and draining.
     """
 
     compute: float = 0.0
@@ -50,20 +50,20 @@ class StageAccount:
 class Cause(Enum):
     """Causes of an idle interval."""
 
-    COMPUTE = 0  # an iteration was computed, in this stage or another: waiting for it is a bubble
+    COMPUTE = 0  # an iteration was computed in any stage; waiting for it is a bubble
     SEND = 1
     HOST = 2
     NO_WORK = 3
 
 
 Activity = tuple[float, float, Cause, BatchShape]
-"""An interval of an iteration, or of the host: its begin, its end, the cause, the batch of the computed iteration."""
+"""An interval of an iteration or of the host: begin, end, cause, and the batch of the computed iteration."""
 
 
 class Span(NamedTuple):
-    """When an iteration was computed, in virtual seconds: its start in the first stage, its end in the last.
+    """When an iteration was computed, in virtual seconds: start in the first stage, end in the last stage.
 
-    bubbles: seconds that stages waited for it, of all three kinds, summed over the stages.
+    bubbles: seconds that stages waited for the iteration, summed over all three kinds and all stages.
     """
 
     started: float
@@ -73,7 +73,7 @@ class Span(NamedTuple):
 
 
 class Stages:
-    """The calendars and accounts of the stages. The executor records what the host does between two launches."""
+    """The calendars and accounts of the stages. The executor records the host's activities between two launches."""
 
     def __init__(self, num_stages: int, begin: float = 0.0) -> None:
         self.accounts = [StageAccount() for _ in range(num_stages)]
@@ -82,7 +82,7 @@ class Stages:
         self._trail: list[Activity] = []  # since the previous launch
 
     def record_host(self, begin: float, end: float, cause: Cause, shape: BatchShape = BatchShape()) -> None:  # noqa: B008
-        """Record what the host did before the next launch; `shape` is of the iteration that it waited for."""
+        """Records an activity of the host before the next launch. shape: batch of the iteration that the host waited for."""
         self._trail.append((begin, end, cause, shape))
 
     def launch(
@@ -99,9 +99,9 @@ class Stages:
         """Sends an iteration through all stages.
 
         saved: seconds of `times.compute` that each stage saves.
-        full: as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
-        carried_from: the iteration whose sampled tokens are inputs of this one, which cannot start before they arrive.
-        launched: when the host has launched its last operation, before which it cannot end.
+        full: whether as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
+        carried_from: iteration whose sampled tokens are inputs of this iteration; the start waits for these tokens.
+        launched: when the host has launched the iteration's last operation; the iteration cannot end earlier.
         """
         arrived = max(now, carried_from.ended) if carried_from else now
         work, spans = times.compute - saved + times.communication, list[tuple[float, float]]()
@@ -124,9 +124,9 @@ class Stages:
         full: bool,
         carried_from: Span | None,
     ) -> Span:
-        """Accounts for an iteration that was computed in all stages; arguments as of `launch`.
+        """Accounts for an iteration that was computed in all stages; other arguments as in `launch`.
 
-        spans: when each stage began and ended. communication: seconds of all-reduces in each of them.
+        spans: begin and end in each stage. communication: seconds of all-reduces per stage.
         """
         computed, arrived = Cause.COMPUTE if full else Cause.NO_WORK, now
         if carried_from is not None and carried_from.ended > arrived:
@@ -149,11 +149,11 @@ class Stages:
 
     @property
     def free_at(self) -> float:
-        """When the last stage has computed all that was launched."""
+        """Returns when the last stage has computed all launched iterations."""
         return self._free_at[-1]
 
     def launch_alone(self, now: float, shape: BatchShape, times: StageTimes, saved: float, launched: float) -> Span:
-        """`launch` for a single stage, which only the host can delay."""
+        """Launches an iteration in a single stage, which only the host can delay."""
         account, begin, bubbles = self.accounts[0], self._free_at[0], 0.0
         if begin < now:
             bubbles, begin = self._account_idle(account, begin, now), now
@@ -168,13 +168,13 @@ class Stages:
         return Span(begin, end, shape, bubbles)
 
     def close_accounts(self) -> list[StageAccount]:
-        """The accounts up to the end of the last iteration in the last stage."""
+        """Returns the accounts up to the end of the last iteration in the last stage."""
         end = self._free_at[-1]
         stages = zip(self.accounts, self._free_at, strict=True)
         return [replace(account, no_work=account.no_work + end - free_at) for account, free_at in stages]
 
     def _account_idle(self, account: StageAccount, begin: float, end: float) -> float:
-        """Account for a stage's idle interval; return its seconds of bubbles."""
+        """Accounts for a stage's idle interval. Returns the seconds of bubbles."""
         bubbles = 0.0
         for began, ended, cause, shape in reversed(self._trail):
             if ended <= begin:
@@ -198,7 +198,7 @@ class Stages:
 
 
 def bubble_kind(waited_for: BatchShape, before: BatchShape) -> str:
-    """The field of `StageAccount` for a stage that waits for one iteration after another."""
+    """Returns the field of `StageAccount` for a stage that waits for one iteration after another."""
     prompt, prompt_before = (sum(tokens for tokens, _ in shape.chunks) for shape in (waited_for, before))
     if (prompt > 0) != (prompt_before > 0):
         return "pb2"
