@@ -20,7 +20,7 @@ from cbatch.results.streamed import StreamedRun
 from cbatch.results.summary import summarize
 from experiments.progress import progress
 from experiments.settings.assemble import BoundsOf, Run, assemble, bounds_of, with_workload
-from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
+from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
 from experiments.store.csv_tables import RunTables
 from experiments.store.provenance import commit, now, versions, write_json
@@ -95,8 +95,6 @@ def serve(
 ) -> Result:
     """Serves the workload to its end.
 
-    Where a policy asks for predictions of a CPU that was not measured, measures it and begins again.
-
     Args:
         folder: for the results; None: nothing is written.
         replace: overwrite a complete run in this folder.
@@ -109,8 +107,7 @@ def serve(
     """
     began, origin = time.perf_counter(), origin_of_run(settings)
     gc.freeze()  # imported modules outlive the run: the collector need not traverse them while requests are made
-    make = partial(assemble, largest=largest)
-    run = make(settings if folder else with_workload(settings, settings.workload), say)
+    run = assemble(settings if folder else with_workload(settings, settings.workload), say, largest=largest)
     bounds = bounds_of(run) if settings.bounds else None
     if run.chosen:
         say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
@@ -119,16 +116,7 @@ def serve(
         if folder:
             keys, own = settings.composed.keys, origin["identity"]
             held.enter_context(open_run_folder(folder, keys, own, replace=replace))
-        while True:
-            try:
-                record = loop(run, folder) if loop else _run(run, folder, bar)
-                break
-            except UnmeasuredError as error:
-                from experiments.profile.command import measure_cpu  # loads torch
-
-                say(f"view.cost: measuring this CPU with model={error.spec.name}, once, into {cpu_profile(error.spec)}")
-                measure_cpu(error.spec)
-                began, run = time.perf_counter(), make(run.settings)
+        record = loop(run, folder) if loop else _run(run, folder, bar)
         origin["wall_seconds"] = time.perf_counter() - began
         result = _result_of(run, record, bounds, origin, folder if run.streamed else None)
         if folder:

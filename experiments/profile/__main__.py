@@ -12,6 +12,9 @@
 
     hardware     profile of the card, for its memory and ceilings     output  the file; by default HARDWARE-vllm, in cbatch/sim/profiles
 
+`python -m experiments.profile cpu model=NAME` measures this machine's CPU in seconds, for policies that read `view.cost`. The keys
+are those of the model in `experiments.run`; without keys the model is that of backend=cpu. The profile is kept in ~/.cache/cbatch.
+
 `python -m experiments.profile card` measures how fast this card is against the profile of its kind, in about 20 seconds: two
 factors, of iterations with prompts and of decodes alone. Runs with hardware=FILE are then predicted for this card.
 
@@ -49,7 +52,7 @@ VLLM = "engine=vllm"
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run(_profile, arguments, lambda: str(__doc__), kept="files already written are complete")
+    return run(_profile, arguments, lambda: str(__doc__), composes=True, kept="files written are complete")
 
 
 def _profile(*options: str) -> None:
@@ -58,6 +61,11 @@ def _profile(*options: str) -> None:
     name, own = f"profile {options[0]}", list(options[1:])
     if options[0] != "show":
         check_installed("real", "torch", "transformers")
+    if options[0] == "cpu":
+        from experiments.profile.command import measure_cpu
+
+        measure_cpu(_reporter(), *own)
+        return
     if options[0] == "card":
         from experiments.profile.card import fit_card, measure_card
 

@@ -5,7 +5,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,7 +24,9 @@ from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, ceilings, hardware_name
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
+from experiments.settings.compose import compose_run
 from experiments.settings.hardware import cpu_profile, memory_bytes
+from experiments.settings.overrides import check_effects
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import commit, slug, today, versions, write_text
 
@@ -62,12 +63,17 @@ def profile(
     return [_measure_model(spec, batches, limits, backend, output, report) for spec in specs][-1]
 
 
-def measure_cpu(spec: ModelSpec) -> None:
-    """Measures this machine's CPU with a model, quickly, into the file that `hardware=cpu` reads. Raises OSError."""
-    path = cpu_profile(spec)
+def measure_cpu(report: Report, *keys: str) -> Path:
+    """Measures this machine's CPU with the model of these keys, quickly, into the file that `hardware=cpu` reads.
+
+    Raises:
+        ConfigError: a key that cannot be used. OSError: the cache folder cannot be written.
+    """
+    check_effects(keys, ("model",), "profile cpu")
+    path = cpu_profile(spec := compose_run("backend=cpu", *keys).model)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent) as folder:  # other processes may measure as well
-        _measure_model(spec, [16], QUICK, "cpu", str(Path(folder) / path.name), lambda what: None).replace(path)
+    path.unlink(missing_ok=True)
+    return _measure_model(spec, [16], QUICK, "cpu", str(path), report)
 
 
 def _measure_model(

@@ -1,7 +1,6 @@
 """Describes this machine's processors, and makes the cost model of `hardware=`: a shipped profile's, a file's, or `cpu`, this CPU's.
 
-The CPU is measured with a model when a policy first asks for a prediction (`experiments.profile.command.measure_cpu`),
-and the profile kept in a file of the user's cache folder.
+`python -m experiments.profile cpu` measures the CPU with a model, into a file of the user's cache folder.
 """
 
 import ctypes
@@ -26,20 +25,14 @@ from experiments.store.provenance import slug, versions
 CPU = "cpu"
 
 
-class UnmeasuredError(ConfigError):
-    """A policy asks for a prediction, and this machine's CPU was not measured with the model yet."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        remedy = "experiments.profile.command.measure_cpu(spec) measures it, experiments.run does so by itself"
-        super().__init__(f"view.cost: this machine's CPU was not measured with model={spec.name}; {remedy}")
-        self.spec = spec
-
-
 class _UnmeasuredCost(ProfileCost):
-    """Stands in for the cost model of a CPU that was not measured; raises UnmeasuredError when asked."""
+    """Stands in for the cost model of a CPU that was not measured; raises ConfigError when asked."""
 
     def _tables(self, shape: BatchShape) -> NoReturn:
-        raise UnmeasuredError(self.spec)
+        spec = self.spec
+        model = f"model={spec.name}" if spec.path is None else f"model.path={spec.path}"
+        remedy = f"run python -m experiments.profile cpu {model}, with the run's model.* keys if it has any"
+        raise ConfigError(f"view.cost: this machine's CPU was not measured with model={spec.name}; {remedy}")
 
 
 def cost_model(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ from experiments.profile import host, laboratory
 from experiments.settings import hardware
 from experiments.settings import settings as settings_module
 from experiments.settings.compose import compose_run
-from experiments.settings.hardware import UnmeasuredError, cost_model, cpu_name, cpu_profile
+from experiments.settings.hardware import cpu_name, cpu_profile
 from experiments.settings.presets import load_spec
 
 TINY = load_spec("tiny")
@@ -68,13 +69,15 @@ def on_h200() -> float:
     return ProfileCost(load_profile("h200"), TINY).predict(BatchShape((), 2, 60))
 
 
-def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
-    file = cpu_profile(TINY)
-    run(folder, "policy=orca")
-    assert not file.exists(), "measured without need"
-    with pytest.raises(UnmeasuredError, match=r"not measured with model=tiny; experiments.profile.command.measure_cpu"):
-        cost_model("cpu", TINY).predict(BatchShape((), 1, 8))
-    assert f"measuring this CPU with model=tiny, once, into {file}\n" in run(folder, ASKS, "output=a")
+def test_a_policy_that_asks_needs_a_measured_cpu(folder: Path) -> None:
+    """The run ends with one line that names the command; with its profile the same run succeeds."""
+    file, keys = cpu_profile(TINY), ("backend=cpu", *SMALL, ASKS, "output=a")
+    ended = command("run", *keys, cwd=folder)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and not file.exists()
+    assert "this machine's CPU was not measured with model=tiny; " in ended.stderr
+    [measure] = re.findall(r"python -m experiments\.(profile cpu model=\w+)", ended.stderr)
+    assert command(*measure.split(), cwd=folder).returncode == 0
+    assert command("run", *keys, cwd=folder).returncode == 0
     (seconds,) = predicted(folder / "a")
     assert seconds > 4 * on_h200(), "two layers in Python take longer than a GPU's"
     written = json.loads(file.read_text())
@@ -83,20 +86,22 @@ def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
     assert f"torch {version('torch')}" in written["models"]["tiny"]["from"]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert summary(folder / "a")["about"]["execution"]["predictions"]["hardware"] == cpu_name()
+    run(folder, "hardware=cpu", "model=tiny", "policy=orca", "output=s", backend="sim")
+    about = summary(folder / "s")["about"]
+    assert about["hardware"] == cpu_name() and about["execution"]["not_measured"] == []
 
 
-def test_a_home_that_cannot_be_written_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_names_keys_and_files_it_cannot_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [line] = command("profile", "cpu", "batch=3", cwd=folder).stderr.splitlines()
+    assert line == "error: batch: has no effect on a profile cpu, which takes model; leave it out"
     monkeypatch.setenv("HOME", str(folder / "asks.py"))
-    [line] = command("run", "backend=cpu", *SMALL, ASKS, cwd=folder).stderr.splitlines()
-    assert line.startswith(f"error: {folder / 'asks.py/.cache'}") and "output=" not in line
+    [line] = command("profile", "cpu", cwd=folder).stderr.splitlines()
+    assert line.startswith(f"error: {folder / 'asks.py/.cache'}")
 
 
 def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measuring = run(folder, "hardware=cpu", "model=tiny", "policy=orca", "output=s", backend="sim")
-    assert "measuring this CPU with model=tiny" in measuring, "for a simulation of this CPU as well"
-    about = summary(folder / "s")["about"]
-    assert about["hardware"] == cpu_name() and about["execution"]["not_measured"] == []
-    assert "measuring" not in run(folder, ASKS, "decisions=true", "output=a")
+    assert command("profile", "cpu", cwd=folder).returncode == 0
+    run(folder, ASKS, "decisions=true", "output=a")
     monkeypatch.setenv("HOME", str(folder / "elsewhere"))  # another machine, which has measured nothing
     done = command("replay", "a", cwd=folder)
     assert done.returncode == 0 and done.stdout.startswith("a: Asks makes the same"), done
