@@ -4,13 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CODE := cbatch policies experiments
-# Each collects the tests, which takes 15 s, most of them for importing torch.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 8))')
 
 # Where it is set, each of the processes that commands and tests start would compile again all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run model test test-nightly test-gpu mutants speed lint compile format clean
+.PHONY: run model quick test test-nightly test-gpu mutants speed lint docs compile format clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m experiments.run policy=sarathi chunk=256
@@ -25,13 +24,14 @@ $(MODEL)/config.json: | $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-compile -c requirements.lock accelerate gguf
 	$(BIN)/python tests/support/small_model.py $(MODEL)
 
-test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(HANGS) --ignore=tests/gpu
+TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(HANGS) --ignore=tests/gpu
+quick: $(INSTALLED)
+	$(TEST) -m "not long"
 
-# Compiled layers by Inductor, 1,000 random workloads of each steady policy with and without leaps, 500 beside Belady's optimum, 1,000
-# cancellations of each policy and loop, 10,000 random schedules and 20,000
-# spoiled inputs; DRAW=N draws other schedules and inputs. Intervals of 2,000 repetitions against known truths, lower bounds against 2,000 exact optima. Faults planted in figures
-# and options, each of which a test must notice. Sweeps by Ray and submitit, notebooks and documents, all of SARATHI's peaks. vLLM's scheduler, from its wheels: 1,000 random runs in each mode. The tokens of a real model against transformers' generate.
+test: $(INSTALLED)
+	$(TEST)
+
+# Hours; CONTRIBUTING.md says what each line adds. DRAW=N draws other schedules and inputs.
 test-nightly: $(INSTALLED) model
 	$(BIN)/python -m pytest tests/runtime/test_runtime_model.py --compiler=inductor
 	$(BIN)/python -m pytest tests/core/test_leaps.py --workloads=1000 -n $(WORKERS)
@@ -51,8 +51,7 @@ test-nightly: $(INSTALLED) model
 	  $(BIN)/python -m pytest tests/vllm reproduction/tests/test_vllm_turns.py --vllm=.vllm/$$version --runs=1000 --cancellations=1000 $(if $(DRAW),--draw=$(DRAW)) || exit 1; \
 	done
 
-# Changes the code that makes figures, one change at a time: which changes does no test notice? Takes hours.
-# MODULES= parts of paths; SAMPLE= about as many changes of each module, DRAW= others.
+# Hours. MODULES= parts of paths; SAMPLE= about as many changes of each module, DRAW= others.
 mutants: $(INSTALLED)
 	$(BIN)/python tests/support/mutate.py $(MODULES) $(if $(SAMPLE),--sample=$(SAMPLE)) $(if $(DRAW),--draw=$(DRAW)) --record=reproduction/results
 
@@ -68,6 +67,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# The site of README.md and docs/ in build/site; a broken link is an error. Reads no network.
+docs: $(INSTALLED)
+	rm -rf build/docs && mkdir -p build/docs
+	git ls-files -z | tar --null -T - -cf - | tar -xf - -C build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 # What the tests import, once: the processes of `make test` begin at the same moment and would each compile it.
 compile: $(INSTALLED)
 	@$(BIN)/python -m pytest --collect-only --quiet --ignore=tests/gpu > /dev/null
@@ -82,7 +87,7 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile -c requirements.lock torch==2.13.0
-	$(BIN)/python -m pip install --quiet --no-compile -c requirements.lock -e '.[dev,sweep,server]'
+	$(BIN)/python -m pip install --quiet --no-compile -c requirements.lock -e '.[dev,docs,sweep,server]'
 	@touch $@
 
 clean:

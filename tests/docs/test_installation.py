@@ -84,6 +84,12 @@ def test_the_version_is_the_same_everywhere(installed: Path) -> None:
     assert headings[:2] == ["Unreleased", __version__]
 
 
+def test_pre_commit_runs_the_pinned_ruff() -> None:
+    """Another version would format otherwise than `make lint` demands."""
+    [pinned] = re.findall(r"^ruff==(\S+)$", (ROOT / "requirements.lock").read_text(), re.M)
+    assert f"ruff-pre-commit\n    rev: v{pinned}\n" in (ROOT / ".pre-commit-config.yaml").read_text()
+
+
 def test_an_installed_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     where = "import cbatch, experiments, policies; print(cbatch.__file__, experiments.__file__, policies.__file__)"
     said = python("-c", where, cwd=tmp_path, PYTHONPATH=str(installed))
