@@ -147,6 +147,7 @@ def _result_of(
         "ended": ended,
         "submitted": None if streamed else run.requests,
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
+        "num_replicas": len(caches),
     }
     measured = {
         "load": None if run.rate is None else {"load": run.settings.workload.load, "rate": run.rate},

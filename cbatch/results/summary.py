@@ -29,6 +29,7 @@ def summarize(
     ended: Collection[Entry] | None = None,
     submitted: Collection[Entry] | None = None,
     num_evicted_blocks: int | None = None,
+    num_replicas: int = 1,
 ) -> dict[str, Any]:
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -43,6 +44,7 @@ def summarize(
         ended: the requests in the order of their ends; None: those of the record.
         submitted: every request of the run, for `goodput` and `attainment`; None: all of them ended.
         num_evicted_blocks: cached blocks that were overwritten; None without a prefix cache.
+        num_replicas: for `replicas`, of which there must be several.
     """
     requests = requests or metrics.collect_served(record)
     steps = steps or metrics.step_columns(record.steps)
@@ -73,7 +75,14 @@ def summarize(
         "attainment": attainment(submitted, requests, ends),
         "service": {} if service is None else fairness(service),
         **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(ended, num_evicted_blocks)}),
+        **({} if num_replicas == 1 else {"replicas": _balance(record.replica_of, num_replicas)}),
     }
+
+
+def _balance(replica_of: Mapping[int, int], num_replicas: int) -> Figures:
+    """Returns how the requests of the whole run are spread over the replicas."""
+    counts = np.bincount(np.array([*replica_of.values()], int), minlength=num_replicas)
+    return {"least_requests": int(counts.min()), "most_requests": int(counts.max())}
 
 
 def _prefix_cache(ended: Collection[Entry], num_evicted_blocks: int) -> dict[str, Any]:

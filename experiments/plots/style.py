@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
+from numbers import Real
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ from cbatch.validation import Give
 from experiments.store.headings import OFFERED
 from experiments.store.notes import made_text, notes_of
 from experiments.store.provenance import atomic_write
+from experiments.store.text import gpus_texts
 
 PAGE = 7.0  # inches: text width of a printed page
 _SHARED = {
@@ -36,8 +38,11 @@ _SHARED = {
     "workload.speed": "speed {}",
     "workload.rate_scale": "rate scale {}",
     "workload.pd_ratio": "P:D {}",
+    "kv_tokens": "KV cache of {} tokens",
+    "eviction": "eviction {}",
 }
 """Settings that a heading names if all runs share them, and the text around their values."""
+_SPEEDS = ("workload.speed", "workload.rate_scale")  # named if they are not 1
 _HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 105, 125, 140, 135  # characters in a line as wide as a page
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
@@ -121,14 +126,7 @@ def add_title(
 
     note: ends the heading. below: a note on the figure, after the others.
     """
-    shared, seeds = [], runs.get("workload.seed", pd.Series(0, runs.index))
-    if OFFERED in runs and runs.groupby(seeds, dropna=False)[OFFERED].nunique().max() == 1:
-        runs = runs.assign(**{OFFERED: float(f"{runs[OFFERED].mean():.3g}")})
-    for key, words in _SHARED.items():
-        if key in runs and runs[key].notna().all() and runs[key].nunique() == 1:
-            value = runs[key].iloc[0]
-            if value != 1.0 or key not in ("workload.speed", "workload.rate_scale"):
-                shared.append(words.format(f"{value:g}" if isinstance(value, float) else value))
+    shared = _shared_texts(runs)
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
     abouts = [summary["about"] for summary in runs["summary"]]
     origin, *others = notes_of(abouts)
@@ -136,6 +134,23 @@ def add_title(
     if not look.notes:
         print(notes)  # for a caption
     add_heading(figure, text if look.title is None else look.title, notes if look.notes else "", handles, look.size)
+
+
+def _shared_texts(runs: pd.DataFrame) -> list[str]:
+    """Returns the settings that all runs share: those of `_SHARED`, several GPUs, and those by which the runs were chosen."""
+    seeds = runs.get("workload.seed", pd.Series(0, runs.index))
+    if OFFERED in runs and runs.groupby(seeds, dropna=False)[OFFERED].nunique().max() == 1:
+        runs = runs.assign(**{OFFERED: float(f"{runs[OFFERED].mean():.3g}")})
+    known = runs[[key for key in map(str, runs) if key in _SHARED or key.startswith("backend.")]]
+    values = {
+        str(key): column.iloc[0] for key, column in known.items() if column.notna().all() and column.nunique() == 1
+    }
+    named = {key: words for key, words in _SHARED.items() if key in values and (key not in _SPEEDS or values[key] != 1)}
+    values |= {key: f"{value:,.10g}" for key, value in values.items() if isinstance(value, Real)}
+    texts = [words.format(values[key]) for key, words in named.items()]
+    chosen = runs["chosen"].iloc[0] if "chosen" in runs else {}
+    others = [text for key, text in chosen.items() if key not in (*_SHARED, "batch") and not key.startswith("backend.")]
+    return [*texts, *gpus_texts(values), *others]
 
 
 def wrap(text: str, width: int) -> str:

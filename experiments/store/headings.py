@@ -50,6 +50,8 @@ _HEADINGS = {
     "run.recomputed_tokens": Heading("recomputed tokens", better="lower"),
     "prefix_cache.hit_share": Heading("found in cache [%]", 100.0, "share", "higher"),
     "prefix_cache.evicted_blocks": Heading("evicted blocks", better="lower"),
+    "replicas.least_requests": Heading("least requests of a replica", better="higher"),
+    "replicas.most_requests": Heading("most requests of a replica", better="lower"),
     "service.service_difference.mean": Heading("service difference", better="lower"),
     "service.jain_index.mean": Heading("Jain's index", better="higher"),
     "iterations.batch_requests": Heading("batch [requests]"),
@@ -89,6 +91,8 @@ MORE_COLUMNS = (
     "end_to_end_seconds.p99",
     "service.service_difference.mean",
     "service.jain_index.mean",
+    "replicas.least_requests",
+    "replicas.most_requests",
     "iterations.batch_requests",
     "iterations.kv_use_peak",
     "iterations.device_active_share",
@@ -124,7 +128,7 @@ def _known_figures() -> list[str]:
     request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0)), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
-    return [name for name, _ in flat(summarize(record, num_blocks=1, max_batch=1))]
+    return [name for name, _ in flat(summarize(record, num_blocks=1, max_batch=1, num_replicas=2))]
 
 
 def no_such_figure(given: str, known: Sequence[str]) -> str:

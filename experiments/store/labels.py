@@ -28,6 +28,28 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
         shown: columns that are shown in another way, such as on an axis.
         apart: give each run its own label, by seeds, unread settings and folder if necessary.
     """
+    labels = runs["policy"]
+    if any(map(is_argument, shown)):
+        labels = labels.str.partition("(")[0]
+    for column in _parts(runs, labels, shown, apart).values():
+        labels = labels + (", " + column).fillna("")
+    return labels
+
+
+def chosen_settings(runs: pd.DataFrame, chosen: pd.DataFrame) -> dict[str, str]:
+    """Returns key=value, by key, of the settings that tell some of the runs from others and are equal in the chosen ones."""
+    columns = {key: column[chosen.index] for key, column in _parts(runs, runs["policy"], (), False).items()}
+    return {
+        key: column.iloc[0]
+        for key, column in columns.items()
+        if column.notna().all() and column.nunique() == 1 and not is_seed(key)
+    }
+
+
+def _parts(
+    runs: pd.DataFrame, policies: "pd.Series[str]", shown: Collection[str], apart: bool
+) -> "dict[str, pd.Series[str]]":
+    """Returns key=value by key for the runs that it tells apart; NaN for others."""
     texts = settings_of(runs)
     seeds = [key for key in map(str, texts) if is_seed(key)]
     given = {key_of(text) for row in runs["summary"] for text in row["about"]["overrides"]}
@@ -39,10 +61,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     else:  # runs with and without a seed are not replications of each other
         texts[seeds] = texts[seeds].notna().replace({True: "any", False: "none"})
         keys += seeds
-    policies = runs["policy"]
-    if any(map(is_argument, shown)):
-        policies = policies.str.partition("(")[0]
-    known = [policies, *(runs[key].map(_as_text) for key in shown if key in runs)]
+    known: list[pd.Series[Any]] = [policies, *(runs[key].map(_as_text) for key in shown if key in runs)]
     groups = _numbered(*known)  # of runs that the label so far does not tell apart
     parts: dict[str, pd.Series[str]] = {}
     for key in keys:
@@ -50,10 +69,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
         if tells.any() or (key in _QUESTION and texts[key].nunique() > 1):
             shown_of = tells | (key in _QUESTION)
             groups, parts[key] = _numbered(groups, texts[key]), _shorten(key, texts[key]).where(shown_of)
-    labels = policies.copy()
-    for head, column in zip(_heads(list(parts)), parts.values(), strict=True):
-        labels += (", " + head + column).fillna("")
-    return labels
+    return {key: head + parts[key] for head, key in zip(_heads(list(parts)), parts, strict=True)}
 
 
 def settings_of(runs: pd.DataFrame) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from cbatch import ConfigError
 from experiments.store.claim import read_state
 from experiments.store.headings import COLUMNS, flat, heading_of
 from experiments.store.intervals import few_text, mean_of
-from experiments.store.labels import code_text, label_runs, settings_of
+from experiments.store.labels import chosen_settings, code_text, label_runs, settings_of
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, read_summary, run_folders
 from experiments.store.text import Summary, count_text, figures_text, format_mean
@@ -106,11 +106,13 @@ class Omitted(NamedTuple):
 def select_runs(folder: str | Path, text: str) -> tuple[pd.DataFrame, list[Omitted]]:
     """Returns the finished runs that `text` chooses, repeated ones once, and those of the folder that are left out.
 
-    The frame has the columns of `read_runs`, with labels of the chosen runs.
+    The frame has the columns of `read_runs`, with labels of the chosen runs, and `chosen`: what `chosen_settings` returns.
     """
-    runs, repeated = drop_repeats(choose_runs(read_runs(folder), text))
+    every = read_runs(folder)
+    runs, repeated = drop_repeats(choose_runs(every, text))
     unfinished = [run for run in find_unfinished(Path(folder)) if _any_in(text, run.name)]
-    return runs.assign(label=label_runs(runs)), [*repeated, *unfinished]
+    settings: Any = chosen_settings(every, runs) if text else {}
+    return runs.assign(label=label_runs(runs), chosen=[settings] * len(runs)), [*repeated, *unfinished]
 
 
 def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:

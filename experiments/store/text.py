@@ -15,16 +15,31 @@ from experiments.store.notes import notes_of
 
 Summary = Mapping[str, Any]
 
+_GPUS = {
+    "tensor_parallel": "tensor parallelism {}",
+    "pipeline_stages": "{} pipeline stages",
+    "replicas": "{} replicas",
+    "router": "router {}",
+}
+
 
 def title_of(about: Summary) -> str:
-    """Returns a run in a line, with the file that its workload reads, and its prefix cache."""
+    """Returns a run in a line, with the file that its workload reads, its prefix cache, and its GPUs if they are several."""
     identity, limits = about["identity"], about["limits"]
     paths = [identity.get(key) for key in ("workload.path", "workload.lengths.path")]
     files = [f"({Path(path).name})" for path in paths if path]
-    cache = ""
+    what = [f"{about['policy']} on {' '.join([about['workload'], *files])}", about["model"], about["runtime"]]
     if identity.get("prefix_cache"):
-        cache = f", {identity['eviction']} in {limits['kv_blocks'] * limits['block_size']:,} tokens"
-    return f"{about['policy']} on {' '.join([about['workload'], *files])}, {about['model']}, {about['runtime']}{cache}"
+        what.append(f"{identity['eviction']} in {limits['kv_blocks'] * limits['block_size']:,} tokens")
+    return ", ".join([*what, *gpus_texts(identity)])
+
+
+def gpus_texts(settings: Mapping[str, Any]) -> list[str]:
+    """Returns how several GPUs share the work: the settings of the backend that are not 1; a router only of several replicas."""
+    values = {key: str(settings.get(f"backend.{key}", 1)) for key in _GPUS}
+    if values["replicas"] == "1":
+        values["router"] = "1"
+    return [words.format(values[key]) for key, words in _GPUS.items() if values[key] != "1"]
 
 
 def run_text(summary: Summary) -> str:
@@ -77,6 +92,9 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         if "violations" in regret:
             line += f"; {count_text(regret['violations'], 'violation')} over the lower bound of {regret['violations_bound']}"
         yield "regret", whole + line
+    if balance := summary.get("replicas"):
+        least, most = balance["least_requests"], balance["most_requests"]
+        yield "replicas", f"{whole}{least:,} to {count_text(most, 'request')} each"
     batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"
     tokens = f"{number(mean['batch_tokens'])} tokens ({share(mean['padding_share'])} padding)"
     each, num = f"{batch} and {tokens}", run["iterations"]

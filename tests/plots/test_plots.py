@@ -163,6 +163,17 @@ def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_pat
     assert (lru.get_label(), list(lru.get_ydata())) == ("eviction=lru", [pytest.approx(10), pytest.approx(70)])
     assert panel.get_xlabel() == "size of the KV cache [tokens] (log)" and list(panel.get_xticks()) == [20000, 80000]
     assert figure.legends[0].get_title().get_text().startswith("prefill_first: ")
+    for share in (0.1, 0.2):
+        settings = {
+            "kv_tokens": 20000,
+            "eviction": "lfu",
+            "share": share,
+            "backend": {"replicas": 2, "router": "mine.R"},
+        }
+        write_run(tmp_path / f"share={share}", settings=settings)
+    title = composition.draw(tmp_path, Look(runs="share=0.2")).get_suptitle().replace("\n", " ")
+    assert title.startswith("prefill_first: llama-13b, closed, batches of at most 4, 0.571 requests/s, ")
+    assert ", KV cache of 20,000 tokens, eviction lfu, 2 replicas, router mine.R, share=0.2 (" in title
 
 
 def write_rates(folder: Path, key: str, values: Iterable[float], workload: str = "open_loop") -> Path:

@@ -159,6 +159,21 @@ def test_bounds_and_lines_of_a_run() -> None:
         assert title == "prefill_first on closed (lengths.csv), llama-13b, async"
 
 
+def test_a_run_says_which_gpus_it_has_and_what_each_replica_serves() -> None:
+    """Replica 1 of three has three of four requests, replica 2 none. A router of one replica chooses nothing."""
+    backend = {"replicas": 3, "router": "skew.First", "tensor_parallel": 2, "pipeline_stages": 4}
+    record = make_record()
+    record.replica_of = {0: 1, 1: 1, 2: 0, 3: 1}
+    summary = make_summary(record, settings={"backend": backend}, num_replicas=3)
+    assert summary["replicas"] == {"least_requests": 0, "most_requests": 3}
+    title, *lines = run_text(summary).splitlines()
+    assert title.endswith(", async, tensor parallelism 2, 4 pipeline stages, 3 replicas, router skew.First")
+    assert "replicas    0 to 3 requests each" in lines
+    assert (
+        texts.gpus_texts({"backend.replicas": 1, "backend.router": "round_robin", "backend.tensor_parallel": 1}) == []
+    )
+
+
 Ends = tuple[float, float, float]
 WIDE, NONE = (-0.5, 0.5), (math.nan, math.nan, math.nan)
 
