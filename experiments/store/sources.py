@@ -99,7 +99,7 @@ def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:
         seen.add(name)
         if file is not None and (name in named or not _is_installed(file)):
             yield name, _module_digest(name, file)
-            if not _is_installed(file):
+            if file.suffix == ".py" and not _is_installed(file):  # the imports of a compiled module are not known
                 package = name if file.name == "__init__.py" else name.rpartition(".")[0]
                 to_do += _imported(package, file.read_bytes())
 

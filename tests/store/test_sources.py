@@ -1,9 +1,11 @@
 """Results know which code and files made them; a resumed sweep does not take those of other code for its own."""
 
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
+import markupsafe
 import pytest
 from commands import QUICK, ROOT, command, summary
 
@@ -67,6 +69,21 @@ def test_modules_of_packages_without_a_file_of_their_own_are_found(
     monkeypatch.syspath_prepend(tmp_path)
     own = sources_of({"policy": {"_target_": "parcel.policy.Mine"}})["own"]
     assert {*own} == {"parcel.policy", "parcel.parts.sizes", "parcel.parts.more"}
+
+
+def test_a_compiled_module_is_hashed_and_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy in C or Cython, or one that imports such a module: the bytes of an extension are no source."""
+    [extension] = Path(markupsafe.__file__).parent.glob("_speedups.*" + EXTENSION_SUFFIXES[-1])
+    (folder / extension.name).write_bytes(extension.read_bytes())
+    (folder / "mine.py").write_text(f"import _speedups\n{POLICY}")
+    monkeypatch.syspath_prepend(folder)
+    names = {"mine", "limits", "_speedups", "policies", "policies.orca"}
+    assert set(sources_of({"policy": {"_target_": "mine.Mine"}})["own"]) == names
+    settings = {"policy": {"_target_": "_speedups.Mine"}}
+    before = sources_of(settings)
+    with (folder / extension.name).open("ab") as file:
+        file.write(b"\0")
+    assert set(before["own"]) == {"_speedups"} and differences(before, sources_of(settings)) == "_speedups"
 
 
 @pytest.mark.parametrize(
