@@ -18,14 +18,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cbatch import SLO, ConfigError, Engine, Request, RequestSpec
+from cbatch import SLO, ConfigError, Engine, Request, RequestSpec, Sampling
 from cbatch.errors import ReplayError, ResultsError
 from cbatch.replay.decisions import Decision, Recorded, StepEnd, record_decisions
 from cbatch.request import spec_of
 from cbatch.validation import read
-
-_OMITTED = {"sampling", "stop_tokens", "stop_strings"}
-"""Fields of a `RequestSpec` that are not written. `prompt` is written only for a prefix cache that names blocks by their tokens."""
 
 
 class DecisionsFile(NamedTuple):
@@ -45,7 +42,7 @@ class DecisionsWriter:
     """
 
     def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:
-        self._path, self._overrides, self._has_prompts = path, overrides, False
+        self._path, self._overrides = path, overrides
         with _writing(path):
             self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=4)  # noqa: SIM115 - closed by `close`
 
@@ -53,15 +50,14 @@ class DecisionsWriter:
         """Writes the facts about the run. recorded: its events are ignored."""
         run = {**recorded._asdict(), "limits": asdict(recorded.limits), "overrides": list(self._overrides)}
         del run["events"]
-        self._has_prompts = recorded.prefix_cache
         self._write(run=run)
 
     def request(self, spec: RequestSpec) -> None:
         try:
-            prompt = list(map(int, spec.prompt)) if spec.prompt is not None and self._has_prompts else {}
-            fields = asdict(replace(spec, prompt=None)) | {"prompt": prompt}
-            kept = {name: value for name, value in fields.items() if name not in _OMITTED and value != {}}
-            self._write(request={**kept, "can_stop": spec.can_stop})
+            fields = asdict(replace(spec, prompt=None))
+            if spec.prompt is not None:
+                fields["prompt"] = list(map(int, spec.prompt))
+            self._write(request={name: value for name, value in fields.items() if value not in (None, {}, ())})
         except (TypeError, ValueError) as error:  # asdict copies `extra`, which may hold any object
             problem = f"request {spec.id}: extra cannot be written as JSON ({error})"
             raise ResultsError(f"{self._path}: {problem}; give plain values, or set decisions=false") from error
@@ -121,7 +117,7 @@ def read_decisions(path: Path) -> DecisionsFile:
                 case "run":
                     run = fields
                 case "request":
-                    requests.append(_request(fields))
+                    requests.append(Request.from_spec(read_spec(fields)))
                 case "plan":
                     events.append(read(Decision, fields, "plan."))
                 case "step":
@@ -153,10 +149,13 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         raise ReplayError(f"{path}: cannot be read ({error}); record the run again") from error
 
 
-def _request(fields: dict[str, Any]) -> Request:
+def read_spec(fields: dict[str, Any]) -> RequestSpec:
+    """Returns the request of a line. Earlier versions wrote `can_stop` in place of the sampling, the stop tokens and the stop strings."""
     for name in ("id", "num_prompt_tokens", "max_new_tokens", "arrival_iteration"):
         read(int, fields[name], name)
     fields["arrival_time"] = read(float, fields["arrival_time"], "arrival_time")
-    stops = (1,) if fields.pop("can_stop") else ()  # stands for any stop tokens
-    fields["slo"], fields["prefix_hashes"] = SLO(**fields["slo"]), tuple(fields["prefix_hashes"])
-    return Request(**fields, stop_tokens=stops)
+    if fields.pop("can_stop", False):
+        fields["stop_tokens"] = (1,)  # stands for any stop tokens
+    fields |= {name: tuple(fields[name]) for name in ("stop_tokens", "stop_strings", "prefix_hashes") if name in fields}
+    fields |= {name: made(**fields[name]) for name, made in (("slo", SLO), ("sampling", Sampling)) if name in fields}
+    return RequestSpec(**fields)

@@ -54,7 +54,7 @@ class Drawn(Sequence[Request]):
             for id_, row in enumerate(zip(*values.values(), strict=True), begin):
                 stated = {name: value for name, value in zip(values, row, strict=True) if value is not None}
                 try:
-                    yield Request(id_, stop_tokens=self.stop_tokens, **stated)
+                    yield Request(id_, **{"stop_tokens": self.stop_tokens, **stated})
                 except ValueError as error:
                     raise WorkloadError(str(error)) from None
 

@@ -27,10 +27,30 @@ class Replay(Workload, ScaledFit):
         return self.limit_to(positions, self.max_new_tokens)
 
     def _replay(self, trace: Trace, vocabulary: Vocabulary | None) -> Sequence[Request]:
+        trace = _with_ends(trace, vocabulary)
         if self.max_new_tokens != "exact":
             trace = replace(trace, fields={**trace.fields, "max_new_tokens": np.full(len(trace), None)})
         trace = self.fit(trace, self.num_requests)
-        return self._build(replace(trace, arrival_time=None) if self.queued else trace, vocabulary)
+        if self.queued:
+            fields = {name: column for name, column in trace.fields.items() if name != "arrival_iteration"}
+            trace = replace(trace, arrival_time=None, fields=fields)
+        return self._build(trace, vocabulary)
+
+
+def _with_ends(trace: Trace, vocabulary: Vocabulary | None) -> Trace:
+    """Returns a trace whose outputs end where they did in the recorded run, unless the tokens of the recorded prompts decide it again."""
+    prompts, lengths, limits = map(trace.fields.get, ("prompt", "true_new_tokens", "max_new_tokens"))
+    if vocabulary is not None and prompts is not None:
+        for row, largest in enumerate(map(max, prompts)):
+            if largest >= vocabulary.size:
+                problem = f"token id {largest} is not in the model's vocabulary"
+                raise WorkloadError(f"{trace.where(row)}: {problem}; give the model of the recorded run")
+    elif limits is not None:
+        ends = np.array(trace.output_tokens, object)
+        ends[trace.output_tokens >= limits] = None
+        ends = ends if lengths is None else np.where(lengths == None, ends, lengths)  # noqa: E711 - of each row
+        return replace(trace, fields={**trace.fields, "true_new_tokens": ends})
+    return trace
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

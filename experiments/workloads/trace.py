@@ -145,7 +145,12 @@ class ScaledFit(Fit):
 
 
 def _scale(trace: Trace, factor: float) -> Trace:
-    """Returns a trace with `factor` times the tokens of each request, in its limits and predictions, too."""
+    """Returns a trace with `factor` times the tokens of each request, in its limits and predictions, too. Raises WorkloadError: it has prompts."""
+    if "prompt" in trace.fields:
+        remedy = "leave it out, or give max_length and too_long=clip"
+        raise WorkloadError(
+            f"workload.length_scale={factor:g}: {trace.source} has prompts, whose tokens cannot be scaled; {remedy}"
+        )
     columns = np.array([trace.prompt_tokens, trace.output_tokens]) * factor
     prompts, outputs = np.clip(np.floor(columns + 0.5), 1, MOST_TOKENS).astype(np.int64)
     fields = dict(trace.fields)

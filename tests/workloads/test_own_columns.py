@@ -1,4 +1,4 @@
-"""Attributes of requests, read from columns of a trace, survive a replay and stand in the results."""
+"""Attributes of requests, read from columns of a trace, stand in the results."""
 
 import json
 from datetime import date
@@ -8,15 +8,12 @@ import pytest
 from commands import command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedules import make_engine
 
-from cbatch import ConfigError, Limits, WorkloadError
+from cbatch import ConfigError, WorkloadError
 from cbatch.request import spec_of
 from experiments.store.csv_tables import extra_text, read_extra
-from experiments.store.decisions_file import read_decisions, write_decisions
 from experiments.store.tables import read_requests
 from experiments.workloads import TraceReplay
-from policies.orca import Orca
 
 CSV = """TIMESTAMP,ContextTokens,GeneratedTokens,user,score,code,note
 2023-11-16 00:00:00,10,5,ann,0.5,007,
@@ -29,20 +26,6 @@ CSV = """TIMESTAMP,ContextTokens,GeneratedTokens,user,score,code,note
 def trace(tmp_path: Path) -> str:
     (tmp_path / "trace.csv").write_text(CSV)
     return str(tmp_path / "trace.csv")
-
-
-def test_a_replay_has_them_too(trace: str, tmp_path: Path) -> None:
-    requests = TraceReplay(path=trace, columns={"client": "user", "difficulty": "score"}).requests(None)
-    engine = make_engine(Orca(), Limits(2, 100, 100))
-    engine.submit(requests)
-    with write_decisions(tmp_path / "decisions", engine, requests, []):
-        engine.run()
-    again = read_decisions(tmp_path / "decisions").requests
-    assert [(request.client, dict(request.extra)) for request in again] == [
-        ("ann", {"difficulty": 0.5}),
-        (None, {"difficulty": None}),
-        ("bob", {"difficulty": 2.0}),
-    ]
 
 
 def test_results_have_them_as_columns(trace: str, tmp_path: Path) -> None:

@@ -270,8 +270,7 @@ def test_scaling_keeps_at_least_one_token() -> None:
 
 def test_a_recorded_run_is_scaled_clipped_and_limited_as_a_whole(tmp_path: Path) -> None:
     """Its lines state the limit of each output: limits and true lengths follow the lengths, and the workload's limit wins."""
-    path, stated = tmp_path / "decisions.jsonl", {"arrival_time": 0.0, "slo": {}, "prefix_hashes": []}
-    stated |= dict.fromkeys(("client", "session", "tier", "priority"))
+    path, stated = tmp_path / "decisions.jsonl", {"arrival_time": 0.0, "arrival_iteration": 0}
     lengths = {"num_prompt_tokens": 100, "max_new_tokens": 90, "true_new_tokens": 20, "predicted_new_tokens": None}
     longer = {"num_prompt_tokens": 10, "max_new_tokens": 300, "true_new_tokens": 200, "predicted_new_tokens": 40}
     requests = [{"request": {"id": number, **stated, **each}} for number, each in enumerate((lengths, longer))]

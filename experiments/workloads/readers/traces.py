@@ -11,8 +11,8 @@ bailian    Wang et al., "KVCache Cache in the Wild", USENIX ATC 2025, in the rep
            Mooncake's columns and `chat_id`, with times in seconds and ids of 16 tokens.
 vtc        The table of requests that the result logs of Ying1123/VTC-artifact give (fair_bench/*/all_results_real.jsonl; Sheng et
            al., OSDI 2024), sorted by arrival.
-decisions  A run's decisions.jsonl.gz, as `decisions=true` and vLLM with `vllm.record` write it: the requests in order of arrival,
-           with their true lengths. Requests that got no token are left out.
+decisions  A run's decisions.jsonl.gz, as `decisions=true` and vLLM with `vllm.record` write it: the requests in order of arrival, with
+           all that their clients asked for, and the lengths of their outputs. Requests to which vLLM gave no token are left out.
 
 Further columns are read where `workload.columns='{client: user_id, difficulty: score}'` names them: `client`, `session`, `tier`,
 `priority`, `predicted_new_tokens` and `timeout` (seconds, may be empty) fill the field of `RequestSpec`; any other name becomes an
@@ -20,17 +20,20 @@ attribute of the request, `request.extra["difficulty"]`.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from cbatch import SLO, RequestSpec, WorkloadError
+from cbatch import ConfigError, RequestSpec, WorkloadError
 from cbatch.validation import nearest, shorten
+from experiments.store.decisions_file import read_spec
 from experiments.workloads.readers.table import Table, as_number, at_line, parse_table, read_text
 from experiments.workloads.trace import MOST_TOKENS, Column, Format, Ints, Trace
 
@@ -62,10 +65,10 @@ FORMATS: Mapping[str, Columns] = {
     "vtc": Columns("prompt_tokens", "output_tokens", "arrival_s", fields={"client": "client"}),
 }
 
-_DECISIONS = Columns("num_prompt_tokens", "true_new_tokens", "arrival_time")
-_NOT_REPLAYED = {"id", "arrival_iteration", "prompt", "sampling", "stop_tokens", "stop_strings", "extra"}
-_SEEN = RequestSpec.__dataclass_fields__.keys() - _NOT_REPLAYED - {_DECISIONS.prompt, _DECISIONS.arrival}
-"""Fields of a `RequestSpec` that a decisions file may have in addition to `_DECISIONS`."""
+_DECISIONS = Columns("num_prompt_tokens", "output_tokens", "arrival_time")
+_FURTHER = RequestSpec.__dataclass_fields__.keys() - {"id", _DECISIONS.prompt, _DECISIONS.arrival}
+"""Fields of a `RequestSpec` that a decisions file has in addition to `_DECISIONS`."""
+_EMPTY: tuple[Any, ...] = (None, (), {})
 
 _OTHER_WORKLOADS = {"window_start_s": "servegen", "prompt": "prompts", "token_ids": "prompts"}
 
@@ -91,12 +94,18 @@ def read_trace(
     text = read_text(path, f"{section}.path")
     if format == "decisions" or (format == "auto" and text.startswith('{"run":')):
         table, known = _recorded(path, text), _DECISIONS
-        filled = {name: _objects(table.columns[name]) for name in _SEEN if name in table.columns}
+        stated = (name for name in _FURTHER if any(value not in _EMPTY for value in table.columns[name]))
+        filled = {name: _objects(table.columns[name]) for name in stated}
     else:
         table = parse_table(path, text, at_most)
         known = _columns(table, format, section)
         filled = _fields(table, {name: column for name, column in known.fields.items() if column in table.columns})
-    filled |= _fields(table, own := columns or {})
+    further = _fields(table, own := columns or {})
+    if filled.keys() & further.keys() & {"extra"}:
+        further["extra"] = _objects(
+            [{**(recorded or {}), **new} for recorded, new in zip(filled["extra"], further["extra"], strict=True)]
+        )
+    filled |= further
     tokens = partial(table.whole_numbers, least=1, most=MOST_TOKENS, unit=" of tokens")
     prompts = tokens(known.prompt)
     if known.hashed and "prefix_hashes" in filled:
@@ -144,27 +153,30 @@ def _arrivals(table: Table, known: Columns) -> Column:
 
 
 def _recorded(path: str, text: str) -> Table:
-    """Returns the requests of a decisions file that got tokens, in order of arrival."""
-    requests: dict[int, dict[str, Any]] = {}
+    """Returns the requests of a decisions file that got tokens, in order of arrival: their fields, and `output_tokens`."""
+    lines, specs, stopped, received = dict[int, int](), dict[int, RequestSpec](), dict[int, int](), Counter[int]()
     for number, line in enumerate(text.split("\n"), 1):
         try:
             if line.startswith('{"request"'):
-                request = json.loads(line)["request"]
-                length = request["true_new_tokens"] or request["max_new_tokens"]
-                spec = {**request, "slo": SLO(**request["slo"]), "true_new_tokens": length, "line": number}
-                spec["prefix_hashes"] = tuple(request["prefix_hashes"])
-                requests[request["id"]] = spec
+                spec = read_spec(json.loads(line)["request"])
+                specs[spec.id], lines[spec.id] = spec, number
+            elif line.startswith('{"step"'):
+                step = json.loads(line)["step"]
+                received.update(step["received"])
+                stopped |= {id_: received[id_] for id_ in step["stopped"]}
             elif line.startswith('{"finish"'):
                 finish = json.loads(line)["finish"]
-                requests[finish["id"]]["true_new_tokens"] = finish["num_output_tokens"]
-        except (ValueError, KeyError, TypeError) as error:
+                spec = specs.pop(finish["id"])
+                if length := finish["num_output_tokens"]:
+                    specs[spec.id] = replace(spec, true_new_tokens=length)
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
             raise at_line(path, number, f"is damaged ({error}); record the run again") from error
-    served = [request for request in requests.values() if request["true_new_tokens"] > 0]
-    if not served:
+    if not specs:
         raise WorkloadError(f"{path}: no request received a token; record a run that serves some")
-    served.sort(key=lambda request: (request["arrival_time"], request["id"]))
-    columns = {name: [request.get(name) for request in served] for name in served[0]}
-    return Table(path, columns, [request["line"] for request in served])
+    served = sorted(specs.values(), key=attrgetter("arrival_time", "id"))
+    columns = {name: [getattr(spec, name) for spec in served] for name in RequestSpec.__dataclass_fields__}
+    outputs = [spec.true_new_tokens or stopped.get(spec.id, spec.max_new_tokens) for spec in served]
+    return Table(path, {**columns, "output_tokens": outputs}, [lines[spec.id] for spec in served])
 
 
 def _fields(table: Table, columns: Mapping[str, str]) -> dict[str, Column]:
