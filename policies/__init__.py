@@ -1,5 +1,5 @@
-"""Scheduling policies, one per file, and the chunk selectors that the chunked ones share.
+"""Scheduling policies, one per file, and the chunk selectors that chunked policies share.
 
-Each imports the public face of `cbatch` alone. A policy of your own needs no entry here: name it by its import path,
+Each file imports only the public names of `cbatch`. Your own policy needs no entry here: give its import path,
 `policy=my_package.MyPolicy`.
 """

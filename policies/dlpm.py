@@ -1,10 +1,10 @@
-"""Deficit Longest Prefix Match: locality within fair shares of clients (arXiv 2501.14312).
+"""Deficit Longest Prefix Match: prefix locality within fair shares of clients (arXiv 2501.14312).
 
-Each client has a deficit. Requests come in the order of LPM, but for those of clients whose deficit is spent. An admission costs the
-tokens that it computes, so that what the cache holds is free, and each output token costs as it comes. Where all clients that wait have
-spent their deficits, every known client without any gets a `quantum`. A large quantum is LPM, a small one fair.
+Each client has a deficit. Requests are ordered as in LPM, skipping clients whose deficit is spent. An admission costs the tokens that
+it computes, so cached tokens are free, and each output token costs when it is generated. When all waiting clients have spent their
+deficits, every known client without a deficit gets a `quantum`. A large quantum behaves like LPM; a small quantum is fair.
 
-Read: the abstract, and a third party's code for SGLang, whose refill of all known clients this file follows; the default of the
+Sources: the abstract, and a third party's code for SGLang, whose refill of all known clients this file follows. The default of the
 quantum is not published.
 """
 
@@ -56,7 +56,7 @@ class DLPM(PrefixOrder):
                 self.deficits[request.client] -= cost  # reached only if the request was admitted
 
     def _by_arrival(self, view: View) -> Iterator[Request]:
-        """The waiting requests of clients whose deficits are not spent."""
+        """Returns the waiting requests of clients whose deficits are not spent."""
 
         def rest(queue: WaitingQueue) -> Iterator[Request]:
             return takewhile(lambda request: self.deficits[request.client] > 0, queue.in_order(view))

@@ -1,8 +1,9 @@
-"""LARS, the least relative slack first, with chunks that fit a target time: Medha (Agrawal et al., arXiv 2409.17264).
+"""LARS, least relative slack first, with chunks that fit a target time: Medha (Agrawal et al., arXiv 2409.17264).
 
-Relative slack is the time to spare before the first token is due (`slo.ttft`), over the time that the whole prompt takes. After all
-decodes come prompts of the least relative slack, with the largest chunks that keep the iteration's predicted time within `target`;
-at most one is long (longer than the target alone), with no more than a share 1 - slack of it. docs/policies/lars.md: where this differs.
+Relative slack is the spare time before the first token is due (`slo.ttft`), divided by the time of the whole prompt. After all decodes
+come the prompts with the least relative slack, with the largest chunks that keep the iteration's predicted time within `target`. At
+most one prompt is long (longer than the target by itself); it gets at most a share 1 - slack of the target. Differences:
+docs/policies/lars.md.
 """
 
 from cbatch import BatchShape, ConfigError, Described, Plan, PlanBuilder, Request, View
@@ -16,7 +17,7 @@ class LARS(Described):
     steady = False  # set by each plan: True if no request waits
 
     def __init__(self, target: float = 0.1, ttft: float = 10.0) -> None:
-        """Seconds: of an iteration; of requests without an objective for their first token."""
+        """target: seconds of an iteration. ttft: seconds to the first token, for requests without such an objective."""
         if not target > 0 or not ttft > 0:
             raise ConfigError(f"policy: {target=} and {ttft=} must be above 0 seconds")
         self.target, self.ttft, self._waiting = target, ttft, FallingQueue()  # by relative slack
@@ -40,7 +41,7 @@ class LARS(Described):
             share = 1 - min(max(self.slack(request, view), 0.0), 1.0) if is_long else 1.0
             tokens = largest_chunk(request, shape, share * self.target, view.cost)
             if not (granted := plan.add(request, tokens, reserve=request.num_tokens)):
-                blocked = True  # the first that finds no room blocks the other waiting ones
+                blocked = True  # the first request without room blocks the other waiting requests
                 continue
             shape = shape._replace(chunks=(*shape.chunks, (granted, request.num_computed)))
             long_taken |= is_long
@@ -61,7 +62,7 @@ class LARS(Described):
         self._whole.pop(request, None)
 
     def slack(self, request: Request, view: View) -> float:
-        """Relative slack of a request now."""
+        """Returns the current relative slack of a request."""
         whole = self._whole[request]
         return (self._due(request) - view.now - whole * request.num_ready / request.num_tokens) / whole
 
@@ -69,11 +70,11 @@ class LARS(Described):
         return request.arrival_time + (request.slo.ttft or self.ttft)
 
     def _by_slack(self, plan: PlanBuilder, view: View) -> list[Request]:
-        """Requests with prompt tokens left, least relative slack first: those under way, and waiting ones if there is room."""
-        found = [(self.slack(request, view), 0, request.id, request) for request in view.prefilling]
+        """Returns prefilling requests, and waiting requests if there is room, least relative slack first."""
+        ranked = [(self.slack(request, view), 0, request.id, request) for request in view.prefilling]
         nearest = self._waiting.least(view.now, NEAREST) if plan.can_admit else ()
-        found += [(slack, 1, request.id, request) for slack, request in nearest]
-        return [request for *_, request in sorted(found)]
+        ranked += [(slack, 1, request.id, request) for slack, request in nearest]
+        return [request for *_, request in sorted(ranked)]
 
     def _wait(self, request: Request) -> None:
         whole = self._whole[request]

@@ -1,17 +1,17 @@
-"""Sarathi-Serve with the waiting requests in the order of their lengths: SJF and its kin, as in SGLang.
+"""Sarathi-Serve with waiting requests ordered by length: SJF and related orders, as in SGLang.
 
 `order` is one of
 
     sjf        shortest predicted output first              sjf_total  shortest prompt + predicted output first
     spf        shortest prompt first                        lof        longest declared output first
-    hrrn       highest response ratio next: tokens that the server processed since the request arrived, over its prompt
+    hrrn       highest response ratio next: tokens processed since the request arrived, divided by its prompt
 
-Running requests come first and are not preempted for a waiting one (SRPT does that: `policy=srpt`). Ties: arrival.
-Outputs are predicted by `predictor`.
+Running requests come first and are not preempted for waiting requests (`policy=srpt` does so). Ties: arrival.
+`predictor` predicts outputs.
 
-Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py (commit 00550cd1). Differs from it: prompts
-are chunked within Sarathi-Serve's budget; there is no prefix cache, so the whole prompt counts as uncached; no cap on
-the active chunk. `hrrn` with more than 128 requests waiting is first come, first served, as there.
+Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py (commit 00550cd1). Differences: prompts are
+chunked within Sarathi-Serve's budget; there is no prefix cache, so the whole prompt counts as uncached; the active chunk
+has no cap. As in SGLang, `hrrn` is first come, first served if more than 128 requests wait.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ MOST_RANKED = 128
 KEYS: Mapping[str, Callable[[Predictor, Request], float]] = {
     "sjf": lambda predictor, request: predictor.output(request),
     "sjf_total": lambda predictor, request: request.num_prompt_tokens + predictor.output(request),
-    "spf": lambda predictor, request: request.num_tokens,  # after a preemption, the output so far is computed again too
+    "spf": lambda predictor, request: request.num_tokens,  # after a preemption, includes the output so far
     "lof": lambda predictor, request: -request.max_new_tokens,
     "hrrn": lambda predictor, request: 0.0,  # ranked at each plan
 }
@@ -44,7 +44,7 @@ class LengthOrder(RankedPrompts):
         self.order = order
         self.predictor = predictor
         self._processed = 0  # tokens of all plans so far
-        self._processed_before: dict[Request, int] = {}  # the request arrived
+        self._processed_before: dict[Request, int] = {}  # tokens processed before the request arrived
 
     @property
     def steady(self) -> bool:

@@ -1,11 +1,11 @@
 """Sarathi-Serve with the longest output admitted first: the LPT rule (Graham, SIAM J. Appl. Math. 17(2), 1969).
 
-For a queue that is complete from the start, where only the end of the last request counts. First come, first served may
-start a long output late, so that the batch runs nearly empty until it ends; with the longest first the batch stays
-full. The length is `predicted_new_tokens` where there is one, else `max_new_tokens`. Under steady arrivals short
-requests may starve.
+For a queue that is complete from the start, where only the end of the last request matters. First come, first served may
+start a long output late, and the batch then runs nearly empty until that output ends. With the longest first the batch
+stays full. The length is `predicted_new_tokens` if given, else `max_new_tokens`. Under steady arrivals short requests may
+starve.
 
-Ranked by output per prompt token instead, the batch fills with decodes sooner, and long prompts come later beside them.
+With ranking by output per prompt token, the batch fills with decodes sooner, and long prompts run later beside them.
 """
 
 from collections.abc import Iterable

@@ -1,12 +1,12 @@
-"""Learning to rank: the shortest predicted output first, for all requests, in each iteration (Fu et al., NeurIPS 2024).
+"""Learning to rank: shortest predicted output first, among all requests, in each iteration (Fu et al., NeurIPS 2024).
 
-Running and waiting requests are ranked by (promoted, predicted output). An iteration takes them in that order until the batch is full
-or one does not fit; the others pause, or are preempted from the lowest rank where the KV cache is short. A request that was
-left out of `starvation` iterations is promoted before all others for `period` iterations in which it is taken.
+Running and waiting requests are ranked by (promoted, predicted output). An iteration takes requests in that order until the batch is
+full or a request does not fit. The other requests pause or, if KV cache is short, are preempted from the lowest rank on. A request
+left out of `starvation` iterations is promoted before all others until it has been in `period` iterations.
 
-Source: the code (hao-ai-lab/vllm-ltr, vllm/core/scheduler.py; 200 and 10 are its starv200-period10), the paper (arXiv 2408.15792) in abstract. Differs
-from it: what is swapped to host memory there is recomputed here. Ties: arrival. Pausing needs places: give `max_running` above
-`batch`. `predictor=ranks` models a ranking model.
+Source: the code (hao-ai-lab/vllm-ltr, vllm/core/scheduler.py; 200 and 10 are its starv200-period10), and the abstract of the paper
+(arXiv 2408.15792). Difference: preempted requests are recomputed, not swapped to host memory. Ties: arrival. Pausing needs places:
+give `max_running` above `batch`. `predictor=ranks` models a ranking model.
 """
 
 from collections import OrderedDict
@@ -28,8 +28,8 @@ class LTR(WholePrompts):
         self._score: dict[Request, float] = {}
         self._queue = WaitingQueue(self._rank)
         self._served: dict[Request, None] = {}  # by the last plan
-        self._idle_since = OrderedDict[Request, int]()  # of the others: the first iteration, longest ago first
-        self._promoted: dict[Request, int] = {}  # iterations of promotion that are left
+        self._idle_since = OrderedDict[Request, int]()  # first idle iteration of other requests, ascending
+        self._promoted: dict[Request, int] = {}  # remaining iterations of promotion
 
     def plan(self, view: View) -> Plan:
         self._promote(view)

@@ -1,12 +1,12 @@
 """Memory-constrained shortest first: MC-SF and MC-Benchmark (Jaillet et al., arXiv 2502.07115v5, from secondary notes).
 
-Running requests go on without preemption. Waiting ones, shortest predicted output first (`order=shortest`, MC-SF) or
-first come, first served (`order=arrival`, MC-Benchmark), are admitted one by one as long as the KV cache holds all of
-them at every time at which one of them will end; the first that does not fit blocks the others. In rounds of one token
-each, a request of prompt s holds s + j when it makes its j-th token, one more than cbatch holds then.
+Running requests continue without preemption. Waiting requests are admitted one by one, shortest predicted output first
+(`order=shortest`, MC-SF) or first come, first served (`order=arrival`, MC-Benchmark), as long as the KV cache will hold all
+requests at every predicted end. The first request that does not fit blocks the others. In rounds of one token, a request
+with prompt s holds s + j tokens when it makes its j-th token, one more than in cbatch.
 
-Differs from the paper: outputs longer than predicted, and blocks of several tokens, can fill the cache; then the newest
-running request is preempted. Ties: arrival.
+Differs from the paper: outputs longer than predicted, and blocks of several tokens, can fill the cache. The newest running
+request is then preempted. Ties: arrival.
 """
 
 from cbatch import ConfigError, Plan, Request, View, WholePrompts

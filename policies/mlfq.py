@@ -1,10 +1,10 @@
 """Skip-join multi-level feedback queue: FastServe (Wu et al., arXiv 2305.05920; NSDI 2026), pausing and recomputing.
 
-Queue p has a quantum of q0 * 2^p seconds. A request joins the first whose quantum holds its prefill (`skip_join`; otherwise queue 0),
-and moves to the tail of the next when its iterations have used up the quantum. Each takes the first requests of the highest
-queues; others pause and keep their KV cache (give `max_running` above `batch`). Where that is full, the tail of the lowest queue is
-preempted and recomputed; a waiting one blocks others. A request that was in no iteration for `promote_after` seconds moves to the
-tail of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). docs/policies/mlfq.md says where this differs.
+Queue p has a quantum of q0 * 2^p seconds. A request joins the first queue whose quantum holds its prefill (`skip_join`; otherwise
+queue 0), and moves to the tail of the next queue when its iterations have used up the quantum. An iteration takes the first requests
+of the highest queues; others pause and keep their KV cache (give `max_running` above `batch`). If the KV cache is full, the tail of
+the lowest queue is preempted and recomputed; a waiting request blocks others. A request idle for `promote_after` seconds moves to the
+tail of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). Differences: docs/policies/mlfq.md.
 """
 
 from cbatch import BatchShape, ConfigError, Plan, Request, View, WholePrompts
@@ -14,7 +14,7 @@ from policies.shared.waiting import WaitingQueue
 
 
 class MLFQ(WholePrompts):
-    steady = False  # set by each plan: True if a single request is left, decoding
+    steady = False  # set by each plan: True if a single decoding request is left
 
     def __init__(self, quantum: float = 0.01, skip_join: bool = True, promote_after: float = 3.0) -> None:
         """quantum, promote_after: seconds."""
@@ -24,12 +24,12 @@ class MLFQ(WholePrompts):
         self._arrived, self._quanta = list[Request](), Quanta(quantum)
         self._waiting = WaitingQueue(self._quanta.place)
         self._unserved = Unserved()
-        self._latest: tuple[int, BatchShape, list[Request]] = 0, BatchShape(), []  # of the plan; who may repeat it
+        self._latest: tuple[int, BatchShape, list[Request]] = (0, BatchShape(), [])  # of the plan; repeating requests
 
     def plan(self, view: View) -> Plan:
-        planned, first, alone = self._latest
+        planned, first, repeating = self._latest
         for more in range(1, view.iteration - planned):
-            self._charge(alone, first._replace(decode_context=first.decode_context + more), view)
+            self._charge(repeating, first._replace(decode_context=first.decode_context + more), view)
         for request in filter(view.is_waiting, self._arrived):
             whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
             self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)

@@ -1,11 +1,11 @@
 """Iteration-level batching: Orca (Yu et al., OSDI 2022, algorithm 1).
 
-Requests join and leave the batch at every iteration, first come, first served. A new request's whole prompt is computed
-in one iteration together with the running requests' decodes. KV cache is reserved to the maximum length at admission,
-so that a running request never lacks memory.
+Requests join and leave the batch at every iteration, first come, first served. A new request's whole prompt is computed in
+one iteration, together with the decodes of running requests. KV cache is reserved for the maximum length at admission, so
+that a running request never lacks memory.
 
 Differs from the paper: attention of several requests runs in one kernel, where Orca computes it request by request
-("selective batching"); iterations in flight are the engine's matter, not the policy's. Orca's code is not public.
+("selective batching"); the engine, not the policy, keeps iterations in flight. Orca's code is not public.
 """
 
 from cbatch import Plan, View, WholePrompts

@@ -1,15 +1,14 @@
 """Past-Future admission: no more requests than the KV cache holds at its peak (Gong et al., ASPLOS 2025; 2507.10150).
 
-The output still to come of each running request is drawn from the lengths of the last requests that ended, given what
-it has generated. A waiting request, first come, first served, is admitted while the peak of the cache that follows
-stays below its size, less a reserve. The largest of several draws counts. When the cache is full all the same, the
-newest is preempted.
+The remaining output of each running request is drawn from the lengths of the last ended requests, given the tokens that it has
+generated. Waiting requests are admitted first come, first served, while the resulting peak of KV cache stays below the cache's
+size minus a reserve. The largest of several draws counts. If the cache is full nevertheless, the newest request is preempted.
 
     admission   past_future   as above          optimum       the same with true lengths
                 aggressive    while the prompt fits and 1% of the blocks stay free
                 conservative  while prompt and limit of all admitted requests fit
 
-Source: the paper and the code (ModelTC/lightllm, future_past_router); docs/policies/past_future.md says where this differs.
+Source: the paper and the code (ModelTC/lightllm, future_past_router). Differences: docs/policies/past_future.md.
 """
 
 from collections.abc import Sequence
@@ -35,8 +34,8 @@ class PastFuture(WholePrompts):
         seed: int = 0,
         history: Sequence[int] = (),
     ) -> None:
-        """window: ended requests to draw from. history: output lengths of those that ended before the run, oldest first.
-        reserve: share of the cache left free. draws: of each admission.
+        """window: ended requests to draw from. history: output lengths of requests that ended before the run, oldest first.
+        reserve: share of the cache left free. draws: number per admission.
         """
         if admission not in ADMISSIONS or window < 1 or not 0 <= reserve < 1 or draws < 1:
             known = ", ".join(ADMISSIONS)
@@ -60,7 +59,7 @@ class PastFuture(WholePrompts):
         self._ended.observe(request)
 
     def _fits(self, admitted: list[Request], free_blocks: int, view: View) -> bool:
-        """Whether the last of these requests fits beside the others; alone it always does."""
+        """Returns whether the last request fits beside the others; a single request always fits."""
         if self.admission == "aggressive":
             fits = free_blocks - view.kv.blocks_for(admitted[-1].num_tokens) >= WATERMARK * view.kv.num_blocks
         elif self.admission == "conservative":
@@ -70,7 +69,7 @@ class PastFuture(WholePrompts):
         return fits or len(admitted) == 1
 
     def _peak(self, admitted: list[Request]) -> float:
-        """Returns the most tokens of KV cache that requests will hold, by the largest of the draws."""
+        """Returns the most tokens of KV cache that requests will hold, over all draws."""
         held = [request.num_tokens for request in admitted]
         if self.admission == "optimum":
             return most_held(held, [self._oracle.remaining(request) for request in admitted])

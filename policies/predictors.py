@@ -1,8 +1,7 @@
-"""Predictors of output lengths, for policies that plan by them: `predictor=none|oracle|noisy|bins|ranks|history`.
+"""Predictors of output lengths, for policies that use them: `predictor=none|oracle|noisy|bins|ranks|history`.
 
-A predictor may look at a request's hidden true length, which no policy may: it stands for a model that would have been
-trained. What it draws depends on `seed` and the request's id alone, so that a run can be repeated and policies compared
-on equal predictions.
+A predictor stands for a trained model. Unlike a policy, it may read a request's hidden true length. Random draws depend only on
+`seed` and the request's id, so that a run can be repeated and policies can be compared on equal predictions.
 """
 
 from abc import abstractmethod
@@ -16,27 +15,27 @@ from cbatch.request import spec_of
 
 
 class Predictor(Described):
-    """Without a model: the workload's `predicted_new_tokens`, or the limit that the client gave (`predictor=none`)."""
+    """Predicts without a model: the workload's `predicted_new_tokens`, or the client's limit (`predictor=none`)."""
 
-    inlined = True  # has no arguments: it is not printed
+    inlined = True  # not printed, since it has no arguments
 
     def output(self, request: Request) -> float:
-        """Predicted output tokens in all, as far as the request has come now; at least one more than it has."""
+        """Returns the predicted total output tokens, given the current output; at least one more than the current output."""
         return max(self._whole_output(request), request.num_new_tokens + 1)
 
     def remaining(self, request: Request) -> float:
-        """Predicted output tokens that are still to come, at least 1."""
+        """Returns the predicted remaining output tokens, at least 1."""
         return max(self._whole_output(request) - request.num_new_tokens, 1)
 
     def observe(self, request: Request) -> None:
-        """A request has ended."""
+        """Called when a request has ended."""
 
     def _whole_output(self, request: Request) -> float:
         return request.predicted_new_tokens or request.max_new_tokens
 
 
 class Oracle(Predictor):
-    """The true output length."""
+    """Predicts the true output length."""
 
     def _whole_output(self, request: Request) -> float:
         spec = spec_of(request)
@@ -44,7 +43,7 @@ class Oracle(Predictor):
 
 
 class _Seeded(Oracle):
-    """A model of a predictor's errors on top of the true length, drawn once for each look at a request."""
+    """Models a predictor's errors around the true length, drawn once for each look at a request."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -59,22 +58,22 @@ class _Seeded(Oracle):
         return drawn[1]
 
     def _look(self, request: Request) -> int:
-        """Tokens generated at the latest look."""
+        """Returns the generated tokens at the latest look."""
         return 0
 
     @abstractmethod
     def _draw(self, true: float, look: int, random: Random) -> float:
-        """Predicted output tokens in all, where the true output has `true`."""
+        """Returns the predicted total output tokens, for `true` tokens in the true output."""
 
 
 class Noisy(_Seeded):
-    """The true length with an error: Gaussian with a mean absolute error in tokens (TRAIL), or uniform (VTC)."""
+    """Predicts the true length with an error: Gaussian with a mean absolute error in tokens (TRAIL), or uniform (VTC)."""
 
     def __init__(self, mae: float | None = None, share: float | None = None, seed: int = 0) -> None:
         """
         Args:
             mae: mean absolute error in tokens; the standard deviation is mae * sqrt(pi / 2).
-            share: largest relative error, 0.5 for +-50%; give one of the two.
+            share: largest relative error, 0.5 for +-50%; give either mae or share.
         """
         super().__init__(seed)
         if (mae is None) == (share is None) or (mae or 0) < 0 or not 0 <= (share or 0) <= 1:
@@ -88,7 +87,7 @@ class Noisy(_Seeded):
 
 
 class Bins(_Seeded):
-    """The middle of the class of lengths that the remaining output falls into, renewed every `refresh` tokens (TRAIL).
+    """Predicts the middle of the length class of the remaining output, renewed every `refresh` tokens (TRAIL).
 
     The classifier picks a neighbouring class with probability `error`, drawn for each look.
     """
@@ -111,7 +110,7 @@ class Bins(_Seeded):
 
 
 class Ranks(_Seeded):
-    """A score that only orders requests (LTR): the true length times a lognormal error with this sigma."""
+    """Predicts a score that only orders requests (LTR): the true length times a lognormal error with this sigma."""
 
     def __init__(self, sigma: float = 0.5, seed: int = 0) -> None:
         super().__init__(seed)
@@ -128,7 +127,7 @@ class Ranks(_Seeded):
 
 
 class History(Predictor):
-    """The mean output of the last `window` requests that ended; before any has, the limit."""
+    """Predicts the mean output of the last `window` ended requests; before the first end, the limit."""
 
     def __init__(self, window: int = 200) -> None:
         self.window = window

@@ -1,11 +1,11 @@
 """Prefill-prioritising batching with paged KV: vLLM's first scheduler (Kwon et al., SOSP 2023, 4.5; v0 releases).
 
-As long as a waiting prompt fits, an iteration computes whole prompts and nothing else, and running decodes stall. KV
-cache grows block by block; when it is full, the newest running request is preempted and recomputed later.
+As long as a waiting prompt fits, an iteration computes only whole prompts, and running decodes stall. KV cache grows block
+by block. If it is full, the newest running request is preempted and recomputed later.
 
-Differs from vLLM's code: the watermark is waived while nothing runs, so that a prompt as large as the cache is served
-and not refused; decodes go on as long as the blocks that they need are free, where vLLM asks for a free block per
-running request; and preempted requests are always recomputed, never swapped.
+Differs from vLLM's code: the watermark is waived while nothing runs, so that a prompt as large as the cache is served and
+not refused; decodes continue as long as the blocks they need are free, where vLLM requires one free block per running
+request; preempted requests are always recomputed, never swapped.
 """
 
 from cbatch import ConfigError, Plan, View, WholePrompts

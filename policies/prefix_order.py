@@ -1,20 +1,20 @@
-"""Sarathi-Serve with the waiting requests in the order of what the prefix cache holds of them, as in SGLang.
+"""Sarathi-Serve with waiting requests ordered by their cached prefixes, as in SGLang.
 
 `order` is one of
 
     lpm         longest prefix match: most cached tokens first
-    dfs_weight  depth first through the tree of cached prefixes, the branch for which most requests wait first; a request comes after
-                those that match beyond it
+    dfs_weight  depth first through the tree of cached prefixes, branches with most waiting requests first; a request comes after
+                requests with longer matches in its branch
     spf         shortest prefill: fewest uncached tokens first
-    hrrn        highest response ratio next: tokens computed since the request arrived, over its uncached tokens
+    hrrn        highest response ratio next: tokens computed since the request arrived, divided by its uncached tokens
 
-Ties: arrival. With more than 128 requests waiting, `lpm` and `hrrn` are first come, first served. `in_batch`: of several requests
-that share an uncached prefix only the first keeps its place, the others wait until it is cached; default: `lpm` alone does so.
-A plan with `spf` and `in_batch` ranks all who wait.
+Ties: arrival. With more than 128 requests waiting, `lpm` and `hrrn` are first come, first served. `in_batch`: among requests that
+share an uncached prefix only the first keeps its place, and the others wait until the prefix is cached; default: only for `lpm`.
+A plan with `spf` and `in_batch` ranks all waiting requests.
 
-Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py. Differs from it: whole blocks match; prompts are chunked
-within Sarathi-Serve's budget, whose admission is by free blocks, not by a ratio of declared outputs; a look at the queue refreshes
-no cached block. Without a prefix cache nothing is cached, and `lpm` and `dfs_weight` are first come, first served.
+Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py. Differences: whole blocks match; prompts are chunked within
+Sarathi-Serve's budget, whose admission depends on free blocks and not on a ratio of declared outputs; ordering the queue does not
+refresh cached blocks. Without a prefix cache, `lpm` and `dfs_weight` are first come, first served.
 """
 
 from collections.abc import Iterable
@@ -40,8 +40,8 @@ class PrefixOrder(SarathiServe):
             raise ConfigError(f"policy.order={order}: choose one of {', '.join(ORDERS)}")
         super().__init__(chunking)
         self.order, self.in_batch = order, in_batch
-        self._computed = 0  # tokens of all iterations that have ended
-        self._computed_before: dict[Request, int] = {}  # the request arrived
+        self._computed = 0  # tokens of all ended iterations
+        self._computed_before: dict[Request, int] = {}  # tokens computed before the request arrived
         in_batch = order == "lpm" if in_batch is None else in_batch
         most = inf if order == "spf" else MOST_RANKED
         self._kept: KeptOrder | RankedAnew = RankedAnew(self._key, in_batch, most)

@@ -1,9 +1,9 @@
-"""vLLM V1's scheduler by priority: the most urgent first, the least urgent preempted (same source as `vllm_v1`).
+"""vLLM V1's scheduler by priority: most urgent first, least urgent preempted (same source as `vllm_v1`).
 
-Waiting requests are admitted by (priority, arrival). Where the KV cache is full, the running request with the lowest
-priority is preempted, the latest arrival among equals; an urgent arrival never preempts in order to be admitted. In cbatch
-a higher number is more urgent, in vLLM a lower one. `boost` limits how far its preemptions raise a request's priority,
-in both choices: 0 is vLLM's rule; 3 is that of PR vllm#51574, which protects requests preempted again and again.
+Waiting requests are admitted by (priority, arrival). If the KV cache is full, the running request with the lowest priority is
+preempted; among equals, the latest arrival. An urgent request never preempts others to be admitted. In cbatch a higher number
+is more urgent, in vLLM a lower number. `boost` limits how far its preemptions raise a request's priority, for admission and
+preemption: 0 is vLLM's rule; 3 is the rule of PR vllm#51574, which protects requests from repeated preemption.
 """
 
 from collections.abc import Iterable
@@ -40,5 +40,5 @@ class Priority(VllmV1):
         return max(running, key=lambda request: (self._urgency(request), request.arrival_time, request.id))
 
     def _urgency(self, request: Request) -> int:
-        """Lower is more urgent."""
+        """Returns the rank of a request; lower is more urgent."""
         return -request.priority - min(request.num_preemptions, self.boost)

@@ -1,9 +1,9 @@
-"""QoServe (first Niyama): deadlines with a hybrid priority, chunks as large as decodes can bear, relegation (ASPLOS 2026).
+"""QoServe (first named Niyama): deadlines with a hybrid priority, the largest chunks that decodes tolerate, relegation (ASPLOS 2026).
 
 After all decodes, prompts share the chunk (`chunking=slack`) by `order`: `hybrid` is deadline + alpha * tokens left, between `edf`
-and `srpf` (shortest remaining prompt first); `fcfs` is by arrival. A prompt that cannot meet its deadline any more is relegated
-behind all others, not rejected. Nothing is preempted. Without objectives a request has the slowest of the paper's. Source: paper and
-code (microsoft/sarathi-serve, niyama_asplos2026, deadline_scheduler.py). docs/policies/qoserve.md says where this differs.
+and `srpf` (shortest remaining prompt first); `fcfs` is by arrival. A prompt that can no longer meet its deadline is relegated behind
+all others, not rejected. Nothing is preempted. A request without objectives gets the slowest deadline of the paper. Source: paper and
+code (microsoft/sarathi-serve, niyama_asplos2026, deadline_scheduler.py). Differences: docs/policies/qoserve.md.
 """
 
 from heapq import merge
@@ -30,7 +30,7 @@ class QoServe(Described):
         alpha: float = 0.008,
         relegate: bool = True,
     ) -> None:
-        """alpha: seconds per token left, of `hybrid`."""
+        """alpha: seconds per remaining token, in `hybrid`."""
         if order not in ORDERS or alpha < 0:
             raise ConfigError(f"policy: {order=} must be one of {', '.join(ORDERS)}, {alpha=} at least 0")
         self.chunking, self.predictor, self.order = chunking, predictor, order
@@ -52,7 +52,7 @@ class QoServe(Described):
                 self._queue.push(request)
             elif granted := plan.add(request, tokens, reserve=request.max_tokens):
                 tokens -= granted
-            else:  # it does not fit; prompts that have begun go on
+            else:  # the request does not fit; begun prompts continue
                 for begun in sorted(view.prefilling, key=self.urgency):
                     tokens -= plan.add(begun, tokens)
                 break
@@ -70,7 +70,7 @@ class QoServe(Described):
         self.chunking.observe(request)
 
     def urgency(self, request: Request) -> tuple[bool, float]:
-        """Lower comes first."""
+        """Returns the rank of a request; lower comes first."""
         left = request.num_ready + (0.0 if request.slo.ttft is not None else self.predictor.output(request))
         key = {"hybrid": deadline(request) + self.alpha * left, "edf": deadline(request), "srpf": left}
         return request in self._relegated, key.get(self.order, request.arrival_time)

@@ -1,13 +1,12 @@
 """Request-level batching: NVIDIA FasterTransformer, as described in Orca (Yu et al., OSDI 2022, section 2).
 
-A batch is formed from the waiting requests, its prompts are computed, then all decode together until the last one has
-ended; only then is the next batch formed. KV cache is reserved to each request's maximum length. It is the baseline of
-SARATHI (arXiv 2308.16369): prefill-only iterations, then decode-only ones.
+A batch is formed from the waiting requests. Its prompts are computed, then all requests decode together until the last has
+ended; only then is the next batch formed. KV cache is reserved for each request's maximum length. This is the baseline of
+SARATHI (arXiv 2308.16369): prefill-only iterations, then decode-only iterations.
 
-Differs from FasterTransformer, which computes every request as long as the longest of its batch and returns the batch
-as a whole: here a request that has ended is returned at once and costs nothing more. With equal lengths, as in SARATHI,
-both are the same. `workload.pad_outputs=B` computes FasterTransformer's way; see "The baselines" in reproduction/papers/README.md for
-what it costs.
+Differs from FasterTransformer, which computes every request as long as the longest in its batch and returns the batch as a
+whole: here an ended request is returned at once and costs no further time. With equal lengths, as in SARATHI, both are the same.
+`workload.pad_outputs=B` computes as FasterTransformer does; for the cost see "The baselines" in reproduction/papers/README.md.
 """
 
 from itertools import islice

@@ -1,10 +1,9 @@
 """Chunked prefills with decode-maximal batches: SARATHI (Agrawal et al., arXiv 2308.16369, sections 4.1 to 4.4).
 
-Every iteration holds one chunk of one prompt and all decodes, at most B - 1, which piggyback at the marginal cost of a
-few more rows in the matrix products. KV cache is reserved to the maximum length at admission.
+Every iteration holds one chunk of one prompt and all decodes, at most B - 1, which piggyback at the marginal cost of a few
+more rows in the matrix products. KV cache is reserved for the maximum length at admission.
 
-Differs from the paper: a prompt's last chunk is what is left of it, so the last iteration of a prompt may not fill its
-    tiles.
+Differs from the paper: a prompt's last chunk is the rest of the prompt, so a prompt's last iteration may not fill its tiles.
 """
 
 from itertools import chain, islice

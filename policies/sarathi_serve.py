@@ -1,11 +1,11 @@
 """Stall-free batching under a token budget: Sarathi-Serve (Agrawal et al., OSDI 2024, algorithm 3).
 
-Running decodes come first and never stall; the rest of the budget goes to prompts already begun, then to new ones, and
-several prompts may share an iteration. A prompt's KV cache is allocated at its admission, that of its output grows
-block by block, with preemption of the newest request.
+Running decodes come first and never stall. The rest of the budget goes to prompts already begun, then to new prompts, and
+several prompts may share an iteration. A prompt's KV cache is allocated at admission. KV cache for output grows block by
+block; if it runs out, the newest request is preempted.
 
-Differs from its code: no blocks are kept free at an admission (1% there). Differs from the paper only with
-`chunking=fixed`, where the budget counts prompt tokens and decodes come on top; `tile_aligned`, the default, counts all
+Differs from the authors' code: an admission keeps no blocks free (theirs keeps 1%). Differs from the paper only with
+`chunking=fixed`, where the budget counts prompt tokens and decodes are added; `tile_aligned`, the default, counts all
 tokens. The last chunk of a prompt is not aligned to tiles.
 """
 
@@ -33,7 +33,7 @@ class SarathiServe(Described):
         return plan.build()
 
     def fill(self, plan: PlanBuilder, view: View, prompts: Iterable[Request]) -> None:
-        """Add all decodes, then the prompts in their order, as far as the budget goes."""
+        """Adds all decodes, then the prompts in their order, as far as the budget allows."""
         plan.add_decodes(preempt_newest=True)
         budget = self.chunking.num_tokens(view, plan.num_tokens)
         for request in prompts:
@@ -43,7 +43,7 @@ class SarathiServe(Described):
             budget -= granted
 
     def prompts(self, view: View) -> Iterable[Request]:
-        """The requests with prompt tokens left, in the order in which they share the budget."""
+        """Returns the requests with prompt tokens left, in the order in which they share the budget."""
         return chain(view.prefilling, view.waiting)
 
     def on_finish(self, request: Request) -> None:

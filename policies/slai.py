@@ -1,10 +1,10 @@
-"""SLAI: decodes at the last schedulable moment, prompts before it (Bari, Hegde, de Veciana, arXiv 2508.01002, read in abstract).
+"""SLAI: decodes at the last schedulable moment, prompts before (Bari, Hegde, de Veciana, arXiv 2508.01002, abstract only).
 
-The last schedulable time of a decode is when its next token is due (`slo.tbt`), less `offset` mean iterations. Each iteration takes,
-within the budget: decodes whose time has come, earliest first; prompts under way, least recently served first; waiting prompts,
-shortest first; then other decodes. A decode without a KV block is preempted; before it, if its time has come, the last prompts under
-way. `offset=null` is the dynamic rule: 5, and 10 from 96% of the KV cache on. Source: the authors' code (agrimUT/SLAI,
-slai_scheduler.py); docs/policies/slai.md says where this differs.
+The last schedulable time of a decode is when its next token is due (`slo.tbt`), minus `offset` mean iterations. Each iteration takes,
+within the budget: decodes whose time has come, earliest first; prefilling prompts, least recently served first; waiting prompts,
+shortest first; then other decodes. A decode without a KV block is preempted; if its time has come, the last
+prefilling prompts are preempted first. `offset=null` is the dynamic rule: 5, and 10 from 96% of the KV cache on.
+Source: the authors' code (agrimUT/SLAI, slai_scheduler.py). Differences: docs/policies/slai.md.
 """
 
 from cbatch import ConfigError, Described, Plan, PlanBuilder, Refusal, Request, StepRecord, View
@@ -25,7 +25,7 @@ class Slai(Described):
         tbt: float = 0.2,
         by_priority: bool = False,
     ) -> None:
-        """tbt: seconds, for requests without an objective. by_priority: paying requests first, by `Request.priority`."""
+        """tbt: seconds, for requests without an objective. by_priority: higher `Request.priority` first."""
         check_budget(budget)
         if order not in {"spf", "fcfs"} or budget < 1 or not tbt > 0:
             raise ConfigError(f"policy: {order=} must be spf or fcfs, {budget=} at least 1, {tbt=} above 0")
@@ -39,9 +39,9 @@ class Slai(Described):
         offset = self.offset if self.offset is not None else EARLY if crowded else LATE
         last = self._last.update(view, offset * self._times.mean)
         ready, _ = view.ready_decodes(len(view.decoding))
-        decodes = sorted(ready, key=lambda each: (last[each], each.arrival_time, each.id))
+        decodes = sorted(ready, key=lambda request: (last[request], request.arrival_time, request.id))
         prompts = sorted(view.prefilling, key=lambda request: self._served.get(request, -1))
-        for request in [each for each in decodes if last[each] <= view.now][:MOST_CRITICAL]:
+        for request in [request for request in decodes if last[request] <= view.now][:MOST_CRITICAL]:
             self._decode(request, plan, prompts)
         for request in prompts:
             self._prompt(request, plan, view)
@@ -69,7 +69,7 @@ class Slai(Described):
         return -request.priority if self.by_priority else 0, length_or_time
 
     def _decode(self, request: Request, plan: PlanBuilder, prompts: list[Request]) -> None:
-        """Preempts the last of the prompts for it, if it must, or the request itself."""
+        """Adds a decode. If it lacks a block, preempts the last prompts or, without prompts, the request itself."""
         while not plan.add(request, 1) and plan.refusal is Refusal.BLOCKS and not plan.wait_for_blocks(request, 1):
             plan.preempt(prompts.pop() if prompts else request)
 

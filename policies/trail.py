@@ -1,14 +1,13 @@
 """Shortest predicted remaining output first, limited preemption: TRAIL (Shahout et al., ICLR 2025, arXiv 2410.01035).
 
-A waiting request may take the place of the running one with the most predicted output left, as long as that one has not
-generated more than a share `c` of its first prediction. c = 0 preempts only before the first token, c = inf is SRPT
-(`policy=srpt`). Victims are recomputed.
+A waiting request may replace the running request with the most predicted output left, unless that request has generated
+more than a share `c` of its first prediction. c = 0 preempts only before the first token; c = inf is SRPT (`policy=srpt`).
+Victims are recomputed.
 
-Source: the authors' patch of SGLang (harvard-cns/TRAIL-llm-scheduling); the paper's body was not read. The paper has c
-= 0.8, which is the default here and in the patch; the authors' launch script sets 0. Differs from it: prompts are
-chunked within Sarathi-Serve's budget; when the KV cache is full the newest running request is preempted (SGLang drops
-the one with the fewest output tokens).
-Ties among victims: the newest admitted.
+Source: the authors' patch of SGLang (harvard-cns/TRAIL-llm-scheduling); the paper's body was not read. The paper has c = 0.8,
+the default here and in the patch; the authors' launch script sets 0. Differences: prompts are chunked within Sarathi-Serve's
+budget; if the KV cache is full, the newest running request is preempted (SGLang drops the request with the fewest output
+tokens). Ties among victims: the newest admitted.
 """
 
 from collections.abc import Iterable
@@ -52,7 +51,7 @@ class Trail(SarathiServe):
         return plan.build()
 
     def _newcomers(self, plan: PlanBuilder, view: View) -> list[Request]:
-        """Takes out of the queue those that find a place, or the place of a running request, which is preempted."""
+        """Returns queued requests that get a free place, or the place of a running request, which is preempted."""
         newcomers: list[Request] = []
         places, victims = view.num_places, None
         for request in self._queue.in_order(view):

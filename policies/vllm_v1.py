@@ -1,14 +1,14 @@
-"""vLLM V1's unified scheduler, of vLLM 0.22.1 and 0.33.0: one token budget, no phases (vllm/v1/core/sched/scheduler.py).
+"""vLLM V1's unified scheduler, from vLLM 0.22.1 and 0.33.0: one token budget, no phases (vllm/v1/core/sched/scheduler.py).
 
-Running requests come first, in the order of their admission, each with all the tokens that it lacks, as far as the budget goes.
-Where the KV cache has no room for one, a victim is preempted and recomputed later; the tokens that it was granted in this
-iteration return to the budget of those after. A victim waits before all others. Waiting requests are admitted only in an iteration
-without preemptions; the first that does not fit blocks the others. A prompt's blocks are allocated chunk by chunk.
+Running requests come first, in the order of their admission, each with all its missing tokens, as far as the budget allows. If the KV
+cache has no room for a request, a victim is preempted and recomputed later; tokens granted to the victim in this iteration return to
+the budget for later requests. A victim waits before all others. Waiting requests are admitted only in an iteration without
+preemptions; the first request that does not fit blocks the others. A prompt's blocks are allocated chunk by chunk.
 
     victim   last  the newest admitted (vLLM's rule)
-             lcf   the one with the fewest computed tokens (RFC vllm#54644); ties: the newest admitted
+             lcf   the request with the fewest computed tokens (RFC vllm#54644); ties: the newest admitted
              cost  the highest blocks held / tokens to recompute * (1 - generated / limit) (PR vllm#56897)
-Plans equal those of both versions; docs/policies/vllm_v1.md says where not. Of the RFC and the PR only the abstracts were read.
+Plans are the same as in both versions, except as docs/policies/vllm_v1.md says. Only the abstracts of the RFC and the PR were read.
 """
 
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ class VllmV1(Described):
     steady = True
 
     def __init__(self, budget: int, long_prefill: int = 0, victim: str = "last") -> None:
-        """budget: tokens of an iteration. long_prefill: most tokens of one request in it; 0: no such limit."""
+        """budget: tokens per iteration. long_prefill: most tokens per request in an iteration; 0: no limit."""
         check_budget(budget)
         if budget < 1 or long_prefill < 0 or victim not in {"last", "lcf", "cost"}:
             raise ConfigError(f"policy: need {budget=} >= 1, {long_prefill=} >= 0, {victim=} in last, lcf, cost")
         self.budget, self.long_prefill, self.victim = budget, long_prefill, victim
-        self._victims: list[Request] = []  # those that wait; the latest is the last
+        self._victims: list[Request] = []  # waiting victims; the latest comes last
 
     def plan(self, view: View) -> Plan:
         plan, running = view.plan(), [*view.running]
@@ -46,7 +46,7 @@ class VllmV1(Described):
         yield from (request for request in view.waiting if request not in self._victims)
 
     def next_victim(self, running: list[Request], view: View) -> Request:
-        """The next to be preempted of these, which are in the order of admission."""
+        """Returns the next request to preempt. running: in the order of admission."""
         if self.victim == "lcf":
             return min(reversed(running), key=lambda request: request.num_computed)
         if self.victim == "cost" and (generated := [other for other in reversed(running) if other in view.decoding]):
@@ -54,13 +54,13 @@ class VllmV1(Described):
         return running[-1]
 
     def _add_decodes(self, running: list[Request], plan: PlanBuilder, view: View) -> int:
-        """Adds the decodes at once if they are the first to run and all fit, as `_grant` would one by one; returns how many."""
+        """Adds the decodes at once if they come first and all fit, with the result of `_grant` one by one. Returns their number."""
         decodes, lacking = view.ready_decodes(len(running))
         fit = len(decodes) <= self.budget and lacking <= plan.free_blocks
         return plan.add_decodes() if fit and running[: len(decodes)] == decodes else 0
 
     def _grant(self, request: Request, plan: PlanBuilder, view: View) -> bool:
-        """Grants a running request its tokens, at the cost of victims; returns False if the request has become a victim."""
+        """Grants a running request its tokens, preempting victims. Returns False if the request has become a victim."""
         tokens = self._tokens(request, plan)
         while tokens and not plan.add(request, tokens, whole=True):
             if plan.refusal is not Refusal.BLOCKS or plan.wait_for_blocks(request, tokens):

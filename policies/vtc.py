@@ -1,13 +1,13 @@
 """Virtual Token Counter: fair shares among clients (Sheng et al., OSDI 2024, arXiv 2401.00588, algorithm 2).
 
-A client's counter holds the service that it received, over its weight: prompt tokens at admission and output tokens as
-they come. A free place goes to the request whose turn it is; if that does not fit, nothing is admitted.
+A client's counter holds the client's received service divided by its weight: prompt tokens count at admission, output tokens
+when generated. A free place goes to the request whose turn it is; if that request does not fit, none is admitted.
 
-    order   vtc   the oldest of the waiting client with the smallest counter, lifted after a pause (`lift=false`: LCF)
-            mdrr  the oldest of a client, as long as its `quantum` lasts, then of the next; the artifact's is KV tokens / 20
-            fcfs  the oldest; with `rpm`, the paper's baseline RPM
+    order   vtc   the oldest request of the waiting client with the smallest counter, lifted after a pause (`lift=false`: LCF)
+            mdrr  the oldest request of a client while the client's `quantum` lasts, then of the next client; the artifact's quantum is KV tokens / 20
+            fcfs  the oldest request; with `rpm`, the paper's baseline RPM
 Running requests are never preempted: their limit is reserved at admission. Ties: the client that arrived first. Source: the
-paper's algorithm from secondary notes, the code (Ying1123/VTC-artifact) directly. Differs as docs/policies/vtc.md says.
+paper's algorithm from secondary notes, the code (Ying1123/VTC-artifact) directly. Differences: docs/policies/vtc.md.
 """
 
 from cbatch import ConfigError, Plan, Request, View, WholePrompts
@@ -33,8 +33,9 @@ class VTC(WholePrompts):
         quantum: float = 500.0,
         rpm: int | None = None,
     ) -> None:
-        """predict: charge the predicted output at admission, the rest as it comes. weights: of clients by name; 1 for others.
-        charge_first: charge first output tokens, as the paper does. charge_hits: charge prompt tokens that the prefix cache holds. rpm: requests of a client let in within 60 s; None: all.
+        """predict: charge the predicted output at admission, and the rest when generated. weights: weights of clients by name; default 1.
+        charge_first: charge first output tokens, as in the paper. charge_hits: charge prompt tokens that the prefix cache holds.
+        rpm: most requests accepted per client within 60 s; None: all.
         """
         all_weights = (prompt_weight, output_weight, *(weights or {}).values())
         if not all(isinstance(weight, int | float) and weight > 0 for weight in all_weights):
@@ -51,7 +52,7 @@ class VTC(WholePrompts):
         self._exact = not (weights or predict) and all(float(value).is_integer() for value in (*all_weights, quantum))
         self.counters = self._clients.counters
         self._arrived: list[Request] = []  # since the last plan
-        self._paid: dict[Request, float] = {}  # output tokens that were charged for, of running requests
+        self._paid: dict[Request, float] = {}  # charged output tokens of running requests
 
     def plan(self, view: View) -> Plan:
         for request in view.running:
@@ -59,7 +60,7 @@ class VTC(WholePrompts):
         plan, self.steady = view.plan(), self._exact and not view.waiting
         # new requests enter the queue once the tokens generated before their arrival are charged
         for request in filter(view.is_waiting, self._arrived):
-            if self._limit.lets_in(request):
+            if self._limit.accepts(request):
                 self._clients.push(request)
             else:
                 plan.reject(request, f"more than {self.rpm} requests of client {request.client} in 60 s")
@@ -81,6 +82,6 @@ class VTC(WholePrompts):
             del self._paid[request]
 
     def _charge_output(self, request: Request, tokens: float) -> None:
-        """Charge what is new of this many output tokens; refund where fewer came than were predicted."""
+        """Charges the uncharged part of this many output tokens; refunds tokens that were predicted but not generated."""
         self._clients.charge(request.client, self.output_weight * (tokens - self._paid.get(request, 0.0)))
         self._paid[request] = tokens

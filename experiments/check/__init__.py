@@ -1,1 +1,1 @@
-"""Checks a policy for the properties that the literature names, and finds the smallest schedule that violates one."""
+"""Checks a policy for properties from the literature, and finds the smallest schedule that violates each."""

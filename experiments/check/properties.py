@@ -1,6 +1,6 @@
-"""The properties that a policy may have. A policy has a property if no history violates it.
+"""The properties that a policy may have. A policy has a property if no history violates the property.
 
-Every policy needs the first three. The others distinguish policies: lacking one is not an error.
+Every policy must have the first three properties. The other properties distinguish policies: lacking one is not an error.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ OVERTAKEN_LIMIT = 8
 
 
 class Violation(NamedTuple):
-    """decision: index of the one that violates a property. why: explains the violation."""
+    """A violation of a property. decision: index of the violating decision. why: explains the violation."""
 
     decision: int
     why: str
@@ -27,7 +27,7 @@ Violations = Iterator[Violation]
 
 class Property(NamedTuple):
     """
-    name: for the command line. needed: whether every policy must have it. text: the property in a few words.
+    name: for the command line. needed: whether every policy must have the property. text: short description.
     violations: called with a history and the policy's chunk.
     """
 
@@ -53,23 +53,23 @@ def _find_other_plan(history: History, chunk: int) -> Violations:
         pairs = enumerate(zip_longest(history.decisions, history.second_run))
         index, pair = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
         first, other = (made and made.decided for made in pair)
-        yield Violation(min(index, len(history.decisions) - 1), f"a second run decides {_told(other, first)}")
+        yield Violation(min(index, len(history.decisions) - 1), f"a second run decides {_text(other, first)}")
 
 
 def _find_unsteady_plan(history: History, chunk: int) -> Violations:
-    """Finds a plan that differs from the one before, which decoded all running requests, although nothing changed."""
+    """Finds a plan that differs from the preceding plan, which decoded all running requests, although nothing changed."""
     plans = [(index, history.decisions[index].decided, "nothing has changed") for index in sorted(history.repeatable)]
     if history.delayed is not None:
         plans.append((*history.delayed, f"only {LATER:g} s have passed"))
     for index, plan, change in plans:
         before = history.decisions[index - 1].decided
         if plan != before:
-            yield Violation(index, f"{_told(before, plan)} is followed by {_told(plan, before)}, although {change}")
+            yield Violation(index, f"{_text(before, plan)} is followed by {_text(plan, before)}, although {change}")
 
 
 def _find_starvation(history: History, chunk: int) -> Violations:
     """Finds admissions that make an earlier, waiting request starve."""
-    overtakers: dict[int, set[int]] = {}  # by waiting request: the later ones admitted while it waits
+    overtakers: dict[int, set[int]] = {}  # by waiting request: later requests admitted while it waits
     for index, decision in enumerate(history.decisions):
         waiting = set(decision.seen.waiting)
         admitted = [id_ for id_, _ in decision.decided.entries if id_ in waiting]
@@ -81,7 +81,7 @@ def _find_starvation(history: History, chunk: int) -> Violations:
 
 
 def _find_idling(history: History, chunk: int) -> Violations:
-    """Finds iterations that compute nothing, although a running request, or each waiting one, could compute."""
+    """Finds iterations that compute nothing, although a running request, or every waiting request, could be computed."""
     for index, decision in enumerate(history.decisions):
         if decision.decided.entries or decision.decided.preempt or decision.decided.reject:
             continue
@@ -93,7 +93,7 @@ def _find_idling(history: History, chunk: int) -> Violations:
 
 
 def _find_closed_batch(history: History, chunk: int) -> Violations:
-    """Finds iterations of decodes only, although each waiting request could be admitted."""
+    """Finds decode-only iterations, although every waiting request could be admitted."""
     for index, decision in enumerate(history.decisions):
         planned = dict(decision.decided.entries).keys()
         free_places = history.scenario.batch - len(planned)
@@ -104,7 +104,7 @@ def _find_closed_batch(history: History, chunk: int) -> Violations:
 
 
 def _find_stall(history: History, chunk: int) -> Violations:
-    """Finds running requests whose next token is left out, although the KV cache has room for it."""
+    """Finds running requests whose next token is left out, although the KV cache has room for the token."""
     for index, decision in enumerate(history.decisions):
         planned = {id_ for id_, _ in decision.decided.entries} | set(decision.decided.preempt)
         for id_, computed in _decoding(history, decision).items():
@@ -113,7 +113,7 @@ def _find_stall(history: History, chunk: int) -> Violations:
 
 
 def _find_long_gap(history: History, chunk: int) -> Violations:
-    """Finds more than a chunk of prompt tokens between two tokens of a request, its own iteration counted."""
+    """Finds more than a chunk of prompt tokens between two tokens of a request, including the iteration of the second token."""
     between: dict[int, int] = {}  # by decoding request: prompt tokens since its last token
     for index, decision in enumerate(history.decisions):
         planned, decoding = dict(decision.decided.entries), _decoding(history, decision)
@@ -145,13 +145,13 @@ PROPERTIES = (
 NAMES = tuple(prop.name for prop in PROPERTIES)
 
 
-def _told(plan: Decided | None, other: Decided | None) -> str:
-    """Returns the text of a plan, or all its fields if another plan has the same text."""
+def _text(plan: Decided | None, other: Decided | None) -> str:
+    """Returns the text of a plan, or all of the plan's fields if the other plan has the same text."""
     return repr(plan) if str(plan) == str(other) else str(plan)
 
 
 def _decoding(history: History, decision: Decision) -> dict[int, int]:
-    """Returns the running requests that have only their newest token left to compute: id to tokens computed."""
+    """Returns the running requests with only their newest token left to compute, as id to computed tokens."""
     seen = decision.seen
     return {
         progress.id: progress.computed for progress in seen.running if progress.ready and progress.id in seen.decoding
@@ -159,7 +159,7 @@ def _decoding(history: History, decision: Decision) -> dict[int, int]:
 
 
 def _all_fit(history: History, decision: Decision) -> bool:
-    """Returns whether there are waiting requests, and each could be admitted with room for its longest length."""
+    """Returns whether there are waiting requests, and every one could be admitted at its full length."""
     scenario = history.scenario
     if not decision.seen.waiting or len(decision.seen.running) >= scenario.limits.max_running:
         return False
@@ -175,7 +175,7 @@ def _next_fits(history: History, decision: Decision, computed: int) -> bool:
 
 
 def _free_after(history: History, decision: Decision) -> int:
-    """Returns the KV blocks that are free after the plan has taken its own, at least: with a prefix cache newcomers may hold more."""
+    """Returns a lower bound of the KV blocks that are free after the plan: with a prefix cache newcomers may need fewer."""
     blocks_for, reserved = history.scenario.blocks_for, dict(decision.decided.reserve)
     before = {progress.id: progress.computed for progress in decision.seen.running}
     free = decision.seen.num_free

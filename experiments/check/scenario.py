@@ -1,4 +1,4 @@
-"""Small workloads with the limits that they are served under, and the history of a policy that serves one."""
+"""Small workloads with their limits, and the history of a policy that serves such a workload."""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
@@ -18,15 +18,15 @@ EVEN_COST = CostFunction(lambda shape: 1e-3 + 1e-5 * shape.num_tokens)
 """Predicts 1 ms per iteration and 10 us per token."""
 
 SHORT = Patience(empty_plans=50)
-"""Suffices for scenarios, in which few requests take more iterations."""
+"""Suffices for scenarios, where few requests take more iterations."""
 
 LATER = 900.0
-"""Seconds that pass between two iterations of decodes alone, to see whether the policy's plan depends on time."""
+"""Seconds inserted between two decode-only iterations, to test whether the policy's plan depends on time."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: tokens of its prompt and output, and the iteration at which it arrives."""
+    """A request: tokens of prompt and output, and the iteration of the arrival."""
 
     prompt: int
     output: int
@@ -44,7 +44,7 @@ class Arrival:
 class Scenario:
     """A workload, and the limits of `cbatch.Limits` and `cbatch.Engine`.
 
-    eviction: adds a prefix cache; the prompts of requests 2 and 3 then begin alike, and so do those of all others.
+    eviction: adds a prefix cache. The prompts of requests 2 and 3 then share a prefix, as do the prompts of all other requests.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -83,8 +83,8 @@ class Scenario:
 class Ending(Enum):
     """How a run ends.
 
-    COMPLETE: all requests end. ILLEGAL: a plan breaks a rule, or something raises. OVER_COMMITTED: a plan takes more KV blocks
-    than are free. ENDLESS: the run is given up without progress. REFUSED: the policy's `check` raises; nothing is served.
+    COMPLETE: all requests end. ILLEGAL: a plan breaks a rule, or an exception is raised. OVER_COMMITTED: a plan takes more KV
+    blocks than are free. ENDLESS: the run is stopped for lack of progress. REFUSED: the policy's `check` raises; nothing is served.
     """
 
     COMPLETE = 0
@@ -96,12 +96,12 @@ class Ending(Enum):
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """A policy's plans for a scenario, with the views that they were made from, and how the run ended.
+    """A policy's plans for a scenario, with the views before each plan, and how the run ended.
 
-    why: explains any ending but COMPLETE.
-    repeatable: indices of the decisions that a steady policy would not have been asked for.
-    delayed: (index, plan): the plan made there if the policy is asked `LATER` seconds later; None if no index is repeatable.
-    second_run: the decisions of another run, if there was one.
+    why: explains any ending except COMPLETE.
+    repeatable: indices of the decisions for which a steady policy would not be called.
+    delayed: (index, plan): the plan at this index if the policy is called `LATER` seconds later; None if no index is repeatable.
+    second_run: the decisions of a second run, if there was one.
     """
 
     scenario: Scenario
@@ -114,7 +114,7 @@ class History:
 
     @cached_property
     def first_seen(self) -> dict[int, int]:
-        """The index of the first decision whose view shows each request."""
+        """Returns the index of the first decision whose view contains each request, by id."""
         indices: dict[int, int] = {}
         for index, decision in enumerate(self.decisions):
             for id_ in (*decision.seen.waiting, *(id_ for id_, *_ in decision.seen.running)):
@@ -125,9 +125,9 @@ class History:
 def play(
     policy: Policy | Callable[[], Policy], scenario: Scenario, patience: Patience = SHORT, cost: CostModel = EVEN_COST
 ) -> History:
-    """Serves a scenario in simulation: again if three or more requests run asynchronously, and once with a pause.
+    """Serves a scenario in simulation, twice if three or more requests run asynchronously, and once more with a pause.
 
-    policy: copied for each run; or a function that builds it. cost: becomes `view.cost`.
+    policy: copied for each run; or a function that builds the policy. cost: becomes `view.cost`.
     """
     build = partial(copy_policy, policy) if hasattr(policy, "plan") else policy
     serve = partial(_serve, build, scenario, patience, cost)
@@ -144,9 +144,9 @@ def play(
 def _serve(
     build: Callable[[], Policy], scenario: Scenario, patience: Patience, cost: CostModel, delayed: int | None = None
 ) -> History:
-    """Serves a scenario; gives up after many more plans than it can need.
+    """Serves a scenario; stops after many more plans than the scenario can need.
 
-    delayed: index of the last decision, before which `LATER` seconds pass; None serves to the end without a pause.
+    delayed: index of the last decision, before which `LATER` seconds pass; None: serve to the end without a pause.
     """
     decisions: list[Decision] = []
     repeatable: set[int] = set()
@@ -157,7 +157,7 @@ def _serve(
             return
         if engine.foresee(ends=True):
             repeatable.add(len(decisions))
-        decisions.append(event._replace(decided=event.decided._replace(note="")))  # no property is about notes
+        decisions.append(event._replace(decided=event.decided._replace(note="")))  # no property concerns notes
         if len(decisions) == delayed:
             server.executor.sleep_until(server.executor.now() + LATER)
         if len(decisions) > (most_plans if delayed is None else delayed):

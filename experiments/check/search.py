@@ -1,7 +1,7 @@
-"""Searches for histories that violate properties: all tiny scenarios by size, then larger random ones.
+"""Searches for histories that violate properties: all tiny scenarios by size, then larger random scenarios.
 
-The first tiny scenario that violates a property is therefore the smallest. A random one is shrunk by hypothesis.
-Sizes scale with the policy's chunk: some prompts are shorter than a chunk, others longer.
+The first tiny scenario that violates a property is therefore the smallest. Hypothesis shrinks random scenarios.
+Sizes scale with the policy's chunk: some prompts are shorter than a chunk, others are longer.
 """
 
 import random
@@ -24,7 +24,7 @@ _SHOWN = 30  # plans of a counterexample's text; earlier ones are left out
 
 
 class Counterexample(NamedTuple):
-    """A schedule that violates a property. Its text ends at the plan that does."""
+    """A schedule that violates a property. Its text ends at the violating plan."""
 
     history: History
     violation: Violation
@@ -56,12 +56,12 @@ def search(
     """Searches for the smallest history that violates each property.
 
     Args:
-        policy: as for `play`.
-        chunk: the policy's, in tokens.
-        num_random: random scenarios to try for each property that no tiny one violates.
+        policy: see `play`.
+        chunk: the policy's chunk in tokens.
+        num_random: random scenarios to try for each property that no tiny scenario violates.
         tiny: scenarios to try first; default `tiny_scenarios`.
-        patience: how long a policy may make no progress. eviction: that of a prefix cache; None: no prefix cache.
-        tick: called with the history of each scenario tried.
+        patience: how long a policy may make no progress. eviction: eviction of a prefix cache; None: no prefix cache.
+        tick: called with the history of each tried scenario.
 
     Raises:
         ConfigError: the policy cannot be copied.
@@ -75,7 +75,7 @@ def search(
             return verdicts
         history = play(policy, replace(scenario, eviction=eviction), patience)
         tick(history)
-        if history.ending is Ending.ENDLESS:  # the property `ends` is decided: later runs are given up sooner
+        if history.ending is Ending.ENDLESS:  # the property `ends` is violated: later runs stop sooner
             patience = replace(patience, empty_plans=min(patience.empty_plans, 5))
         for prop in list(held):
             if violation := prop.violation(history, chunk):
@@ -93,7 +93,7 @@ def search(
 
 
 def tiny_scenarios(chunk: int) -> Iterator[Scenario]:
-    """Yields every scenario of one or two requests, many of three, `tight_scenarios`, and streams in which a request may starve."""
+    """Yields all scenarios with one or two requests, many with three, `tight_scenarios`, and streams in which a request may starve."""
     prompts = (1, chunk, 2 * chunk + 1)
     for count in (1, 2):
         yield from _all(count, chunk, product(prompts, (1, 2, 3), (0, 1, 2)))
@@ -101,13 +101,13 @@ def tiny_scenarios(chunk: int) -> Iterator[Scenario]:
     yield from tight_scenarios(chunk)
     for batch, prompt, output in product((1, 2), prompts, (1, 3)):
         stream = (Arrival(2, 2, 1 + number) for number in range((OVERTAKEN_LIMIT + 2) * batch))
-        arrivals = (*[Arrival(2, 2, 0)] * 2, Arrival(prompt, output, 0), *stream)  # only 2 and 3 find no cached prefix
+        arrivals = (*[Arrival(2, 2, 0)] * 2, Arrival(prompt, output, 0), *stream)  # only ids 2 and 3 find no prefix
         ample = sum(arrival.tokens for arrival in arrivals)
         yield Scenario(arrivals, batch, ample, ample, 1, asynchronous=False)
 
 
 def tight_scenarios(chunk: int) -> Iterator[Scenario]:
-    """Yields workloads that may deadlock: a prompt fills the KV cache of two blocks; shorter ones arrive when it has one block."""
+    """Yields workloads that may deadlock: a prompt needs both KV blocks; shorter prompts arrive while it holds one block."""
     for block, over, output, count, asynchronous in product((2, 4), (1, chunk), (1, 3), (1, 8), (False, True)):
         size = block * chunk
         shorter = (Arrival(size + over, output, 1 + number) for number in range(count))
@@ -115,9 +115,9 @@ def tight_scenarios(chunk: int) -> Iterator[Scenario]:
 
 
 def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Iterator[Scenario]:
-    """Yields all scenarios of `count` requests, the first of which arrives at the start; the fewest tokens first.
+    """Yields all scenarios of `count` requests, fewest tokens first; the first request arrives at the start.
 
-    kinds: (prompt, output, iteration) of the requests.
+    kinds: the possible (prompt, output, iteration) of a request.
     """
     block_size = max(chunk // 2, 1)
     every = [Arrival(*kind) for kind in kinds]
@@ -137,8 +137,8 @@ def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Itera
 def _search_random(
     serve: Callable[[Scenario], History], prop: Property, chunk: int, num_random: int
 ) -> Counterexample | None:
-    """Tries random scenarios; returns the smallest counterexample to which hypothesis can shrink one."""
-    from hypothesis import find, settings  # loaded only where needed
+    """Tries random scenarios. Returns a counterexample, shrunk by hypothesis, or None."""
+    from hypothesis import find, settings  # loaded only when needed
     from hypothesis.errors import NoSuchExample
 
     def judge(scenario: Scenario) -> Counterexample | None:

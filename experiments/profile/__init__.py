@@ -1,1 +1,1 @@
-"""Measures a hardware profile through the runtime that serves: `python -m experiments.profile model=...`."""
+"""Measures a hardware profile with the runtime that serves requests: `python -m experiments.profile model=...`."""

@@ -1,4 +1,4 @@
-"""The batches to measure: on both sides of every step in the time of an iteration, and evenly between."""
+"""The batches to measure: on both sides of every step in an iteration's time, and evenly spaced in between."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,39 +8,39 @@ from cbatch import Limits
 from experiments.profile.laboratory import Batch
 
 CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 16384, 65536)
-"""Tokens of a chunk whose attention is measured. Long ones are few: between them time is linear in the scores."""
+"""Tokens of a chunk whose attention is measured. Few long chunks suffice: between them time is linear in the scores."""
 
 BEFORE = (1024, 2048, 4096, 7168, 32768, 131072)
-"""Contexts before a chunk. Only those at least as long as the chunk are measured: shorter ones hardly change its attention."""
+"""Contexts before a chunk. Contexts shorter than the chunk are skipped, since they hardly change the chunk's attention."""
 
 CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192, 32768, 131072)
-"""Contexts of decodes. The kernel reads them in blocks of 64 tokens, the last one half full here, as on average;
-for models with many KV heads in blocks of 32, of which the last one is full here."""
+"""Contexts of decodes. The kernel reads blocks of 64 tokens; here the last block is half full, as on average. For models with many
+KV heads the kernel reads blocks of 32, of which the last is full here."""
 
 SHARING = 4096
-"""Context of decodes that share the first half of it."""
+"""Context of decodes that share the first half of their contexts."""
 
 USUAL = 8192
-"""Most tokens of a request in batches between the measured ones, of which the KV cache holds a whole batch."""
+"""Most tokens of a request in batches between the measured batches; the KV cache holds a whole batch of such requests."""
 
 WHOLE = 1024
-"""Tokens of each prompt in an iteration with several."""
+"""Tokens of each prompt in an iteration with several prompts."""
 
 GROWTH = 1.4
-"""Ratio between the tokens of one large iteration and the next."""
+"""Ratio between the tokens of consecutive large iterations."""
 
 GOLDEN = 0.6180339887
-"""The fractional parts of its multiples are evenly mixed."""
+"""The golden ratio; the fractional parts of its multiples are evenly mixed."""
 
 
 def decode_counts(captured: Sequence[int]) -> list[int]:
-    """Returns numbers of decodes: each captured size, to which smaller ones are padded, and one more than it."""
+    """Returns the numbers of decodes to measure: each captured size, to which smaller batches are padded, and one decode more."""
     largest = captured[-1]
     return sorted({1, *captured, *(size + 1 for size in captured if size < largest)})
 
 
 def attention_counts(captured: Sequence[int]) -> list[int]:
-    """Returns the numbers of decodes whose attention is measured: `decode_counts`, and some between distant sizes."""
+    """Returns the numbers of decodes whose attention is measured: `decode_counts`, and midpoints of distant sizes."""
     between = {(low + high) // 2 for low, high in pairwise(captured) if high - low >= 16}
     return sorted({*decode_counts(captured), *between})
 
@@ -48,9 +48,9 @@ def attention_counts(captured: Sequence[int]) -> list[int]:
 def mixed_totals(sizes: Sequence[int], tile: int, most: int) -> list[int]:
     """Returns the tokens of iterations with prompts, ascending.
 
-    The chunks, which are measured anyway, and the captured sizes, each with one token more. Beyond the last of them nothing is
-    padded and time rises by tiles: both sides of each tile over the next half of `WHOLE` tokens; then, as steps matter less, the
-    middle of a tile at growing distances.
+    They include the chunks, which are measured anyway, and each captured size, also with one token more. Beyond the last captured
+    size nothing is padded, and time rises by tiles: both sides of each tile are included over half of `WHOLE` tokens. Then, since
+    steps matter less, the middles of tiles at growing distances follow.
 
     Args:
         sizes: tokens of the captured shapes, ascending.
@@ -59,16 +59,16 @@ def mixed_totals(sizes: Sequence[int], tile: int, most: int) -> list[int]:
     edge = max(sizes, default=tile)
     for size in [*sizes, *range(edge, edge + WHOLE // 2 + 1, tile)]:
         totals |= {size, size + 1}
-    apart: float = edge + WHOLE
-    while apart < most:
-        totals.add(round(apart / tile) * tile - tile // 2)
-        apart *= GROWTH
+    distant: float = edge + WHOLE
+    while distant < most:
+        totals.add(round(distant / tile) * tile - tile // 2)
+        distant *= GROWTH
     totals.add(most - tile // 2)
     return sorted(total for total in totals if 2 <= total <= most)
 
 
 def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:
-    """Splits tokens into prompts of `WHOLE` tokens; the last one may be shorter, but has at least two."""
+    """Splits tokens into prompts of `WHOLE` tokens; the last prompt may be shorter, but has at least two tokens."""
     whole, rest = divmod(num_tokens, WHOLE)
     if rest == 1 and whole:
         return ((WHOLE, 0),) * (whole - 1) + ((WHOLE - 1, 0), (2, 0))
@@ -76,10 +76,10 @@ def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:
 
 
 def spread(number: int, mean: int, most: int) -> tuple[int, ...]:
-    """Returns contexts of this mean, evenly from half to one and a half times as long, at most `most`, in mixed order.
+    """Returns contexts with this mean, spread evenly from half to one and a half times as long, at most `most`, in mixed order.
 
-    Contexts of requests at different points of their outputs vary like this. Equal contexts are a special case: where they
-    fill every multiprocessor alike, as 33 requests of 8 KV heads do on 132, attention takes a fifth less time (H200).
+    Contexts of requests at different points of their outputs vary like this. Equal contexts are a special case: if they load all
+    multiprocessors equally, as 33 requests with 8 KV heads load 132, attention takes a fifth less time (H200).
     """
     half = min(mean // 2, most - mean)
     order = sorted(range(number), key=lambda index: index * GOLDEN % 1)
@@ -87,19 +87,19 @@ def spread(number: int, mean: int, most: int) -> tuple[int, ...]:
 
 
 def fit_in(sizes: Iterable[int], most: int) -> list[int]:
-    """Returns the sizes up to `most`, and `most` itself in place of larger ones."""
+    """Returns the sizes up to `most`, and `most` itself in place of larger sizes."""
     sizes = sorted(sizes)
     kept = [size for size in sizes if size <= most]
     return kept if len(kept) == len(sizes) else sorted({*kept, most})
 
 
 def contexts_before(tokens: int, most: int) -> list[int]:
-    """Returns the contexts before a chunk that are measured. most: tokens of a request."""
+    """Returns the measured contexts before a chunk. most: most tokens of a request."""
     return [context for context in fit_in(BEFORE, most - tokens) if context >= tokens]
 
 
 def held_out(captured: Sequence[int], limits: Limits) -> list[Batch]:
-    """Returns batches between the measured ones, to compare interpolated times with measured ones."""
+    """Returns batches between the measured batches, on which interpolated times are compared with measured times."""
     max_batch, longest = limits.max_batch, min(limits.max_request_tokens, USUAL)
     between = [round(math.sqrt(low * high)) for low, high in pairwise(captured)]
     half, context = max(max_batch // 2 - 3, 1), longest // 6

@@ -1,9 +1,9 @@
-"""Host time of an iteration in both loops, from requests served by the real engine.
+"""Measures the host time of an iteration in both loops, from requests served by the real engine.
 
-In the synchronous loop this is the device's pause between two iterations: tokens downloaded and absorbed, the next
-iteration planned, packed, uploaded and launched. In the asynchronous loop it is the host's work per iteration without
-its waiting, which the iterations of the device hide if they take longer. Both are measured on decodes, replayed from graphs;
-the extra time of launching operation by operation is measured separately.
+In the synchronous loop the host time is the device's pause between two iterations: tokens are downloaded and absorbed, and the
+next iteration is planned, packed, uploaded and launched. In the asynchronous loop it is the host's work per iteration, without
+waiting; longer iterations of the device hide this work. Both are measured on decodes, replayed from graphs. The extra time of
+launching operation by operation is measured separately.
 """
 
 from itertools import pairwise
@@ -26,7 +26,7 @@ _ATTEMPTS = 5
 
 
 def host_times(server: Server, laboratory: Laboratory, vocabulary_size: int, captured: int) -> HostTimes:
-    """Returns the host times of both loops. captured: most tokens of an iteration that a graph takes; 0 without graphs."""
+    """Returns the host times of both loops. captured: most tokens of an iteration with a graph; 0 without graphs."""
     eager = eager_seconds(laboratory, captured) if captured else 0.0
     times = {loop: _host_time(server, vocabulary_size, loop == "async") for loop in get_args(Loop)}
     return {
@@ -36,10 +36,10 @@ def host_times(server: Server, laboratory: Laboratory, vocabulary_size: int, cap
 
 
 def _host_time(server: Server, vocabulary_size: int, asynchronous: bool) -> HostTime:
-    """Fits a line of non-negative slope to the host times of decodes, by least squares.
+    """Fits a line with nonnegative slope to the host times of decodes, by least squares.
 
-    Measures again if other work on the machine hides the line, so that its time for 0 requests is not above 0. If it always
-    does, returns the shortest of the times last measured, the same for any number of requests.
+    Measures again if other work on the machine disturbs the line so much that its time for 0 requests is not positive. If all
+    attempts fail, returns the shortest time of the last attempt for any number of requests.
     """
     for _ in range(_ATTEMPTS):
         medians = _medians(server, vocabulary_size, asynchronous)
@@ -50,7 +50,7 @@ def _host_time(server: Server, vocabulary_size: int, asynchronous: bool) -> Host
 
 
 def eager_seconds(laboratory: Laboratory, captured: int) -> float:
-    """Returns the host seconds by which launching without a graph takes longer. captured: most tokens that a graph takes."""
+    """Returns the extra host seconds of launching without a graph. captured: most tokens of an iteration with a graph."""
     replayed, eager = (Batch(prompts(size)) for size in (captured, captured + 1))
     if not laboratory.holds(eager):
         return 0.0
@@ -58,7 +58,7 @@ def eager_seconds(laboratory: Laboratory, captured: int) -> float:
 
 
 def _medians(server: Server, vocabulary_size: int, asynchronous: bool) -> dict[int, float]:
-    """Serves one request, a quarter of the batch and the whole batch; returns the median host seconds of decodes for all of them."""
+    """Serves one request, a quarter of the batch and the whole batch. Returns the median host seconds of decodes for each."""
     medians = {}
     most = server.limits.max_batch
     for number in sorted({1, max(most // 4, 1), most}):

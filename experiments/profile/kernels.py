@@ -1,4 +1,4 @@
-"""Records which kernels the GPU runs, by PyTorch's profiler, and divides an iteration's time among them."""
+"""Records the GPU's kernels with PyTorch's profiler, and divides an iteration's time among them."""
 
 import atexit
 import ctypes
@@ -17,7 +17,7 @@ COPIES = ("Memcpy", "Memset")
 
 
 class Kernel(NamedTuple):
-    """A kernel or copy; microseconds."""
+    """A kernel or copy; times in microseconds."""
 
     start: float
     end: float
@@ -25,7 +25,7 @@ class Kernel(NamedTuple):
 
 
 class KernelTrace:
-    """Records from `start` to `stop`. on_gpu: the kernels of each GPU, in order of start, by its number; filled by `stop`."""
+    """Records kernels from `start` to `stop`. on_gpu: kernels in order of start, by the GPU's index; filled by `stop`."""
 
     def __init__(self) -> None:
         self.on_gpu: dict[int, list[Kernel]] = {}
@@ -46,7 +46,7 @@ class KernelTrace:
 
 
 class Shares(NamedTuple):
-    """Shares of an iteration without its attention: the layers' matrix products, output head and sampling, all else."""
+    """Shares of an iteration, excluding attention: the layers' matrix products, output head with sampling, and the rest."""
 
     linear: float
     head: float
@@ -58,7 +58,7 @@ ShareOf = Callable[[float], Shares]
 
 
 def unknown(tokens: float) -> Shares:
-    """Where kernels cannot be distinguished, all time counts as matrix products."""
+    """Counts all time as matrix products, for devices whose kernels cannot be distinguished."""
     return Shares(1.0, 0.0, 0.0)
 
 
@@ -74,8 +74,8 @@ def kernel_times(compute: Callable[[], object]) -> list[tuple[str, float]]:
 def times_in_turn(kernels: Iterable[Kernel]) -> list[tuple[str, float]]:
     """Returns (name, microseconds) of kernels in order of start, without copies.
 
-    A kernel may start before the kernel that it waits for has ended. Its time counts from that end, so that the times add
-    up to the iteration.
+    A kernel may start before the kernel that it waits for has ended. Its time then counts from that kernel's end, so that the
+    times add up to the iteration.
     """
     times, reached = [], 0.0
     for start, end, name in kernels:
@@ -86,7 +86,7 @@ def times_in_turn(kernels: Iterable[Kernel]) -> list[tuple[str, float]]:
 
 
 def shares(kernels: list[tuple[str, float]]) -> Shares:
-    """Returns the shares. The output head follows the fused model's last norm; without one it counts as `other`."""
+    """Returns the shares. The output head follows the fused model's last norm; without that norm the head counts as `other`."""
     norms = [place for place, (name, _) in enumerate(kernels) if NORM in name]
     body, after = (kernels[: norms[-1] + 1], kernels[norms[-1] + 1 :]) if norms else (kernels, [])
     body = [(name, time) for name, time in body if not ATTENTION.search(name)]
@@ -100,8 +100,8 @@ def shares(kernels: list[tuple[str, float]]) -> Shares:
 def _detach_cupti_at_exit() -> None:
     """Detaches CUPTI, which the profiler has loaded, before the process exits.
 
-    Otherwise the release of the CUDA context at the end of the process may make CUPTI ask Kineto for another activity buffer
-    after Kineto's own state is destroyed, which crashes the process ("free(): invalid pointer").
+    Otherwise, when the CUDA context is released at exit, CUPTI may request another activity buffer from Kineto after Kineto's
+    state has been destroyed, which crashes the process ("free(): invalid pointer").
     """
     if library := re.search(r"/.*/libcupti\.so.*", Path("/proc/self/maps").read_text()):
         atexit.register(ctypes.CDLL(library[0]).cuptiFinalize)

@@ -1,11 +1,11 @@
-"""Times iterations of chosen batches on an executor, back to back as a busy engine runs them.
+"""Times iterations of chosen batches on an executor, back to back as in a busy engine.
 
-There are no real requests: the rows of a request table and the blocks of a KV pool are set as a batch needs them. Each
-step is packed, uploaded, computed - by a captured graph where one fits - and downloaded, so iterations are timed as the
-runtime executes them, padding included. Knows nothing of policies or profiles.
+There are no real requests: the rows of a request table and the blocks of a KV pool are set to fit a batch. Each step is packed,
+uploaded, computed (by a captured graph if one fits) and downloaded, so iterations are timed as the runtime executes them,
+including padding. This module knows nothing about policies or profiles.
 
-On some devices, such as CPUs, times vary too much for differences of measured iterations. There an iteration is fitted as a constant
-and non-negative prices per token, per request, per token of context that decodes read, and per pair of tokens in the attention of prompts.
+On some devices, such as CPUs, times vary too much to subtract measured iterations. There an iteration is fitted as a constant plus
+nonnegative prices per token, per request, per context token that decodes read, and per pair of tokens in the attention of prompts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,22 +23,22 @@ from cbatch.request_table import RequestTable
 from cbatch.sim.interpolation import scores
 
 WARM_UP_SECONDS = 0.1
-"""Prompts draw all the power that the GPU is allowed, and its clock follows. In this time the clock covers at least two
-thirds of the distance, also when decodes follow prompts: timed iterations are near the steady state."""
+"""Prompts draw all the power that the GPU is allowed, and the clock follows. Within this time the clock covers at least two thirds
+of the distance, also when decodes follow prompts. Timed iterations are thus near the steady state."""
 
 LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
-"""An iteration is repeated at least so often, and at least for so long, ..."""
+"""Least duration and number of repetitions of an iteration."""
 
 MOST_SECONDS, MOST_REPEATS = 0.5, 9
-"""... but no more often, and no longer. The median of three is right even if the host paused in one. If a single iteration
-takes this long, only the second one is timed."""
+"""Duration and number after which repetition ends. The median of three is right even if the host paused once. If a single
+iteration takes this long, only the second iteration is timed."""
 
 
 class Batch(NamedTuple):
     """An iteration to be timed.
 
-    chunks: (tokens, context before them) of each prompt's chunk. decodes: context of each decode, its own token counted.
-    shared: tokens at the beginning of their contexts that all decodes share.
+    chunks: (tokens, preceding context) of each prompt's chunk. decodes: context of each decode, including its own token.
+    shared: leading context tokens that all decodes share.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
@@ -47,12 +47,12 @@ class Batch(NamedTuple):
 
     @property
     def ends(self) -> list[int]:
-        """Tokens of each request in the KV cache after the iteration, decodes first."""
+        """Returns the tokens of each request in the KV cache after the iteration, decodes first."""
         return [*self.decodes, *(tokens + context for tokens, context in self.chunks)]
 
     @property
     def num_tokens(self) -> list[int]:
-        """Tokens that each request computes, decodes first, as policies order them."""
+        """Returns the tokens that each request computes, decodes first, as in policies' plans."""
         return [*[1] * len(self.decodes), *(tokens for tokens, _ in self.chunks)]
 
     def shape(self) -> BatchShape:
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
 
 class Laboratory:
-    """Computes batches on a server of real tokens, for requests that exist only as rows. measured: seconds of every batch so far."""
+    """Computes batches on a server of real tokens, for requests that exist only as rows. measured: seconds by timed batch."""
 
     def __init__(self, server: Server, vocabulary_size: int) -> None:
         self.executor, self.limits = server.executor, server.limits
@@ -73,10 +73,10 @@ class Laboratory:
         self._table.tokens[:] = np.random.default_rng(0).integers(0, vocabulary_size, self._table.tokens.shape)
         self._requests = [Request(index, 1, 1) for index in range(limits.max_batch)]
         self._index = 0
-        self._hot = False  # the last iterations had prompts
+        self._hot = False  # whether the last iterations had prompts
 
     def holds(self, batch: Batch) -> bool:
-        """Whether limits and KV cache hold the batch."""
+        """Returns whether the batch fits the limits and the KV cache."""
         ends, limits = batch.ends, self.limits
         return (
             len(ends) <= limits.max_batch
@@ -86,7 +86,7 @@ class Laboratory:
         )
 
     def seconds(self, batch: Batch) -> float:
-        """Returns the seconds of an iteration of the batch, which must fit (`holds`)."""
+        """Returns the seconds of an iteration with this batch, which must fit (`holds`)."""
         return self.time(batch)
 
     def time(self, batch: Batch) -> float:
@@ -100,9 +100,9 @@ class Laboratory:
         return self.measured[batch]
 
     def in_turn(self, batches: Sequence[Batch], pause: float = 0.0) -> tuple[list[float], float]:
-        """Computes these batches in turn; returns the seconds of each, and of the device's pause before the last one.
+        """Computes the batches in turn. Returns the seconds of each batch, and of the device's pause before the last batch.
 
-        pause: idle seconds before the last one.
+        pause: idle seconds before the last batch.
         """
         self._give_blocks([max(ends) for ends in zip_longest(*(batch.ends for batch in set(batches)), fillvalue=0)])
         if pause:
@@ -117,7 +117,7 @@ class Laboratory:
         return seconds, max(results[-1].started - ended[-2], 0.0)
 
     def _computed(self, batches: Sequence[Batch]) -> list[StepResult]:
-        """Computes batches, each launched before the one before it has ended."""
+        """Computes batches, launching each before the preceding batch has ended."""
         before, results = None, []
         for batch in batches:
             after = self.executor.launch(self._step(batch))
@@ -130,7 +130,7 @@ class Laboratory:
         """Returns the host's median seconds to launch the batch on an idle device."""
         self._give_blocks(batch.ends)
         taken = []
-        for _ in range(MOST_REPEATS + 1):  # the first one may compile
+        for _ in range(MOST_REPEATS + 1):  # the first launch may compile
             begin = self.executor.now()
             launched = self.executor.launch(self._step(batch))
             taken.append(self.executor.now() - begin)
@@ -143,11 +143,11 @@ class Laboratory:
         return self._computed([batch])[0]
 
     def _intervals(self, batch: Batch) -> Sequence[float]:
-        """Returns the seconds between the starts of consecutive iterations, without those that warm up."""
+        """Returns the seconds between the starts of consecutive iterations, after the warm-up."""
         warm_up = WARM_UP_SECONDS if batch.chunks or self._hot else 0.0
         self._hot = bool(batch.chunks)
         started: list[float] = []
-        first = 0  # of those that count; at least one comes before
+        first = 0  # first iteration that counts; at least one warms up
         before = self.executor.launch(self._step(batch))
         while not first or not _enough(started[first:]):
             after = self.executor.launch(self._step(batch))
@@ -157,7 +157,7 @@ class Laboratory:
                 seconds = second.ended - max(second.started, result.ended)
                 if seconds >= MOST_SECONDS:
                     return [seconds]
-                after = self.executor.launch(self._step(batch))  # the first one compiled, or the host paused
+                after = self.executor.launch(self._step(batch))  # the first launch compiled, or the host paused
             started.append(result.started)
             before = after
             if not first and len(started) > 1 and started[-1] - started[0] >= warm_up:
@@ -167,7 +167,7 @@ class Laboratory:
         return intervals
 
     def _give_blocks(self, ends: Sequence[int]) -> None:
-        """Gives each row the blocks for this many tokens, and other rows none."""
+        """Gives each row the blocks for its number of tokens, and no blocks to other rows."""
         for row in self._pool.held.nonzero()[0].tolist():
             self._pool.release(row, after=None)
         for row, end in enumerate(ends):
@@ -196,7 +196,7 @@ class Laboratory:
 
 
 def _enough(started: Sequence[float]) -> bool:
-    """Returns whether iterations with these starts suffice."""
+    """Returns whether there are enough iterations, given their starts."""
     repeats, seconds = len(started) - 1, started[-1] - started[0]
     if repeats >= MOST_REPEATS or (repeats >= 1 and seconds >= MOST_SECONDS):
         return True
@@ -204,7 +204,7 @@ def _enough(started: Sequence[float]) -> bool:
 
 
 class FittedLaboratory(Laboratory):
-    """Returns the seconds of a fit to few batches; `time` measures as in a `Laboratory`."""
+    """Predicts seconds by a fit to a few measured batches; `time` measures as in `Laboratory`."""
 
     def __init__(self, server: Server, vocabulary_size: int) -> None:
         super().__init__(server, vocabulary_size)
@@ -216,16 +216,16 @@ class FittedLaboratory(Laboratory):
 
 
 def features(batch: Batch) -> NDArray[np.float64]:
-    """Returns 1, tokens, requests, context that decodes read, and pairs of tokens in the attention of prompts."""
+    """Returns 1, tokens, requests, context tokens that decodes read, and pairs of tokens in the attention of prompts."""
     shape = batch.shape()
     pairs = sum(scores(*chunk) for chunk in shape.chunks)
     return np.array([1.0, shape.num_tokens, shape.num_requests, shape.decode_context, pairs])
 
 
 def fit_prices(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the prices, none negative, at which every row of features costs 1, by least squares.
+    """Returns the nonnegative prices at which every row of features costs 1, by least squares.
 
-    rows: [iterations, features], divided by the iteration's seconds: errors are relative.
+    rows: [iterations, features], divided by the iteration's seconds, so that errors are relative.
     """
     scale = np.maximum(rows.max(axis=0), 1e-30)  # tokens and pairs of tokens differ by orders of magnitude
     prices: NDArray[np.float64] = nnls(rows / scale, np.ones(len(rows)))[0] / scale
@@ -233,7 +233,7 @@ def fit_prices(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _sample(limits: Limits) -> Iterator[Batch]:
-    """Yields decodes alone, chunks alone, and both together, from the smallest to the largest."""
+    """Yields batches with only decodes, with only a chunk, and with both, in ascending sizes."""
     most, longest = limits.max_batch, limits.max_request_tokens
     for context in (1, longest // 4, longest - 1):
         yield from (Batch((), (context,) * number) for number in sorted({1, max(most // 4, 1), most}))

@@ -1,7 +1,7 @@
-"""Times transfers between GPUs by the kernels of the runtime: hand-overs between stages, exchanges between ranks.
+"""Times transfers between GPUs with the runtime's kernels: hand-overs between stages, and exchanges between ranks.
 
-Operations are enqueued while the first GPU pauses, so that the host's launches are hidden. The first ones are not timed. A host that
-needs longer than the pause gets a longer one.
+Operations are enqueued while the first GPU pauses, which hides the host's launches. The first operations are not timed. If the host
+takes longer than the pause, the pause is extended.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from cbatch.sim.links import Links
 
 TOKENS = (1, 8, 32, 64, 256, 1024, 4096, 16384)
 NUM_IN_TURN = 32
-"""Operations that are timed together; an even number, so that the last hand-over ends where the first began."""
+"""Operations that are timed together; even, so that the last hand-over ends on the GPU where the first began."""
 
 REPEATS = 5
 PAUSE_CYCLES = 20_000_000
@@ -30,7 +30,7 @@ PAUSE_CYCLES = 20_000_000
 
 
 def link_times(spec: ModelSpec, num_gpus: int) -> Links:
-    """Times hand-overs between two GPUs, and exchanges between 2, 4, ... of them. Raises ConfigError: a GPU cannot access another's memory."""
+    """Times hand-overs between two GPUs, and exchanges among 2, 4, ... GPUs. Raises ConfigError if a GPU cannot access another's memory."""
     counts = [2**power for power in range(1, num_gpus.bit_length())]
     exchanges = {count: _curve(spec, _exchange_seconds(spec, count)) for count in counts}
     return Links(exchanges, within_node=_curve(spec, _hand_over_seconds(spec)))
@@ -57,7 +57,7 @@ def _hand_over_seconds(spec: ModelSpec) -> list[float]:
 
 
 def _exchange_seconds(spec: ModelSpec, num_ranks: int) -> list[float]:
-    """Returns the seconds that ranks need to add up a product beyond those of one GPU alone, for each of `TOKENS`."""
+    """Returns the extra seconds that ranks need to add up a product compared to one GPU, for each of `TOKENS`."""
     [devices] = choose_devices(1, num_ranks)
     exchanges = exchanges_of(spec, Limits(2, TOKENS[-1], TOKENS[-1]), Layers(0, 1, 2), devices)
     streams = [torch.cuda.Stream(device) for device in devices]
@@ -70,7 +70,7 @@ def _exchange_seconds(spec: ModelSpec, num_ranks: int) -> list[float]:
 def _added_seconds(
     spec: ModelSpec, tokens: int, exchanges: Sequence[Exchange], streams: Sequence[torch.cuda.Stream]
 ) -> float:
-    """`_exchange_seconds` for one number of tokens; each rank has its part of the product and the residual stream."""
+    """Returns `_exchange_seconds` for one number of tokens; each rank has its part of the product and the residual stream."""
     devices = [stream.device for stream in streams]
     parts, residuals = ([_zeros(spec, tokens, device) for device in devices] for _ in range(2))
     weights = [torch.ones(spec.hidden_size, device=device) for device in devices]
@@ -97,7 +97,7 @@ def _zeros(spec: ModelSpec, tokens: int, device: torch.device) -> torch.Tensor:
 
 
 def _seconds(operations: Sequence[Callable[[], None]], stream: torch.cuda.Stream) -> float:
-    """Returns the median seconds of an operation, when all are enqueued in turn; `stream` waits for the last."""
+    """Returns the median seconds per operation if all are enqueued in turn; `stream` waits for the last operation."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times: list[float] = []
     pause = PAUSE_CYCLES
@@ -110,7 +110,7 @@ def _seconds(operations: Sequence[Callable[[], None]], stream: torch.cuda.Stream
         for number in range(NUM_IN_TURN):
             operations[number % len(operations)]()
         ended.record(stream)
-        if began.query():  # the pause was over before all were enqueued
+        if began.query():  # the pause ended before all were enqueued
             pause *= 2
             continue
         ended.synchronize()

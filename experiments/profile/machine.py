@@ -1,4 +1,4 @@
-"""The machine that is measured: a server as a run would build it, the sizes for which it has captured graphs, and the ceilings."""
+"""The measured machine: a server built as for a run, the sizes of its captured graphs, and the ceilings."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,18 +18,18 @@ from experiments.settings.hardware import count_gpus, cpu_name
 from experiments.settings.servers import real_server, release_memory
 
 TILES = {"cuda": 128, "cpu": 16}
-"""Tokens per step of the matrix products' time."""
+"""Tokens per step in the time of matrix products."""
 
 REPEATS = 15
-"""Timings of each operation at a ceiling."""
+"""Timings per operation when measuring ceilings."""
 
 
 class Machine(NamedTuple):
     """A server and its hardware.
 
     name: the name of the hardware.
-    decode_sizes: requests of captured iterations without prompts; without graphs the powers of two.
-    mixed_sizes: tokens of captured iterations with prompts; none without graphs.
+    decode_sizes: requests of captured iterations without prompts; powers of two if there are no graphs.
+    mixed_sizes: tokens of captured iterations with prompts; empty if there are no graphs.
     attention: the attention kernels.
     """
 
@@ -44,7 +44,7 @@ class Machine(NamedTuple):
 
 
 def hardware_name(backend: str) -> str:
-    """Returns the name of the hardware to be measured; raises ConfigError for an unknown backend or without a GPU."""
+    """Returns the name of the hardware to measure. Raises ConfigError for an unknown backend or a missing GPU."""
     if backend not in TILES:
         raise ConfigError(f"profile: backend={backend} is unknown; give {' or '.join(TILES)}")
     if backend == "cpu":
@@ -61,10 +61,10 @@ def build(
 ) -> Machine:
     """Builds a machine on "cuda" or "cpu".
 
-    batch, max_tokens: limits of an iteration. longest: tokens of a request. Both tokens are limited by the model's positions, those of
-    an iteration not below `LARGEST_ITERATION`.
+    batch, max_tokens: limits of an iteration. longest: most tokens of a request. The model's positions limit both numbers of tokens,
+    but max_tokens not below `LARGEST_ITERATION`.
     tensor_parallel: GPUs that share every layer.
-    Raises ConfigError: see `hardware_name`. CapacityError: the model does not fit.
+    Raises ConfigError as in `hardware_name`, and CapacityError if the model does not fit.
     """
     name = hardware_name(backend)
     most = min(max_tokens, max(LARGEST_ITERATION, spec.max_positions))
@@ -77,13 +77,13 @@ def build(
     iteration = server.executor.iteration
     for cache in iteration.caches:
         for pages in (cache.keys, cache.values):
-            pages.normal_()  # about as large as a model's own keys and values; zeros compute faster
+            pages.normal_()  # similar in size to real keys and values; zeros compute faster
         torch.cuda.synchronize(cache.keys.device)
     return Machine(name, server, decode_sizes(batch), iteration.mixed_sizes, server.executor.attention)
 
 
 def ceilings(device: torch.device, tile: int) -> Ceilings:
-    """Measures bytes/s of a copy on the device, reads and writes counted, and FLOP/s of a large bfloat16 product."""
+    """Measures the bytes/s of a copy on the device, counting reads and writes, and the FLOP/s of a large bfloat16 product."""
     on_gpu = device.type == "cuda"
     size, edge = (2**31, 8192) if on_gpu else (2**24, 256)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -94,7 +94,7 @@ def ceilings(device: torch.device, tile: int) -> Ceilings:
 
 
 def _median(operation: Callable[[], object], on_gpu: bool) -> float:
-    """Returns the median seconds of `REPEATS` calls, after three to warm up."""
+    """Returns the median seconds of `REPEATS` calls after three warm-up calls."""
     for _ in range(3):
         operation()
     return float(np.median([_once(operation, on_gpu) for _ in range(REPEATS)]))

@@ -1,11 +1,12 @@
 """Measures a model's iterations and divides them, by differences, into the parts that the cost model adds up.
 
-    mixed iteration      = base (tokens) + attention of each chunk (tokens, context) + of the decodes (number, context)
-    decodes alone        = base (decodes) + attention of the decodes (number, context)
+    mixed iteration      = base (tokens) + attention of each chunk (tokens, context) + attention of the decodes (number, context)
+    decode-only          = base (decodes) + attention of the decodes (number, context)
 
-A base is an iteration with next to no attention. The attention of a chunk is the time that context before it adds; to the
-chunk itself, the time that a context of half its length would add. The attention of decodes is the time that their contexts add
-to contexts of one token. So the sum equals the measured iteration at every measured point, however kernels overlap.
+A base is an iteration with nearly no attention. The attention of a chunk to preceding context is the time that the context adds.
+The attention of a chunk to itself is the time that a context of half its length would add. The attention of decodes is the time
+that their contexts add compared to contexts of one token. At every measured point the sum thus equals the measured iteration,
+even if kernels overlap.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,19 +22,19 @@ from experiments.profile.power import power_limit
 Report = Callable[[str], None]
 
 LEAST_BASE = 0.01
-"""Least share of the base in an iteration: the attention of a chunk below the smallest measured one is overestimated."""
+"""Least share of the base in an iteration; needed since attention is overestimated below the smallest measured chunk."""
 
 Point = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Iterations:
-    """Seconds of one model's iterations, of all layers together.
+    """Seconds of one model's iterations, over all layers.
 
-    mixed: base of an iteration with prompts, against tokens. chunks: attention of one, against (tokens, context before).
-    mixed_decodes: attention of decodes beside a chunk, against (number, context).
+    mixed: base of an iteration with prompts, against tokens. chunks: attention of one chunk, against (tokens, preceding context).
+    mixed_decodes: attention of decodes that share an iteration with a chunk, against (number, context).
     alone, decodes: base and attention of iterations without prompts.
-    power: how the clock follows the GPU's load; shared_reads: as the function. None if not measured.
+    power: how the clock follows the GPU's load. shared_reads: see the function. Both are None if not measured.
     """
 
     mixed: PiecewiseLinear
@@ -53,9 +54,9 @@ def measure(
     *,
     power_limited: bool = True,
 ) -> Iterations:
-    """Measures all parts; `report` receives a line as each begins. `decode_sizes`, `mixed_sizes`: those of `Machine`.
+    """Measures all parts. report: called with a line when a part begins. decode_sizes, mixed_sizes: see `Machine`.
 
-    power_limited: whether the device's clock follows its power; a CPU's varies for other reasons.
+    power_limited: whether the device's clock follows its power; a CPU's clock varies for other reasons.
     """
     limits = laboratory.limits
     report("decodes alone")
@@ -82,17 +83,17 @@ def measure(
 
 
 def shared_reads(laboratory: Laboratory, decode_sizes: Sequence[int], decodes: BilinearGrid) -> PiecewiseLinear | None:
-    """Returns the share of its time that reading a token saves if another decode reads it, too, against decodes; see `TableAttention`.
+    """Returns `TableAttention.shared_reads`: the share of a token's read time saved if another decode also reads the token, against decodes.
 
     All decodes share the first half of their contexts.
     """
     points, context = [(1, 0.0)], batches.SHARING
     for number in decode_sizes:
-        alone = Batch((), (context,) * number)
-        if number > 1 and laboratory.holds(alone):
-            shared = alone._replace(shared=context // 2)
-            saved = laboratory.seconds(alone) - laboratory.seconds(shared)
-            again = shared.shape().num_shared / (number * context)  # share of the reading
+        distinct = Batch((), (context,) * number)
+        if number > 1 and laboratory.holds(distinct):
+            shared = distinct._replace(shared=context // 2)
+            saved = laboratory.seconds(distinct) - laboratory.seconds(shared)
+            again = shared.shape().num_shared / (number * context)  # share of reads that are repeated
             points.append((number, min(max(saved / (again * decodes.at(number, context)), 0.0), 1.0)))
     return PiecewiseLinear.through(points) if len(points) > 1 else None
 
@@ -104,7 +105,7 @@ def _mixed_decodes(
     mixed: PiecewiseLinear,
     chunks: ChunkGrid,
 ) -> BilinearGrid:
-    """Measures decodes with a small chunk, in the smallest captured size for them: its products draw little power."""
+    """Measures decodes beside a small chunk, in the smallest captured size that fits, since small products draw little power."""
     limits = laboratory.limits
     sizes = mixed_sizes or [2 * limits.max_batch]
 
@@ -123,7 +124,7 @@ def _mixed_decodes(
 
 
 def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: ChunkGrid) -> PiecewiseLinear:
-    """Returns the base of iterations of these prompt tokens, as whole prompts: their times without attention."""
+    """Returns the base of iterations with these numbers of prompt tokens, in whole prompts: their times without attention."""
     points = []
     for total in totals:
         batch = Batch(batches.prompts(total))
@@ -135,9 +136,9 @@ def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: ChunkGrid
 
 
 def _chunks(laboratory: Laboratory, sizes: Iterable[int], base: PiecewiseLinear | None = None) -> list[Point]:
-    """Returns the attention of a chunk by (tokens, context before it).
+    """Returns the attention of a chunk by (tokens, preceding context).
 
-    A chunk's attention to itself takes as long as that to a context of half its length; or, given a base, the time beyond the base.
+    A chunk's attention to itself takes as long as attention to a context of half its length. With a base, it takes the time beyond the base.
     """
     limits = laboratory.limits
     points: list[Point] = []

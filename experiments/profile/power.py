@@ -1,12 +1,12 @@
-"""Measures how the GPU's clock follows its power: the times of iterations after a rest and after sustained prompts.
+"""Measures how the GPU's clock follows its power, from iterations after a rest and after sustained prompts.
 
-The measured effect on an iteration is less than the clock's full effect, as the clock moves while it runs:
+The measured effect on an iteration is less than the clock's full effect, since the clock moves during the iteration: see
 `GpuClock.run`.
 
-gain          light decodes, long enough | prompts: what they save
-reserve       light decodes, long enough | large iterations until nothing is saved: what they save in all
-loss          large ones until nothing is saved | prompts, or decodes: what they take more
-rise          large ones until nothing is saved | decodes, or a pause, of known length | a large one: what it saves again
+gain          light decodes, long enough | prompts: their saving
+reserve       light decodes, long enough | large iterations until nothing is saved: their total saving
+loss          large iterations until nothing is saved | prompts, or decodes: their extra time
+rise          large iterations until nothing is saved | decodes, or a pause, of known length | a large iteration: its saving
 """
 
 from collections.abc import Sequence
@@ -19,27 +19,27 @@ from experiments.profile.batches import prompts, spread
 from experiments.profile.laboratory import Batch, Laboratory
 
 LIGHT = Batch((), (1,))
-"""The iteration with which a GPU rests."""
+"""The iteration during which a GPU rests."""
 
 RESTED_SECONDS = 0.15
-"""Duration of light or large iterations after which the clock has nearly settled; up to a fifth remained."""
+"""Duration of light or large iterations after which the clock has nearly settled; up to a fifth of the distance remained."""
 
 RISE_SECONDS, PAUSE_SECONDS = 0.03, 0.02
-"""Durations of decodes, and of a pause, after which the clock has risen in part."""
+"""Durations of decodes, and of a pause, after which the clock has partly risen."""
 
 LARGE_SECONDS = 0.06
-"""Approximate duration of the large iteration: long enough to lower the clock, short enough to measure its saving.
-If the largest iteration is much shorter, it hardly lowers the clock, and the reserve is measured poorly."""
+"""Approximate duration of the large iteration: long enough to lower the clock, short enough to measure its saving. If the largest
+iteration is much shorter, it hardly lowers the clock, and the reserve is measured poorly."""
 
 LARGEST_SECONDS = 0.12
-"""Longest iteration to measure: for longer ones the saving is lost in noise."""
+"""Longest iteration to measure: in longer iterations the saving is lost in noise."""
 
 FALLING, FALLEN = 4, 3
-"""Large iterations during which the clock falls after a rest, and later ones to compare them with. On an H100 five iterations of
-14 ms save time, the first two nearly all they can, so the difference of these two does not determine the sum."""
+"""Number of large iterations during which the clock falls after a rest, and of later iterations for comparison. On an H100 five
+iterations of 14 ms save time, the first two nearly all they can, so the difference of these two does not determine the sum."""
 
 DECODE_CONTEXT = 1056
-"""Context of each decode, if requests may be that long."""
+"""Context of each decode, unless requests must be shorter."""
 
 REPEATS = 3
 
@@ -47,11 +47,11 @@ LEAST, MOST = 0.05, 0.95
 """Measured fractions are clipped to this range: near 0 or 1 they do not determine a time constant."""
 
 NEARLY_ALL = 0.75
-"""An iteration that saves more than this share of the reserve measures the reserve, not the full clock's effect."""
+"""An iteration that saves more than this share of the reserve measures the reserve instead of the full clock's effect."""
 
 
 def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: Sequence[int]) -> PowerLimit:
-    """Measures the limit with decodes in these numbers; `bases`: seconds of mixed iterations in the steady state."""
+    """Measures the power limit. bases: seconds of mixed iterations in the steady state. decode_counts: numbers of decodes to measure."""
     sizes = _sizes(laboratory, bases)
     rest = [LIGHT] * _repeats(laboratory, LIGHT, RESTED_SECONDS)
     saved = {size: max(_saved(laboratory, [*rest, Batch(prompts(size))])[0], 0.0) for size in sizes}
@@ -71,7 +71,7 @@ def _prompts(
 ) -> tuple[PiecewiseLinear, PiecewiseLinear]:
     """Returns `gain` and `loss` of a `PowerLimit`.
 
-    saved: seconds that prompts save after a rest, by their tokens. spent: prompts that leave the clock at its lowest.
+    saved: seconds that prompts save after a rest, by tokens. spent: prompts that leave the clock at its lowest.
     """
     usable = [size for size in saved if saved[size] <= NEARLY_ALL * reserve] or [min(saved)]
     gains, losses = [], []
@@ -90,7 +90,7 @@ def _decodes(
 ) -> tuple[PiecewiseLinear, PiecewiseLinear]:
     """Returns `decode_loss` and `rise_seconds` of a `PowerLimit`.
 
-    spent: large iterations that leave the clock at its lowest. first: seconds that one of them saves after a rest.
+    spent: large iterations that leave the clock at its lowest. first: seconds that a large iteration saves after a rest.
     """
     longest = laboratory.limits.max_request_tokens
     context = min(DECODE_CONTEXT, longest)
@@ -102,14 +102,14 @@ def _decodes(
         risen, _ = _saved(laboratory, [*spent, *[batch] * number, spent[-1]])
         rises.append(_time_constant(number * steady, risen, first))
         settling = steady / rises[-1]
-        # the loss at a constant clock exceeds the one that is measured while the clock rises
+        # the loss at a constant clock exceeds the loss measured while the clock rises
         losses.append(_lost(laboratory, [*spent, batch]) / steady * (settling / -expm1(-settling)))
     numbers = tuple(float(len(batch.decodes)) for batch in held)
     return PiecewiseLinear(numbers, tuple(losses)), PiecewiseLinear(numbers, tuple(rises))
 
 
 def _at_full_and_lowest(saved: float, lost: float, reserve: float) -> tuple[float, float]:
-    """Returns `gain` and `loss` of an iteration from what it saves after a rest and loses at the lowest clock."""
+    """Returns `gain` and `loss` of an iteration from the seconds saved after a rest and lost at the lowest clock."""
     both = saved + lost
     if not both or not reserve:
         return 0.0, 0.0
@@ -120,14 +120,14 @@ def _at_full_and_lowest(saved: float, lost: float, reserve: float) -> tuple[floa
 def _time_constant(seconds: float, risen: float, first: float) -> float:
     """Returns the time constant of a clock that rises by `risen` of the distance `first` in these seconds.
 
-    The share is clipped to between LEAST and MOST.
+    The share risen / first is clipped to [LEAST, MOST].
     """
     share = min(max(risen / first, LEAST), MOST) if first else MOST
     return -seconds / log1p(-share)
 
 
 def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
-    """Returns the tokens of the iterations to measure: at least a fifth apart, always with the smallest."""
+    """Returns the tokens of the iterations to measure: the smallest, and sizes at least a fifth larger than the preceding size."""
     sizes: list[int] = []
     for size, seconds in zip(map(int, bases.sizes), bases.seconds, strict=True):
         if not sizes or (size >= 1.2 * sizes[-1] and seconds <= LARGEST_SECONDS):
@@ -136,14 +136,14 @@ def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
 
 
 def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
-    """Returns the seconds that the last of these iterations saves over its steady state, and the pause before it."""
+    """Returns the seconds that the last iteration saves compared to its steady state, and the pause before it."""
     taken = [laboratory.in_turn(batches, pause) for _ in range(REPEATS)]
     seconds, paused = median(seconds[-1] for seconds, _ in taken), median(paused for _, paused in taken)
     return laboratory.seconds(batches[-1]) - seconds, paused
 
 
 def _reserve(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
-    """Returns the total seconds that the `FALLING` iterations save compared with the last ones, `FALLEN`."""
+    """Returns the total seconds that the `FALLING` iterations save compared to the last `FALLEN` iterations."""
     taken = [laboratory.in_turn(batches)[0][-FALLING - FALLEN :] for _ in range(REPEATS)]
     seconds = [median(values) for values in zip(*taken, strict=True)]
     fallen = float(median(seconds[FALLING:]))
@@ -151,7 +151,7 @@ def _reserve(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
 
 
 def _lost(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
-    """Returns the seconds that the last of these iterations takes beyond its steady state."""
+    """Returns the extra seconds of the last iteration compared to its steady state."""
     return max(-_saved(laboratory, batches)[0], 0.0)
 
 

@@ -1,6 +1,6 @@
-"""Converts measured iterations to the tables of a profile, and puts them into it.
+"""Converts measured iterations to the tables of a profile, and puts the tables into a profile's content.
 
-Only the measured model, the host times and the links are replaced in an existing profile.
+In an existing profile only the measured model, the host times and the links are replaced.
 """
 
 import json
@@ -34,11 +34,11 @@ ORIGINS = {
 
 
 def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_batch: int) -> Measured:
-    """Returns the tables of one degree of tensor parallelism of a model, without those of captured graphs.
+    """Returns a model's tables for one degree of tensor parallelism, without the tables of captured graphs.
 
-    The captured head of an iteration with prompts has a row per request of the largest batch, that of decodes alone a row per decode.
+    The captured head has one row per request of the largest batch in iterations with prompts, and one row per decode in others.
 
-    alone, mixed: shares of iterations without prompts and with. max_batch: largest batch for which graphs were captured.
+    alone, mixed: shares of iterations without and with prompts. max_batch: largest batch for which graphs were captured.
     """
     base, decodes = iterations.mixed, iterations.alone
     head = mixed(base.sizes[0]).head * base.seconds[0]
@@ -61,13 +61,13 @@ def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_bat
 def new_content(
     name: str, hardware: str, origin: str, memory_bytes: float, ceilings: Ceilings, ceilings_from: str
 ) -> dict[str, Any]:
-    """Returns the content of a new profile, without models. origin: the origin of its numbers, except the ceilings."""
+    """Returns the content of a new profile, without models. origin: origin of all numbers except the ceilings."""
     about = {"name": name, "hardware": hardware, "source": origin, "error": UNCOMPARED}
     return {**about, "memory_bytes": memory_bytes, "ceilings": {FROM: ceilings_from, **asdict(ceilings)}}
 
 
 def put_links(content: dict[str, Any], origin: str, links: Links) -> None:
-    """Puts links into a profile's content, and keeps all-reduces between other numbers of GPUs."""
+    """Puts links into a profile's content, and keeps all-reduces among other numbers of GPUs."""
     known, measured = content.setdefault("links", {}), TypeAdapter(Links).dump_python(links, exclude_defaults=True)
     reduces = {str(count): {FROM: origin, **curve} for count, curve in measured.pop("all_reduce", {}).items()}
     known |= {name: {FROM: origin, **curve} for name, curve in measured.items()}
@@ -75,7 +75,7 @@ def put_links(content: dict[str, Any], origin: str, links: Links) -> None:
 
 
 def raise_ceiling(content: dict[str, Any], linear: PiecewiseLinear | None, spec: ModelSpec) -> None:
-    """Raises the rate of arithmetic in a profile's content to that of the fastest products that were measured."""
+    """Raises the rate of arithmetic in a profile's content to the rate of the fastest measured products."""
     flops = 2 * spec.num_layers * spec.layer_weights
     rates = [tokens * flops / seconds for tokens, seconds in zip(*linear, strict=True)] if linear else []
     content["ceilings"]["flops_per_second"] = max([content["ceilings"]["flops_per_second"], *rates])
@@ -84,11 +84,11 @@ def raise_ceiling(content: dict[str, Any], linear: PiecewiseLinear | None, spec:
 def put_model(
     content: dict[str, Any], spec: ModelSpec, origin: str, tables: Measured, host: HostTimes | None, degree: int
 ) -> None:
-    """Puts the tables of one degree of tensor parallelism into a profile's content, beside the model's other degrees.
+    """Puts the tables of one degree of tensor parallelism into a profile's content, and keeps the model's other degrees.
 
-    host: measured with the tables, also for models that have no host time; None: the stored one is kept.
+    host: host time measured with the tables, also used for models without host time; None: keep the stored host time.
     """
-    text = TypeAdapter(Measured).dump_json(tables, exclude_defaults=True)  # sizes in it are whole numbers
+    text = TypeAdapter(Measured).dump_json(tables, exclude_defaults=True)  # whole numbers are written as such
     measured = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
     models = content.setdefault("models", {})
     model = models.setdefault(spec.name, {FROM: origin, "tensor_parallel": {}})
@@ -111,9 +111,9 @@ def put_model(
 
 
 def captured_graphs(decodes: Sequence[int], *machines: Sequence[int]) -> CapturedGraphs | None:
-    """Returns the captured graphs; None without any.
+    """Returns the captured graphs, or None if there are none.
 
-    decodes: requests of the graphs for decodes alone.
+    decodes: requests of the graphs for decode-only iterations.
     machines: tokens of each machine's graphs for prompts.
     """
     tokens = sorted({size for sizes in machines for size in sizes})
@@ -123,9 +123,9 @@ def captured_graphs(decodes: Sequence[int], *machines: Sequence[int]) -> Capture
 def captured_rows(bases: Mapping[int, PiecewiseLinear]) -> BilinearGrid | None:
     """Returns the cost of captured rows (see `Measured`); None for fewer than two batches.
 
-    A smaller batch has more captured sizes, so part of its saving is padding.
+    A smaller batch has more captured sizes, so part of its saving is due to less padding.
 
-    bases: those of mixed iterations, by the largest batch with a captured graph; all but the last only at captured sizes.
+    bases: bases of mixed iterations, by the largest batch with a captured graph; all but the last only at captured sizes.
     """
     if len(bases) < 2:
         return None
@@ -138,7 +138,7 @@ def captured_rows(bases: Mapping[int, PiecewiseLinear]) -> BilinearGrid | None:
 def _divide(
     base: PiecewiseLinear, share_of: ShareOf, heads: Sequence[float]
 ) -> tuple[PiecewiseLinear, PiecewiseLinear]:
-    """Divides a base without the head between the layers' matrix products and the rest."""
+    """Divides a base, excluding the head, into the layers' matrix products and the rest."""
     rest = [seconds - head for seconds, head in zip(base.seconds, heads, strict=True)]
     shares = [share_of(size) for size in base.sizes]
     linear = [

@@ -1,8 +1,8 @@
-"""Large chunks until the batch is full of decodes, smaller ones then: for queues that are complete from the start.
+"""Large chunks until the batch is full of decodes, then smaller chunks: for queues that are complete from the start.
 
-While places are free, large chunks fill them soonest. Once all are taken, a prompt can begin only when a request ends; larger
-chunks than those prompts need would then leave iterations without any, whose few tokens use the GPU badly. It is SARATHI's balance
-of prompts and decodes (arXiv 2308.16369, section 4.3) applied to the two phases of a batch; the rule is ours.
+While places are free, large chunks fill them fastest. Once all places are taken, a prompt can begin only when a request ends. Chunks
+larger than these prompts require would leave iterations without prompts, whose few tokens use the GPU poorly. The rule is ours: it
+applies SARATHI's balance of prompts and decodes (arXiv 2308.16369, section 4.3) to the two phases of a batch.
 """
 
 from cbatch import ConfigError, Limits, View
@@ -15,12 +15,12 @@ class Filling(TileAligned):
     def __init__(self, chunk: int, full: int | None = None, share: float = 0.95) -> None:
         """
         Args:
-            chunk: total tokens of an iteration, decodes included, a multiple of the tile.
-            full: the same, once the batch is full; None: half of it.
-            share: of the places in the batch that decode when it counts as full.
+            chunk: total tokens of an iteration, including decodes; a multiple of the tile.
+            full: total tokens once the batch is full; None: half of `chunk`.
+            share: share of decoding places from which on the batch counts as full.
 
         Raises:
-            ConfigError: a chunk below 1, `full` not from 1 to `chunk`, or a share outside of (0, 1].
+            ConfigError: the chunk is below 1, `full` is not from 1 to `chunk`, or the share is outside (0, 1].
         """
         super().__init__(chunk)
         full = chunk // 2 if full is None else full

@@ -1,6 +1,6 @@
 """A chunk of constant size beside the decodes: SARATHI without tile alignment (arXiv 2308.16369, section 4.2).
 
-Decodes come on top, so 256 prompt tokens and 17 decodes make 273 tokens: three tiles of 128, the last one nearly empty.
+Decodes are added to the chunk, so 256 prompt tokens and 17 decodes make 273 tokens: three tiles of 128, the last nearly empty.
 """
 
 from cbatch import ConfigError, Limits, View
@@ -14,7 +14,7 @@ class Fixed(ChunkSelector):
         """chunk: prompt tokens per iteration, at least 1.
 
         Raises:
-            ConfigError: chunk below 1.
+            ConfigError: the chunk is below 1.
         """
         if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
             raise ConfigError(f"chunk={chunk} must be a whole number of tokens, at least 1")

@@ -1,7 +1,7 @@
 """The best chunk for the workload's P:D ratio: SARATHI, sections 4.3 and 5.1.3 (arXiv 2308.16369).
 
-Each tile-aligned total is judged by its steady state (`steady_state`), with iteration times from the cost model,
-without a sweep. Lengths are configured, or estimated from ended requests.
+Each tile-aligned total is rated by its steady state (`steady_state`), with iteration times from the cost model and without a
+sweep. Lengths are configured, or estimated from ended requests.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from policies.chunking.selector import ChunkSelector
 from policies.chunking.steady_state import best_total
 
 TYPICAL = 8
-"""Prompts that stand for all lengths seen: the time to choose a total grows with their number."""
+"""Number of prompts that represent all observed lengths; the time to choose a total grows with it."""
 
 
 class PDAware(ChunkSelector):
@@ -22,7 +22,7 @@ class PDAware(ChunkSelector):
         """
         Args:
             pd_ratio: prompt tokens / output tokens of the workload, if known; None = estimate from ended requests.
-            window: ended requests that the estimate is based on.
+            window: number of ended requests in the estimate.
             tolerance: choose again when an estimated length has changed by more than this share.
         """
         if pd_ratio is not None and not pd_ratio > 0:
@@ -30,10 +30,10 @@ class PDAware(ChunkSelector):
         if window < 1 or tolerance < 0:
             raise ConfigError(f"chunking.window={window} and chunking.tolerance={tolerance}: need >= 1 and >= 0")
         self.pd_ratio, self.window, self.tolerance = pd_ratio, window, tolerance
-        self.total = 0  # tokens of an iteration, decodes included; 0 = not chosen yet
+        self.total = 0  # tokens of an iteration, including decodes; 0 = not chosen yet
         self._seen: deque[tuple[int, int]] = deque(maxlen=window)  # (prompt, output) tokens of ended requests
         self._chosen_for = (0.0, 0.0)
-        self._news = True  # requests have ended since the last choice
+        self._news = True  # whether requests have ended since the last choice
 
     def num_tokens(self, view: View, num_decodes: int) -> int:
         if self._news:
@@ -53,9 +53,9 @@ class PDAware(ChunkSelector):
             self._news = True
 
     def _choose(self, view: View) -> None:
-        """Choose a total if the mean prompt or output has changed since the last choice."""
+        """Chooses a total if the mean prompt or output has changed since the last choice."""
         self._news = False
-        # before the first request ends, the lengths of those running or waiting
+        # before the first request ends, use the lengths of running or waiting requests
         lengths = self._seen or _expected(view.running) or _expected(view.waiting[: view.limits.max_batch]) or [(1, 1)]
         prompts = [prompt for prompt, _ in lengths]
         prompt = sum(prompts) / len(prompts)
@@ -66,7 +66,7 @@ class PDAware(ChunkSelector):
 
 
 def _expected(requests: Iterable[Request]) -> list[tuple[int, int]]:
-    """Returns (prompt, output) tokens as expected before the end."""
+    """Returns the (prompt, output) tokens expected before the requests end."""
     return [(request.num_prompt_tokens, request.predicted_new_tokens or request.max_new_tokens) for request in requests]
 
 

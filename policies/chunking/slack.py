@@ -1,8 +1,8 @@
 """The largest chunk whose iteration is predicted to end before any decode's next token is due: QoServe (ASPLOS 2026).
 
-A request's first token is due `slo.ttft` after its arrival, and each further one `slo.tbt` later, counted from the first token
-if that was late. Sizes, margin and defaults are those of the authors' code (microsoft/sarathi-serve, niyama_asplos2026); iterations
-are predicted by `view.cost` instead of its two fitted lines.
+A request's first token is due `slo.ttft` after its arrival, and each further token `slo.tbt` later, counted from the first token if
+that was late. Sizes, margin and defaults come from the authors' code (microsoft/sarathi-serve, niyama_asplos2026); `view.cost`
+predicts iterations instead of the code's two fitted lines.
 """
 
 from math import inf
@@ -41,7 +41,7 @@ class Slack(ChunkSelector):
         self._times.pop(request, None)
 
     def _due(self, request: Request, num_tokens: int, now: float) -> float:
-        """Seconds at which the next token of a decoding request is due."""
+        """Returns when the next token of a decoding request is due, in seconds."""
         times = self._times.get(request)
         if times is None:
             ttft = request.slo.ttft

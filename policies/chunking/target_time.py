@@ -1,4 +1,4 @@
-"""The largest chunk that fits a target time of the iteration: Medha's rule (arXiv 2409.17264)."""
+"""The largest chunk that keeps an iteration within a target time: Medha's rule (arXiv 2409.17264)."""
 
 from bisect import bisect_left
 
@@ -6,7 +6,7 @@ from cbatch import BatchShape, CostModel, Request
 
 
 def largest_chunk(request: Request, shape: BatchShape, target: float, cost: CostModel) -> int:
-    """Tokens of a request's largest chunk with which an iteration of this shape takes no longer than `target` seconds; 0 if none."""
+    """Returns the tokens of a request's largest chunk that keeps an iteration of this shape within `target` seconds; 0 if none fits."""
 
     def fits(tokens: int) -> bool:
         chunks = (*shape.chunks, (tokens, request.num_computed))

@@ -1,6 +1,6 @@
 """Chunk and decodes together fill whole tiles of the matrix products: SARATHI, section 4.4 (arXiv 2308.16369).
 
-`chunk` is the total: with 17 decodes and chunk = 256, 239 prompt tokens are computed.
+`chunk` is the total number of tokens: with 17 decodes and chunk = 256, 239 prompt tokens are computed.
 """
 
 from cbatch import ConfigError, Limits, View

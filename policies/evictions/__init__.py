@@ -1,4 +1,4 @@
-"""Evictions: which cached block goes first when KV blocks run short."""
+"""Evictions: which cached block is evicted first when KV blocks run short."""
 
 from policies.evictions.belady import Belady
 from policies.evictions.marconi import Marconi

@@ -1,7 +1,7 @@
-"""Belady's optimum: the block whose next use is farthest goes first (Belady, IBM Systems Journal, 1966).
+"""Belady's optimum: evicts the block whose next use is farthest (Belady, IBM Systems Journal, 1966).
 
-It reads the future, so it is a yardstick and no policy. It bounds the hits of all evictions where requests are admitted one at a
-time in the order in which they were submitted; elsewhere it is a reference.
+It reads the future, so it is a yardstick and not a policy. If requests are admitted one at a time in the order of submission, it bounds
+the hits of all evictions; otherwise it is a reference.
 """
 
 from collections import defaultdict, deque
@@ -14,13 +14,13 @@ from cbatch import CachedBlock, Eviction, Name, Request
 class Belady(Eviction):
     """Reads the prompts of all submitted requests. A spare copy of a block is never used again.
 
-    A request that is admitted takes the blocks that it uses from the cache, and they are ranked again at their release. So keys change
-    only when requests are submitted, or end without having been admitted.
+    An admitted request takes the blocks that it uses out of the cache, and the blocks are ranked again at their release. Keys therefore
+    change only when requests are submitted, or end without having been admitted.
     """
 
     def __init__(self) -> None:
         self._uses: defaultdict[Name, deque[int]] = defaultdict(deque)  # places of requests, ascending
-        self._places: dict[int, int] = {}  # by request's id, of those not admitted yet
+        self._places: dict[int, int] = {}  # of requests not yet admitted, by id
         self._admitted: set[int] = set()  # places
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[tuple[float, int]]:
@@ -44,6 +44,6 @@ class Belady(Eviction):
             self._admitted.add(place)
 
     def on_finish(self, request: Request) -> None:
-        if request.id in self._places:  # a request that was never admitted uses nothing
+        if request.id in self._places:  # a request that was never admitted uses no blocks
             self.dynamic = True
             self.on_admit(request, (), 0.0)

@@ -1,6 +1,6 @@
-"""Evictions by when and how often a block was used: the orders of SGLang's `evict_policy.py`, over blocks instead of tree nodes.
+"""Evictions by recency and frequency of use: the orders of SGLang's `evict_policy.py`, for blocks instead of tree nodes.
 
-Equal keys go in the order of release.
+Blocks with equal keys are evicted in the order of release.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from cbatch import CachedBlock, Eviction
 
 
 class LRU(Eviction):
-    """Evicts the block released longest ago, as in vLLM; a lookup is no use of a block."""
+    """Evicts the block released longest ago, as in vLLM; a lookup does not count as a use."""
 
 
 class FIFO(Eviction):
-    """Oldest content first."""
+    """Evicts the block with the oldest content."""
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[int]:
         return [block.created for block in blocks]
@@ -27,7 +27,7 @@ class LFU(Eviction):
 
 
 class SLRU(Eviction):
-    """Blocks that were never found after their first use go before the others (segmented LRU)."""
+    """Evicts blocks that were never found after their first use before other blocks (segmented LRU)."""
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[bool]:
         return [block.num_uses >= 2 for block in blocks]

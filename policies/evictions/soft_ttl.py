@@ -1,7 +1,7 @@
-"""Soft time-to-live (RFC vllm#52113): the blocks of a session that is about to go on are kept as long as anything else can go.
+"""Soft time-to-live (RFC vllm#52113): blocks of a session that is about to continue are kept as long as other blocks can be evicted.
 
-A wrong hint costs hits and can block no request, as nothing is pinned. Plans do not say until when blocks are kept: such a time alone
-cannot tell the blocks of a live session, whose time is over, from those of no session.
+A wrong hint costs hits but cannot block a request, since nothing is pinned. Plans do not state until when blocks are kept: such a time
+cannot distinguish blocks of a live session whose time is over from blocks without a session.
 """
 
 from collections import defaultdict
@@ -11,21 +11,21 @@ from cbatch import CachedBlock, ConfigError, Eviction, Name, Request
 
 
 class SoftTTL(Eviction):
-    """Blocks of no live session go first, then those of sessions whose time is over, then the others.
+    """Evicts blocks without a live session first, then blocks of sessions whose time is over, then other blocks.
 
-    A session is live from its first release until all its submitted requests have ended. Its time restarts at each release,
-    and is over at its end (now >= end).
+    A session is live from its first release until all its submitted requests have ended. A session's time restarts at each release,
+    and is over once now >= end.
     """
 
     dynamic = True
 
     def __init__(self, ttl: float) -> None:
-        """ttl: seconds. Raises ConfigError below 0."""
+        """ttl: seconds. Raises ConfigError if ttl is below 0."""
         if ttl < 0:
             raise ConfigError(f"ttl={ttl} must be at least 0 seconds")
         self.ttl = ttl
         self.until: dict[str, float] = {}  # by session
-        self._outstanding: defaultdict[str, int] = defaultdict(int)  # requests that have not ended
+        self._outstanding: defaultdict[str, int] = defaultdict(int)  # unfinished requests
         self._names: defaultdict[str, set[Name]] = defaultdict(set)
         self._sessions: defaultdict[Name, set[str]] = defaultdict(set)
 
@@ -57,7 +57,7 @@ class SoftTTL(Eviction):
             self.end(session)
 
     def end(self, session: str) -> None:
-        """Releases a session: nothing refers to its blocks any more."""
+        """Removes a session and its references to blocks."""
         self.until.pop(session, None)
         for name in self._names.pop(session, ()):
             self._sessions[name].discard(session)

@@ -1,4 +1,4 @@
-"""T-LRU (arXiv 2510.15152): first what the next turn of a conversation can recompute within its objective for the first token."""
+"""T-LRU (arXiv 2510.15152): evicts blocks that a conversation's next turn can recompute within its first-token objective."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from cbatch import CachedBlock, ConfigError, Eviction
 
 
 class TLRU(Eviction):
-    """Blocks without which the next turn has at most `threshold` tokens to compute go before all others."""
+    """Evicts blocks first without which the next turn has at most `threshold` tokens to compute."""
 
     def __init__(self, threshold: int, next_prompt: int) -> None:
         """threshold: tokens that a turn may compute before its first token. next_prompt: new tokens predicted for a turn.
 
         Raises:
-            ConfigError: a number below 0.
+            ConfigError: a number is below 0.
         """
         if threshold < 0 or next_prompt < 0:
             raise ConfigError(f"threshold={threshold} and next_prompt={next_prompt} must be at least 0 tokens")

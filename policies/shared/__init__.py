@@ -1,1 +1,1 @@
-"""What several policies share: queues of waiting requests, deadlines, measured step times, and the future of the KV cache."""
+"""Parts shared by several policies: queues of waiting requests, deadlines, measured step times, and the future of the KV cache."""

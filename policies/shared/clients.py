@@ -1,4 +1,4 @@
-"""Waiting requests by client, and whose turn it is, for fair shares: by counters of service, in turn, or by arrival."""
+"""Orders waiting requests by client for fair shares: by counters of service, in turn, or by arrival."""
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from heapq import heappop, heappush, heapreplace
 from cbatch import ConfigError, Request
 
 Client = str | None
-Queue = OrderedDict[Request, None]  # the first is the oldest
+Queue = OrderedDict[Request, None]  # oldest first
 
 
 class Arrival:
-    """First come, first served. Also keeps the service that each client has received."""
+    """Serves requests first come, first served. Also counts the service that each client has received."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
-        """weights: of clients by name; 1 for others."""
+        """weights: weights of clients by name; default 1."""
         self.counters: dict[Client, float] = {}
         self.weights = weights
         self._queue = Queue()
@@ -24,25 +24,25 @@ class Arrival:
         self._queue[request] = None
 
     def first(self) -> Request | None:
-        """The request whose turn it is, if any waits."""
+        """Returns the request whose turn it is, or None."""
         return next(iter(self._queue), None)
 
     def take(self, request: Request, service: float) -> None:
-        """Takes the `first` out, which is admitted, and charges its client."""
+        """Removes `first`, which is admitted, and charges its client."""
         self.discard(request)
         self.charge(request.client, service)
 
     def discard(self, request: Request) -> None:
-        """Takes a request out, if it is in."""
+        """Removes a request, if present."""
         self._queue.pop(request, None)
 
     def charge(self, client: Client, service: float) -> None:
-        """service: what a request of the client received; negative for a refund."""
+        """Adds service to a client's counter. service: negative for a refund."""
         self.counters[client] += service / self.weights.get(client or "", 1.0)
 
 
 class _ByClient(Arrival):
-    """A queue for each client."""
+    """Keeps one queue per client."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         super().__init__(weights)
@@ -53,17 +53,17 @@ class _ByClient(Arrival):
 
 
 class LeastCounter(_ByClient):
-    """The oldest request of the client that received least. Ties: the client that arrived first.
+    """Serves the oldest request of the client that received least. Ties: the client that arrived first.
 
-    A client that waits again after a pause is lifted to the least counter among those waiting, or to that of the client whose
-    request left the queue last, so that a pause earns no credit (`lift`).
+    A client that waits again after a pause is lifted to the least counter among waiting clients or, if no client waits, to the
+    counter of the client whose request left the queue last, so that a pause earns no credit (`lift`).
     """
 
     def __init__(self, weights: Mapping[str, float], lift: bool) -> None:
         super().__init__(weights)
         self.lift = lift
-        self._order: dict[Client, int] = {}  # of arrival
-        self._heap: list[tuple[float, int, Client]] = []  # of waiting clients, with counters that may have risen since
+        self._order: dict[Client, int] = {}  # order of arrival
+        self._heap: list[tuple[float, int, Client]] = []  # waiting clients; their counters may have risen since
         self._left_last: Client = None
 
     def push(self, request: Request) -> None:
@@ -93,10 +93,10 @@ class LeastCounter(_ByClient):
         heappush(self._heap, (self.counters[client], self._order.setdefault(client, len(self._order)), client))
 
     def _least(self) -> list[Client]:
-        """The waiting client with the least counter, if there is one."""
+        """Returns the waiting client with the least counter in a list, or an empty list."""
         while self._heap:
             counter, order, client = self._heap[0]
-            if not self._waiting[client] or counter > self.counters[client]:  # left, or entered again after a refund
+            if not self._waiting[client] or counter > self.counters[client]:  # left, or re-entered after a refund
                 heappop(self._heap)
             elif counter < self.counters[client]:
                 heapreplace(self._heap, (self.counters[client], order, client))
@@ -106,15 +106,15 @@ class LeastCounter(_ByClient):
 
 
 class RoundRobin(_ByClient):
-    """Deficit round robin: a client whose turn begins in debt receives a quantum of service, and keeps the turn until it is spent.
+    """Deficit round robin: a client whose turn begins without credit receives a quantum of service, and keeps the turn until it is spent.
 
-    counters: what is left of each client's quanta.
+    counters: each client's remaining service.
     """
 
     def __init__(self, weights: Mapping[str, float], quantum: float) -> None:
         super().__init__(weights)
         self.quantum = quantum
-        self._active: deque[Client] = deque()  # the first has the turn; also clients in debt without waiting requests
+        self._active: deque[Client] = deque()  # the first has the turn; some may have debts but no requests
         self._begun = False
 
     def push(self, request: Request) -> None:
@@ -142,30 +142,30 @@ class RoundRobin(_ByClient):
 
 
 class RateLimit:
-    """Lets in a number of requests of each client per minute."""
+    """Accepts a limited number of requests per client and minute."""
 
     def __init__(self, most: int | None) -> None:
-        """most: requests that are let in within 60 s; None: all."""
+        """most: requests accepted within 60 s; None: all."""
         if most is not None and most < 1:
             raise ConfigError(f"policy.rpm={most}: give at least 1 request per minute, or null for no limit")
         self.most = most
-        self._let_in: defaultdict[Client, deque[float]] = defaultdict(deque)  # arrivals of the last 60 s
+        self._accepted: defaultdict[Client, deque[float]] = defaultdict(deque)  # arrivals of the last 60 s
 
-    def lets_in(self, request: Request) -> bool:
-        """Asked once of each request, in the order of arrival."""
+    def accepts(self, request: Request) -> bool:
+        """Returns whether a request is accepted. Call once per request, in the order of arrival."""
         if self.most is None:
             return True
-        times = self._let_in[request.client]
+        times = self._accepted[request.client]
         while times and request.arrival_time - times[0] > 60:
             times.popleft()
-        let_in = len(times) < self.most
-        if let_in:
+        is_accepted = len(times) < self.most
+        if is_accepted:
             times.append(request.arrival_time)
-        return let_in
+        return is_accepted
 
 
 def clients_by(order: str, weights: Mapping[str, float], lift: bool, quantum: float) -> Arrival:
-    """The queue of one of the orders of `VTC`."""
+    """Returns the queue for an order of `VTC`."""
     if order not in ("vtc", "mdrr", "fcfs") or not quantum > 0:
         raise ConfigError(f"policy: {order=} must be vtc, mdrr or fcfs, {quantum=} above 0")
     return {"vtc": LeastCounter(weights, lift), "mdrr": RoundRobin(weights, quantum), "fcfs": Arrival(weights)}[order]

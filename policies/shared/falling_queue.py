@@ -1,4 +1,4 @@
-"""Waiting requests by a key that falls with time, for each at a rate of its own, such as relative slack."""
+"""Waiting requests by a key that falls with time at a rate per request, such as relative slack."""
 
 from math import inf
 
@@ -8,16 +8,16 @@ from cbatch import Request
 
 
 class FallingQueue:
-    """Requests by ascending key = start - rate * now. Ties: the one pushed first."""
+    """Requests by ascending key = start - rate * now. Ties: the request pushed first."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []  # by place; some have left
         self._place: dict[Request, int] = {}
         self._lines = np.zeros((2, 64))  # start and rate by place
-        self._near, self._many = -inf, 0  # as keys only fall, those that were least lately still lie below `near`
+        self._near, self._many = -inf, 0  # keys only fall, so recent least keys still lie below `near`
 
     def push(self, request: Request, start: float, rate: float) -> None:
-        """start: the key at now = 0. rate: its loss per second, not negative."""
+        """Adds a request. start: key at now = 0. rate: nonnegative loss of the key per second."""
         self.discard(request)
         if len(self._requests) == self._lines.shape[1]:
             self._make_room()
@@ -30,7 +30,7 @@ class FallingQueue:
             self._lines[0, place] = inf
 
     def least(self, now: float, count: int) -> list[tuple[float, Request]]:
-        """Returns the `count` requests of the least keys, with these, in no order."""
+        """Returns (key, request) for the `count` least keys, in no particular order."""
         start, rate = self._lines[:, : len(self._requests)]
         keys = start - now * rate
         places = np.flatnonzero(keys <= self._near)
@@ -46,7 +46,7 @@ class FallingQueue:
         return [(keys[place], self._requests[place]) for place in places.tolist() if keys[place] < inf]
 
     def _make_room(self) -> None:
-        """Takes out the places of those that have left, and leaves as many free again as are taken."""
+        """Removes the places of requests that have left, and leaves as many free places as there are taken places."""
         kept = [*self._place.values()]
         lines = np.zeros((2, 2 * len(kept) + 64))
         lines[:, : len(kept)] = self._lines[:, kept]

@@ -1,4 +1,4 @@
-"""KV cache that running requests will hold, from what they hold now and how much output is still to come."""
+"""Predicts the KV cache that running requests will hold, from their current tokens and their remaining output."""
 
 from bisect import insort
 from collections import deque
@@ -15,20 +15,20 @@ Floats = NDArray[np.float64]
 
 
 def most_held(held: Sequence[int], left: Sequence[float] | Floats) -> float:
-    """The most tokens that requests hold at any time at which one of them ends.
+    """Returns the most tokens that requests hold at any time when one of them ends.
 
-    held: tokens of each request now. left: rounds until each ends; it holds one token more after each.
+    held: current tokens of each request. left: rounds until each request ends; a request grows by one token per round.
     """
     ends, tokens = np.asarray(left), np.array(held)
-    by_end = np.argsort(-ends)  # the last to end first: those before a request in this order are there when it ends
+    by_end = np.argsort(-ends)  # the last to end first: preceding requests are present when a request ends
     alive = np.arange(1, len(held) + 1)
     return float((np.cumsum(tokens[by_end]) + alive * ends[by_end]).max())
 
 
 def draw_left(random: Random, generated: Sequence[int], limits: Sequence[int], history: Sequence[int]) -> Floats:
-    """Output tokens still to come of each request, drawn from ended requests' lengths (Past-Future, arXiv 2507.10150).
+    """Returns each request's remaining output tokens, drawn from ended requests' lengths (Past-Future, arXiv 2507.10150).
 
-    Of a request that has generated some, the draw is above these and linear between the lengths, up to its limit.
+    If a request has generated tokens, its draw exceeds their number, and is linear between the lengths, up to the request's limit.
     history: the lengths, ascending.
     """
     ended, done, last = np.array(history), np.array(generated), len(history) - 1
@@ -44,15 +44,15 @@ def draw_left(random: Random, generated: Sequence[int], limits: Sequence[int], h
 
 
 class EndedLengths:
-    """Output lengths of the last requests that ended, also in ascending order."""
+    """Output lengths of the last ended requests, also in ascending order."""
 
     def __init__(self, window: int, lengths: Sequence[int] = ()) -> None:
-        """window: how many are kept. lengths: those of earlier ones, oldest first."""
+        """window: number of lengths to keep. lengths: earlier lengths, oldest first."""
         self._lengths: deque[int] = deque(lengths, maxlen=window)
         self.ascending = sorted(self._lengths)
 
     def observe(self, request: Request) -> None:
-        """Adds the output of a request that has ended, unless it was rejected or its client has left."""
+        """Adds the output of an ended request, unless the request was rejected or cancelled."""
         if request.finish_reason not in SERVED:
             return
         if len(self._lengths) == self._lengths.maxlen:

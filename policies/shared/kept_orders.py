@@ -1,4 +1,4 @@
-"""Orders of waiting requests that are kept from plan to plan: a plan places only requests for which something has changed."""
+"""Orders of waiting requests that persist from plan to plan: a plan places only requests that have changed."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -11,7 +11,7 @@ from policies.shared.waiting import WaitingQueue
 
 
 class KeptOrder(ABC):
-    """Waiting requests in an order. Its owner tells who arrives or is preempted (`expect`), and who is admitted or ends (`discard`)."""
+    """Waiting requests in an order. The owner calls `expect` on arrival and preemption, and `discard` on admission and end."""
 
     def __init__(self) -> None:
         self._expected: dict[Request, None] = {}  # to be placed
@@ -20,26 +20,26 @@ class KeptOrder(ABC):
         self._expected |= dict.fromkeys(requests)
 
     def in_order(self, view: View) -> Iterator[Request]:
-        """Follows what has changed since the last call; returns the waiting requests in order. Asking for the next admits the last."""
+        """Applies changes since the last call. Returns the waiting requests in order; taking the next request admits the previous."""
         names = view.kv.changed_names()
         requests = {*(view.waiting if names is None else self._expected), *self._affected(names or (), view)}
         for request in filter(view.is_waiting, requests):
             self._place(request, view)
-        # what a preempted request lacks may change until none of its tokens is in flight
+        # the missing tokens of a preempted request may change as long as its tokens are in flight
         self._expected = {request: None for request in self._expected if view.is_in_flight(request)}
         return self._ordered(view)
 
     @abstractmethod
     def discard(self, requests: Iterable[Request]) -> None:
-        """Takes requests out, if they are in."""
+        """Removes requests, if present."""
 
     @abstractmethod
     def _place(self, request: Request, view: View) -> None:
-        """Places a request, which may be in already."""
+        """Places a request, which may already be present."""
 
     @abstractmethod
     def _affected(self, names: Iterable[Name], view: View) -> Iterable[Request]:
-        """Returns the requests to place again when these names have entered or left the prefix cache."""
+        """Returns the requests to place again after these names have entered or left the prefix cache."""
 
     @abstractmethod
     def _ordered(self, view: View) -> Iterator[Request]: ...
@@ -48,8 +48,8 @@ class KeptOrder(ABC):
 class FewestUncached(KeptOrder):
     """Fewest uncached tokens first; ties: arrival.
 
-    The cache holds a name only with all names before: what it holds of a request changes only if the last name that it holds
-    leaves, or the next one enters.
+    The cache holds a name only together with all preceding names. A request's cached tokens therefore change only if its last cached
+    name leaves, or if the next name enters.
     """
 
     def __init__(self) -> None:

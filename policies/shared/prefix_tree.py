@@ -1,4 +1,4 @@
-"""Waiting requests in the order of a walk through the tree of their prefixes, which is kept from plan to plan."""
+"""Waiting requests in the order of a walk through the tree of their prefixes, which persists from plan to plan."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter, eq
@@ -10,10 +10,10 @@ from policies.shared.kept_orders import KeptOrder
 
 
 class Branch:
-    """Requests that begin alike: `names` of blocks from block `start` on, which all of them have, beyond those of `parent`.
+    """Requests with a common prefix: after the blocks of `parent`, all share the blocks `names` from block `start` on.
 
     requests: by arrival. is_cached: whether the prefix cache holds the first block.
-    cached: those of the branches that go on from here, the one with most requests first; ties: with the oldest.
+    cached: cached child branches, most requests first; ties: the branch with the oldest request.
     """
 
     def __init__(self, parent: "Branch | None", names: Sequence[Name], start: int, requests: Iterable[Request]) -> None:
@@ -23,11 +23,11 @@ class Branch:
         self.rank = (0, 0.0, 0)
 
     def look(self, block_size: int) -> None:
-        """Takes in whether the first block is cached."""
+        """Updates whether the first block is cached."""
         self.move(self.requests[0].num_computed > self.start * block_size)
 
     def move(self, is_cached: bool) -> None:
-        """Moves among, in or out of the cached branches of the parent, as requests have come or gone."""
+        """Moves this branch among, into or out of the parent's cached branches. Call when requests have come or gone."""
         assert self.parent is not None
         if self.is_cached:
             self.parent.cached.remove(self)
@@ -39,10 +39,10 @@ class Branch:
 
 
 class DepthFirst(KeptOrder):
-    """Depth first through the tree of cached prefixes, the branch for which most requests wait first; ties: arrival.
+    """Depth first through the tree of cached prefixes, branches with most waiting requests first; ties: arrival.
 
-    A request comes after those that match beyond it. How many wait for a branch does not depend on the cache, which decides only
-    what branches the walk enters: the tree is that of whole prompts.
+    A request comes after requests with longer matches in its branch. The tree covers whole prompts, so the number of requests in a
+    branch does not depend on the cache. The cache only decides which branches the walk enters.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class DepthFirst(KeptOrder):
         self._ends[request] = branch
 
     def _split(self, lower: Branch, number: int, block_size: int) -> Branch:
-        """Makes a branch of the first names of another one, which goes on from it."""
+        """Splits a branch after `number` names. Returns the new upper branch, whose child is the rest of the branch."""
         upper = Branch(lower.parent, lower.names[:number], lower.start, lower.requests)
         lower.move(False)
         lower.parent, lower.names, lower.start = upper, lower.names[number:], lower.start + number

@@ -1,4 +1,4 @@
-"""What waiting requests have in common that the prefix cache does not hold yet."""
+"""Finds common prefixes of waiting requests that the prefix cache does not yet hold."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,21 +12,21 @@ MOST_CACHED, LEAST_SHARED = 32, 32
 
 
 def repeated(waiting: Iterable[Request], view: View) -> set[Request]:
-    """Returns the requests of which little is cached, and that begin like an earlier one of which little is cached."""
+    """Returns requests with few cached tokens that share a prefix with an earlier request with few cached tokens."""
     seen, later, number = set[Name](), set[Request](), view.kv.blocks_for(LEAST_SHARED)
     for request in waiting:
         names = view.kv.prefix_names(request, number)
         if request.num_computed <= MOST_CACHED and len(names) == number:
-            if names[-1] in seen:  # the name stands for the blocks before, too
+            if names[-1] in seen:  # the name also identifies the preceding blocks
                 later.add(request)
             seen.add(names[-1])
     return later
 
 
 class RankedAnew:
-    """A `KeptOrder` that keeps nothing: each plan sorts all waiting requests by their keys; ties: arrival.
+    """A `KeptOrder` without state: each plan sorts all waiting requests by key; ties: arrival.
 
-    in_batch: those that `repeated` returns come last. most: waiting requests beyond which they are first come, first served.
+    in_batch: whether requests in `repeated` come last. most: waiting requests beyond which the order is first come, first served.
     """
 
     def __init__(self, key: Callable[[Request], float], in_batch: bool, most: float) -> None:

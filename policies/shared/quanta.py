@@ -1,6 +1,6 @@
-"""The queues of multi-level feedback: a request that uses up its quantum moves to the tail of the next queue, of twice the quantum.
+"""The queues of multi-level feedback: a request that uses up its quantum moves to the tail of the next queue, with twice the quantum.
 
-Also who was not served for long, for promotions.
+Also tracks requests that were not served for long, for promotions.
 """
 
 from collections.abc import Iterator
@@ -11,25 +11,25 @@ from cbatch import Request, View
 
 
 class Quanta:
-    """Each request's queue, its place there, and the seconds that it has used of the quantum."""
+    """Each request's queue, its place in the queue, and the used seconds of its quantum."""
 
     def __init__(self, quantum: float) -> None:
         """quantum: seconds of queue 0."""
         self.quantum = quantum
-        self._place: dict[Request, tuple[int, int]] = {}  # number of the queue, and of the joining
+        self._place: dict[Request, tuple[int, int]] = {}  # queue, and order of joining
         self._used: dict[Request, float] = {}
         self._num_joined = 0
 
     def place(self, request: Request) -> tuple[int, int]:
-        """Ascending: from the head of the first queue to the tail of the last."""
+        """Returns a request's place, ascending from the head of the first queue to the tail of the last queue."""
         return self._place[request]
 
     def first_queue(self, seconds: float) -> int:
-        """The first queue whose quantum holds so many seconds."""
+        """Returns the first queue whose quantum is at least this many seconds."""
         return next(number for number in count() if self.quantum * 2**number >= seconds)
 
     def join(self, request: Request, number: int) -> None:
-        """Enters a queue at its tail."""
+        """Adds a request at the tail of a queue."""
         self._num_joined += 1
         self._place[request], self._used[request] = (number, self._num_joined), 0.0
 
@@ -44,21 +44,21 @@ class Quanta:
 
 
 class Unserved:
-    """Requests by the time since which they were not served: since their last token, or since they were added."""
+    """Requests by the time since which they were not served: their last token, or the time when they were added."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []  # with times after which a request may have been served again
+        self._heap: list[tuple[float, int, Request]] = []  # a request may have been served after its time
         self._known: set[Request] = set()
-        self._num_added = 0  # the requests of several runs may have the same ids
+        self._num_added = 0  # ids may repeat across runs
 
     def add(self, request: Request, since: float) -> None:
-        """Adds a request, unless it is known."""
+        """Adds a request, unless it is already known."""
         if request not in self._known:
             self._known.add(request)
             self._push(since, request)
 
     def longer_than(self, seconds: float, view: View) -> Iterator[Request]:
-        """Yields each request that was not served for `seconds`, the longest first, and forgets it."""
+        """Yields and removes each request that was not served for `seconds`, longest first."""
         while self._heap and view.now - self._heap[0][0] >= seconds:
             since, _, request = heappop(self._heap)
             served = view.now if view.is_in_flight(request) else request.last_token_at or since

@@ -1,18 +1,18 @@
-"""How long iterations take: as a policy learns it from their records (`on_step`), and what a cost model asks of a plan."""
+"""The times of iterations, learned from their records (`on_step`), and the shape of a plan for a cost model."""
 
 from cbatch import BatchShape, Plan, StepRecord
 
 
 class StepTimes:
-    """mean: seconds of an iteration, over all. prompt_rate: prompt tokens per second, a moving average."""
+    """mean: mean seconds of all iterations. prompt_rate: moving average of prompt tokens per second."""
 
     def __init__(self, prompt_rate: float = 0.0, smoothing: float = 0.0) -> None:
-        """prompt_rate: to begin with. smoothing: weight of the average so far, beside that of a new iteration."""
+        """prompt_rate: initial value. smoothing: weight of the average so far, relative to a new iteration."""
         self.prompt_rate, self.smoothing, self.mean = prompt_rate, smoothing, 0.0
         self._seconds, self._steps, self._received_at = 0.0, 0, 0.0
 
     def note(self, record: StepRecord) -> None:
-        """Iterations in flight overlap: each counts from the end of the one before."""
+        """Adds an iteration. Iterations in flight overlap, so each counts from the end of the preceding iteration."""
         seconds = record.received_at - max(self._received_at, record.launched_at)
         self._received_at = record.received_at
         self._seconds, self._steps = self._seconds + seconds, self._steps + 1
@@ -23,7 +23,7 @@ class StepTimes:
 
 
 def shape_of(plan: Plan) -> BatchShape:
-    """The shape of a plan's iteration. A last prompt token that is computed by itself counts as a decode."""
+    """Returns the shape of a plan's iteration. A last prompt token that is computed by itself counts as a decode."""
     chunks = tuple((tokens, request.num_computed) for request, tokens in plan if tokens > 1)
     decodes = [request for request, tokens in plan if tokens == 1]
     return BatchShape(chunks, len(decodes), sum(request.num_tokens for request in decodes))

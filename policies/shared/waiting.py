@@ -1,4 +1,4 @@
-"""Queues of waiting requests: heaps, in which a plan costs no more with 100,000 of them than with ten."""
+"""Queues of waiting requests: heaps, with which a plan costs the same for 100,000 requests as for ten."""
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
@@ -11,13 +11,13 @@ from policies.sarathi_serve import SarathiServe
 
 
 class WaitingQueue:
-    """Requests by ascending key; ties: by arrival, then id. A policy pushes them on arrival and when it preempts them."""
+    """Requests by ascending key; ties: by arrival, then id. A policy pushes requests on arrival and on preemption."""
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
-        """key: of a request, read when it is pushed. A request whose key has changed is pushed again."""
+        """key: returns the key of a request when it is pushed. Push a request again if its key has changed."""
         self.key = key
         self._heap: list[tuple[Any, float, int, int, Request]] = []
-        self._latest: dict[Request, int] = {}  # number of each request's latest entry; earlier ones do not count
+        self._latest: dict[Request, int] = {}  # number of each request's latest entry; earlier entries do not count
         self._pushed = 0
 
     def push(self, *requests: Request) -> None:
@@ -27,12 +27,12 @@ class WaitingQueue:
             heappush(self._heap, (self.key(request), request.arrival_time, request.id, self._pushed, request))
 
     def discard(self, request: Request) -> None:
-        """Takes a request out, if it is in."""
+        """Removes a request, if present."""
         self._latest.pop(request, None)
 
     def in_order(self, view: View) -> Iterator[Request]:
-        """Yields the waiting requests in order. Asking for the next takes the last one out: it has been admitted."""
-        if len(self._heap) > 2 * len(self._latest) + 64:  # most are earlier entries of requests pushed again
+        """Yields the waiting requests in order. Taking the next request removes the previous, which has been admitted."""
+        if len(self._heap) > 2 * len(self._latest) + 64:  # most entries are outdated by later pushes
             self._heap = [entry for entry in self._heap if self._latest.get(entry[-1]) == entry[-2]]
             heapify(self._heap)
         while self._heap:
@@ -45,9 +45,9 @@ class WaitingQueue:
             heappop(self._heap)
 
     def beside(self, running: Iterable[Request], plan: PlanBuilder, view: View) -> Iterator[Request]:
-        """Yields running and waiting requests by key. Each is added to the plan before the next is asked for.
+        """Yields running and waiting requests by key. Add each request to the plan before taking the next.
 
-        A waiting request that is granted nothing blocks the other waiting ones.
+        A waiting request that is granted no tokens blocks the other waiting requests.
         """
         waiting = map(self._ranked, self.in_order(view))
         first = next(waiting, None)
@@ -59,9 +59,9 @@ class WaitingQueue:
                 yield ranked[-1]
 
     def add_by_preempting(self, request: Request, plan: PlanBuilder, view: View) -> bool:
-        """Adds all tokens that a request lacks, preempting others, the last by key first, where blocks are short.
+        """Adds all missing tokens of a request. If blocks are short, preempts other requests, the last by key first.
 
-        Returns False if there are none left to preempt. It preempts none where blocks that are about to come free suffice.
+        Returns False if no request is left to preempt. Preempts none if blocks that are about to become free suffice.
         """
         while not plan.add(request, whole=True) and plan.refusal is Refusal.BLOCKS:
             if plan.wait_for_blocks(request, request.num_ready):
@@ -78,7 +78,7 @@ class WaitingQueue:
 
 
 class RankedPrompts(SarathiServe):
-    """Sarathi-Serve with the waiting requests in the order of a key."""
+    """Sarathi-Serve with waiting requests ordered by a key."""
 
     def __init__(self, chunking: ChunkSelector, key: Callable[[Request], Any]) -> None:
         super().__init__(chunking)
