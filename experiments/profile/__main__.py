@@ -7,11 +7,6 @@
     tensor_parallel   GPUs that share every layer; tables of other degrees are kept
     backend      cuda, or cpu for the plain runtime    output   the file; by default that of the hardware, in cbatch/sim/profiles
 
-`python -m experiments.profile engine=vllm model=NAME recordings=FOLDER,...`: a profile of vLLM, from iterations that it recorded
-(docs/vllm.md), without a GPU.
-
-    hardware     profile of the card, for its memory and ceilings     output  the file; by default HARDWARE-vllm, in cbatch/sim/profiles
-
 `python -m experiments.profile cpu model=NAME` measures this machine's CPU in seconds, for policies that read `view.cost`. The keys
 are those of the model in `experiments.run`; without keys the model is that of backend=cpu. The profile is kept in ~/.cache/cbatch.
 
@@ -20,12 +15,6 @@ factors, of iterations with prompts and of decodes alone. Runs with hardware=FIL
 
     hardware     the profile; by default that of the card's kind      model  a model of the profile; default llama-3.1-8b
     output       the file; by default PROFILE-CARD, in cbatch/sim/profiles
-
-`python -m experiments.profile card records=FILE hardware=NAME [key=value ...]` fits the two factors, and the delay before
-every first token, to a server's requests by simulating them, without a GPU.
-
-    records      the folder of a run, or what `vllm bench serve --save-result --save-detailed` wrote
-    key=value    the server, by the keys of `experiments.run`: policy=vllm_v1 model=... batch=... chunk=... kv_tokens=...
 
 `python -m experiments.profile show hardware=NAME` prints where each entry of a profile comes from.
 
@@ -40,14 +29,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from cbatch import ConfigError
 from cbatch.errors import check_installed
 from cbatch.sim import load_profile
 from cbatch.sim.profile_file import profile_content
 from cbatch.sim.provenance import NOT_COMPARED, Place, kind_of
 from experiments.settings.command_line import keyword_arguments, run
-
-VLLM = "engine=vllm"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,32 +42,24 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _profile(*options: str) -> None:
-    """Runs the measurement that the options choose; loads each module only where needed, as torch and pandas take seconds."""
+    """Runs the measurement that the options choose; loads each module only where needed, as torch takes seconds."""
     make: Callable[..., object] = show
-    name, own = f"profile {options[0]}", list(options[1:])
+    name, own = f"profile {options[0]}", options[1:]
     if options[0] != "show":
         check_installed("real", "torch", "transformers")
     if options[0] == "cpu":
         from experiments.profile.command import measure_cpu
 
-        measure_cpu(_reporter(), *own)
+        measure_cpu(reporter(), *own)
         return
     if options[0] == "card":
-        from experiments.profile.card import fit_card, measure_card
+        from experiments.profile.card import measure_card
 
-        make = partial(measure_card, _reporter())
-        if any(option.startswith("records=") for option in own):
-            server = [option for option in own if not option.startswith(("records=", "output="))]
-            make, own = partial(fit_card, _reporter(), server), [option for option in own if option not in server]
+        make = partial(measure_card, reporter())
     elif options[0] != "show":
         from experiments.profile.command import profile
-        from experiments.profile.recorded import profile_recordings
 
-        engines = [option for option in options if option.startswith("engine=")]
-        if engines and engines != [VLLM]:
-            raise ConfigError(f"{engines[0]}: give {VLLM}; without it this project's engine is measured")
-        make = partial(profile_recordings if engines else profile, _reporter())
-        name, own = "profile", [option for option in options if option not in engines]
+        make, name, own = partial(profile, reporter()), "profile", options
     make(**keyword_arguments(make, own, name))
 
 
@@ -113,7 +91,7 @@ def _entries(content: dict[str, Any], place: Place = ()) -> Iterator[Place]:
         yield place
 
 
-def _reporter() -> Callable[[str], None]:
+def reporter() -> Callable[[str], None]:
     """Returns a function that prints the beginning of a step, with the seconds since the start of the command."""
     begin = time.perf_counter()
     return lambda what: print(f"  {time.perf_counter() - begin:6.1f} s  {what}", flush=True)

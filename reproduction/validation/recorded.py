@@ -23,13 +23,13 @@ from cbatch.kv import blocks_for
 from cbatch.replay.decisions import Decision, StepEnd
 from cbatch.request import FinishReason
 from cbatch.sim import ProfileCost, load_profile
-from experiments.profile.recorded import shape_of, stretches
 from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import read_decisions
 from experiments.store.provenance import write_benchmark
 from experiments.store.run_folder import DECISIONS
 from reproduction import RESULTS, VALIDATION
 from reproduction.profiles import convert
+from reproduction.profiles.vllm_recordings import shape_of, stretches
 from reproduction.validation.compare import TARGETS, compare, errors_of_times, pair
 from reproduction.validation.rivals import KNOWN, summarize
 from reproduction.validation.runs import ServedRun, asked_run, run_of

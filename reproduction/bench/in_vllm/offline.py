@@ -35,7 +35,7 @@ def main(
 
     `policies` are overrides as in the CBATCH variable, several separated by ";". In each round vLLM's own rule and every policy
     serve the same three pieces of work: 32 and 256 equal requests of 256 prompt tokens, and mixed requests, all queued at once. `record` is a folder for
-    recordings of iterations of every size, for `experiments.profile engine=vllm`.
+    recordings of iterations of every size, for `reproduction.profiles recordings=`.
     """
     os.environ |= ENVIRONMENT
     spec, sides = load_spec(model), [VLLM, *policies.split(";")]

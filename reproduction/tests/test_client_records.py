@@ -1,4 +1,4 @@
-"""`experiments.profile card records=...`: a server's speed from what its clients recorded."""
+"""`reproduction.profiles records=...`: a server's speed from what its clients recorded."""
 
 import json
 from dataclasses import replace
@@ -10,9 +10,9 @@ from cbatch.sim import load_profile
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
 from experiments.api import simulate
-from experiments.profile import card
-from experiments.profile.__main__ import main
-from experiments.profile.card import END_TO_END, TPOT, TTFT, read_records
+from reproduction.profiles import client_records
+from reproduction.profiles.__main__ import main
+from reproduction.profiles.client_records import END_TO_END, TPOT, TTFT, read_records
 
 DELAY = 0.03
 SERVER = ["hardware=h100", "policy=vllm_v1", "batch=16", "chunk=512"]
@@ -48,8 +48,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_factors_and_delay_are_found_from_the_clients_alone(
     records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card, "MOST_SIMULATIONS", 14)
-    assert main(["card", f"records={records / 'bench.json'}", f"output={tmp_path / 'fitted.json'}", *SERVER]) == 0
+    monkeypatch.setattr(client_records, "MOST_SIMULATIONS", 14)
+    assert main([f"records={records / 'bench.json'}", f"output={tmp_path / 'fitted.json'}", *SERVER]) == 0
     fitted = load_profile(str(tmp_path / "fitted.json")).card
     assert (fitted.prompts, fitted.decodes) == pytest.approx((1.12, 0.94), abs=0.03)
     printed = capsys.readouterr().out
@@ -67,6 +67,50 @@ def test_a_run_and_its_clients_have_the_same_records(records: Path) -> None:
         assert clients[name].to_numpy() == pytest.approx(run[name].to_numpy() + delay, abs=1e-9, nan_ok=True)
 
 
+def spoil(records: Path, spoiled: Path, numbers: slice, **values: object) -> str:
+    """Writes bench.json with other values for some of the requests in order of arrival; returns the option."""
+    content = json.loads((records / "bench.json").read_text())
+    served = sorted(range(1, len(content["ttfts"])), key=content["start_times"].__getitem__)
+    for key, value in values.items():
+        for index in served[numbers]:
+            content[key][index] = value
+    spoiled.write_text(json.dumps(content))
+    return f"records={spoiled}"
+
+
+def test_a_time_of_zero_is_left_out(
+    records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single one made every error infinite, so that the factors stayed 1."""
+    monkeypatch.setattr(client_records, "MOST_SIMULATIONS", 14)
+    spoiled = spoil(records, tmp_path / "zero.json", slice(3, None, 30), ttfts=0.0)
+    assert main([spoiled, f"output={tmp_path / 'fitted.json'}", *SERVER]) == 0
+    fitted = load_profile(str(tmp_path / "fitted.json")).card
+    assert (fitted.prompts, fitted.decodes) == pytest.approx((1.12, 0.94), abs=0.03)
+    assert "inf" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("numbers", "values", "problem"),
+    [
+        (slice(None), {"output_lens": 1, "itls": []}, "requests 1 to 30 have no TPOT above 0"),
+        (slice(30, None), {"ttfts": 0.0}, "requests 31 to 60 have no TTFT above 0"),
+    ],
+)
+def test_records_without_relative_errors_are_refused(
+    numbers: slice,
+    values: dict[str, object],
+    problem: str,
+    records: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Outputs of one token made the errors NaN, and a profile that was not fitted was written."""
+    spoiled = spoil(records, tmp_path / "x.json", numbers, **values)
+    assert main([spoiled, f"output={tmp_path / 'fitted.json'}", *SERVER]) == 2
+    assert problem in capsys.readouterr().err and not (tmp_path / "fitted.json").exists()
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [("{}", "cannot be read: KeyError('start_times')"), ("[", "cannot be read"), (None, "cannot be read")],
@@ -76,19 +120,19 @@ def test_other_files_are_refused(
 ) -> None:
     if content is not None:
         (tmp_path / "x.json").write_text(content)
-    assert main(["card", f"records={tmp_path / 'x.json'}", *SERVER]) == 2
+    assert main([f"records={tmp_path / 'x.json'}", *SERVER]) == 2
     assert problem in capsys.readouterr().err
 
 
 def test_a_server_that_cannot_serve_the_requests_is_refused(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["card", f"records={records / 'bench.json'}", *SERVER, "kv_tokens=1024"]) == 2
+    assert main([f"records={records / 'bench.json'}", *SERVER, "kv_tokens=1024"]) == 2
     assert "kv_tokens" in capsys.readouterr().err
 
 
 def test_keys_of_another_server_than_the_recorded_run_are_refused(
     records: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["card", f"records={records / 'run'}", *SERVER[:-1], "chunk=256", "kv_tokens=40960"]) == 2
+    assert main([f"records={records / 'run'}", *SERVER[:-1], "chunk=256", "kv_tokens=40960"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "the run had policy=vllm_v1(budget=512) kv_tokens=" in error

@@ -51,7 +51,7 @@ OUTLIER, LEAST_OUTLIER = 6.0, 0.03
 def profile_recordings(
     report: Callable[[str], None], model: str, recordings: tuple[str, ...], hardware: str = "h200", output: str = ""
 ) -> Path:
-    """Writes the profile; `experiments.profile.__main__` explains the options.
+    """Writes the profile; `reproduction.profiles.__main__` explains the options.
 
     Raises:
         ConfigError: too few iterations, or an option that cannot be used. ReplayError: a recording that cannot be read.
@@ -65,7 +65,7 @@ def profile_recordings(
         parts = f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts"
         problem = f"recordings={','.join(recordings)}: {parts} in {len(files)} files {DECISIONS}"
         raise ConfigError(f"{problem}; record at least {LEAST} of each")
-    command = f"python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}"
+    command = f"python -m reproduction.profiles model={model}; {today()}; commit {commit() or 'unknown'}"
     counts = f"{sum(len(stretch.shapes) for stretch in measured)} iterations of vLLM in {len(files)} recordings"
     origin = f"measured by {command}; {card.hardware}; {counts}"
     path = Path(output) if output else PROFILES / f"{card.name}-vllm.json"
