@@ -61,7 +61,7 @@ class PrefixCache:
             if request.prefix is None:
                 request.prefix = prefix = Prefix(request, self.pool, self._table)
                 if self._looks_ahead:
-                    number = (request.num_prompt_tokens - 1) // self.pool.block_size
+                    number = request.num_prompt_tokens // self.pool.block_size
                     call(self.pool.eviction, "on_submit", request, prefix.names(number)[:number])
 
     def num_cached(self, request: Request) -> int:

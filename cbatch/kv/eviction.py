@@ -14,7 +14,7 @@ class CachedBlock(NamedTuple):
     """A block that no request holds, as an eviction sees it.
 
     start, end: its tokens are those from `start` to before `end` of its prefix.
-    is_spare: lookups find an older copy of the same name.
+    is_spare: lookups find the same content without the block: another copy is older, or in use.
     num_uses: 1, and 1 for each admission that found the block.
     created, released: numbers, ascending in the order in which blocks got their names, and were given up by their last holder.
     released_at: seconds when the last holder gave the block up. holder_tokens: prompt and output of that holder.
@@ -46,7 +46,7 @@ class Eviction:
         return [0] * len(blocks)
 
     def on_submit(self, request: Request, names: Sequence[Name]) -> None:
-        """A request will arrive. names: the names of the blocks that it can find in the cache."""
+        """A request will arrive. names: the names of its prompt's full blocks; it finds at most those before its last token."""
 
     def on_admit(self, request: Request, names: Sequence[Name], now: float) -> None:
         """A request is admitted, perhaps not for the first time. names: the names of the blocks that it found."""

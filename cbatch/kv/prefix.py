@@ -62,7 +62,8 @@ class PrefixPool(BlockPool):
         self._released_at = np.zeros(num_blocks)
         self._clock = 1  # numbers registrations and releases
         self._in_order = type(eviction).keys is Eviction.keys  # of release
-        self._heap: list[tuple[Any, int, int]] = []  # (key, released, block) of leaves; some entries are out of date
+        self._heap: list[tuple[Any, int, int, int]] = []  # (key, released, block, ranking) of leaves
+        self._ranking = np.zeros(num_blocks, np.int64)  # of each block's latest entry; earlier entries are out of date
         self._unranked: dict[int, None] = {}  # blocks that may have become leaves since the last eviction
 
     def __contains__(self, name: Name) -> bool:
@@ -143,9 +144,8 @@ class PrefixPool(BlockPool):
         while num_held < len(new) and new[num_held] in self._blocks:
             num_held += 1
         for block, name in zip(taken, new[:num_held], strict=False):  # further copies
-            copies = self._copies.setdefault(name, [])
-            self._unranked |= dict.fromkeys((self._blocks[name], *copies))
-            copies.append(block)
+            self._unrank_copies(name)
+            self._copies.setdefault(name, []).append(block)
         if num_held < len(new):  # none of the others is held: names are closed
             added = new[num_held:]
             self._blocks.update(zip(added, taken[num_held:], strict=True))
@@ -209,7 +209,8 @@ class PrefixPool(BlockPool):
         self._cached.update(dict.fromkeys(named))
         if self._in_order:
             return
-        self._unranked |= dict.fromkeys(named)
+        for block in named:
+            self._unrank_copies(self._names[block])
         self._released[named] = np.arange(self._clock, self._clock + len(named))
         self._released_at[named] = self.now
         self._clock += len(named)
@@ -227,6 +228,7 @@ class PrefixPool(BlockPool):
                 copies.remove(block)
             if not copies:
                 del self._copies[name]
+            self._unrank_copies(name)
             return
         del self._blocks[name]
         if self.changed is not None:
@@ -235,8 +237,12 @@ class PrefixPool(BlockPool):
             self._num_successors[before] -= 1
             if not self._num_successors[before]:
                 del self._num_successors[before]
-                if not self._in_order:
-                    self._unranked |= dict.fromkeys((self._blocks[before], *self._copies.get(before, ())))
+                self._unrank_copies(before)
+
+    def _unrank_copies(self, name: Name) -> None:
+        """Notes that blocks of this name may have become leaves, or spare, or no longer spare."""
+        if not self._in_order:
+            self._unranked |= dict.fromkeys((self._blocks[name], *self._copies.get(name, ())))
 
     def _is_leaf(self, block: int) -> bool:
         """Whether a named block can be evicted before any other: see the class."""
@@ -270,12 +276,12 @@ class PrefixPool(BlockPool):
             block = next(filter(self._is_leaf, cached))  # there is one: see the class
         else:
             if self.eviction.dynamic or len(heap) > 4 * self.num_blocks:
-                self._unranked |= dict.fromkeys(block for _, _, block in heap)
+                self._unranked |= dict.fromkeys(entry[2] for entry in heap)
                 heap.clear()
             self._rank([block for block in self._unranked if block in cached and self._is_leaf(block)])
             while True:
-                _, released, block = heappop(heap)
-                if block in cached and released == self._released[block] and self._is_leaf(block):
+                _, _, block, ranking = heappop(heap)
+                if block in cached and ranking == self._ranking[block] and self._is_leaf(block):
                     break
         self._unranked.clear()
         del cached[block]
@@ -291,18 +297,20 @@ class PrefixPool(BlockPool):
             for key, block in zip(keys, leaves, strict=True):
                 if key != key or (isinstance(key, tuple) and any(map(ne, key, key))):
                     raise ValueError("NaN has no order")
-                heappush(self._heap, (key, self._released.item(block), block))
+                self._ranking[block] += 1
+                heappush(self._heap, (key, self._released.item(block), block, self._ranking.item(block)))
         except Exception as error:
             wanted = f"return a number, or a tuple of numbers, for each of {len(leaves)} blocks"
             raise PolicyError(f"eviction {type(self.eviction).__name__}: keys() ({error}); {wanted}") from error
 
     def _describe(self, block: int) -> CachedBlock:
         name, start = self._names[block], self._depth.item(block) * self.block_size
+        copies = [self._blocks[name], *self._copies.get(name, ())]
         return CachedBlock(
             name,
             start,
             start + self.block_size,
-            self._blocks[name] != block,
+            copies[0] != block or bool((self.live[copies] + self.leaving[copies]).any()),
             self._num_uses.item(block),
             self._created.item(block),
             self._released.item(block),

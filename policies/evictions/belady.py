@@ -1,6 +1,6 @@
 """Belady's optimum: evicts the block whose next use is farthest (Belady, IBM Systems Journal, 1966).
 
-It reads the future, so it is a yardstick and not a policy. If requests are admitted one at a time in the order of submission, it bounds
+It reads the future, so it is a yardstick and not a policy. If requests are served one at a time in the order of submission, it bounds
 the hits of all evictions; otherwise it is a reference.
 """
 
@@ -14,36 +14,49 @@ from cbatch import CachedBlock, Eviction, Name, Request
 class Belady(Eviction):
     """Reads the prompts of all submitted requests. A spare copy of a block is never used again.
 
-    An admitted request takes the blocks that it uses out of the cache, and the blocks are ranked again at their release. Keys therefore
-    change only when requests are submitted, or end without having been admitted.
+    An admitted request takes the blocks that it uses out of the cache, and the blocks are ranked again at their release. A prompt that
+    ends with a full block computes that block even if it is cached: the cached copy becomes spare. Keys therefore change only when
+    requests are submitted, when such a request is admitted, and when a request ends without having been admitted.
     """
 
     def __init__(self) -> None:
-        self._uses: defaultdict[Name, deque[int]] = defaultdict(deque)  # places of requests, ascending
+        self._uses: defaultdict[Name, deque[tuple[int, int]]] = defaultdict(deque)  # (place, prompt tokens), ascending
         self._places: dict[int, int] = {}  # of requests not yet admitted, by id
         self._admitted: set[int] = set()  # places
+        self._names: dict[int, Sequence[Name]] = {}  # of requests that have not ended, by id
+        self._copied: dict[int, Name] = {}  # cached blocks that running requests compute again, by id
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[tuple[float, int]]:
-        self.dynamic = False
-        return [(-inf if block.is_spare else -self._next_use(block.name), -block.end) for block in blocks]
+        self.dynamic, copied = False, set(self._copied.values())
+        spare = [block.is_spare or block.name in copied for block in blocks]
+        uses = (inf if is_spare else self._next_use(block) for block, is_spare in zip(blocks, spare, strict=True))
+        return [(-use, -block.end) for use, block in zip(uses, blocks, strict=True)]
 
-    def _next_use(self, name: Name) -> float:
-        uses = self._uses.get(name, deque())
-        while uses and uses[0] in self._admitted:
+    def _next_use(self, block: CachedBlock) -> float:
+        uses = self._uses.get(block.name, deque())
+        while uses and (uses[0][0] in self._admitted or uses[0][1] == block.end):  # the last token is always computed
             uses.popleft()
-        return uses[0] if uses else inf
+        return uses[0][0] if uses else inf
 
     def on_submit(self, request: Request, names: Sequence[Name]) -> None:
         self.dynamic = True
+        self._names[request.id] = names
         self._places[request.id] = place = len(self._places) + len(self._admitted)
         for name in names:
-            self._uses[name].append(place)
+            self._uses[name].append((place, request.num_prompt_tokens))
 
     def on_admit(self, request: Request, names: Sequence[Name], now: float) -> None:
         if (place := self._places.pop(request.id, None)) is not None:
             self._admitted.add(place)
+        if len(names) == len(mine := self._names[request.id]) - 1:
+            self.dynamic = True
+            self._copied[request.id] = mine[-1]
+
+    def on_release(self, request: Request, names: Sequence[Name], now: float) -> None:
+        self._copied.pop(request.id, None)
 
     def on_finish(self, request: Request) -> None:
-        if request.id in self._places:  # a request that was never admitted uses no blocks
+        del self._names[request.id]
+        if (place := self._places.pop(request.id, None)) is not None:  # it uses no blocks
             self.dynamic = True
-            self.on_admit(request, (), 0.0)
+            self._admitted.add(place)

@@ -83,7 +83,7 @@ def alone(eviction: Eviction, num_blocks: int, traces: str) -> float:
     requests = [Request(row, *both) for row, both in enumerate(lengths)]
     ids = [list(hashes) for hashes in trace.fields["prefix_hashes"]]
     for request, hashes in zip(requests, ids, strict=True):
-        eviction.on_submit(request, hashes[: (request.num_prompt_tokens - 1) // BLOCK])
+        eviction.on_submit(request, hashes[: request.num_prompt_tokens // BLOCK])
     num_found = 0
     assert trace.arrival_time is not None
     for request, hashes, pool.now in zip(requests, ids, trace.arrival_time.tolist(), strict=True):

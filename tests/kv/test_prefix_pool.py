@@ -4,7 +4,7 @@ A name is the prefix itself, so that a block with a wrong content shows. Example
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pool_check import check_pool
 
-from cbatch import Eviction, PolicyError, Request
+from cbatch import CachedBlock, Eviction, PolicyError, Request
 from cbatch.kv import Name, PrefixPool
 from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi
 
@@ -122,11 +122,12 @@ class Asked:
         self.blocks, self.evicted, self.found = Blocks(num_blocks, 1, eviction), dict[str, list[str]](), list[int]()
         pool, requests = self.blocks.pool, list(enumerate(prompts.split()))
         for number, prompt in requests:
-            eviction.on_submit(Request(number, len(prompt), 1), names_of(prompt[:-1], 1))
+            eviction.on_submit(Request(number, len(prompt), 1), names_of(prompt, 1))
         for number, prompt in requests:
             before = set(pool._blocks)
             pool.now = number
-            eviction.on_admit(Request(number, len(prompt), 1), (), number)
+            found = [name for name in names_of(prompt[:-1], 1) if name in pool]
+            eviction.on_admit(Request(number, len(prompt), 1), found, number)
             self.found.append(admit(pool, 0, prompt))
             self.evicted[prompt] = [name for name in before if name not in pool]
             pool.release(0, None)
@@ -154,6 +155,30 @@ def test_hits_of_an_eviction(eviction: type[Eviction], found: list[int], evicted
 def test_without_evictions_all_evictions_are_equal(eviction: Eviction) -> None:
     asked = Asked(eviction, 30, PROMPTS)
     assert (asked.found, asked.blocks.pool.num_evicted) == ([0, 1, 0, 1, 1, 0, 1, 2], 0)
+
+
+def test_a_copy_of_a_block_in_use_is_spare() -> None:
+    """[ab] of row 0 is released while row 1 still holds its copy; after the release of row 1 only the newer copy is spare."""
+
+    class Spare(Eviction):
+        spare: dict[int, bool]
+
+        def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[Any]:
+            self.spare = {block.created: block.is_spare for block in blocks}
+            return [not block.is_spare for block in blocks]
+
+    pool = Blocks(6, 1, eviction := Spare()).pool
+    for row in (0, 1):
+        pool.extend(row, 2)
+        pool.register(row, ["a", "ab"], 2)
+    pool.release(0, None)
+    pool.extend(2, 3)  # two are blank
+    assert eviction.spare == {1: True, 2: True}
+    pool.release(1, 7)
+    pool.retire(7)
+    pool.extend(2, 1)
+    assert eviction.spare == {1: False, 3: True, 4: False}
+    assert "a" in pool and "ab" in pool
 
 
 def test_more_blocks_find_no_less_one_at_a_time() -> None:
