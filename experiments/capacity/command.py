@@ -23,7 +23,7 @@ from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.settings import Keys, Settings
 from experiments.store.intervals import CONFIDENCE
 from experiments.store.provenance import write_json
-from experiments.trials.replications import natural_rate, num_recorded
+from experiments.trials.replications import check_random, natural_rate, num_recorded
 
 _REQUESTS, _PIECES = 2000, 20
 _FEWEST_REQUESTS, _MOST_REQUESTS = 20, 1_000_000
@@ -85,6 +85,8 @@ def measure(
         raise ConfigError("slo: no objective is set; give slo.ttft=SECONDS or slo.tbt=SECONDS")
     goal = _goal(settings)
     natural_rate(settings.workload, goal.requests)  # raises if the workload has no rate
+    if goal.recorded is None:
+        check_random(settings.workload, goal.requests)
     run = assemble(replicate(settings, 0, 1.0, goal.requests))
     origin, composed = origin_of_run(settings), settings.composed
     about = {**about_run(run), **origin, "slo": slo_text(composed.choices.get("slo", "none"), composed.overrides)}

@@ -3,15 +3,17 @@
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from math import inf
 from typing import Any, NamedTuple
 
 from cbatch import ConfigError, Request
+from cbatch.request import spec_of
 from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served, collect_served
 from experiments.settings.assemble import assemble, with_workload
 from experiments.settings.settings import Settings
-from experiments.trials.replications import Replication
+from experiments.trials.replications import Replication, first_arrivals
 
 
 def count_attained(requests: Sequence[Request], served: Served) -> tuple[int, int]:
@@ -31,10 +33,17 @@ def select(served: Served, first: int, end: int) -> Served:
     return replace(served, **columns)
 
 
+def _mean_pause(requests: Sequence[Request]) -> float:
+    """Returns the mean seconds of a request from the first turn of its conversation: load builds up while conversations go on."""
+    begins = first_arrivals(map(spec_of, requests))[1]
+    return sum(request.arrival_time - begin for request, begin in zip(requests, begins, strict=True)) / len(requests)
+
+
 class Outcome(NamedTuple):
     """The figures of one simulation.
 
-    good, total: requests that meet their objectives, and all. in_system: mean number of requests. seconds: CPU time.
+    good, total: requests that meet their objectives, and all. in_system: mean number of requests, and of conversations that pause.
+    seconds: CPU time.
     outside: iterations outside the measured range.
     """
 
@@ -67,6 +76,6 @@ def simulate(settings: Settings, number: int, rate: float, num_requests: int, wa
     served, first, end = collect_served(record), warmup, num_requests - warmup
     part = select(served, first, end)
     counts = count_attained(run.requests[first:end], part)
-    in_system = rate * float(served.end_to_end.mean()) if len(served.id) else float("inf")
+    seconds_in_system = float(served.end_to_end.mean()) + _mean_pause(run.requests) if len(served.id) else inf
     seconds = time.process_time() - began
-    return Outcome(rate, number, num_requests, warmup, *counts, in_system, seconds, run.cost.num_outside)
+    return Outcome(rate, number, num_requests, warmup, *counts, rate * seconds_in_system, seconds, run.cost.num_outside)

@@ -1,14 +1,17 @@
 """Replications of a workload at any rate, on common random numbers: a rate only stretches the time between arrivals.
 
+Of a conversation, the arrival of its first turn moves, and all pauses between its turns stay: clients do not think faster under load.
+
 Replication k of a random workload has seed + k: it draws its own arrivals, lengths and classes, the same at every rate and under
 every policy. Replication k of a recorded trace is its k-th piece. Each piece is stretched to the rate: bursts, lengths and their
 order stay as recorded; the drift of the rate over hours does not.
 """
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from cbatch import ConfigError, Request, RequestSpec
@@ -36,10 +39,12 @@ class Replication:
         recorded = isinstance(self.workload, TraceReplay)
         natural = _mean_rate([specs], self.workload) if recorded else _natural_rate(pickled, self.num_requests)
         factor, begin = natural / self.rate, specs[0].arrival_time
-        return [
-            Request.from_spec(replace(spec, id=id_, arrival_time=(spec.arrival_time - begin) * factor))
-            for id_, spec in enumerate(specs)
+        stretched = [
+            replace(spec, arrival_time=(first - begin) * factor + (spec.arrival_time - first))
+            for spec, first in zip(specs, first_arrivals(specs)[1], strict=True)
         ]
+        stretched.sort(key=attrgetter("arrival_time"))
+        return [Request.from_spec(replace(spec, id=id_)) for id_, spec in enumerate(stretched)]
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,33 @@ def natural_rate(workload: Workload, num_requests: int) -> float:
     return _natural_rate(pickle.dumps(workload), num_requests)
 
 
+def check_random(workload: Workload, num_requests: int) -> None:
+    """Raises ConfigError if the replications of a random workload are all the same, so that they show no spread."""
+    first, second = (Replication(workload, number, 1.0, num_requests).requests(None) for number in (0, 1))
+    if all(_without_seed(one) == _without_seed(other) for one, other in zip(first, second, strict=True)):
+        problem = "the seed changes nothing, so that replications are equal and have no interval"
+        raise ConfigError(f"workload: {workload!r}: {problem}; draw its arrivals or its lengths at random")
+
+
+def _without_seed(request: Request) -> RequestSpec:
+    """Returns what the client asks for, to a microsecond."""
+    spec = spec_of(request)
+    return replace(spec, arrival_time=round(spec.arrival_time, 6), sampling=replace(spec.sampling, seed=0))
+
+
+def first_arrivals(specs: Iterable[RequestSpec]) -> tuple[list[float], list[float]]:
+    """Returns when each conversation begins, in order, and for each request when its conversation begins.
+
+    A request without a session is a conversation of its own.
+    """
+    begins: dict[str | int, float] = {}
+    of_each = []
+    for spec in specs:
+        name = spec.conversation if spec.session is None else spec.session
+        of_each.append(begins.setdefault(spec.id if name is None else str(name), spec.arrival_time))
+    return list(begins.values()), of_each
+
+
 @lru_cache(maxsize=8)
 def _drawn(pickled: bytes, number: int | None, num_requests: int | None) -> Sequence[RequestSpec]:
     """Returns the requests of a workload with another seed and length; None keeps those of the settings."""
@@ -97,8 +129,11 @@ def _natural_rate(pickled: bytes, num_requests: int) -> float:
 
 
 def _mean_rate(replications: Sequence[Sequence[RequestSpec]], workload: Workload) -> float:
-    seconds = sum(specs[-1].arrival_time - specs[0].arrival_time for specs in replications)
+    """Returns the conversations per second, times the requests of each."""
+    begins = [first_arrivals(specs)[0] for specs in replications]
+    seconds = sum(times[-1] - times[0] for times in begins)
     if not seconds > 0:
         remedy = "its requests arrive together; choose an open loop or a trace with times, as in workload=open_loop"
         raise ConfigError(f"workload: {workload!r} has no rate; {remedy}")
-    return sum(len(specs) - 1 for specs in replications) / seconds
+    turns = sum(map(len, replications)) / sum(map(len, begins))
+    return turns * sum(len(times) - 1 for times in begins) / seconds

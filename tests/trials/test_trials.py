@@ -1,19 +1,22 @@
 """Replications, and the rate of a load."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from in_process import message
 
-from cbatch import ConfigError, WorkloadError
+from cbatch import ConfigError, Request, WorkloadError
 from experiments.capacity.simulation import replicate
 from experiments.settings.assemble import Run, assemble, bounds_together
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
-from experiments.trials.replications import Replication, natural_rate, num_recorded
-from experiments.workloads import GammaArrivals, OpenLoop, TraceReplay, UniformLengths, Workload
+from experiments.trials.replications import Replication, check_random, natural_rate, num_recorded
+from experiments.workloads import Chat, Clients, GammaArrivals, OpenLoop, TraceReplay, UniformLengths, Workload
+from experiments.workloads.clients import Client
 
 LENGTHS = UniformLengths(min_length=20, max_length=90, pd_ratio=4)
 OPEN = OpenLoop(num_requests=7, seed=3, arrivals=GammaArrivals(rate=5.0), lengths=LENGTHS)
@@ -52,6 +55,38 @@ def test_a_rate_only_stretches_time_and_each_replication_is_drawn_anew() -> None
     measured = natural_rate(replace(OPEN, arrivals=PerMinute(300)), 2000)
     assert measured == pytest.approx(5, rel=0.05), "an own class's rate has its own unit"
     assert arrivals(Replication(replace(OPEN, seed=4), 0, 1.0, 50)) == other, "replication k has seed + k"
+
+
+def turns_of(requests: Sequence[Request]) -> dict[str | None, list[Request]]:
+    return {
+        name: [request for request in requests if request.session == name] for name in {r.session for r in requests}
+    }
+
+
+def test_a_rate_moves_conversations_and_keeps_their_pauses() -> None:
+    """Conversations of 4 turns: the requests per second are four times the conversations per second."""
+    chat = Chat(num_requests=4000, turns=4, arrivals=GammaArrivals(rate=0.5), lengths=LENGTHS, pause=10.0)
+    asked = turns_of(chat.requests(None))
+    natural = natural_rate(chat, 4000)
+    assert natural == pytest.approx(0.5 * 4, rel=0.05)
+    for factor in (0.1, 1.0, 20.0):
+        requests = Replication(chat, 0, natural * factor, 4000).requests(None)
+        assert [r.arrival_time for r in requests] == sorted(r.arrival_time for r in requests)
+        moved = turns_of(requests)
+        for name, turns in asked.items():
+            pauses = np.diff([turn.arrival_time for turn in turns])
+            assert np.diff([turn.arrival_time for turn in moved[name]]) == pytest.approx(pauses)
+            assert [turn.num_prompt_tokens for turn in moved[name]] == [turn.num_prompt_tokens for turn in turns]
+            assert moved[name][0].arrival_time == pytest.approx(turns[0].arrival_time / factor)
+
+
+def test_equal_replications_are_refused() -> None:
+    """Evenly spaced requests of one length: their only difference is the seed of their sampling."""
+    client = Client(rate=2.0, prompt_tokens=(10, 10), output_tokens=(5, 5))
+    same = Clients(duration=50.0, clients={"a": client})
+    assert "the seed changes nothing" in message(lambda: check_random(same, 20))
+    check_random(replace(same, clients={"a": replace(client, output_tokens=(5, 6))}), 20)
+    check_random(replace(same, clients={"a": client, "b": client}), 20)
 
 
 def test_replications_of_a_trace_are_its_pieces(trace: TraceReplay) -> None:
