@@ -30,8 +30,8 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
-from experiments import run as run_command
 from experiments.capacity.folder import RESULT, read_searches
+from experiments.run import run_sweep
 from experiments.settings.choices import option_names
 from experiments.settings.command_line import run
 from experiments.settings.overrides import check_given_once
@@ -42,7 +42,6 @@ from experiments.store.labels import is_baseline, with_replications
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
 from experiments.store.text import disagree, figures_text, intervals_text, values_text
-from experiments.sweep import sweep_folder
 
 _OPTIONS = ("metric", "baseline", "runs")
 _WHICH_DECIDES = "where the intervals disagree, the difference's decides; the ratio's is computed from its logarithm"
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     return run(_compare, arguments, lambda: str(__doc__))
 
 
-def _compare(*arguments: str) -> int | None:
+def _compare(*arguments: str) -> None:
     names = [text for text in arguments if "=" not in text.partition("(")[0] or Path(text).exists()]
     options = [text.partition("=")[::2] for text in arguments if text not in names]
     values = {name: [value for key, value in options if key == name] for name in _OPTIONS}
@@ -67,15 +66,11 @@ def _compare(*arguments: str) -> int | None:
         sweep = dict(options).get("sweep", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_compare")
         seeds = [] if any(option.startswith("seeds=") for option in others) else ["seeds=20"]
         keys = [text for text in others if not text.startswith("sweep=")]
-        sys.argv[1:] = ["-m", f"policy={','.join(names)}", *seeds, *keys, f"sweep={sweep}"]
-        if status := run_command.main():
-            return status
-        folders = [sweep_folder(sweep)]
+        folders = [run_sweep([f"policy={','.join(names)}", *seeds, *keys, f"sweep={sweep}"])]
     elif others:
         raise ConfigError(f"compare: {others[0]} is for policies; folders take metric=, baseline= and runs=")
     rows = read_replications(folders, "".join(values["runs"]))
     print(report(rows, values["metric"], baseline, notes=len(folders) == len(names)))  # else the sweep has printed them
-    return None
 
 
 def _check_policies(names: Sequence[str], baseline: str, metrics: Sequence[str]) -> None:

@@ -52,9 +52,9 @@ class Command(NamedTuple):
     config: file of its settings in conf/. read: makes settings from Hydra's composition, as `read_settings`.
     serve: as `serve_into`. result: name of the file with the figures, which is written last; empty if a finished run cannot be kept.
     table: returns the table of the finished runs in and below a folder.
-    text: describes a summary. line: describes a name and its summary, in a sweep. stem: the end of a new folder's name.
-    kept: what stays of an interrupted run, in words; empty for nothing. With it, such a run prints in a sweep, too, what `serve` says.
-    lacks: groups of conf/ that the command does not take.
+    text: describes a summary. line: describes a name and its summary, in a sweep.
+    resume_hint: printed after Ctrl-C: what an interrupted run keeps; with it, a run of a sweep prints progress lines.
+    hidden_groups: groups of conf/ that the command does not take, as --help lists them.
     """
 
     config: str = "config"
@@ -64,12 +64,11 @@ class Command(NamedTuple):
     table: Callable[[Path], str] = table_of_sweep
     text: Callable[[Mapping[str, Any]], str] = run_text
     line: Callable[[str, Mapping[str, Any]], str] = run_line
-    stem: str = ""
-    kept: str = ""
-    lacks: tuple[str, ...] = ()
+    resume_hint: str = ""
+    hidden_groups: tuple[str, ...] = ()
 
 
-RUN = Command(lacks=("slo:",))
+RUN = Command(hidden_groups=("slo:",))
 
 
 def read_checked(command: Command, composed: Composed) -> Settings:
@@ -95,8 +94,10 @@ def run_alone(command: Command, settings: Settings) -> None:
     say_unread(settings.composed.overrides, settings.composed.unread)
     if settings.output is None:
         cache = f"_{settings.composed.choices['eviction']}" if settings.prefix_cache else ""
-        name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(repr(settings.policy) + cache)[:_LONGEST_NAME]}{command.stem}"
-        chosen: AbstractContextManager[Path] = new_run_folder(Path("runs") / name)
+        name, what = _for_a_path(repr(settings.policy) + cache)[:_LONGEST_NAME], f"_{command.config}" * (command != RUN)
+        chosen: AbstractContextManager[Path] = new_run_folder(
+            Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}{what}"
+        )
     else:
         chosen = nullcontext(_output_folder(settings.output))
     with chosen as folder:
@@ -110,8 +111,8 @@ def run_alone(command: Command, settings: Settings) -> None:
         try:
             summary = command.serve(settings, folder, say=partial(print, flush=True))
         except BaseException as error:
-            if command.kept and any(folder.glob("*")):
-                error.add_note(f"{command.kept}; the same command with output={folder} goes on")
+            if command.resume_hint and any(folder.glob("*")):
+                error.add_note(f"{command.resume_hint}; the same command with output={folder} goes on")
             raise
     print(f"{command.text(summary)}\n\nresults: {folder}")
 
@@ -163,7 +164,7 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
             print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
         try:
             check_free(folder)
-            if talks := alone and command.kept:
+            if talks := alone and command.resume_hint:
                 print(f"{folder.name} ...", flush=True)
             say = partial(print, " ", flush=True) if talks else lambda line: None
             summary = command.serve(settings, folder, replace=True, say=say, bar=alone)

@@ -5,14 +5,15 @@ With -m, comma-separated values are swept; the same command with the same `sweep
 
 import logging
 import sys
-from contextlib import ExitStack
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
+from cbatch import ConfigError
 from experiments.job import RUN, Command, SweepEnded, read_checked, run_alone, run_in_sweep
 from experiments.settings.command_line import exit_status, no_such_option, shield_workers
 from experiments.settings.compose import compose, compose_sweep, show
-from experiments.settings.error_lines import with_notes
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_begun, run_folders
@@ -30,55 +31,65 @@ _NOT_LISTED = (
 """Groups that --help omits: parts of other options, and Hydra's own ways of writing."""
 
 
-def main(command: Command = RUN) -> int:
-    """Runs the command line; returns the exit status.
+def main(arguments: Sequence[str], command: Command = RUN) -> int:
+    """Runs a command line; returns the exit status, as `exit_status`."""
+    return exit_status(partial(_main, arguments, command), "nothing was written")
 
-    0, 2 for an error, 130 after Ctrl-C, 141 if the reader of the output has ended, 143 after SIGTERM.
+
+def _main(arguments: Sequence[str], command: Command) -> int:
+    if _SHOWS & {*arguments}:
+        print(show(command.config, (*_NOT_LISTED, *command.hidden_groups)), end="")
+        return 0
+    overrides, sweeps = _overrides(arguments, command)
+    if sweeps:
+        _run_sweep(overrides, command)
+        return 0
+    with sigterm_raises():
+        run_alone(command, read_checked(command, compose(*overrides, name=command.config)))
+    return 0
+
+
+def run_sweep(arguments: Sequence[str], command: Command = RUN) -> Path:
+    """Runs a sweep and prints its table; returns its folder. arguments: as on the command line, without -m.
+
+    Raises:
+        CbatchError: a setting that cannot be used, or a run that failed.
+        KeyboardInterrupt, TerminatedError: with a note that says how to resume.
     """
-    with ExitStack() as claims:  # released after the last line that is printed
-        return exit_status(partial(_main, command, claims), "nothing was written")
+    return _run_sweep(_overrides(["-m", *arguments], command)[0], command)
 
 
-def _main(command: Command, claims: ExitStack) -> int:
+def _overrides(arguments: Sequence[str], command: Command) -> tuple[list[str], bool]:
+    """Returns the overrides among the arguments, and whether they are a sweep's. Raises ConfigError if they cannot be used."""
+    check_given_once(arguments, sweeps=True)
+    expanded = with_search_path(with_seeds(arguments, replications=command is not RUN))
+    overrides = [argument for argument in expanded if not argument.startswith("-")]
+    for option in {*expanded} - {*overrides} - _SWEEPS:
+        raise no_such_option(option)
+    sweeps = bool(_SWEEPS & {*expanded})
+    check_overrides(overrides, sweeps=sweeps)
+    return overrides, sweeps
+
+
+def _run_sweep(overrides: list[str], command: Command) -> Path:
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_in_sweep`
-    sweep = None
-    try:
-        if _SHOWS & set(sys.argv[1:]):
-            print(show(command.config, (*_NOT_LISTED, *command.lacks)), end="")
-            return 0
-        check_given_once(sys.argv[1:], sweeps=True)
-        arguments = with_search_path(with_seeds(sys.argv[1:], replications=command is not RUN))
-        overrides = [argument for argument in arguments if not argument.startswith("-")]
-        for option in {*arguments} - {*overrides} - _SWEEPS:
-            raise no_such_option(option)
-        sweeps = bool(_SWEEPS & {*arguments})
-        check_overrides(overrides, sweeps=sweeps)
-        with sigterm_raises():
-            if not sweeps:
-                run_alone(command, read_checked(command, compose(*overrides, name=command.config)))
-                return 0
-            sweep = claims.enter_context(claimed_sweep(overrides))
-            _run_sweep(command, overrides, sweep)
-            return end_of_sweep(sweep, run_folders(sweep_folder(sweep), command.result), command.table)
-    except SweepEnded as ended:
-        if not str(ended):
-            raise BrokenPipeError from None
-        print(f"error: {ended}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as error:
-        if sweep is not None:
-            remove_begun(sweep_folder(sweep))
-            error.add_note(how_to_resume(sweep, command.result, command.kept))
-        raise
-    except TerminatedError as error:
-        left = "" if sweep is None else how_to_resume(sweep, command.result, command.kept)
-        print(f"terminated; {left}" if left else with_notes(error), file=sys.stderr)
-        return 143
+    with sigterm_raises(), claimed_sweep(overrides) as name:
+        folder = sweep_folder(name)
+        try:
+            _launch(overrides, command, folder)
+            end_of_sweep(name, run_folders(folder, command.result), command.table)
+        except SweepEnded as ended:
+            raise (ConfigError(str(ended)) if str(ended) else BrokenPipeError) from None
+        except (KeyboardInterrupt, TerminatedError) as error:
+            if isinstance(error, KeyboardInterrupt):
+                remove_begun(folder)
+            error.add_note(how_to_resume(name, command.result, command.resume_hint))
+            raise
+    return folder
 
 
-def _run_sweep(command: Command, overrides: list[str], name: str) -> None:
+def _launch(overrides: list[str], command: Command, folder: Path) -> None:
     """Runs a sweep; each of its runs is checked before the first one starts."""
-    folder = sweep_folder(name)
     (folder / ERRORS).unlink(missing_ok=True)
     sweep = compose_sweep(*overrides, name=command.config)
     if not sweep.in_turn and find_spec("joblib"):
@@ -93,4 +104,4 @@ if __name__ == "__main__":
         # a single run needs no launchers, whose import takes 6% of its start
         for name in ("joblib", "ray", "submitit"):
             sys.modules.setdefault(f"hydra_plugins.hydra_{name}_launcher", None)  # type: ignore[arg-type]
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,5 @@
 """The folder of a sweep, which one command claims, and the lines that the command prints at its end."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
@@ -74,21 +73,20 @@ def _check_apart(sweep: str) -> None:
         raise ConfigError(f"sweep={sweep}: {other.parent} is the folder of a {what}; give another name")
 
 
-def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], str]) -> int:
-    """Prints the table of the sweep's runs, and how many failed; returns the exit status."""
+def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], str]) -> None:
+    """Prints the table of the sweep's runs. Raises ConfigError if runs failed, or there are none."""
     if finished:
         print(f"\n{table(sweep_folder(sweep))}\nresults: {sweep_folder(sweep)}")
     errors = sweep_folder(sweep) / ERRORS
     if not errors.exists():
         if finished:
-            return 0
+            return
         problem = "the sweep has no runs; glob(...) chooses among the options of a group: list the values of other keys"
     else:
         num_failed = len(errors.read_text(encoding="utf-8").splitlines())
         failed = f"{count_text(num_failed, 'run')} failed, see {errors}"
         problem = f"{failed}; the same command with sweep={sweep} runs them again"
-    print(f"error: {problem}", file=sys.stderr)
-    return 2
+    raise ConfigError(problem)
 
 
 def table_of_sweep(folder: Path) -> str:
@@ -106,9 +104,9 @@ def sweep_folder(sweep: str) -> Path:
     return Path(f"multirun/{sweep}")  # as conf/config.yaml puts it together
 
 
-def how_to_resume(sweep: str, result: str, kept: str) -> str:
-    """Returns what an interrupted sweep leaves. result: the file of a finished run. kept: of unfinished runs, in words."""
+def how_to_resume(sweep: str, result: str, hint: str) -> str:
+    """Returns what an interrupted sweep leaves. result: the file of a finished run. hint: `Command.resume_hint`."""
     num_finished = len(run_folders(sweep_folder(sweep), result))
     finished = f"runs finished: {num_finished}, in {sweep_folder(sweep)}" if num_finished else "no run finished"
     rest = "the others" if num_finished else "all of them"
-    return f"{finished}{kept and ', ' + kept}; the same command with sweep={sweep} runs {rest}"
+    return f"{finished}{hint and ', ' + hint}; the same command with sweep={sweep} runs {rest}"

@@ -5,6 +5,7 @@ sweep, and another command adds to it. The page shows all that the folder of the
 """
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from cbatch.validation import parse, whole
 from experiments.arena.board import count_runs, page_of
 from experiments.capacity.command import SimulatedKeys, SimulatedSettings
 from experiments.job import Command
-from experiments.run import main
+from experiments.run import main, run_sweep
 from experiments.settings.command_line import HELP, exit_status
 from experiments.settings.settings import read_as
 from experiments.store.provenance import write_text
@@ -23,18 +24,18 @@ from experiments.sweep import sweep_folder
 
 _OWN = ("-m", "--multirun", "sweep=", "replications=")
 
-COMMAND = Command("arena", partial(read_as, SimulatedSettings, SimulatedKeys), table=count_runs, stem="_arena")
+COMMAND = Command("arena", partial(read_as, SimulatedSettings, SimulatedKeys), table=count_runs)
 
 
-def arena(arguments: list[str]) -> int:
+def arena(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
+    if HELP & {*arguments}:
+        return main(arguments, COMMAND)
     return exit_status(partial(_arena, arguments), "")
 
 
-def _arena(arguments: list[str]) -> int:
+def _arena(arguments: Sequence[str]) -> int:
     keys = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    if HELP & set(arguments):
-        return _run(arguments)
     folder_of_traces = keys.get("traces", "traces")
     if "traces/" in keys.get("workload", "traces/") and not Path(folder_of_traces).is_dir():
         problem = "no such folder; give the one with the published traces, or workload="
@@ -44,16 +45,18 @@ def _arena(arguments: list[str]) -> int:
     runs = [argument for argument in arguments if not argument.startswith(_OWN)]
     runs += [] if "experiment" in keys else ["experiment=arena"]
     seeds = f"workload.seed={','.join(map(str, range(replications)))}"
-    status = _run(["-m", *runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"])
-    folder = sweep_folder(sweep)
-    if status in (0, 2) and run_folders(folder):
+    try:
+        run_sweep([*runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"], COMMAND)
+    except ConfigError:  # of runs that failed
+        _write_page(sweep_folder(sweep))
+        raise
+    _write_page(sweep_folder(sweep))
+    return 0
+
+
+def _write_page(folder: Path) -> None:
+    if run_folders(folder):
         print(write_text(folder / "arena.md", page_of(folder)))
-    return status
-
-
-def _run(arguments: list[str]) -> int:
-    sys.argv[1:] = arguments
-    return main(COMMAND)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ COMMAND = Command(
     table=capacity_table,
     text=capacity_text,
     line=capacity_line,
-    stem="_capacity",
-    kept="simulations that ended are kept",
+    resume_hint="simulations that ended are kept",
 )
 
 if __name__ == "__main__":
-    sys.exit(main(COMMAND))
+    sys.exit(main(sys.argv[1:], COMMAND))

@@ -94,9 +94,8 @@ COMMAND = Command(
     read_server_settings,
     serve_http,
     result="",  # a finished folder is refused: clients wait for a server
-    stem="_server",
-    lacks=("slo:", "workload: ", "workload/", "experiment: "),
+    hidden_groups=("slo:", "workload: ", "workload/", "experiment: "),
 )
 
 if __name__ == "__main__":
-    sys.exit(main(COMMAND))
+    sys.exit(main(sys.argv[1:], COMMAND))

@@ -19,6 +19,7 @@ from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
 from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.overrides import check_given_once, with_search_path
+from experiments.store.claim import TerminatedError
 
 _SECONDS_BETWEEN_LOOKS = 0.2  # at the parent of a worker
 HELP = frozenset({"-h", "--help"})
@@ -64,7 +65,8 @@ def run(
 def exit_status(command: Callable[[], int], kept: str) -> int:
     """Runs a command; a user error becomes one line on stderr. Returns the exit status.
 
-    130 after Ctrl-C, which is answered by the line of a policy that was running, and by what is `kept`, unless the error has notes.
+    130 after Ctrl-C, which is answered by the line of a policy that was running, and by what is `kept`, unless the error has notes;
+    143 after SIGTERM where `sigterm_raises`.
     141, as after SIGPIPE, if the reader of its output has ended, as `head` does; 2 after a user error, and if the output cannot be
     written for another reason, such as a full disk. Else that of the command.
     """
@@ -79,6 +81,11 @@ def exit_status(command: Callable[[], int], kept: str) -> int:
             left = getattr(error, "__notes__", ()) or filter(None, [kept])
             print("; ".join([f"\ninterrupted{place}", *left]), file=sys.stderr)
             status = 130
+        except TerminatedError as error:
+            print(
+                "; ".join(["terminated", *error.__notes__]) if hasattr(error, "__notes__") else error, file=sys.stderr
+            )
+            status = 143
         except Exception as error:
             if (message := one_line(error)) is None:
                 raise

@@ -1,6 +1,5 @@
 """The leaderboard: its runs against runs at a rate, its tables by hand."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from pathlib import Path
@@ -26,7 +25,7 @@ ARENA += ["workload.num_requests=20", "predictor=none"]
 
 def arena(*arguments: str) -> str:
     """What the command prints, or its error."""
-    ended = outcome(lambda: command.arena(sys.argv[1:]), list(arguments))
+    ended = outcome(command.arena, list(arguments))
     return ended.complaint or ended.printed
 
 

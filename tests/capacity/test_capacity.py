@@ -3,11 +3,11 @@
 import gc
 import json
 import re
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def run(*changes: str, without: Sequence[str] = ()) -> str:
     """What the command prints, or its error."""
     changed = {change.partition("=")[0] for change in changes} | set(without)
     kept = [key for key in SMALL.split() if key.partition("=")[0] not in changed]
-    ended = outcome(lambda: main(command.COMMAND), [*kept, *changes])
+    ended = outcome(partial(main, command=command.COMMAND), [*kept, *changes])
     return ended.complaint or ended.printed
 
 
@@ -243,8 +243,7 @@ def test_an_interrupted_sweep_has_printed_its_progress_and_says_that_simulations
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     end_after_nine(monkeypatch, KeyboardInterrupt())
-    monkeypatch.setattr(sys, "argv", ["capacity", "-m", "sweep=s", *SMALL.split()[:-1]])
-    assert main(command.COMMAND) == 130
+    assert main(["-m", "sweep=s", *SMALL.split()[:-1]], command.COMMAND) == 130
     (search,) = folder.glob("multirun/s/*/")
     assert len((search / "simulations.jsonl").read_text().splitlines()) == 1 + 9
     printed, complaint = capsys.readouterr()
@@ -270,8 +269,7 @@ def test_a_search_that_ends_early_names_its_folder_and_goes_on_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     end_after_nine(monkeypatch, raised)
-    monkeypatch.setattr(sys, "argv", ["capacity", *SMALL.split()[:-1]])
-    assert main(command.COMMAND) == status
+    assert main(SMALL.split()[:-1], command.COMMAND) == status
     (search,) = Path("runs").iterdir()
     kept = f"simulations that ended are kept; the same command with output={search} goes on"
     assert capsys.readouterr().err == f"{said}{kept}\n"

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
@@ -16,7 +15,6 @@ from hand_made import ABOUT, write_run
 from in_process import outcome
 
 from cbatch import ConfigError
-from experiments import run
 from experiments.compare import main, report
 from experiments.store.intervals import compare
 from experiments.store.text import disagree
@@ -150,7 +148,7 @@ def test_the_baseline_is_the_first_of_the_same_settings() -> None:
 
 
 def printed(*arguments: str) -> str:
-    ended = outcome(lambda: main(list(arguments)), [])
+    ended = outcome(main, list(arguments))
     return ended.complaint or ended.printed
 
 
@@ -275,12 +273,12 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     """With arguments as in a sweep. Folders are in the order of their names, which is another one."""
     commands = []
 
-    def run_sweep() -> int:
-        commands.append(sys.argv[1:])
-        write_sweep(Path("multirun") / sys.argv[-1].partition("=")[2], policies, [1])
-        return 0
+    def run_sweep(arguments: list[str]) -> Path:
+        commands.append(arguments)
+        write_sweep(folder := Path("multirun") / arguments[-1].partition("=")[2], policies, [1])
+        return folder
 
-    monkeypatch.setattr(run, "main", run_sweep)
+    monkeypatch.setattr("experiments.compare.run_sweep", run_sweep)
     base, other = policies
     with chdir(tmp_path):
         said = printed(*given, "seeds=2", "workload=open_loop(arrivals.rate=4)", SPEED, "sweep=mine")
@@ -292,6 +290,6 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
         ):
             assert printed(*given, *values).startswith(f"{key}=nothing: "), "before the first run"
     keys = [f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)", "sweep=mine"]
-    assert commands[0] == ["-m", *keys], "as an interrupted comparison says to resume it"
+    assert commands[0] == keys, "as an interrupted comparison says to resume it"
     assert f"{other} over {base}: 2 replications, paired" in said
     assert "+1 [1, 1]" in said

@@ -158,7 +158,7 @@ def test_policy_files_to_check(fuzz: Fuzz, folder: Path, monkeypatch: pytest.Mon
 
     def test(text: bytes) -> None:
         arguments = [mine(folder, text), "random=0"]
-        outcome(lambda: check(sys.argv[1:]), arguments, (0, 1, 2, 130))
+        outcome(check, arguments, (0, 1, 2, 130))
 
     fuzz(0.03, texts | modules.map(str.encode), test)
 
@@ -175,7 +175,7 @@ def test_recorded_decisions(fuzz: Fuzz, folder: Path, recorded: dict[str, bytes]
     def test(given_input: tuple[str, bytes, list[str]]) -> None:
         name, content, overrides = given_input
         put(folder / "recorded", recorded, name, content)
-        outcome(lambda: replay(sys.argv[1:]), ["recorded", *overrides], (0, 1, 2))
+        outcome(replay, ["recorded", *overrides], (0, 1, 2))
 
     lines = gzip.decompress(recorded[DECISIONS]).decode().splitlines()
     files = st.tuples(st.just(DECISIONS), spoiled_gzip(spoiled_lines(lines) | spoiled_bytes("\n".join(lines).encode())))
@@ -195,7 +195,7 @@ def test_results_to_plot(fuzz: Fuzz, folder: Path, recorded: dict[str, bytes]) -
     def test(given_input: tuple[str, tuple[str, bytes]]) -> None:
         name, file = given_input
         put(folder / "recorded", recorded, *file)
-        outcome(lambda: plot(sys.argv[1:]), [name, "recorded"])
+        outcome(plot, [name, "recorded"])
 
     names = st.sampled_from(("table", "table", "latency_cdf", "composition", "throughput_vs_pd", "nothing"))
     fuzz(0.02, st.tuples(names, files), test)

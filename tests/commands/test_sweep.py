@@ -150,8 +150,7 @@ def test_an_interruption_while_the_table_is_made_is_one_line(
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run", "-m", "sweep=s", "policy=orca", *QUICK])
-    assert main(RUN._replace(table=interrupt)) == 130
+    assert main(["-m", "sweep=s", "policy=orca", *QUICK], RUN._replace(table=interrupt)) == 130
     assert capsys.readouterr().err.startswith("\ninterrupted; runs finished: 1, in multirun/s; ")
 
 

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,8 +99,7 @@ def test_a_bubble_by_hand() -> None:
 def test_a_run_writes_times_accounts_and_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     work = ("backend=cpu", "policy=orca", "workload.num_requests=3", "workload.length=16", "batch=2", "output=out")
-    monkeypatch.setattr(sys, "argv", ["run", *work, "backend.pipeline_stages=2"])
-    assert main() == 0
+    assert main([*work, "backend.pipeline_stages=2"]) == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     with (tmp_path / "out" / "stages.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
     """The one line on stderr, without its `error: `; empty if there is none."""
 
 
-def outcome(main: Callable[[], int], argv: list[str], statuses: tuple[int, ...] = (0, 2)) -> Outcome:
+def outcome(main: Callable[[list[str]], int], argv: list[str], statuses: tuple[int, ...] = (0, 2)) -> Outcome:
     """Run a command.
 
     Raises:
@@ -41,7 +41,7 @@ def outcome(main: Callable[[], int], argv: list[str], statuses: tuple[int, ...] 
     try:
         with in_time(), redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            status = main()
+            status = main(argv)
     finally:
         sys.argv = before
     lines = err.getvalue().splitlines()
