@@ -1,6 +1,6 @@
 """cbatch: a research framework for LLM-inference scheduling policies.
 
-Policies and programs import these names. The package loads neither torch nor Hydra. `experiments.api` runs a policy in one call.
+Policies and programs import these names. The package imports neither torch nor Hydra. `experiments.api` runs a policy in one call.
 """
 
 from cbatch.cost import BatchShape, CostFunction, CostModel

@@ -1,4 +1,4 @@
-"""Calls the methods of a user's policy, router or eviction: an exception, and Ctrl-C, becomes one line that names file and line."""
+"""Calls the methods of a user's policy, router or eviction. Exceptions and Ctrl-C become one line that names file and line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +9,13 @@ from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError
 
 
 def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a user's method; an exception in it becomes a PolicyError. KeyboardInterrupt says where it was.
+    """Calls a user's method. An exception becomes a PolicyError; a KeyboardInterrupt gets the place as its message.
 
-    where: the beginning of the message, or a function that returns it and is called only for an error.
+    where: the start of the message, or a function that returns it and is called only after an error.
     """
     try:
         return method(*arguments)
-    except PlanError as error:  # a call of the plan builder that no plan may contain
+    except PlanError as error:  # an illegal call of the plan builder
         raise PlanError(f"{_text(where)}, {error}{_line_in_policy(error)}") from error
     except (CbatchError, Interruption):
         raise
@@ -35,7 +35,7 @@ def _text(where: str | Callable[[], str]) -> str:
 
 
 def _line_in_policy(error: BaseException) -> str:
-    """Returns " (file:line)" of the innermost line in the policy's file: the first outside this package, whose wrappers may call it."""
+    """Returns " (file:line)" for the innermost line in the policy's file, the first file outside this package in the traceback."""
     package = Path(__file__).parent
     frames = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
     outside = [(path, line) for path, line in frames if package not in path.parents]

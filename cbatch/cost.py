@@ -1,4 +1,4 @@
-"""Predicts how long an iteration takes from the shape of its batch, for policies (`view.cost`), chunk selectors and the simulator.
+"""Predicts an iteration's duration from the shape of its batch, for policies (`view.cost`), chunk selectors and the simulator.
 
 `cbatch.sim` has implementations.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 class BatchShape(NamedTuple):
     """The features of a batch that determine the iteration's time.
 
-    chunks: (tokens, context) for each request that computes prompt tokens; context = tokens already in its KV cache.
+    chunks: (tokens, context) for each request that computes prompt tokens; context = its tokens already in the KV cache.
     num_decodes: requests that compute one token. decode_context: tokens of KV cache that all decodes read.
     num_padding: tokens added to reach `Plan.pad_to`.
     num_shared: tokens of `decode_context` that repeat tokens of another decode, in KV blocks that both hold.
@@ -25,7 +25,7 @@ class BatchShape(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the linear layers, padding included."""
+        """Returns the tokens in the linear layers, including padding."""
         total = self.num_decodes + self.num_padding
         for tokens, _ in self.chunks:
             total += tokens
@@ -43,10 +43,10 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True)
 class CostFunction:
-    """A cost model in one function."""
+    """A cost model made from one function."""
 
     predict: Callable[[BatchShape], float]
 
 
 NO_COST = CostFunction(lambda shape: 0.0)
-"""For policies that do not predict."""
+"""The cost model for policies that do not predict."""

@@ -1,4 +1,4 @@
-"""Lets an object print itself as the command line describes it: `sarathi(chunk=256)`, `trail(c=0.5, chunk=256)`."""
+"""Prints objects as they are written on the command line: `sarathi(chunk=256)`, `trail(c=0.5, chunk=256)`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from typing import Any
 class Described:
     """Prints an object as its name and the arguments that differ from their defaults.
 
-    The class keeps each argument in an attribute of the same name. Seeds are not printed: runs that differ only in seeds are
-    replications of one run. An argument whose own class has `inlined = True` is replaced by its arguments.
+    The class must keep each argument in an attribute of the same name. Seeds are not printed: runs that differ only in seeds are
+    replications of one run. An argument whose own class has `inlined = True` is replaced by that object's arguments.
     """
 
     def __repr__(self) -> str:
@@ -19,13 +19,13 @@ class Described:
 
 
 def describe(name: str, arguments: Mapping[str, Any]) -> str:
-    """Returns `name(argument=value, ...)`, or the name alone."""
+    """Returns `name(argument=value, ...)`, or only the name."""
     shown = ", ".join(filter(None, (_argument(key, value) for key, value in arguments.items())))
     return f"{name}({shown})" if shown else name
 
 
 def arguments_of(described: object) -> dict[str, Any]:
-    """Returns the arguments that an object keeps as attributes and that differ from their defaults, without seeds."""
+    """Returns an object's arguments that differ from their defaults, read from its attributes, without seeds."""
     kind = type(described)
     made: dict[str, Any] = {}
     if is_dataclass(kind):
@@ -41,7 +41,7 @@ def arguments_of(described: object) -> dict[str, Any]:
 
 
 def name_of_class(kind: type) -> str:
-    """Returns the name of a class in lower case, with the underscores of a module of the same name: tile_aligned, qoserve."""
+    """Returns the name of a class in snake case, as its module spells it if that has the same name: tile_aligned, qoserve."""
     module = kind.__module__.rpartition(".")[2]
     if module.replace("_", "") == kind.__name__.lower():
         return module
@@ -49,7 +49,7 @@ def name_of_class(kind: type) -> str:
 
 
 def text_of(value: object) -> str:
-    """Returns a value as on a command line: the last part of a path, the class of an object without a `__repr__`."""
+    """Returns a value as on a command line: a path's last part, and the class name of objects without a `__repr__`."""
     match value:
         case None:
             return "null"

@@ -13,11 +13,11 @@ class Interruption(BaseException):
 
 
 class ConfigError(CbatchError):
-    """A setting is unknown, out of range, or conflicts with another one."""
+    """A setting is unknown, out of range, or conflicts with another setting."""
 
 
 class TooLongError(ConfigError):
-    """A policy asks for more tokens of a request at once than an iteration holds. request: a `cbatch.Request`."""
+    """A policy adds more tokens of a request at once than an iteration can hold. request: a `cbatch.Request`."""
 
     def __init__(self, request: Any, problem: str) -> None:
         super().__init__(f"request {request.id}: {problem}")
@@ -33,11 +33,11 @@ class PlanError(CbatchError):
 
 
 class PolicyError(CbatchError):
-    """A policy raised, or changed state that is not its own."""
+    """The policy raised an exception, or modified engine state."""
 
 
 class StallError(PolicyError):
-    """A policy makes no progress: its plan is empty with nothing else to wait for, or `cbatch.stall.Patience` has ended."""
+    """The policy makes no progress: its plan is empty with nothing to wait for, or `cbatch.stall.Patience` has ended."""
 
 
 class ModelError(CbatchError):
@@ -61,7 +61,7 @@ class ReplayError(CbatchError):
 
 
 def check_installed(extra: str, *packages: str) -> None:
-    """Raises ConfigError if a package of an extra of this project is not installed."""
+    """Raises ConfigError if a package of one of the project's extras is not installed."""
     for package in packages:
         if find_spec(package) is None:
             raise ConfigError(f'{package} is not installed; run pip install "cbatch[{extra}]"')

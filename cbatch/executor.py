@@ -1,7 +1,7 @@
-"""The seam between deciding and computing: an engine hands a `Step` to an `Executor` and waits for its tokens.
+"""The interface between deciding and computing: an engine passes a `Step` to an `Executor` and waits for the step's tokens.
 
 There are three executors: real tokens on a CPU, real tokens on a GPU, and predicted time in simulation. Engine and policies
-cannot tell which one computes.
+cannot tell them apart.
 """
 
 from dataclasses import dataclass, replace
@@ -20,20 +20,20 @@ Tokens = NDArray[np.int32]
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One iteration, checked and entered in the state, ready to be computed. Never changed.
+    """One iteration, checked and entered in the state, ready to be computed. Never modified.
 
-    Arrays have an entry for each request of the batch, in plan order; "place" means the index into them.
+    Arrays have one entry per request of the batch, in plan order; "place" means an index into these arrays.
 
     index: number of the iteration, from 0.
     rows: the requests' rows in `table` and `pool`.
-    num_tokens: tokens to compute. start: tokens already in the KV cache, which is the position of the first token computed.
+    num_tokens: tokens to compute. start: tokens already in the KV cache, equal to the position of the first computed token.
     sampled: places of the requests for which this iteration samples a token.
     carry: the place in iteration `index - table.num_stages` whose sampled token is this request's last input token; -1
-        where the host knows all input tokens, or tokens are not carried over (`RequestTable.carries`).
-    num_batch_tokens: tokens of the batch. num_decode_tokens: those of requests with only their newest token left.
-    pad_to: tokens to pad the batch to, at least num_batch_tokens.
-    table, pool: token values and block tables. Live: an executor reads them inside `launch` and never later.
-    known_shape, known_seconds: `shape()` and `seconds()`, where they are known already.
+        if the host knows all input tokens, or if tokens are not carried over (`RequestTable.carries`).
+    num_batch_tokens: tokens of the batch. num_decode_tokens: number of requests with only their newest token left.
+    pad_to: number of tokens to pad the batch to, at least num_batch_tokens.
+    table, pool: token values and block tables. They are live: an executor reads them inside `launch` and never later.
+    known_shape, known_seconds: `shape()` and `seconds()`, if already known.
     """
 
     index: int
@@ -53,7 +53,7 @@ class Step:
     known_seconds: float | None = None
 
     def again(self, num_times: int) -> "Step":
-        """Returns the iteration `num_times` later, if this one has only decodes and the batch stays the same."""
+        """Returns the iteration `num_times` later, if this iteration has only decodes and the batch stays the same."""
         _, num_decodes, context, num_padding, num_shared = self.shape()
         shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding, num_shared)
         index, start = self.index + num_times, self.start + num_times
@@ -84,7 +84,7 @@ class Step:
 
 
 class CopyTimes(NamedTuple):
-    """Times of copying an iteration's inputs to the device and its tokens back; seconds on the executor's clock."""
+    """When an iteration's inputs were copied to the device and its tokens back; seconds on the executor's clock."""
 
     upload_started: float
     upload_ended: float
@@ -101,9 +101,9 @@ class StepResult(NamedTuple):
 
     tokens: int32 [batch], the token sampled at each place, undefined outside `Step.sampled`; None in simulation.
     started, ended: when the device began and finished computing, seconds on the executor's clock.
-    copies: None where nothing is copied, or copy timing is off.
-    num_computed_tokens: tokens of the computed shape, such as a captured graph's, with padding; None: `Step.pad_to`.
-    stages: None for a single stage, and in simulation, which accounts for its stages itself.
+    copies: None if nothing is copied, or if copy timing is off.
+    num_computed_tokens: tokens of the computed shape, including padding, such as a captured graph's; None: `Step.pad_to`.
+    stages: None for a single stage, and in simulation, which keeps its own accounts of stages.
     """
 
     tokens: Tokens | None
@@ -115,14 +115,14 @@ class StepResult(NamedTuple):
 
 
 Turn = tuple[float, float, Any, float]
-"""When an iteration was planned and launched, its handle, and when the iteration that the turn waited for had ended."""
+"""An iteration's planning and launch times, its handle, and when the iteration that the turn waited for had ended."""
 
 
 class Executor(Protocol):
-    """Computes steps in the order of their launch. Methods that return nothing do nothing by default.
+    """Computes steps in the order of their launch. Methods without a result do nothing by default.
 
     num_stages: the carry distance: a token sampled by iteration N can be fed back on the device from iteration N + num_stages
-        on. 1 for one GPU, the number of stages for a pipeline. At most `num_stages` iterations are in flight when another one is launched.
+        on. 1 for one GPU, the number of stages for a pipeline. At most `num_stages` iterations are in flight before a launch.
     needs_tokens: whether prompts must hold real token values.
 
     An executor whose `repeats` is true has `repeat`, which replaces several launches and waits: `SimExecutor.repeat`. An
@@ -133,22 +133,22 @@ class Executor(Protocol):
     needs_tokens: bool
 
     def launch(self, step: Step) -> Any:
-        """Starts computing and returns a handle at once."""
+        """Starts computing. Returns a handle at once."""
 
     def wait(self, in_flight: Any) -> StepResult:
         """Blocks until the step's tokens are on the host. Called once for each launch, in launch order."""
 
     def restart(self) -> None:
-        """Sets the clock back to 0 for a new run. No step is in flight."""
+        """Resets the clock to 0 for a new run. No step may be in flight."""
         return
 
     def now(self) -> float:
-        """Seconds since the clock was first read after a restart; virtual in simulation."""
+        """Returns the seconds since the clock was first read after a restart; virtual in simulation."""
 
     def sleep_until(self, time: float) -> None:
-        """Waits until `time`: there is nothing to compute before."""
+        """Waits until `time`, when there is nothing to compute before."""
         return
 
     def close(self) -> None:
-        """Releases threads and memory. No step is in flight."""
+        """Releases threads and memory. No step may be in flight."""
         return

@@ -1,4 +1,4 @@
-"""The resources of a plan: the limits of an iteration, and the host's KV blocks, places and running requests."""
+"""The resources for a plan: the limits of an iteration, and the host's KV blocks, places and running requests."""
 
 from abc import ABC
 from collections.abc import Mapping, Set
@@ -11,7 +11,7 @@ from cbatch.request import Request, Requests, Status
 
 
 class _Default(int):
-    """A derived `max_running`, which `dataclasses.replace` derives again."""
+    """A derived `max_running`; `dataclasses.replace` derives it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Limits:
 
     max_batch: requests in one iteration.
     max_tokens: tokens in one iteration.
-    max_request_tokens: prompt and output of one request (the model's positions).
-    tile: tokens by which matrix products are tiled; a total that is a multiple wastes nothing. 1: unknown.
+    max_request_tokens: tokens of prompt and output of one request (the model's positions).
+    tile: tokens per tile of matrix products; a total that is a multiple of the tile wastes no work. 1: unknown.
     graph_sizes: tokens of the mixed iterations to capture graphs for, ascending; empty: chosen by the runtime.
     num_stages: pipeline stages; a token sampled by iteration N can be fed to iteration N + num_stages.
-    max_running: requests admitted at once, at least max_batch; 0, the default, becomes max_batch * num_stages. An admitted
-        request that is not in an iteration's batch is paused: it keeps its KV blocks.
+    max_running: requests admitted at once, at least max_batch; 0, the default, means max_batch * num_stages. An admitted
+        request that is not in an iteration's batch is paused and keeps its KV blocks.
     """
 
     max_batch: int
@@ -50,7 +50,7 @@ class Resources(ABC):
     """The part of a `View` that the plan builder reads.
 
     running: admitted requests with tokens left to compute, in admission order.
-    decoding: those of `running` that have only their newest token left to compute.
+    decoding: requests of `running` that have only their newest token left to compute.
     """
 
     limits: Limits
@@ -63,19 +63,19 @@ class Resources(ABC):
 
     @property
     def num_places(self) -> int:
-        """Waiting requests that can be admitted before one ends or is preempted."""
+        """Returns the number of waiting requests that can be admitted before a request ends or is preempted."""
         return self.limits.max_running - len(self.running)
 
     def ready_decodes(self, at_most: int, without: Set[Request] = frozenset()) -> tuple[list[Request], int]:
-        """Returns the first of `decoding` with a token ready to compute, and the free blocks that these tokens take.
+        """Returns the first `at_most` requests of `decoding` with a ready token, and the free blocks that these tokens take.
 
-        without: requests to leave out. Callers must not change the list.
+        without: requests to leave out. Callers must not modify the list.
         """
         ready = (request for request in self.decoding if request.num_ready and request not in without)
         requests = list(islice(ready, at_most))
         return requests, sum(self.kv.num_lacking(request, request.num_computed + 1) for request in requests)
 
     def decode_blocks(self) -> Mapping[Request, int]:
-        """Returns those of `decoding` with a token ready to compute, and the free blocks that this token takes: 0 or 1."""
+        """Returns the requests of `decoding` with a ready token, and the free blocks that the token takes: 0 or 1."""
         ready = (request for request in self.decoding if request.num_ready)
         return {request: self.kv.num_lacking(request, request.num_computed + 1) for request in ready}

@@ -9,19 +9,19 @@ from cbatch.request import Request
 class Plan:
     """An ordered list of (request, num_tokens) for the next iteration.
 
-    A plan has no prefill or decode phase: a request with uncomputed prompt gets a chunk, any other request 1 token. A plan
-    admits the waiting requests that it names.
+    A plan has no prefill or decode phase: a request with uncomputed prompt gets a chunk, any other request one token. A plan
+    admits the waiting requests that it contains.
 
     Attributes:
         requests, num_tokens: the columns of the list.
-        preempt: running requests that give up their KV blocks and wait again; their tokens are recomputed later.
+        preempt: running requests that lose their KV blocks and wait again; their tokens are recomputed later.
         reject: (waiting request, reason) pairs; these requests end without being served.
         reserve: by request, tokens of KV cache that the request holds from now on.
-        pad_to: tokens to pad the iteration to (a tile, or the shape of a captured graph).
-        wake_at: seconds; the policy plans again at this time unless a request arrives before. Ignored unless the plan is
+        pad_to: number of tokens to pad the iteration to (a tile, or the shape of a captured graph).
+        wake_at: seconds; the policy plans again at this time unless a request arrives earlier. Ignored unless the plan is
             empty and nothing is in flight. A time that is not after `View.now` counts as None.
         note: free text for the log of this iteration.
-        refusal: why the builder's last `add` granted nothing; None if it granted tokens, or there was no builder.
+        refusal: why the builder's last `add` granted no tokens; None if it granted tokens, or if there was no builder.
     """
 
     __slots__ = ("note", "num_tokens", "pad_to", "preempt", "refusal", "reject", "requests", "reserve", "wake_at")
@@ -53,7 +53,7 @@ class Plan:
 
 
 class Refusal(Enum):
-    """Why `PlanBuilder.add` granted nothing."""
+    """Why `PlanBuilder.add` granted no tokens."""
 
     ROWS = "the plan holds max_batch requests"
     PLACES = "max_running requests are admitted"

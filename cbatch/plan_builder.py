@@ -1,4 +1,4 @@
-"""The builder with which a policy fills a plan, call by call, within the limits of batch, tokens and KV cache."""
+"""The builder that fills a policy's plan, call by call, within the limits of batch, tokens and KV cache."""
 
 from collections.abc import Mapping, Set
 from contextlib import suppress
@@ -18,14 +18,14 @@ _LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_lef
 
 
 class PlanBuilder:
-    """Fills the plan of one iteration up to the limits of batch, tokens and KV cache. No illegal plan can be built.
+    """Fills the plan of one iteration up to the limits of batch, tokens and KV cache. It cannot build an illegal plan.
 
     A policy adds requests in the order of its priorities. The attributes are read-only:
 
     plan: the plan so far. num_tokens, num_requests: tokens in the plan, and requests that compute them.
-    tokens_left, rows_left, free_blocks: tokens, requests and KV blocks that the iteration can still take.
+    tokens_left, rows_left, free_blocks: tokens, requests and KV blocks that are left for this iteration.
     can_admit: whether there is a place for another waiting request.
-    refusal: why the latest `add` granted nothing; None if it granted tokens.
+    refusal: why the latest `add` granted no tokens; None if it granted tokens.
     """
 
     __slots__ = (*_FROM_VIEW, *_IN_PLAN, *_LEFT)
@@ -50,9 +50,9 @@ class PlanBuilder:
         self._places = view.num_places
         self._coming_blocks = kv.num_retiring
         self._named: set[Request] = set()  # added one by one, preempted or rejected
-        self._bulk: list[Request] = []  # decodes that were added together; not to be changed
+        self._bulk: list[Request] = []  # decodes added together; never modified
         self._shared: dict[Request, int] = {}  # blocks that newcomers will share with other requests
-        self._decodes: Mapping[Request, int] | None = None  # `decode_blocks`, once a decode is added by itself
+        self._decodes: Mapping[Request, int] | None = None  # `decode_blocks`, once a decode is added singly
 
     @property
     def num_requests(self) -> int:
@@ -63,17 +63,17 @@ class PlanBuilder:
         return self._places > 0 and self._rows_left > 0 and self._tokens_left > 0
 
     def add(self, request: Request, num_tokens: int | None = None, *, reserve: int = 0, whole: bool = False) -> int:
-        """Computes up to `num_tokens` further tokens of a request; returns the number granted.
+        """Adds up to `num_tokens` further tokens of a request to the plan. Returns the number of granted tokens.
 
         Args:
-            num_tokens: default all that are ready; a number below 1, such as the rest of a spent budget, grants none.
+            num_tokens: default all ready tokens; a number below 1, such as the rest of a spent budget, grants none.
             reserve: tokens of KV cache that the request holds from now on, capped at `request.max_tokens` and the whole cache.
-                Nothing is granted where they do not fit.
-            whole: grant all `num_tokens` or nothing.
+                If they do not fit, no tokens are granted.
+            whole: grant all `num_tokens` or none.
 
         Raises:
-            TooLongError: `whole`, and no iteration holds that many tokens.
-            PlanError: a number of tokens that is not whole, or a negative `reserve`.
+            TooLongError: `whole` is set, and no iteration can hold that many tokens.
+            PlanError: a number of tokens is not whole, or `reserve` is negative.
         """
         if not reserve and request in self._view.decoding and (num_tokens is None or num_tokens >= 1):
             return self._add_decode(request)
@@ -105,12 +105,12 @@ class PlanBuilder:
         return self._grant(request, granted)
 
     def add_decodes(self, *, at_most: int | None = None, preempt_newest: bool = False) -> int:
-        """Computes one token of each request in `View.decoding` that the plan does not name; returns the number of requests added.
+        """Adds one token of each request in `View.decoding` that is not yet in the plan. Returns the number of added requests.
 
         Args:
-            at_most: requests to add; default as many as the limits allow.
-            preempt_newest: where the KV cache is full, preempt the newest running request rather than leave an older
-                one without its token (PagedAttention, section 4.5).
+            at_most: most requests to add; default as many as the limits allow.
+            preempt_newest: if the KV cache is full, preempt the newest running request rather than leave an older request
+                without its token (PagedAttention, section 4.5).
         """
         room = min(self._rows_left, self._tokens_left)
         if at_most is not None:
@@ -127,12 +127,12 @@ class PlanBuilder:
         return len(ready)
 
     def preempt(self, request: Request) -> None:
-        """Preempts a running request, and takes back the tokens that this plan granted it.
+        """Preempts a running request, and withdraws the tokens that this plan granted the request.
 
-        The request loses its KV blocks, waits again and is recomputed later. Blocks that an iteration in flight still uses come
+        The request loses its KV blocks, waits again and is recomputed later. Blocks that an iteration in flight still uses become
         free when that iteration ends, too late for this plan.
 
-        Raises PlanError if the request does not run, or is preempted already.
+        Raises PlanError if the request does not run, or is already preempted.
         """
         if request not in self._view.running:
             raise _illegal(request, "preempted, and does not run", "only a running request can be preempted")
@@ -144,9 +144,9 @@ class PlanBuilder:
         self._coming_blocks += later
 
     def wait_for_blocks(self, request: Request, num_tokens: int) -> bool:
-        """Returns whether a request's tokens fit into the blocks that come free when the iterations in flight end.
+        """Returns whether a request's tokens fit into the blocks that become free when the iterations in flight end.
 
-        The blocks are then set aside: later calls do not count them for other requests.
+        If so, the blocks are set aside: later calls do not count them for other requests.
         """
         lacking = max(self._kv.num_lacking(request, request.num_computed + num_tokens) - self._free_blocks, 0)
         if lacking > self._coming_blocks:
@@ -155,9 +155,9 @@ class PlanBuilder:
         return True
 
     def reject(self, request: Request, reason: str) -> None:
-        """Ends a waiting request unserved, and takes back the tokens that this plan granted it.
+        """Ends a waiting request unserved, and withdraws the tokens that this plan granted the request.
 
-        Raises PlanError if the request does not wait, or is rejected already.
+        Raises PlanError if the request does not wait, or is already rejected.
         """
         if not self._view.is_waiting(request):
             raise _illegal(request, "rejected, and does not wait", "only a waiting request can be rejected")
@@ -177,7 +177,7 @@ class PlanBuilder:
         return plan
 
     def _add_decode(self, request: Request) -> int:
-        """Adds one token of a request that decodes: `add`, for policies that order all decodes themselves."""
+        """Adds one token of a decoding request; the fast path of `add` for policies that order all decodes themselves."""
         if self._decodes is None:
             self._decodes = self._view.decode_blocks()
         if self._rows_left <= 0:
@@ -192,13 +192,13 @@ class PlanBuilder:
         return self._grant(request, 1)
 
     def _num_held(self, request: Request, waiting: bool) -> int:
-        """Returns the blocks that the request need not take: held ones, and shared ones unless a preemption may free them."""
+        """Returns the blocks that the request need not take: held blocks, and shared blocks unless a preemption may free them."""
         if not waiting:
             return self._kv.num_held(request)
         return 0 if self._plan.preempt else self._kv.num_shared(request)
 
     def _refusal_of(self, request: Request, waiting: bool) -> Refusal | None:
-        """Returns why the request cannot be added, apart from tokens and blocks."""
+        """Returns why the request cannot be added, regardless of tokens and blocks."""
         if self._rows_left <= 0:
             return Refusal.ROWS
         if waiting and self._places <= 0:
@@ -229,7 +229,7 @@ class PlanBuilder:
         self._num_tokens += num_tokens
 
     def _depart(self, request: Request, how: str) -> None:
-        """Takes back the tokens and blocks that the plan granted a request that is preempted or rejected."""
+        """Withdraws the tokens and blocks that the plan granted a preempted or rejected request."""
         plan, planned = self._plan, self._plan.requests
         if request in planned:
             place = planned.index(request)
@@ -257,7 +257,7 @@ class PlanBuilder:
         return added
 
     def _add_by_preempting(self, request: Request) -> int:
-        """Preempts newer requests to free a block for `request`, unless enough blocks are about to come free."""
+        """Preempts newer requests to free a block for `request`, unless enough blocks are about to become free."""
         while self._free_blocks == 0:
             if self.wait_for_blocks(request, 1):
                 return 0

@@ -1,7 +1,7 @@
-"""The rules that every plan must keep, and the engine's check of them.
+"""The rules that every plan must keep, and the engine's check of the rules.
 
-A plan that breaks a rule is an error that names the policy; it is never repaired. `check_plan` detects illegal plans over the
-engine's arrays, a whole batch at a time. `Rules.check` then finds the broken rule over the public view, request by request.
+A plan that breaks a rule raises an error that names the policy; plans are never repaired. `check_plan` detects illegal plans on
+the engine's arrays, for a whole batch at once. `Rules.check` then finds the broken rule on the public view, request by request.
 """
 
 from collections import Counter
@@ -28,13 +28,13 @@ _ALL_KINDS = tuple(_KINDS.values())
 
 
 def check_rules(plan: Plan, view: View, policy_name: str) -> None:
-    """Checks a plan against the view that it was made from; raises PlanError naming policy, iteration, rule, request."""
+    """Checks a plan against its view. Raises PlanError, which names policy, iteration, rule and request."""
     rules = Rules(plan, view, policy_name)
     rules.enforce(rules.check)
 
 
 class Rules:
-    """The rules that every plan must keep, over the public view."""
+    """The rules that every plan must keep, checked on the public view."""
 
     def __init__(self, plan: Plan, view: View, policy_name: str) -> None:
         self.plan, self.view, self.policy_name = plan, view, policy_name
@@ -44,7 +44,7 @@ class Rules:
         return f"policy {self.policy_name}, iteration {self.view.iteration}"
 
     def enforce(self, check: Callable[[], T]) -> T:
-        """Returns the result of `check`. If it raises anything but a PlanError, `Rules.check` finds the broken rule."""
+        """Returns the result of `check`. If `check` raises an exception other than PlanError, `Rules.check` finds the broken rule."""
         try:
             self._check_form()
             return check()
@@ -81,7 +81,7 @@ class Rules:
                 self._fail("a request is named once in a plan", request, "it is preempted or rejected, and named again")
 
     def _check_members(self) -> int:
-        """Checks that every request runs or waits and is named once; returns how many wait."""
+        """Checks that every request runs or waits, and is named once. Returns the number of waiting requests."""
         requests, running = self.plan.requests, self.view.running
         count = Counter(requests)
         if len(count) < len(requests):
@@ -104,7 +104,7 @@ class Rules:
                 self._fail(rule, request, f"{count} planned, {request.num_ready} ready")
 
     def check_limits(self, num_newcomers: int, num_tokens: int) -> None:
-        """Checks the totals of a plan that computes something."""
+        """Checks the totals of a nonempty plan."""
         plan, limits = self.plan, self.view.limits
         if len(plan.requests) > limits.max_batch:
             rule = f"an iteration holds at most max_batch={limits.max_batch} requests"
@@ -122,7 +122,7 @@ class Rules:
             self._fail("pad_to lies between the tokens planned and max_tokens", plan.requests[0], problem)
 
     def _check_blocks(self) -> None:
-        """Checks that the blocks which the plan takes are free, or come free at once by its own preemptions."""
+        """Checks that the plan takes only free blocks, including blocks that its own preemptions free at once."""
         kv = self.view.kv
         reserved = self.reserved_tokens()
         lacking = (
@@ -201,11 +201,11 @@ class Rules:
 
 
 class IllegalError(Exception):
-    """The plan breaks a rule, or may break one; `Rules.check` finds it."""
+    """The plan breaks a rule, or may do so; `Rules.check` finds the rule."""
 
 
 def check_plan(plan: Plan, state: State, view: EngineView, policy_name: str) -> CheckedPlan:
-    """Checks a plan before anything is changed; raises PlanError as `check_rules`."""
+    """Checks a plan before the state changes. Raises PlanError like `check_rules`."""
     rules = Rules(plan, view, policy_name)
     return rules.enforce(lambda: _check(plan, state, rules))
 
@@ -239,7 +239,7 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
 
 
 def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints, int]:
-    """Returns the requests that wait, the rows of all, and how many decode."""
+    """Returns the waiting requests, the rows of all requests, and the number of decodes."""
     latest = state.latest  # a policy may have edited its list
     if latest is not None and requests == latest.requests and requests is not latest.requests:
         return [], latest.rows, latest.num_decode_tokens
@@ -266,7 +266,7 @@ def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints
 
 
 def _set_start_values(requests: list[Request], rows: Ints, counters: Counters, room: Ints, state: State) -> None:
-    """Sets the counters of newcomers without a row, and with a prefix cache the tokens that waiting requests find there."""
+    """Sets the counters of newcomers without a row and, with a prefix cache, the cached tokens of waiting requests."""
     known, total, computed = counters
     for place in (rows < 0).nonzero()[0].tolist():
         known[place] = total[place] = requests[place].num_prompt_tokens

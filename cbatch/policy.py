@@ -9,8 +9,8 @@
                     break
             return plan.build()
 
-is a whole policy: it runs with real tokens on a CPU or GPU and in simulation, sync and async, without an edit. The functions
-below call a policy: optional methods may be missing, and an exception becomes an error that names the policy.
+is a complete policy: it runs unchanged with real tokens on a CPU or GPU and in simulation, sync and async. The functions below
+call a policy: optional methods may be missing, and an exception becomes an error that names the policy.
 """
 
 from collections.abc import Callable
@@ -29,30 +29,30 @@ from cbatch.view import View
 P = TypeVar("P")
 
 HOOKS = ("on_arrival", "on_tokens", "on_step", "on_finish")
-"""Optional methods of a policy that report events to it."""
+"""Optional methods that report events to a policy."""
 
 
 class Policy(Protocol):
-    """Decides which requests compute how many tokens in the next iteration. No clock, no randomness, no I/O.
+    """Decides which requests compute how many tokens in the next iteration, without a clock, randomness or I/O.
 
     A policy may also define any of
 
-        check(limits: Limits) -> None            # before anything runs; raises ConfigError if its settings do not fit
+        check(limits: Limits) -> None            # before the run; raises ConfigError if the settings do not fit
         num_at_once(request: Request) -> int     # tokens that one iteration must have room for; see `WholePrompts`
         on_arrival(request: Request) -> None     # a request has arrived
-        on_tokens(requests: Sequence[Request]) -> None  # an iteration has ended; each has received a token of it
+        on_tokens(requests: Sequence[Request]) -> None  # an iteration has ended; each request has received a token
         on_step(record: StepRecord) -> None      # the same iteration's times and totals
         on_finish(request: Request) -> None      # a request has ended
 
-    The last four may change the policy's own state only.
+    The last four methods may change only the policy's own state.
 
-    `steady = True` in the policy's own class is a promise: if the plan is one decode per running request, the next plan is the
-    same until a request arrives or ends, or the number of free KV blocks changes. `steady` may be a property. The simulator
-    (`cbatch.leap`) repeats such a plan without calling `plan`, and calls `on_step` afterwards, unless the policy has
-    `on_tokens`. vLLM's adapter repeats it unless the policy has `on_tokens` or `on_step`. `experiments.check` tests the promise.
-    With `steady = False` in the class, `plan` may set `self.steady` for the plan that it returns.
+    `steady = True` in the policy's own class is a promise: if a plan is one decode per running request, the next plan is the same
+    until a request arrives or ends, or the number of free KV blocks changes. `steady` may be a property. The simulator
+    (`cbatch.leap`) repeats such a plan without calling `plan`, and calls `on_step` afterwards, unless the policy has `on_tokens`.
+    vLLM's adapter repeats it unless the policy has `on_tokens` or `on_step`. `experiments.check` tests the promise. With
+    `steady = False` in the class, `plan` may set `self.steady` for the returned plan.
 
-    `depends_on = ("prefix_cache", "clients")` in the class: a run that lacks one of these has a note in its results.
+    `depends_on = ("prefix_cache", "clients")` in the class adds a note to the results of runs that lack these features.
     """
 
     def plan(self, view: View) -> Plan:
@@ -60,16 +60,16 @@ class Policy(Protocol):
 
 
 class WholePrompts(Described):
-    """A policy that cuts no prompts: a request is refused before the run if no iteration has room for its prompt."""
+    """A policy that does not chunk prompts: a request is refused before the run if no iteration has room for its prompt."""
 
     def num_at_once(self, request: Request) -> int:
         return request.num_prompt_tokens
 
 
 def is_steady(policy: object) -> bool:
-    """Returns whether the class of a policy, or of a part of a policy, says that it is steady.
+    """Returns whether the class of a policy, or of a part of a policy, declares itself steady.
 
-    Subclasses, which may plan otherwise, do not inherit `steady`. Raises PolicyError if `steady` is neither True nor False.
+    Subclasses do not inherit `steady`, since they may plan differently. Raises PolicyError if `steady` is neither True nor False.
     """
     kind = type(policy)
     steady = "steady" in vars(kind) and policy.steady  # type: ignore[attr-defined]
@@ -80,10 +80,10 @@ def is_steady(policy: object) -> bool:
 
 
 def copy_policy(policy: P, what: str = "policy") -> P:
-    """Returns a deep copy of a policy, eviction or router, as `what` names it, for a replica or a new run.
+    """Returns a deep copy of a policy, eviction or router, for a replica or a new run. what: kind of the object, for errors.
 
     Raises:
-        ConfigError: the object cannot be copied, or keeps a function that in a copy would read the original's attributes.
+        ConfigError: the object cannot be copied, or stores a closure over `self`; the copy would still read the original.
     """
     name = type(policy).__name__
     for attribute, value in getattr(policy, "__dict__", {}).items():
@@ -104,7 +104,7 @@ def check_policy(policy: Policy, limits: Limits) -> None:
 
     Raises:
         ConfigError: raised by `check`.
-        PolicyError: `check` raised anything else, `steady` is neither True nor False, or an attribute `on_...` is not a hook.
+        PolicyError: `check` raised another error, `steady` is neither True nor False, or an attribute `on_...` is not a hook.
     """
     where = f"policy {type(policy).__name__}"
     for name in call(where, dir, policy):
@@ -115,7 +115,7 @@ def check_policy(policy: Policy, limits: Limits) -> None:
 
 
 def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
-    """Returns an optional method of the policy, or `ignore`; raises PolicyError if the attribute cannot be read or called."""
+    """Returns an optional method of the policy, or `ignore`. Raises PolicyError if the attribute cannot be read or called."""
     where = f"policy {type(policy).__name__}"
     method: Callable[[Any], Any] = call(f"{where}, attribute {name}", getattr, policy, name, ignore)
     if not callable(method):
@@ -124,4 +124,4 @@ def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
 
 
 def ignore(_: Any) -> None:
-    """Stands in for an optional method that a policy does not define."""
+    """Replaces an optional method that a policy does not define."""

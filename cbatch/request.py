@@ -1,4 +1,4 @@
-"""A request: its client's specification (`RequestSpec`), and its progress. Knows nothing of tensors, policies or executors.
+"""A request: the client's specification (`RequestSpec`), and the progress. Knows nothing about tensors, policies or executors.
 
 The counters of an admitted `Request` are in a row of a `RequestTable`, which the request reads.
 """
@@ -18,7 +18,7 @@ from cbatch.request_spec import SLO, RequestSpec, Sampling
 Ints = NDArray[np.int64]
 
 NEVER = -1
-"""Stands for "no row" and "in no iteration"."""
+"""Means "no row" or "in no iteration"."""
 
 
 class Status(Enum):
@@ -40,7 +40,7 @@ SERVED = (FinishReason.LENGTH, FinishReason.STOP)
 
 
 class Columns(Protocol):
-    """The columns of its `RequestTable` that a request reads."""
+    """The columns of a `RequestTable` that requests read."""
 
     known: Ints
     total: Ints
@@ -52,12 +52,12 @@ class Columns(Protocol):
 
 
 def read_only(path: str) -> Any:
-    """Returns a read-only attribute of a class: another attribute, or one of an attribute's own, by its path."""
+    """Returns a read-only property that reads another attribute, or an attribute's attribute, by its dotted path."""
     return property(attrgetter(path))
 
 
 def _of_spec(name: str) -> Any:
-    """Returns a read-only attribute: a field of the request's spec."""
+    """Returns a read-only property that reads a field of the request's spec."""
     return read_only(f"_spec.{name}")
 
 
@@ -70,13 +70,13 @@ _OUTPUT = ("output", "token_times")
 class Request:
     """One request of a run.
 
-    The fields of `RequestSpec` are read-only here, and the true output length is not shown: `max_new_tokens` is the limit at
-    which the request ends, if it has not ended by itself before.
+    The fields of `RequestSpec` are read-only here. The true output length is hidden: `max_new_tokens` is the limit at which the
+    request ends, unless it ends by itself earlier.
 
-    arrival_time: seconds; of a request that arrives by iteration, once it has arrived, when that iteration was planned.
-    admitted_at, finished_at: seconds; the first admission and the end. None before.
-    num_recomputed_tokens: tokens of its KV cache lost by preemptions, less those found in the prefix cache at later admissions.
-    num_cached_tokens, num_cached_again: tokens that the prefix cache held at its first admission, and at all later ones.
+    arrival_time: seconds. A request that arrives by iteration gets the time when that iteration was planned.
+    admitted_at, finished_at: seconds of the first admission and of the end; None before.
+    num_recomputed_tokens: tokens of KV cache lost by preemptions, minus tokens found in the prefix cache at later admissions.
+    num_cached_tokens, num_cached_again: tokens that the prefix cache held at the first admission, and at all later admissions.
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
     """
 
@@ -105,7 +105,7 @@ class Request:
     extra: Final[Mapping[str, Any]] = property(lambda request: MappingProxyType(request._spec.extra))  # type: ignore[assignment]
 
     def __init__(self, id: int, num_prompt_tokens: int, max_new_tokens: int, **fields: Any) -> None:
-        """Takes the fields of `RequestSpec`; raises ValueError as `RequestSpec` does."""
+        """Takes the fields of `RequestSpec`. Raises ValueError like `RequestSpec`."""
         self._begin(RequestSpec(id, num_prompt_tokens, max_new_tokens, **fields))
 
     @classmethod
@@ -130,55 +130,55 @@ class Request:
         self.finished_at: float | None = None  # seconds
 
     def arrive(self, now: float) -> None:
-        """Makes the request wait. now: seconds; becomes the arrival time of a request that arrives by iteration."""
+        """Makes the request wait. now: seconds; becomes the arrival time if the request arrives by iteration."""
         self.status = Status.WAITING
         if self._spec.arrival_iteration:
             self._arrival_time = now
 
     @property
     def deadline(self) -> float | None:
-        """Seconds from the start of the run by which the last token is due; None without `slo.total`."""
+        """Returns when the last token is due, in seconds from the start of the run; None without `slo.total`."""
         return None if self.slo.total is None else self.arrival_time + self.slo.total
 
     @property
     def is_cut(self) -> bool:
-        """Whether `max_new_tokens` ended the request before its true length, a stop token or a stop string did."""
+        """Returns whether `max_new_tokens` ended the request before its true length, a stop token or a stop string."""
         spec = self._spec
         longer = spec.can_stop if spec.true_new_tokens is None else spec.true_new_tokens > spec.max_new_tokens
         return longer and self.finish_reason is FinishReason.LENGTH
 
     @property
     def num_known(self) -> int:
-        """Prompt tokens plus the generated tokens whose values the host has."""
+        """Returns the prompt tokens plus the generated tokens whose values the host has."""
         if self.table is None:
             return self.num_prompt_tokens + self.num_output_tokens
         return self.table.known.item(self.row)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens plus generated tokens, including those in flight."""
+        """Returns the prompt tokens plus generated tokens, including tokens in flight."""
         if self.table is None:
             return self.num_prompt_tokens + self.num_output_tokens
         return self.table.total.item(self.row)
 
     @property
     def num_new_tokens(self) -> int:
-        """Generated tokens, including those in flight."""
+        """Returns the generated tokens, including tokens in flight."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
     def first_token_at(self) -> float | None:
-        """Seconds from the start of the run when the first generated token reached the host; None before."""
+        """Returns when the first generated token reached the host, in seconds from the start of the run; None before."""
         return self.token_times[0] if self.table is None else self.table.token_times(self.row)[0]
 
     @property
     def last_token_at(self) -> float | None:
-        """Seconds when the latest generated token reached the host; None before the first."""
+        """Returns when the latest generated token reached the host, in seconds; None before the first token."""
         return self.token_times[1] if self.table is None else self.table.token_times(self.row)[1]
 
     @property
     def num_computed(self) -> int:
-        """Tokens in the KV cache, including those in flight; of a waiting request, those in the prefix cache."""
+        """Returns the tokens in the KV cache, including tokens in flight; for a waiting request, tokens in the prefix cache."""
         if self.prefix is not None and self.status is Status.WAITING:
             num_cached: int = self.prefix.num_cached
             return num_cached
@@ -186,7 +186,7 @@ class Request:
 
     @property
     def num_ready(self) -> int:
-        """Tokens that the next iteration could compute: see `RequestTable.ready`."""
+        """Returns the tokens that the next iteration could compute: see `RequestTable.ready`."""
         if self.prefix is not None and self.status is Status.WAITING:
             total = self.num_prompt_tokens if self.table is None else self.table.ready_of(self.row)
             ready: int = total - self.prefix.num_cached
@@ -201,12 +201,12 @@ class Request:
 
 
 def spec_of(request: Request) -> RequestSpec:
-    """Returns a request's specification with its true length. For the engine and results, not for policies."""
+    """Returns a request's specification, including its true length. For the engine and results, not for policies."""
     return request._spec
 
 
 def leaves_at(request: Request) -> float:
-    """Returns the seconds from the start of the run when the client leaves; infinity if the client stays. Not for policies."""
+    """Returns when the client leaves, in seconds from the start of the run; infinity if the client stays. Not for policies."""
     timeout = request._spec.timeout
     return inf if timeout is None else request.arrival_time + timeout
 

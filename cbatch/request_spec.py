@@ -1,4 +1,4 @@
-"""The specification of a request by its client: a frozen record, made by workloads and kept unchanged in decision files and results."""
+"""The client's specification of a request: a frozen record that workloads make and that decision files and results keep unchanged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ LATEST_ARRIVAL = 1e10
 
 
 LEAST_TEMPERATURE = 1e-5
-"""A lower temperature is greedy, as in vLLM: clients send 1e-45 for 0."""
+"""Lower temperatures mean greedy, as in vLLM: clients send 1e-45 for 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the tokens of one request are drawn.
 
-    `temperature` 0, or below `LEAST_TEMPERATURE`, is greedy. `top_k` 0 and `top_p` 1 switch the filters off; both apply to the tempered distribution, top-k
-    first. A token's random number depends only on `seed` and the token's position, so a seed gives the same tokens in any
-    batch, under any policy, sync or async.
+    A `temperature` of 0, or below `LEAST_TEMPERATURE`, is greedy. `top_k` 0 and `top_p` 1 switch the filters off. Both filters apply
+    to the tempered distribution, top-k first. A token's random number depends only on `seed` and the token's position, so a seed
+    gives the same tokens in any batch, under any policy, sync or async.
     """
 
     temperature: float = 0.0
@@ -36,7 +36,7 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """Objectives of one request in seconds, or None: arrival to first token, between tokens, and arrival to last token."""
+    """Objectives of one request in seconds or None: arrival to first token, between tokens, and arrival to last token."""
 
     ttft: float | None = None
     tbt: float | None = None
@@ -52,33 +52,33 @@ NO_SLO = SLO()
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """The specification of a request by its client. The runtime reads none of the fields below `stop_tokens`.
+    """The client's specification of a request. The runtime reads none of the fields below `stop_tokens`.
 
     id: unique in the run. num_prompt_tokens: at least 1.
     max_new_tokens: the request ends when it has generated this many tokens; at least 1.
-    true_new_tokens: tokens after which the request ends by itself, hidden from policies. The last of them acts as an
-        end-of-sequence token: its arrival on the host ends the request, and tokens that iterations in flight generate beyond it
-        are overshoot. None, or at least `max_new_tokens`: the limit ends the request.
+    true_new_tokens: tokens after which the request ends by itself, hidden from policies. The last token acts as an
+        end-of-sequence token: its arrival on the host ends the request, and further tokens from iterations in flight are
+        overshoot. None, or at least `max_new_tokens`: the limit ends the request.
     arrival_time: seconds from the start of the run.
-    timeout: seconds from the arrival until the client leaves: an unfinished request is cancelled before the next iteration is
-        planned. None: the client stays.
-    arrival_iteration: the request arrives no earlier than this iteration, which does not depend on the hardware's speed. If
-        nothing else is left to run, the request arrives at once.
-    prompt: token ids; None where only lengths matter (simulation).
+    timeout: seconds from the arrival until the client leaves; an unfinished request is then cancelled before the next
+        iteration is planned. None: the client stays.
+    arrival_iteration: the request arrives no earlier than this iteration, independent of the hardware's speed. If no other
+        request is left to run, the request arrives at once.
+    prompt: token ids; None if only lengths matter (simulation).
     stop_tokens: token ids that end the request, as the last token of the output.
-    stop_strings: texts that end the request; the last token of the output completes one. See `State.ends_text`.
+    stop_strings: texts that end the request; the output's last token completes such a text. See `State.ends_text`.
     priority: higher is more urgent. tier: name of a service class. session: shared by the requests of a conversation.
-    predicted_new_tokens: a prediction of the output length, of any origin.
-    prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to its block's end (as in Mooncake's
+    predicted_new_tokens: a prediction of the output length, from any source.
+    prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to the end of its block (as in Mooncake's
         traces): two prompts with n equal leading hashes share n blocks.
-    hash_block: tokens that each hash stands for, the last one perhaps for fewer. 0: unknown.
-    conversation: after the hashed tokens, requests of one conversation contain the same text, place by place: a turn's prompt
-        begins with all turns before and their answers. None: a text of its own. Only where token values do not matter.
+    hash_block: tokens per hash; the last hash may cover fewer. 0: unknown.
+    conversation: requests of one conversation contain the same text at the same positions after the hashed tokens: a turn's
+        prompt begins with all previous turns and their answers. None: a separate text. Used only if token values do not matter.
     salt: requests share cached blocks only with requests of the same salt.
-    extra: the workload's own attributes, by name.
+    extra: further attributes from the workload, by name.
 
-    Raises ValueError for a length below 1, a prompt of another length, more hashes than the prompt has blocks, an arrival that is
-    negative or after `LATEST_ARRIVAL`, or a timeout that is not above 0.
+    Raises ValueError if a length is below 1, the prompt has another length, there are more hashes than blocks in the prompt, the
+    arrival is negative or after `LATEST_ARRIVAL`, or the timeout is not above 0.
     """
 
     id: int
@@ -129,15 +129,15 @@ class RequestSpec:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of prompt and output at which the request ends by length."""
+        """Returns the tokens of prompt and output at which the request ends by length."""
         return self.num_prompt_tokens + self.max_new_tokens
 
     @property
     def can_stop(self) -> bool:
-        """Whether a generated token or text may end the request before its limit."""
+        """Returns whether a generated token or text may end the request before its limit."""
         return bool(self.stop_tokens or self.stop_strings)
 
     @property
     def has_hidden_length(self) -> bool:
-        """Whether the request ends before its limit, which policies do not know."""
+        """Returns whether the request ends before its limit, which policies do not know."""
         return self.true_new_tokens is not None and self.true_new_tokens < self.max_new_tokens

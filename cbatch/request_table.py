@@ -1,6 +1,6 @@
-"""The requests that wait and run; the counters of the admitted ones as columns, so that one array operation updates a whole batch.
+"""The waiting and running requests. Counters of admitted requests are columns, so that one array operation updates a whole batch.
 
-Counters are *predicted*: work in flight counts as done, so that a policy plans in the same way whether or not the engine runs
+Counters are *predicted*: work in flight counts as done, so that a policy plans the same way whether or not the engine runs
 asynchronously.
 """
 
@@ -16,18 +16,18 @@ from cbatch.request import NEVER, Ints, Request, Status
 from cbatch.request_spec import LEAST_TEMPERATURE, RequestSpec
 
 ZERO, ONE, NONE = np.array(0), np.array(1), np.array(NEVER)
-"""Operands for columns of a batch: numpy takes as long to convert a Python integer as for the operation."""
+"""Operands for columns of a batch, since numpy takes as long to convert a Python integer as to compute."""
 
 _HOTTEST, _ALL = float(np.finfo(np.float32).max), int(np.iinfo(np.int32).max)
 """The largest temperature and top-k of a row."""
 
 
 class Counters(NamedTuple):
-    """Columns of some requests, [requests] each.
+    """Counters of requests, [requests] each.
 
     known: prompt tokens plus generated tokens whose values the host has.
-    total: those and the tokens that iterations in flight generate.
-    computed: tokens in the KV cache, iterations in flight counted.
+    total: known tokens plus tokens that iterations in flight generate.
+    computed: tokens in the KV cache, including tokens in flight.
     """
 
     known: Ints
@@ -36,9 +36,9 @@ class Counters(NamedTuple):
 
 
 class RequestTable:
-    """Counters of the requests that have been admitted, one row each, from the first admission until the end.
+    """Counters of admitted requests, one row per request, from the first admission until the end.
 
-    Owner and only writer: `State`. Like KV blocks, a row is freed once no iteration in flight refers to it.
+    Owner and only writer: `State`. Like a KV block, a row is freed once no iteration in flight refers to the row.
 
     carries: whether `sampled_at` and `sampled_row` are kept; a simulation of one stage does not need them.
 
@@ -47,21 +47,21 @@ class RequestTable:
         limit: tokens at which the request ends by length.
         scheduled_at: the last iteration that computes tokens of the request.
         sampled_at: the last iteration that samples a token of the request.
-        sampled_row: the request's place in that iteration's batch.
-        first_token_at, last_token_at: seconds when its first and its latest token reached the host; float64, NaN before.
+        sampled_row: the request's place in the batch of iteration `sampled_at`.
+        first_token_at, last_token_at: seconds when the first and the latest token reached the host; float64, NaN before.
         stop: tokens at which the request ends by itself; 0 if that is not below `limit`.
-        can_stop: bool; the request has stop tokens or strings.
-        ended: bool; the request has ended, and iterations in flight may still compute tokens of it.
-        temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64. A temperature that is greedy is 0.
-        tokens: int32 [rows, width]; prompt and known output, where token values matter. None in simulation.
+        can_stop: bool; whether the request has stop tokens or strings.
+        ended: bool; whether the request has ended; iterations in flight may still compute its tokens.
+        temperature, top_k, top_p, seed: the request's `Sampling`; float32, int32, float32, uint64. Greedy temperatures are 0.
+        tokens: int32 [rows, width]; prompt and known output if token values matter. None in simulation.
     """
 
     def __init__(self, num_rows: int, num_stages: int, token_width: int | None = None) -> None:
         """num_stages: iterations from sampling a token to feeding it back on the device."""
         self.num_stages = num_stages
         self.carries = num_stages > 1 or token_width is not None
-        self.iteration = 0  # the iteration that is being planned
-        self.has_hidden_lengths = False  # a request was admitted that ends before its limit
+        self.iteration = 0  # the iteration being planned
+        self.has_hidden_lengths = False  # whether an admitted request ends before its limit
         self.id = np.full(num_rows, NEVER, np.int64)
         self.known, self.total, self.computed, self.limit, self.stop = np.zeros((5, num_rows), np.int64)
         self.scheduled_at, self.sampled_at, self.sampled_row = np.full((3, num_rows), NEVER, np.int64)
@@ -79,14 +79,14 @@ class RequestTable:
         return len(self.known)
 
     def counters(self, rows: Ints) -> Counters:
-        """Copies of the counters of these rows."""
+        """Returns copies of the counters of these rows."""
         return Counters(self.known[rows], self.total[rows], self.computed[rows])
 
     def ready(self, rows: Ints, counters: Counters | None = None) -> Ints:
         """Returns the tokens of running or waiting requests that the planned iteration could compute, [len(rows)].
 
-        The rest of the prompt (after a preemption, of prompt and output); 1 for a decode whose input the host knows or
-        the device can carry over; 0 while that input is still deeper in the pipeline.
+        They are the rest of the prompt (after a preemption, of prompt and output). A decode has 1 if the host knows its input or
+        the device can carry the input over, and 0 while the input is still deeper in the pipeline.
 
         counters: the counters of `rows`, if already read.
         """
@@ -97,7 +97,7 @@ class RequestTable:
         return ready
 
     def ready_of(self, row: int) -> int:
-        """Returns `ready` of one row, without the cost of arrays; 0 once its end is in flight."""
+        """Returns `ready` of one row, without the cost of arrays; 0 once the request's last token is in flight."""
         total = self.total.item(row)
         if total >= self.limit.item(row):
             return 0
@@ -106,7 +106,7 @@ class RequestTable:
         return int(total - self.computed.item(row))
 
     def admit(self, spec: RequestSpec) -> int:
-        """Writes the start values of a request; returns its row."""
+        """Writes the start values of a request. Returns the request's row."""
         if not self._free_rows:
             self._grow()
         row = self._free_rows.pop()
@@ -134,12 +134,12 @@ class RequestTable:
         return row
 
     def token_times(self, row: int) -> tuple[float, float] | tuple[None, None]:
-        """Returns when the first and the latest token of a row reached the host, in seconds; None before the first."""
+        """Returns when the first and the latest token of a row reached the host, in seconds; None before the first token."""
         first = self.first_token_at.item(row)
         return (None, None) if isnan(first) else (first, self.last_token_at.item(row))
 
     def close(self, row: int, num_prompt_tokens: int) -> tuple[int, list[int]]:
-        """Marks the request as ended; returns the number of output tokens, and their ids where token values matter."""
+        """Marks the request as ended. Returns the number of output tokens, and their ids if token values matter."""
         self.ended[row] = True
         known = self.known.item(row)
         output = [] if self.tokens is None else self.tokens[row, num_prompt_tokens:known].tolist()
@@ -159,12 +159,12 @@ class RequestTable:
 
 
 class RequestSet:
-    """An ordered set of requests, read-only for policies. Its list and table rows are rebuilt only after a change."""
+    """An ordered set of requests, read-only for policies. `members` and `rows` are rebuilt only after a change."""
 
     __slots__ = ("_list", "_members", "_rows")
 
     def __init__(self) -> None:
-        self._members: dict[Request, int] = {}  # their table rows
+        self._members: dict[Request, int] = {}  # values: table rows
         self._rows: Ints | None = None
         self._list: list[Request] | None = None
 
@@ -182,7 +182,7 @@ class RequestSet:
 
     @property
     def members(self) -> list[Request]:
-        """In order; not to be changed."""
+        """Returns the requests in order. Callers must not modify the list."""
         if self._list is None:
             self._list = list(self._members)
         return self._list
@@ -207,12 +207,12 @@ class RequestSet:
 
 
 class Queues:
-    """The requests that wait and run.
+    """The waiting and running requests.
 
     waiting: in arrival order.
 
-    running: admitted requests with tokens left to compute, in admission order. A request whose last token by length is
-        in flight has none left and is no longer in it.
+    running: admitted requests with tokens left to compute, in admission order. A request leaves once its last token by
+        length is in flight.
     decoding, prefilling: the two parts of `running`.
     """
 
@@ -237,7 +237,7 @@ class Queues:
         self.decoding.add(request)
 
     def leave(self, request: Request) -> None:
-        """Takes the request out of all."""
+        """Removes the request from all queues."""
         if request.status is Status.WAITING:
             self.waiting.remove(request)
         for part in (self.running, self.decoding, self.prefilling):

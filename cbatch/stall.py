@@ -1,4 +1,4 @@
-"""Ends the run of a policy under which requests wait or run and receive no token; says whether a full KV cache is the cause."""
+"""Ends a run in which requests wait or run but receive no tokens, and reports whether a full KV cache is the cause."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from cbatch.view import View
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The limits after which a run without a token ends with a StallError, while requests wait or run.
+    """The limits after which a run without tokens ends with a StallError, while requests wait or run.
 
-    seconds: since the last token, without time spent waiting for an arrival. empty_plans: in a row, each with a `wake_at`.
+    seconds: since the last token, excluding waits for arrivals. empty_plans: consecutive empty plans, each with a `wake_at`.
 
     Raises ConfigError for a value that is not above 0.
     """
@@ -38,18 +38,18 @@ class StallWatch:
         self._num_empty_plans = 0
 
     def note_progress(self, now: float) -> None:
-        """Notes that a request has received a token, or arrived when there was nothing else to do."""
+        """Records that a request has received a token, or has arrived on an idle engine."""
         self._since, self._num_empty_plans = now, 0
 
     def note_launch(self) -> None:
-        """Notes an iteration that computes something, though perhaps samples no token."""
+        """Records a nonempty iteration, which may sample no token."""
         self._num_empty_plans = 0
 
     def note_empty_plan(self) -> None:
         self._num_empty_plans += 1
 
     def check(self, now: float, view: View, where: Callable[[], str]) -> None:
-        """Raises StallError if requests wait or run and the patience has ended. where: returns the beginning of the message."""
+        """Raises StallError if requests wait or run and the patience has ended. where: returns the start of the message."""
         patience, idle = self._patience, now - self._since
         if self._num_empty_plans > patience.empty_plans:
             stalled, setting = f"{patience.empty_plans} empty plans in a row", "empty_plans"
@@ -63,7 +63,7 @@ class StallWatch:
 
 
 def _describe_shortage(view: View) -> str:
-    """Returns "; ..." for an error if no running request has the KV blocks for its next token, else ""."""
+    """Returns "; ..." for an error message if no running request has the KV blocks for its next token, else ""."""
     kv, running = view.kv, view.running
     if not running or any(kv.num_lacking(request, request.num_computed + 1) <= kv.num_free for request in running):
         return ""
@@ -72,7 +72,7 @@ def _describe_shortage(view: View) -> str:
 
 
 def standstill(where: str, view: View, plan: Plan, num_unfinished: int) -> PolicyError:
-    """Returns the error to raise for an empty plan when nothing is in flight and no arrival or departure is to come."""
+    """Returns the error for an empty plan when nothing is in flight and no arrival or departure will follow."""
     if not (view.waiting or view.running):
         lost = f"{num_unfinished} requests are gone from view.waiting, which a policy must not change"
         return PolicyError(f"{where}: {lost}; copy it, as in list(view.waiting)")
@@ -85,7 +85,7 @@ def _held(view: View) -> str:
 
 
 def _describe_empty(view: View, plan: Plan) -> str:
-    """Returns "; ..." for an error: why a plan is empty, and the remedy."""
+    """Returns "; ..." for an error message: why a plan is empty, and the remedy."""
     if shortage := _describe_shortage(view):
         return shortage
     why = f"; its last add granted nothing ({plan.refusal.value})" if plan.refusal else ""

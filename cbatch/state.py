@@ -1,7 +1,7 @@
-"""The engine's state: queues, counters and KV blocks, and how they change. Knows nothing of policies, executors or clocks.
+"""The engine's state: queues, counters and KV blocks, and how they change. Knows nothing about policies, executors or clocks.
 
-`apply` carries out a checked plan and returns the `Step` to compute; `absorb` takes in the step's tokens. Between the
-two, the step is in flight. `end` frees what an ended, cancelled or rejected request holds.
+`apply` carries out a checked plan and returns the `Step` to compute. `absorb` takes in the step's tokens. Between `apply` and
+`absorb` the step is in flight. `end` frees the row and the KV blocks of an ended, cancelled or rejected request.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,14 +17,14 @@ from cbatch.request_table import NONE, ONE, ZERO, Counters, Queues, RequestTable
 
 
 class CheckedPlan(NamedTuple):
-    """A legal plan, with results of the check that `State.apply` needs.
+    """A legal plan, with results of the check that `State.apply` reads.
 
     newcomers: the waiting requests among `plan.requests`, in plan order.
-    rows: int64 [batch], table rows; -1 before the first admission, which fills it in.
-    num_tokens: int64 [batch], tokens to compute. end: int64 [batch], those in the KV cache thereafter.
-    taking, num_blocks: places of the requests that take KV blocks, and how many each.
-    num_batch_tokens: tokens to compute in all. num_decodes: requests that have only their newest token left.
-    counters: those of the batch, before the plan is carried out.
+    rows: int64 [batch], table rows; -1 for requests that were never admitted.
+    num_tokens: int64 [batch], tokens to compute. end: int64 [batch], tokens in the KV cache after the iteration.
+    taking, num_blocks: places of the requests that take KV blocks, and the number of blocks for each.
+    num_batch_tokens: total tokens to compute. num_decodes: requests that have only their newest token left.
+    counters: the batch's counters before the plan is carried out.
     """
 
     plan: Plan
@@ -43,7 +43,7 @@ class Absorbed(NamedTuple):
     """The effect of a step's tokens.
 
     receivers, places: ids of the requests that received a token, and their places in the batch, [receivers] each.
-    finished: the requests that ended.
+    finished: the ended requests.
     """
 
     receivers: Ints
@@ -52,12 +52,12 @@ class Absorbed(NamedTuple):
 
 
 class State(Queues):
-    """The requests that wait and run, and the blocks that they hold.
+    """The waiting and running requests, and the blocks that they hold.
 
     cache: the prefix cache; None: blocks end with their requests.
-    ends_text: called with each token of a request with stop strings; returns whether the token completes one. By default none does.
-    iteration: number of the next iteration. num_ended: iterations whose results are in.
-    latest: the step of the latest plan, if no request has begun or ceased to decode, or ceased to run, since then.
+    ends_text: called with each token of a request with stop strings; returns whether the token completes a stop string.
+    iteration: number of the next iteration. num_ended: number of absorbed iterations.
+    latest: the step of the latest plan, unless a request has since begun or stopped decoding, or stopped running.
     """
 
     def __init__(self, table: RequestTable, pool: BlockPool) -> None:
@@ -77,18 +77,18 @@ class State(Queues):
         return self.table.iteration
 
     def holds(self, request: Request) -> bool:
-        """Whether the request waits or runs here."""
+        """Returns whether the request waits or runs here."""
         return request.table is self.table or request in self.waiting
 
     def in_flight_until(self, request: Request) -> int | None:
-        """Returns the last iteration in flight that computes tokens of the request; None if there is none."""
+        """Returns the last iteration in flight that computes tokens of the request, or None."""
         if request.table is None:
             return None
         last = int(self.table.scheduled_at[request.row])
         return last if last >= self.num_ended else None
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Sequence[Request]) -> int:
-        """Returns the KV blocks that preemptions free at once, less the free ones that newcomers then find in the prefix cache."""
+        """Returns the KV blocks that preemptions free at once, minus free blocks that newcomers then find in the prefix cache."""
         rows = [request.row for request in preempted if self.in_flight_until(request) is None]
         if self.cache is None:
             return self.pool.num_gained(rows)
@@ -97,7 +97,7 @@ class State(Queues):
     # -- a plan becomes a step ----------------------------------------------------------------------------------------
 
     def apply(self, checked: CheckedPlan, now: float) -> Step:
-        """Carries out a checked plan that computes something."""
+        """Carries out a checked, nonempty plan."""
         plan, newcomers, rows, num_tokens, end, taking, num_blocks, num_batch_tokens, num_decodes, counters = checked
         known, total, start = counters
         if newcomers:
@@ -132,12 +132,12 @@ class State(Queues):
             note=plan.note,
         )
         if self.cache is not None:
-            step.known_shape = step.shape()  # what the batch shares changes later
+            step.known_shape = step.shape()  # shared blocks change later
         table.computed[rows] = end
         table.scheduled_at[rows] = table.iteration
         self.latest = step
         if table.carries and len(sampled) < len(rows):
-            # recomputed all but a token that was in flight at the preemption, in a pipeline
+            # in a pipeline, all tokens were recomputed except a token in flight at the preemption
             lacking = ((end == known) & (known < total)).nonzero()[0]
             self._end_prefills(plan.requests[place] for place in lacking.tolist())
         self._expect_samples(step)
@@ -164,7 +164,7 @@ class State(Queues):
         self._expect_ends(step.requests, places[total >= table.limit[rows]], step.index)
 
     def _expect_ends(self, requests: list[Request], places: Ints, index: int) -> None:
-        """Takes the requests at these places, whose last token iteration `index` samples, out of `running`."""
+        """Removes the requests at these places from `running`, since iteration `index` samples their last token."""
         if len(places):
             self._ending[index] = ending = [requests[place] for place in places.tolist()]
             for request in ending:
@@ -176,7 +176,7 @@ class State(Queues):
             self.latest = None
 
     def preempt(self, request: Request) -> None:
-        """Takes a request's blocks and makes the request wait again; its output is kept."""
+        """Frees a request's blocks and makes the request wait again; its output is kept."""
         self.leave(request)
         row = request.row
         request.num_preemptions += 1
@@ -190,7 +190,7 @@ class State(Queues):
     # -- a step's tokens come in --------------------------------------------------------------------------------------
 
     def absorb(self, step: Step, tokens: Tokens | None, now: float) -> Absorbed:
-        """Takes in the tokens of the oldest step in flight. tokens: [batch], as in `StepResult`; None where values do not matter."""
+        """Takes in the tokens of the oldest step in flight. tokens: [batch], as in `StepResult`; None if values do not matter."""
         table, places = self.table, step.sampled
         rows = step.rows[places]
         if self._leaving_rows:  # a request of this step ended, or was preempted and rejected, while it was in flight
@@ -206,7 +206,7 @@ class State(Queues):
             table.tokens[rows, known] = tokens[places]
         table.known[rows] = known + ONE
         table.last_token_at[rows] = now
-        if len(step.sampled) > step.num_decode_tokens:  # some have completed their prompts, a few after a preemption
+        if len(step.sampled) > step.num_decode_tokens:  # some have completed their prompts, perhaps again
             table.first_token_at[rows[np.isnan(table.first_token_at[rows])]] = now
         finished = self._finished(step, places, rows, tokens, now)
         self.pool.retire(step.index)
@@ -215,7 +215,7 @@ class State(Queues):
         return Absorbed(receivers, places, finished)
 
     def repeat(self, step: Step, num_times: int, now: float) -> None:
-        """Counts further iterations of a batch of decodes, each with a token for every request. now: seconds, of the last one."""
+        """Counts further iterations of a batch of decodes, each with a token per request. now: end of the last one in seconds."""
         table, rows = self.table, step.rows
         computed, total = table.computed[rows] + num_times, table.total[rows] + num_times
         table.computed[rows], table.total[rows] = computed, total
@@ -252,7 +252,7 @@ class State(Queues):
         return list(done)
 
     def end(self, request: Request, reason: FinishReason, now: float, why: str = "") -> None:
-        """Ends a request in any state. KV blocks and row stay taken while an iteration in flight refers to them. why: the `reject_reason`."""
+        """Ends a request in any state. KV blocks and row remain taken while an iteration in flight uses them. why: the `reject_reason`."""
         self.leave(request)
         if self.cache is not None:
             self.cache.end(request)

@@ -1,4 +1,4 @@
-"""Validates user input by type: dataclasses declare what fields accept, and pydantic checks it. Errors are one line.
+"""Validates user input by type: dataclasses declare accepted values, and pydantic checks them. Errors are one line.
 
     @dataclass(frozen=True)
     class Arrivals:
@@ -10,7 +10,7 @@
 
 `Arrivals(rate=-1)` raises "workload.arrivals.rate=-1: give a finite number above 0 (requests per second)".
 
-Only modules that read settings and files import this one: it loads pydantic, which takes longer than `import cbatch`.
+Only modules that read settings and files import this module: it loads pydantic, which takes longer than `import cbatch`.
 """
 
 import re
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Give:
-    """Annotates a type with a message's remedy. schema: checked in place of the type."""
+    """Annotates a type with the remedy for error messages. schema: checked in place of the type."""
 
     wanted: str
     schema: CoreSchema | None = None
@@ -43,7 +43,7 @@ class Give:
 
 
 def whole(minimum: int, maximum: int | None = None, unit: str = "number") -> Give:
-    """Annotates an int: from `minimum` to `maximum`, also as 1e3, and neither true nor false."""
+    """Annotates an int from `minimum` to `maximum`. Accepts 1e3; rejects true and false."""
     integer = partial(core_schema.int_schema, ge=minimum, le=maximum)
     from_float = core_schema.chain_schema([core_schema.float_schema(strict=True), integer(strict=False)])
     limits = f", at least {minimum}" if maximum is None else f" from {minimum} to {maximum}"
@@ -68,13 +68,13 @@ Switch = Annotated[
     Give("true or false", core_schema.bool_schema(strict=True)),
     BeforeValidator(lambda value: value == "on" if value in ("on", "off") else value),
 ]
-"""true, false, on or off."""
+"""A bool: true, false, on or off."""
 
 
 def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) -> None:
-    """Checks the fields of a dataclass at the end of its construction, and converts `on` and `off` and mappings to their types.
+    """Checks the fields of a dataclass at the end of its construction, and converts `on`, `off` and mappings to their types.
 
-    prefix: prefix of the fields' names in messages. Raises `error`, and ConfigError, as `read`, for the keys of a mapping.
+    prefix: prefix of the fields' names in messages. Raises `error`; for the keys of a mapping ConfigError, like `read`.
     """
     kind: Any = type(instance)
     stated, hints = {field.name: getattr(instance, field.name) for field in fields(kind)}, _hints(kind)
@@ -94,9 +94,9 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
 
 
 def read(kind: type[T], data: object, prefix: str = "") -> T:
-    """Builds a dataclass, and those within it, from the mappings of a file or configuration.
+    """Builds a dataclass, including nested dataclasses, from the mappings of a file or configuration.
 
-    Raises ConfigError for an unknown or missing key, or a value that is not of its type; the message names the key.
+    Raises ConfigError for an unknown or missing key, or a value of the wrong type; the message names the key.
     """
     _check_keys(kind, data, prefix)
     try:
@@ -107,7 +107,7 @@ def read(kind: type[T], data: object, prefix: str = "") -> T:
 
 
 def parse(kind: Any, text: str, key: str) -> Any:
-    """Reads a value of a type from text; commas separate the elements of a tuple. Raises ConfigError that begins with the key."""
+    """Parses a value of a type from text; commas separate the elements of a tuple. Raises ConfigError, which begins with the key."""
     if get_origin(kind) is tuple:
         return tuple(parse(get_args(kind)[0], part, key) for part in text.split(","))
     try:
@@ -119,8 +119,8 @@ def parse(kind: Any, text: str, key: str) -> Any:
 def nearest(name: str, known: Collection[str]) -> str:
     """Returns `did you mean X? known: X, Y, Z`, for messages.
 
-    X is nearly the same name, else a known word of the name, as in chunk_size, else begins with the name, punctuation aside, as
-    llama-3.1-8b with llama3, else the most similar name.
+    X is the first match of: a nearly equal name; a known word in the name, as in chunk_size; a known name that begins with the name,
+    ignoring punctuation, as llama-3.1-8b for llama3; the most similar name.
     """
     similar = get_close_matches(name, list(known), 1, cutoff=0.9) or [word for word in name.split("_") if word in known]
     similar = similar or [name.lower()] * (name.lower() in known)
@@ -132,7 +132,7 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def check_known(keys: Collection[Any], known: Collection[str], prefix: str = "") -> None:
-    """Raises ConfigError for an unknown key, with the nearest known one."""
+    """Raises ConfigError for an unknown key; the message suggests the nearest known key."""
     for key in keys:
         if key not in known:
             raise ConfigError(f"{prefix}{key}: no such key; {nearest(str(key), known)}")
@@ -150,7 +150,7 @@ _reader: Any = cache(TypeAdapter)
 
 @cache
 def _fields_of(kind: Any) -> TypeAdapter[Any]:
-    """Returns an adapter of the fields of a dataclass. One of the class itself would call `check` without end."""
+    """Returns an adapter for the fields of a dataclass. An adapter for the class itself would call `check` endlessly."""
     hints = get_type_hints(kind, include_extras=True)
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     names: Any = {field.name: hints[field.name] for field in fields(kind)}
@@ -162,7 +162,7 @@ def _holds_dataclass(hint: Any) -> bool:
 
 
 def _check_keys(kind: Any, data: object, prefix: str) -> None:
-    """Raises ConfigError for unknown keys of a dataclass and of dataclasses within it, and for other values in their place."""
+    """Raises ConfigError for unknown keys of a dataclass and nested dataclasses, and for values that are not mappings."""
     if NoneType in get_args(kind):
         if data is None:
             return
@@ -181,7 +181,7 @@ def _check_keys(kind: Any, data: object, prefix: str) -> None:
 
 
 def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
-    """Returns the first error of pydantic, beginning with the key. prefix: prefix of the key. kind: the class, for hints."""
+    """Returns pydantic's first error as one line that begins with the key. prefix: prefix of the key. kind: the class, for hints."""
     first = refusal.errors(include_url=False)[0]
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"] if step != "[key]")
     key = f"{prefix}{steps.removeprefix('.')}".rstrip(".")

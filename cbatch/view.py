@@ -1,7 +1,7 @@
-"""What a policy sees of the host that serves its requests.
+"""A policy's view of the host that serves its requests.
 
-`View`, and `KVView` in `kv.view`, are abstract. `EngineView` and `EngineKVView` implement them over the state of our engine,
-`cbatch.vllm` over that of vLLM's scheduler.
+`View`, and `KVView` in `kv.view`, are abstract. `EngineView` and `EngineKVView` implement them on the state of our engine,
+`cbatch.vllm` on the state of vLLM's scheduler.
 """
 
 from abc import abstractmethod
@@ -22,12 +22,12 @@ from cbatch.state import State
 
 
 class View(Resources):
-    """What a policy sees: the host's current state, live and read-only. Hosts change attributes by `update`.
+    """A policy's view of the host's current state, live and read-only. Hosts change attributes with `update`.
 
     now: seconds since the start of the run.
     limits, kv, running, decoding: see `Resources`. cost: predicts the seconds of an iteration from its shape.
-    waiting: requests that have arrived and hold nothing, in arrival order, preempted ones included.
-    prefilling: those of `running` with prompt tokens (after a preemption, prompt and output) left.
+    waiting: arrived requests that hold no KV blocks, in arrival order, including preempted requests.
+    prefilling: requests of `running` with prompt tokens (after a preemption, prompt or output tokens) left.
     """
 
     now: float
@@ -41,27 +41,27 @@ class View(Resources):
         super().__setattr__(name, value)
 
     def update(self, **attributes: Any) -> None:
-        """Sets attributes; for hosts only."""
+        """Sets attributes. For hosts only."""
         vars(self).update(attributes)
 
     @property
     @abstractmethod
     def iteration(self) -> int:
-        """The number of the iteration being planned."""
+        """Returns the number of the iteration being planned."""
 
     @property
     @abstractmethod
     def num_in_flight(self) -> int:
-        """Iterations launched and not yet ended."""
+        """Returns the number of launched iterations that have not ended."""
 
     @property
     @abstractmethod
     def predicted_end(self) -> float:
-        """Seconds: when the iterations in flight are predicted (by `cost`) to have ended; `now` if there are none."""
+        """Returns when `cost` predicts the iterations in flight to have ended, in seconds; `now` if there are none."""
 
     @abstractmethod
     def is_in_flight(self, request: Request) -> bool:
-        """Whether an iteration in flight computes tokens of this request."""
+        """Returns whether an iteration in flight computes tokens of this request."""
 
     def plan(self) -> PlanBuilder:
         """Returns a builder with an empty plan for this iteration."""
@@ -86,8 +86,8 @@ class EngineKVView(KVView):
         return self._pool.held_by(request.row) if request.table is not None else 0
 
     def freed_by_preempting(self, request: Request) -> Freed:
-        alone = self._pool.num_alone(request.row) if request.table is not None else 0
-        return Freed(alone, 0) if self._state.in_flight_until(request) is None else Freed(0, alone)
+        number = self._pool.num_alone(request.row) if request.table is not None else 0
+        return Freed(number, 0) if self._state.in_flight_until(request) is None else Freed(0, number)
 
     def num_shared(self, request: Request) -> int:
         cache = self._state.cache
@@ -116,7 +116,7 @@ class EngineView(View):
     def __init__(
         self, state: State, limits: Limits, cost: CostModel, in_flight: Iterable[InFlight], record: RunRecord
     ) -> None:
-        """in_flight, record: the iterations in flight, oldest first, and those that have ended."""
+        """in_flight: iterations in flight, oldest first. record: ended iterations."""
         self.update(now=0.0, limits=limits, kv=EngineKVView(state), cost=cost, waiting=state.waiting)
         self.update(running=state.running, decoding=state.decoding, prefilling=state.prefilling)
         self._state = state
@@ -149,9 +149,9 @@ class EngineView(View):
         return dict(zip(requests, self._lack_a_block(rows).tolist(), strict=True))
 
     def _ready_decodes(self) -> tuple[list[Request], Ints]:
-        """Returns the decodes with a token ready, and their rows; callers must change neither."""
+        """Returns the decodes with a ready token, and their rows. Callers must not modify either."""
         requests, rows = self._state.decoding.members, self._state.decoding.rows
-        if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
+        if self.limits.num_stages > 1:  # some tokens are still deeper in the pipeline
             ready = self._state.table.ready(rows) > 0
             rows, requests = rows[ready], list(compress(requests, ready.tolist()))
         return requests, rows
@@ -164,9 +164,9 @@ class EngineView(View):
 def predict_end(last: StepRecord | None, launched: Iterable[tuple[float, float]], num_stages: int) -> float:
     """Returns when the iterations in flight will have ended, in seconds.
 
-    last: the latest iteration that has ended. launched: for each one in flight, seconds in the busiest stage and time of launch.
+    last: the latest ended iteration. launched: seconds in the busiest stage and time of launch, per iteration in flight.
     """
-    free_at = end = 0.0  # when the first stage can begin an iteration, and the last one has ended
+    free_at = end = 0.0  # when the first stage is free, and when the last iteration has ended
     if last is not None:
         free_at, end = last.started + (last.ended - last.started) / num_stages, last.ended
     for seconds, launched_at in launched:

@@ -1,4 +1,4 @@
-"""The KV cache: its blocks, which request holds which of them, and which outlive their requests."""
+"""The KV cache: its blocks, the requests that hold them, and the blocks that outlive their requests."""
 
 from cbatch.kv.cache import PrefixCache
 from cbatch.kv.eviction import CachedBlock, Eviction, Name

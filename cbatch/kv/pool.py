@@ -1,7 +1,7 @@
-"""The block arithmetic of the paged KV cache, and the pool that records which blocks each request holds.
+"""The block arithmetic of the paged KV cache, and the pool that records the blocks of each request.
 
 A block holds keys and values of `block_size` tokens in every layer (PagedAttention, Kwon et al., SOSP 2023). The pool
-knows blocks by number, and nothing of their memory.
+knows only block numbers, not their memory.
 """
 
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ N = TypeVar("N", int, Ints)
 
 
 def blocks_for(num_tokens: N, block_size: int) -> N:
-    """Returns the blocks needed to hold `num_tokens`, a number or an array."""
+    """Returns the number of blocks that hold `num_tokens`, a number or an array."""
     return -(-num_tokens // block_size)
 
 
 def blocks_lacking(num_tokens: int, num_held: int, block_size: int) -> int:
-    """Returns the further blocks that a request holding `num_held` needs to hold `num_tokens`."""
+    """Returns the further blocks that a request with `num_held` blocks needs for `num_tokens`."""
     return max(-(-num_tokens // block_size) - num_held, 0)
 
 
@@ -40,7 +40,7 @@ class KVSize(NamedTuple):
 class BlockPool:
     """The blocks of the KV cache and the block tables of the requests that hold them.
 
-    Owner and only writer: `State`. Blocks released while an iteration in flight may still read or write them are
+    Owner and only writer: `State`. Blocks that are released while an iteration in flight may still read or write them are
     *retiring*: they count as taken until that iteration has ended.
 
     tables: int32 [rows, blocks per request]; the blocks of each row of the `RequestTable`, in token order, stale beyond `held`.
@@ -62,7 +62,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks not free, retiring ones counted."""
+        """Returns the number of blocks that are not free, including retiring blocks."""
         return self.num_blocks - self.num_free
 
     def num_shared_tokens(self, rows: Ints) -> int:
@@ -71,23 +71,23 @@ class BlockPool:
 
     @property
     def held(self) -> Ints:
-        """Blocks of each row, [rows]."""
+        """Returns the number of blocks of each row, [rows]."""
         return self.room // self.block_size
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the whole cache holds."""
+        """Returns the capacity of the whole cache in tokens."""
         return self.num_blocks * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
 
     def held_by(self, row: int) -> int:
-        """Blocks of one row."""
+        """Returns the number of blocks of one row."""
         return self.room.item(row) // self.block_size
 
     def num_alone(self, row: int) -> int:
-        """Blocks of one row that no other row holds."""
+        """Returns the number of blocks of one row that no other row holds."""
         return self.held_by(row)
 
     def num_gained(self, rows: Iterable[int]) -> int:
@@ -95,7 +95,7 @@ class BlockPool:
         return sum(map(self.held_by, rows))
 
     def lacking(self, room: Ints, num_tokens: Ints) -> tuple[Ints, list[int]]:
-        """Returns the places of the requests whose `room` is below `num_tokens`, and how many blocks each lacks."""
+        """Returns the places of requests whose `room` is below `num_tokens`, and the number of blocks that each lacks."""
         more = num_tokens - room
         places = (more > ZERO).nonzero()[0]
         return places, [-(-tokens // self.block_size) for tokens in more[places].tolist()]
@@ -130,7 +130,7 @@ class BlockPool:
             self.num_retiring += held
 
     def retire(self, iteration: int) -> None:
-        """Frees the blocks that only this iteration, which has ended, still used."""
+        """Frees the blocks that only this ended iteration still used."""
         for blocks in self._retiring.pop(iteration, ()):
             self.num_retiring -= len(blocks)
             self._give(blocks)
@@ -152,7 +152,7 @@ class BlockPool:
 
 
 class CountingPool(BlockPool):
-    """Counts blocks without numbering them, for executors that store nothing. `tables` is not kept."""
+    """Counts blocks without numbering them, for executors that store no KV cache. `tables` is not kept."""
 
     def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
         super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)

@@ -1,4 +1,4 @@
-"""The KV cache as a policy sees it."""
+"""A policy's view of the KV cache."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -10,17 +10,17 @@ from cbatch.request import Request
 
 
 class Freed(NamedTuple):
-    """KV blocks that preempting a request frees: now, for the plan being made, or later, after an iteration."""
+    """KV blocks that preempting a request frees: now, for the current plan, or later, when an iteration in flight ends."""
 
     now: int
     later: int
 
 
 class KVView(ABC):
-    """The KV cache as a policy sees it.
+    """A policy's view of the KV cache.
 
     block_size: tokens per block. num_blocks: blocks of the whole cache. num_free: blocks that a plan can take.
-    num_retiring: taken blocks that come free when the iterations in flight have ended.
+    num_retiring: taken blocks that become free when the iterations in flight have ended.
     num_cached: free blocks whose content waiting requests may find; 0 without a prefix cache.
     """
 
@@ -32,7 +32,7 @@ class KVView(ABC):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the whole cache holds."""
+        """Returns the capacity of the whole cache in tokens."""
         return self.num_blocks * self.block_size
 
     @abstractmethod
@@ -43,13 +43,13 @@ class KVView(ABC):
     def freed_by_preempting(self, request: Request) -> Freed: ...
 
     def num_shared(self, request: Request) -> int:
-        """Returns the blocks that a waiting request finds in the prefix cache and that other requests hold: they cost nothing."""
+        """Returns the cached blocks of a waiting request that other requests also hold, so that sharing them is free."""
         return 0
 
     def prefix_names(self, request: Request, at_most: int | None = None) -> Sequence[Name]:
-        """Returns names of the full blocks of a waiting request, equal as far as requests begin alike; empty if unknown.
+        """Returns hashes of a waiting request's full blocks. Equal prefixes have equal hashes. Empty if unknown.
 
-        The first `request.num_computed / block_size` of them are in the prefix cache. at_most: names to return; default all.
+        The first `request.num_computed / block_size` hashes are in the prefix cache. at_most: hashes to return; default all.
         """
         return ()
 
@@ -58,12 +58,12 @@ class KVView(ABC):
         return None
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
-        """Returns the free blocks that preempting gains at once, beyond those that `num_lacking` counts for these newcomers."""
+        """Returns the free blocks that preempting gains at once, beyond the blocks that `num_lacking` counts for these newcomers."""
         return sum(self.freed_by_preempting(request).now for request in preempted)
 
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
 
     def num_lacking(self, request: Request, num_tokens: int) -> int:
-        """Returns the free blocks that a request needs to hold `num_tokens`, beyond held and shared ones."""
+        """Returns the free blocks that a request needs for `num_tokens`, beyond its held and shared blocks."""
         return blocks_lacking(num_tokens, self.num_held(request) + self.num_shared(request), self.block_size)

@@ -1,6 +1,6 @@
 """Reads the shape and the vocabulary of a model from a local checkpoint folder.
 
-`transformers` reads the configuration, so each family has its defaults there. `cbatch.runtime.weights` loads the weights.
+`transformers` reads the configuration and defines each family's defaults. `cbatch.runtime.weights` loads the weights.
 """
 
 import json
@@ -23,12 +23,12 @@ _COMPUTED = {
     *("attention_bias", "mlp_bias", "max_position_embeddings", "rope_parameters"),
     *("sliding_window", "use_sliding_window", "max_window_layers"),
 }
-_HARMLESS = {  # other names, or without effect on the tokens of a prompt
+_HARMLESS = {  # aliases, or keys without effect on the tokens of a prompt
     *("architectures", "transformers_version", "initializer_range", "use_cache", "pretraining_tp", "attention_dropout"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id", "num_labels", "problem_type"),
     *("tokenizer_class", "model_type", "rope_theta", "rope_scaling", "torch_dtype", "head_dim"),
 }
-_ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # that depend on nothing but a token's position
+_ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # types that depend only on a token's position
 _ROPE_NUMBERS = ("rope_theta", "factor", "original_max_position_embeddings")
 _ROPE_OPTIONS = {
     *("type", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
@@ -40,10 +40,10 @@ MADE = Path("~/.cache/cbatch/SmolLM2-135M-Instruct")
 
 
 def spec_from_checkpoint(path: str | Path) -> ModelSpec:
-    """Returns the shape of the model in a checkpoint folder, from its config.json; raises ModelError as `read_config`.
+    """Returns the shape of the model in a checkpoint folder, from its config.json. Raises ModelError like `read_config`.
 
-    `max_positions` is at most the sliding window: up to there windowed attention is plain attention. Yarn stretches the
-    positions that the model was trained on.
+    `max_positions` is at most the sliding window: up to the window's size windowed attention equals plain attention. Yarn
+    stretches the positions that the model was trained on.
     """
     file, config = Path(path) / "config.json", read_config(path)
     rope, positions, window = config.rope_parameters, config.max_position_embeddings, sliding_window(config)
@@ -71,10 +71,10 @@ def spec_from_checkpoint(path: str | Path) -> ModelSpec:
 
 
 def read_config(path: str | Path) -> "PreTrainedConfig":
-    """Returns the configuration of a checkpoint as the class of its family reads config.json.
+    """Returns the configuration of a checkpoint, read from config.json by its family's class.
 
-    Raises ModelError if the folder or its config.json is missing or malformed, or has a setting that is not computed here;
-    ConfigError without `transformers`.
+    Raises ModelError if the folder or its config.json is missing or malformed, or has an unsupported setting; ConfigError if
+    `transformers` is not installed.
     """
     file = Path(path) / "config.json"
     content = _read(file)
@@ -97,7 +97,7 @@ def read_config(path: str | Path) -> "PreTrainedConfig":
 
 
 def sliding_window(config: "PreTrainedConfig") -> int | None:
-    """Returns the sliding window of a layer's attention in tokens; None without such a layer."""
+    """Returns the sliding window of attention in tokens; None if no layer has a sliding window."""
     windowed = "sliding_attention" in getattr(config, "layer_types", ["sliding_attention"])
     return getattr(config, "sliding_window", None) if windowed else None
 
@@ -108,7 +108,7 @@ def one_line(error: Exception) -> str:
 
 
 def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[str, Any]:
-    """Returns the settings of a config.json that would be ignored although they may change tokens."""
+    """Returns the settings in a config.json that would be ignored although they may affect tokens."""
     defaults = {field.name: field.default for field in fields(config)}
     others = {
         key: value
@@ -127,11 +127,11 @@ def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[s
 
 
 def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
-    """Returns the end-of-sequence tokens of generation_config.json, then others of config.json; raises as `read_config`."""
+    """Returns the end-of-sequence tokens of generation_config.json and config.json, in this order. Raises like `read_config`."""
     files = (Path(path) / name for name in ("generation_config.json", "config.json"))
     stated = [_read(file).get("eos_token_id") for file in files if file.is_file()]
     if stated in ([], [None], [None, None]):
-        stated = [read_config(path).eos_token_id]  # the default of its family
+        stated = [read_config(path).eos_token_id]  # the family's default
     return tuple(
         dict.fromkeys(id_ for stop in stated for id_ in (stop if isinstance(stop, list) else [stop]) if id_ is not None)
     )
@@ -158,13 +158,13 @@ class Vocabulary:
         return ids[1:] if ids[:2] == [self._tokenizer.bos_token_id] * 2 else ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Returns the token ids of a chat in the form that the model was trained on, up to the beginning of its answer.
+        """Returns the token ids of a chat in the model's training format, up to the beginning of the answer.
 
-        messages: role and content of each. Control tokens in a content are not escaped, as in other engines.
+        messages: role and content of each message. As in other engines, control tokens in a content are not escaped.
 
         Raises:
             ModelError: the model has no tokenizer, or no chat template.
-            WorkloadError: the chat template refuses the messages, such as two user messages in a row.
+            WorkloadError: the chat template refuses the messages, for example two consecutive user messages.
         """
         tokenizer = self._tokenizer
         if not tokenizer.chat_template:
@@ -176,23 +176,23 @@ class Vocabulary:
             raise WorkloadError(f"{problem}; give other messages") from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns text without control tokens; raises ModelError if the model has no tokenizer."""
+        """Returns the text without control tokens. Raises ModelError if the model has no tokenizer."""
         return str(self._tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=True))
 
     @cached_property
     def token_text(self) -> Callable[[int], str]:
-        """A cached function that returns the text of a single token."""
+        """Returns a cached function that returns the text of a single token."""
         return cache(lambda id_: self.decode([id_]))
 
     @cached_property
     def control_tokens(self) -> dict[int, str]:
-        """The text of control tokens, by id; raises ModelError without a tokenizer."""
+        """Returns the texts of control tokens by id. Raises ModelError if the model has no tokenizer."""
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         return {id_: token.content for id_, token in added.items() if token.special}
 
     @cached_property
     def _tokenizer(self) -> Any:
-        """The tokenizer, loaded at the first use: most workloads are token ids."""
+        """Returns the tokenizer, loaded on first use, since most workloads consist of token ids."""
         give = "give prompts as token ids"
         if self._path is None:
             raise ModelError(f"model {self._name} has random weights and no tokenizer; {give}, or set model.path")

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer, as accounting, simulation and random weights need it."""
+"""The shape of a decoder-only transformer, for accounting, simulation and random weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,17 +63,17 @@ class ModelSpec:
 
     @property
     def shape(self) -> dict[str, int]:
-        """The sizes that the time of an iteration depends on, by name."""
+        """Returns the sizes that determine the time of an iteration, by name."""
         return {name: getattr(self, name) for name in _SIZES[:-1]} | {"dtype_bytes": DTYPE_BYTES[self.dtype]}
 
     @property
     def gated(self) -> bool:
-        """Whether the feed-forward layer has a gate (SwiGLU): three matrices instead of two."""
+        """Returns whether the feed-forward layer has a gate (SwiGLU): three matrices instead of two."""
         return self.family != "nanogpt"
 
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """(inputs, outputs) of each matrix product of one layer; projections of the same input are fused."""
+        """Returns (inputs, outputs) of each matrix product in one layer; projections of the same input are fused."""
         heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         up = self.intermediate_size * (2 if self.gated else 1)
         return {
@@ -85,24 +85,24 @@ class ModelSpec:
 
     @property
     def layer_weights(self) -> int:
-        """Number of elements of the matrices of one layer."""
+        """Returns the number of matrix elements in one layer."""
         return sum(inputs * outputs for inputs, outputs in self.linear_shapes.values())
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the matrices and embeddings; norms and biases are left out."""
+        """Returns the bytes of matrices and embeddings, without norms and biases."""
         return Layers(0, self.num_layers, self.num_layers).weight_bytes(self)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token takes in all layers."""
+        """Returns the bytes of one token's keys and values in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
 
 class Layers(NamedTuple):
     """The layers of one pipeline stage, `first` to `end` - 1 of `total`.
 
-    The first stage also has the embedding, the last one the final norm and the output head.
+    The first stage also has the embedding; the last stage also has the final norm and the output head.
     """
 
     first: int
@@ -122,7 +122,7 @@ class Layers(NamedTuple):
         return self.end == self.total
 
     def weight_bytes(self, spec: ModelSpec) -> int:
-        """Returns the bytes of the stage's matrices and embeddings; first and last stage both store a tied embedding."""
+        """Returns the bytes of the stage's matrices and embeddings; the first and last stage each store a tied embedding."""
         shared = spec.tied_embeddings and self.is_first and self.is_last
         num_embeddings = 1 if shared else self.is_first + self.is_last
         return (self.size * spec.layer_weights + num_embeddings * spec.vocab_size * spec.hidden_size) * DTYPE_BYTES[
@@ -132,17 +132,17 @@ class Layers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank of a tensor-parallel group: has a share of every matrix of a stage. size: ranks in the group."""
+    """A rank of a tensor-parallel group, which has a share of every matrix in a stage. size: ranks in the group."""
 
     index: int = 0
     size: int = 1
 
     def share(self, total: int) -> slice:
-        """Returns the share of `total` outputs, columns or tokens of the vocabulary; shares differ by one at most."""
+        """Returns the rank's share of `total` outputs, columns or vocabulary tokens; shares differ by at most one."""
         return slice(total * self.index // self.size, total * (self.index + 1) // self.size)
 
     def kv_heads(self, total: int) -> slice:
-        """Returns the key-value heads; ranks share a head if there are more ranks than heads."""
+        """Returns the rank's key-value heads; ranks share a head if there are more ranks than heads."""
         first = total * self.index // self.size
         return slice(first, first + max(total // self.size, 1))
 
@@ -150,9 +150,9 @@ class Rank:
 def split_layers(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None = None) -> list[Layers]:
     """Returns the layers of each pipeline stage.
 
-    sizes: number of layers of each stage; None: as equal as possible, earlier stages get the remainder.
+    sizes: number of layers per stage; None: as equal as possible, with the remainder in earlier stages.
 
-    Raises ConfigError for more stages than layers, or `sizes` that do not match stages or layers.
+    Raises ConfigError if there are more stages than layers, or if `sizes` do not match stages or layers.
     """
     total = spec.num_layers
     if num_stages > total:

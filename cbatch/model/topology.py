@@ -1,4 +1,4 @@
-"""How a model is distributed over GPUs: tensor parallelism within a stage, pipeline stages, replicas."""
+"""The distribution of a model over GPUs: tensor parallelism within a stage, pipeline stages, replicas."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -16,7 +16,7 @@ class Topology:
     """The GPUs that serve one model.
 
     tensor_parallel: GPUs that share every layer (Megatron-LM, arXiv 1909.08053: two all-reduces per layer).
-    pipeline_stages: consecutive parts with equally many layers; that many iterations are in flight.
+    pipeline_stages: consecutive parts with equally many layers; one iteration per stage is in flight.
     replicas: copies of the model, each with its own queue.
     gpus_per_node: GPUs that share a node's fast links; stages are placed on consecutive GPUs.
     """
@@ -38,12 +38,12 @@ class Topology:
         return self.tensor_parallel * self.pipeline_stages * self.replicas
 
     def leaves_node(self, stage: int) -> bool:
-        """Whether the link from this stage to the next one runs between nodes."""
+        """Returns whether the link from this stage to the next stage connects two nodes."""
         node = [stage * self.tensor_parallel // self.gpus_per_node for stage in (stage, stage + 1)]
         return node[0] != node[1]
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises ConfigError if the topology does not divide the model; the message names every degree that does."""
+        """Raises ConfigError if the topology does not divide the model. The message lists the degrees that do."""
         for key in ("tensor_parallel", "pipeline_stages"):
             if what := _uneven(spec, key, getattr(self, key)):
                 divisors = ", ".join(str(degree) for degree in range(1, 65) if not _uneven(spec, key, degree))
@@ -76,13 +76,13 @@ def _uneven(spec: ModelSpec, key: str, degree: int) -> str | None:
 
 
 def split_ranks(spec: ModelSpec, tensor_parallel: int) -> list[Rank]:
-    """Returns the ranks of a tensor-parallel group; raises ConfigError if they do not divide the model."""
+    """Returns the ranks of a tensor-parallel group. Raises ConfigError if they do not divide the model."""
     Topology(tensor_parallel, gpus_per_node=tensor_parallel).check(spec)
     return [Rank(index, tensor_parallel) for index in range(tensor_parallel)]
 
 
 def share_of(spec: ModelSpec, rank: Rank) -> ModelSpec:
-    """Returns one rank's part of the model, as `Topology.share`, with its exact share of the vocabulary."""
+    """Returns one rank's part of the model, like `Topology.share`, but with the rank's exact share of the vocabulary."""
     tokens = rank.share(spec.vocab_size)
     share = Topology(rank.size, gpus_per_node=rank.size).share(spec)
     return replace(share, vocab_size=tokens.stop - tokens.start)

@@ -1,1 +1,1 @@
-"""Recorded decisions of a run, and the decisions that another policy would have made."""
+"""A run's recorded decisions, and the decisions that another policy would have made."""

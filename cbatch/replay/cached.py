@@ -1,4 +1,4 @@
-"""Replays runs with a prefix cache by carrying out recorded plans: the content of the cache is not recorded."""
+"""Replays runs with a prefix cache by carrying out the recorded plans, since the content of the cache is not recorded."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from cbatch.view import EngineView
 
 
 class Hooked:
-    """Base of replays: calls a policy's hooks, and knows the recorded end of each iteration."""
+    """Base class of replays: calls a policy's hooks, and knows the recorded end of each iteration."""
 
     def __init__(self, recorded: Recorded, policy: Policy) -> None:
         self._policy = policy
@@ -37,7 +37,7 @@ class Hooked:
 class CachedReplay(Hooked):
     """Shows a policy the views of a run, and calls its hooks between them.
 
-    Raises ReplayError for a newcomer that finds other tokens than in the run: `eviction` decides differently.
+    Raises ReplayError if a newcomer finds other tokens than in the run, because `eviction` decides differently.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CachedReplay(Hooked):
         self._state.cache.expect(self._requests.values())
 
     def look(self, decision: Decision) -> None:
-        """Lets requests arrive, and cancels those whose clients have left."""
+        """Lets requests arrive, and cancels requests whose clients have left."""
         state, seen = self._state, decision.seen
         self.view.update(now=seen.now)
         present = {*seen.waiting, *(progress.id for progress in seen.running)}
@@ -100,7 +100,7 @@ class CachedReplay(Hooked):
         return plan
 
     def end(self, event: StepEnd) -> None:
-        """Takes in the tokens of an iteration, and calls the policy's hooks as the engine does."""
+        """Takes in the tokens of an iteration, and calls the policy's hooks in the engine's order."""
         step, record, table = self._in_flight.popleft().step, event.record, self._state.table
         for request in [step.requests[place] for place in step.sampled.tolist()]:
             if request.status is not Status.FINISHED and request.id not in event.received:

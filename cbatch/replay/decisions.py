@@ -1,6 +1,6 @@
-"""Records the views that a policy sees, its plans and the steps that end, while an engine runs. Knows nothing of files.
+"""Records a policy's views and plans, and the ended steps, while an engine runs. Knows nothing about files.
 
-`cbatch.replay.replay` needs these and the requests of the run.
+`cbatch.replay.replay` reads these records and the requests of the run.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Ids = tuple[int, ...]
 
 
 class Progress(NamedTuple):
-    """A request at a view: its `num_computed`, `num_ready` and `num_tokens`, and the KV blocks that it holds."""
+    """A request in a view: its `num_computed`, `num_ready` and `num_tokens`, and the KV blocks that it holds."""
 
     id: int
     computed: int
@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 class Seen(NamedTuple):
     """A copy of a view; times in seconds, KV in blocks.
 
-    waiting, decoding: ids, in the order of the view. running: in admission order. preempted: those of `waiting` that ran before.
+    waiting, decoding: ids, in the order of the view. running: in admission order. preempted: waiting requests that ran before.
     """
 
     now: float
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A copy of a `Plan`, by the ids of its requests. entries: (id, tokens). reject: (id, reason). reserve: (id, tokens)."""
+    """A copy of a `Plan` with ids in place of requests. entries: (id, tokens). reject: (id, reason). reserve: (id, tokens)."""
 
     entries: tuple[tuple[int, int], ...]
     preempt: Ids = ()
@@ -58,7 +58,7 @@ class Decided(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        """Returns text as in `0:64 1:1 -2 !3`: minus marks preempted requests, an exclamation mark rejected ones."""
+        """Returns text such as `0:64 1:1 -2 !3`: minus marks preempted requests, an exclamation mark rejected requests."""
         words = [f"{id_}:{count}" for id_, count in self.entries]
         words += [f"-{id_}" for id_ in self.preempt]
         words += [f"!{id_}" for id_, _ in self.reject]
@@ -68,7 +68,7 @@ class Decided(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A view and the plan made from it. cached: (id, tokens) that the plan's newcomers find in the prefix cache, if any."""
+    """A view and its plan. cached: (id, tokens) that the plan's newcomers find in the prefix cache, if there is one."""
 
     iteration: int
     seen: Seen
@@ -79,8 +79,8 @@ class Decision(NamedTuple):
 class StepEnd(NamedTuple):
     """The end of a step.
 
-    received: ids of the requests that received a token. stopped: ids of those that ended before their limit.
-    tokens: the received ones; empty unless a prefix cache names blocks by their tokens.
+    received: ids of the requests that received a token. stopped: ids of requests that ended before their limit.
+    tokens: the received tokens; empty unless a prefix cache names blocks by their tokens.
     """
 
     record: StepRecord
@@ -92,7 +92,7 @@ class StepEnd(NamedTuple):
 class Recorded(NamedTuple):
     """The facts on which a run's decisions depend, except its requests.
 
-    events: in order. prefix_cache: whether blocks outlive requests. token_values: whether they are named by their tokens.
+    events: in order. prefix_cache: whether blocks outlive requests. token_values: whether blocks are named by their tokens.
     """
 
     limits: Limits
@@ -146,14 +146,14 @@ def read(plan: Plan) -> Decided:
 
 
 def cached_tokens(plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Returns the ids of the waiting requests in a plan, and the tokens that the prefix cache holds of each."""
+    """Returns the ids of the waiting requests in a plan, with their tokens in the prefix cache."""
     waiting = [request for request in plan.requests if request.status is Status.WAITING]
     return tuple((request.id, request.num_computed) for request in waiting)
 
 
 @contextmanager
 def record_decisions(engine: Engine, sink: Sink) -> Iterator[None]:
-    """Sends each plan and the end of each step of an engine that has not started to `sink`. Copies every view."""
+    """Sends each plan and each step's end to `sink`, with a copy of every view. The engine must not have started."""
     policy = engine.policy
     engine.policy = recorded = RecordedPolicy(policy, engine, sink)
     try:
@@ -164,13 +164,13 @@ def record_decisions(engine: Engine, sink: Sink) -> Iterator[None]:
 
 
 class RecordedPolicy:
-    """Records a policy's plans, illegal ones too, and the steps that end between them; passes everything else on."""
+    """Wraps a policy; records its plans, including illegal plans, and the steps that end in between."""
 
     def __init__(self, inner: Policy, engine: Engine, sink: Sink) -> None:
         self.inner = inner
         self._record, self._sink, self._table = engine.record, sink, engine.state.table
         self._what = Recorded.of(engine)
-        self._planned: dict[int, list[Request]] = {}  # the requests of each iteration that has not ended
+        self._planned: dict[int, list[Request]] = {}  # requests of each unfinished iteration
         self._num_ended = 0
         self._num_received = Counter[int]()
 
@@ -200,7 +200,7 @@ class RecordedPolicy:
             self._sink(StepEnd(step, received, tuple(stopped), tuple(tokens)))
 
     def _next_token(self, request: Request) -> int:
-        """Returns a request's first token that was not returned before."""
+        """Returns the first token of a request that was not yet returned."""
         place = self._num_received[request.id]
         self._num_received[request.id] += 1
         if request.table is None:

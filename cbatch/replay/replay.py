@@ -1,7 +1,7 @@
-"""Replays recorded decisions: another policy sees the recorded views, and its plans are compared with the recorded ones.
+"""Replays recorded decisions: another policy plans at the recorded views, and its plans are compared with the recorded plans.
 
-No engine runs, and the other policy's plans are not carried out. So the same views appear in the same order on any machine,
-whichever host served the requests. A policy that relies on its own plans, rather than on the view, may go wrong here.
+No engine runs, and the other policy's plans are not carried out. The same views thus appear in the same order on any machine, for
+any host that served the requests. A policy that relies on its own plans instead of the view may make wrong decisions here.
 """
 
 from collections import deque
@@ -22,9 +22,9 @@ from cbatch.view import View, predict_end
 
 
 class Comparison(NamedTuple):
-    """A recorded decision and the plan that another policy makes from the same view.
+    """A recorded decision, and another policy's plan from the same view.
 
-    problem: why that plan is illegal, or the policy failed; empty if the plan could be carried out.
+    problem: why the other plan is illegal or the policy failed; empty if the plan could be carried out.
     """
 
     recorded: Decision
@@ -33,12 +33,12 @@ class Comparison(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether both plans are equal except for their notes."""
+        """Returns whether both plans are equal, ignoring notes."""
         return self._same(note="")
 
     @property
     def same_but_reserves(self) -> bool:
-        """Whether the plans differ only in notes and the KV cache that they reserve."""
+        """Returns whether the plans differ, but only in notes and reserved KV cache."""
         return not self.same and self._same(note="", reserve=())
 
     def _same(self, **but: Any) -> bool:
@@ -56,12 +56,12 @@ def replay(
     """Calls `report` with the plan of `policy` at each recorded view.
 
     Args:
-        requests: the requests of the run, which are not changed. cost: the cost model of the run, for `View.cost`.
-        eviction: a new one, as the run's; None: the run had no prefix cache.
+        requests: the requests of the run, which are not modified. cost: the cost model of the run, for `View.cost`.
+        eviction: a new instance of the run's eviction; None: the run had no prefix cache.
 
     Raises:
         ConfigError: the policy refuses the limits of the run. PolicyError: a hook of the policy failed.
-        ReplayError: events contradict each other, or the prefix cache holds other tokens of a request than in the run.
+        ReplayError: events contradict each other, or a request finds other tokens in the prefix cache than in the run.
     """
     check_policy(policy, recorded.limits)
     of_run = recorded, requests, policy, cost
@@ -73,16 +73,16 @@ def replay(
                 continue
             shown.look(event)
             report(Comparison(event, *ask(policy, shown.view)))
-            if event is not recorded.events[-1]:  # else it may be illegal
+            if event is not recorded.events[-1]:  # the last plan may be illegal
                 shown.carry_out(event)
-    except LookupError as error:  # not of the policy: its errors have a type of their own
+    except LookupError as error:  # not the policy's: its errors have another type
         iteration = (event.record if isinstance(event, StepEnd) else event).iteration
         problem = f"iteration {iteration} has a request, or an end, that is recorded nowhere before ({error!r})"
         raise ReplayError(f"{problem}; record the run again") from error
 
 
 def ask(policy: Policy, view: View) -> tuple[Decided, str]:
-    """Returns the policy's plan, which is not carried out, and why it is illegal or missing."""
+    """Returns the policy's plan, without carrying it out, and why the plan is illegal or missing."""
     decided = Decided(())
     try:
         plan = policy.plan(view)
@@ -96,7 +96,7 @@ def ask(policy: Policy, view: View) -> tuple[Decided, str]:
 
 
 class ReplayedRequest(Request):
-    """A request with the counters of the latest view, updated by the events recorded since. held: KV blocks."""
+    """A request with the counters of the latest view, updated by later recorded events. held: KV blocks."""
 
     __slots__ = ("computed", "held", "known", "ready", "total")
 
@@ -160,7 +160,7 @@ class _Replay(Hooked):
         self._present: dict[ReplayedRequest, None] = {}  # in the latest view
 
     def look(self, decision: Decision) -> None:
-        """Shows a recorded view."""
+        """Shows a recorded view to the policy."""
         view, known, seen = self.view, self._requests, decision.seen
         view.update(iteration=decision.iteration, num_in_flight=seen.num_in_flight)
         view.update(now=seen.now, num_places=seen.num_places)
@@ -215,7 +215,7 @@ class _Replay(Hooked):
                 request.admitted_at = event.seen.now
 
     def end(self, event: StepEnd) -> None:
-        """Calls the policy's hooks at the end of an iteration, as the engine does."""
+        """Calls the policy's hooks at the end of an iteration, in the engine's order."""
         record = event.record
         ids = self.view.in_flight.popleft().ids
         self.view.update(last=record)
@@ -224,7 +224,7 @@ class _Replay(Hooked):
         for request in receivers:
             first, request.known = request.token_times[0], request.known + 1
             request.token_times = (record.received_at if first is None else first, record.received_at)
-        ended = dict.fromkeys((each for each in receivers if each.id in event.stopped), FinishReason.STOP)
+        ended = dict.fromkeys((request for request in receivers if request.id in event.stopped), FinishReason.STOP)
         for request in receivers:
             if request.known >= request.max_tokens:
                 ended.setdefault(request, FinishReason.LENGTH)
