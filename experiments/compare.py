@@ -111,7 +111,7 @@ def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
             print_omitted(omitted)
             rows = rows.assign(figures=rows["summary"].map(figures_text))
         parts.append(rows.assign(source=str(folder)))
-    return with_replications(pd.concat(parts, ignore_index=True))
+    return with_replications(pd.concat(parts, ignore_index=True).copy())  # unlike columns make it fragmented
 
 
 class Pair(NamedTuple):

@@ -1,20 +1,26 @@
-"""`python -m experiments.plot NAME FOLDER [key=value ...]`: plot a finished run or sweep into FOLDER/plots."""
+"""`python -m experiments.plot NAME FOLDER [key=value ...]`: plot a finished run or sweep into FOLDER/plots, named by what it shows.
+
+NAME is one of the plots below, or the import path of your function, as in my_module.draw (docs/adding.md)."""
 
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from functools import partial
-from importlib import import_module
+from functools import partial, update_wrapper
 from io import StringIO
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from cbatch import ConfigError
+from cbatch.calls import call
 from cbatch.validation import check_known
-from experiments.plots.style import Look, save
+from experiments.job import folder_name
+from experiments.plots.style import PLAIN, Look, save, with_suffix
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
+from experiments.settings.construct import locate
 from experiments.store.headings import COLUMNS, MORE_COLUMNS
 from experiments.store.notes import made_text
 from experiments.store.provenance import arguments, write_text
@@ -43,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _usage() -> str:
     plots = [f"{listed({name: what})}\n{_keys(_maker(name))}" for name, what in NAMES.items()]
-    return "\n".join([str(__doc__), "", *plots, "", "Every plot but table also takes:", _keys(Look)])
+    return "\n".join([str(__doc__), "", *plots, "", "Every plot also takes (a table runs= and output=):", _keys(Look)])
 
 
 def _keys(function: Callable[..., Any]) -> str:
@@ -56,20 +62,18 @@ def _maker(name: str) -> Callable[..., Any]:
     """Returns the function that makes a plot of a folder."""
     if name == "table":
         return table
-    module = import_module(f"experiments.plots.{'curves' if name in _CURVES else name}")
-    function: Callable[..., Any] = getattr(module, name if name in _CURVES else "draw")
-    return function
+    module = f"experiments.plots.{'curves' if name in _CURVES else name}"
+    path = f"{module}.{name if name in _CURVES else 'draw'}" if name in NAMES else name
+    maker: Callable[..., Any] = locate("plot", path)
+    return maker
 
 
-def table(folder: Path, runs: str = "") -> tuple[str, str]:
+def table(folder: Path, look: Look = PLAIN) -> tuple[str, str]:
     """Returns a line per run, or for the runs of several seeds together, with the notes on the runs; and the table's origin.
 
     The origin is the command with this process's arguments, and dates, commits and versions of the runs.
-
-    Args:
-        runs: only runs whose folder names contain this.
     """
-    shown, omitted = select_runs(folder, runs)
+    shown, omitted = select_runs(folder, look.runs)
     abouts = [summary["about"] for summary in shown["summary"]]
     versions = {", ".join(f"{name} {number}" for name, number in about["versions"].items()) for about in abouts}
     origin = f"`python -m experiments.plot {arguments()}`; runs of {'; '.join([made_text(abouts), *sorted(versions)])}"
@@ -79,27 +83,42 @@ def table(folder: Path, runs: str = "") -> tuple[str, str]:
 def _plot(name: str, where: str = "", *options: str) -> None:
     if Path(name).is_dir():
         raise ConfigError(f"plot {name}: is a folder; give the plot first: python -m experiments.plot NAME {name}")
-    check_name("plot", name, NAMES)
+    if "." not in name:
+        check_name("plot", name, NAMES)
     if not where or ("=" in where and not Path(where).exists()):
         raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")
     folder, command = Path(where), f"plot {name}"
     if others := [option for option in options if Path(option).is_dir()]:
         remedy = "give a folder that holds these runs, and choose with runs=TEXT|TEXT"
         raise ConfigError(f"{command}: shows the runs below one folder, not {where} and {others[0]}; {remedy}")
-    if name == "table":
-        text, origin = table(folder, **keyword_arguments(partial(table, folder), options, command))
-        print(text, write_text(folder / PLOTS / "table.md", f"{text}\n\n{origin}\n"), sep="\n\n")
-        return
-    looks, own = (inspect.signature(kind).parameters for kind in (Look, partial(_maker(name), folder, Look())))
-    check_known([option.partition("=")[0] for option in options if "=" in option], [*own, *looks], f"{command}: ")
-    common = [option for option in options if option.partition("=")[0] in looks]
-    look = Look(**keyword_arguments(Look, common, command))
-    make = partial(_maker(name), folder, look)
-    keys = keyword_arguments(make, [option for option in options if option not in common], command)
+    maker = _maker(name)
+    try:
+        looks, own = (inspect.signature(kind).parameters for kind in (Look, partial(maker, folder, Look())))
+    except (TypeError, ValueError):
+        raise ConfigError(f"{command}: takes no (folder, look); see docs/adding.md") from None
+    common = {key: looks[key] for key in (("output", "runs") if name == "table" else looks)}
+    if unclear := next((key for key, parameter in own.items() if parameter.annotation is parameter.empty), None):
+        raise ConfigError(f"{command}: {unclear} has no type; annotate it, as in {unclear}: float = 1.0")
+    check_known([option.partition("=")[0] for option in options if "=" in option], [*own, *common], f"{command}: ")
+    looking = [option for option in options if option.partition("=")[0] in common]
+    look = Look(**keyword_arguments(Look, looking, command))
+    make = partial(maker, folder, look)
+    keys = keyword_arguments(make, [option for option in options if option not in looking], command)
+    content = ",".join([name, *(option for option in options if option.partition("=")[0] in (*own, "runs"))])
+    path = Path(look.output) if look.output else folder / PLOTS / folder_name(content)
+    path = path / folder_name(content) if path.is_dir() else path
     with redirect_stderr(StringIO()) as said:  # an error stands alone
-        paths = save(make(**keys), folder / PLOTS, name, look.format)
+        if name == "table":
+            text, origin = table(folder, look)
+            written = [write_text(with_suffix(path, "md"), f"{text}\n\n{origin}\n")]
+            print(text, end="\n\n")
+        else:
+            figure = call(command, update_wrapper(partial(make, **keys), maker))
+            if not isinstance(figure, Figure):
+                raise ConfigError(f"{command}: returned a {type(figure).__name__}; return a matplotlib figure")
+            written = save(figure, path.parent, path.name, look.format)
     print(said.getvalue(), end="", file=sys.stderr)
-    print(*paths, sep="\n")
+    print(*written, sep="\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class _Apart(StrMethodFormatter):
     def format_ticks(self, values: list[float]) -> list[str]:
         """Returns the texts of ticks, empty ones for those that are left out."""
         texts, axes = super().format_ticks(values), self._axis.axes
-        if self._axis is axes.yaxis:
+        if self._axis is axes.yaxis or not texts:
             return texts
         low, high = sorted(self._axis.get_view_interval())
         letter = 0.6 * rcParams["font.size"] * axes.figure.dpi / 72  # pixels

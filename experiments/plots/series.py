@@ -8,7 +8,7 @@ import pandas as pd
 
 from cbatch import ConfigError
 from cbatch.validation import check_known
-from experiments.plots.style import MOST_SERIES, PLAIN, Look
+from experiments.plots.style import MOST_SERIES, PLAIN, Look, visible
 from experiments.store.headings import heading_of
 from experiments.store.intervals import compare, mean_of
 from experiments.store.labels import label_runs
@@ -60,7 +60,7 @@ def _arrange(runs: pd.DataFrame, look: Look) -> pd.DataFrame:
     check_known(look.order, [*known, *look.labels.values()], "order: ")
     first = [look.labels.get(label, label) for label in look.order]
     ranks = labels.map(lambda label: first.index(label) if label in first else len(first))
-    return runs.assign(label=labels).loc[ranks.sort_values(kind="stable").index]
+    return runs.assign(label=labels.map(visible)).loc[ranks.sort_values(kind="stable").index]
 
 
 def leave_out(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:

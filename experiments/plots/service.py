@@ -11,7 +11,7 @@ from cbatch import ConfigError
 from cbatch.results.service import WINDOW_SECONDS, Service, measure_windows
 from cbatch.validation import positive
 from experiments.plots.series import load_runs
-from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, visible
 from experiments.store.tables import read_service
 
 Seconds = Annotated[float, positive("seconds")]
@@ -74,4 +74,4 @@ def _draw_clients(panel: Any, times: NDArray[np.float64], values: NDArray[np.flo
         panel.plot(times, shown[:, client], label=label, **_OTHERS)
     for index, client in enumerate(named):
         style = {**line_style(index), "markevery": (index * 7 % 50, 50)}
-        panel.plot(times, shown[:, client], label=service.clients[client], **style)
+        panel.plot(times, shown[:, client], label=visible(service.clients[client]), **style)

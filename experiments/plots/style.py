@@ -85,6 +85,7 @@ class Look:
         notes: whether the origin of the figures stands below the plot; if not, it is printed.
         format: of the files, such as pdf,png,svg.
         runs: only runs whose folder names contain this.
+        output: path of the files instead of FOLDER/plots/NAME; its ending, such as .pdf, is the format.
     """
 
     labels: Labels = field(default_factory=dict)
@@ -94,6 +95,7 @@ class Look:
     notes: bool = True
     format: tuple[str, ...] = ("pdf", "png")
     runs: str = ""
+    output: str = ""
 
 
 PLAIN = Look()
@@ -102,6 +104,11 @@ PLAIN = Look()
 def line_style(index: int) -> dict[str, Any]:
     """Returns colour, marker and dashes of a series; those of the first sixteen differ, later ones are as those."""
     return {"linewidth": 1.2, **_STYLES[index % MOST_SERIES]}
+
+
+def visible(label: str) -> str:
+    """Returns a label that legends show: matplotlib hides those that begin with "_"."""
+    return f" {label}" if label.startswith("_") else label
 
 
 def new_figure(
@@ -193,15 +200,17 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
 
 @print_style()
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
-    """Writes a file for each format, atomically, and closes the figure; returns the paths.
+    """Writes a file for each format, or of that at the end of the name, atomically, and closes the figure; returns the paths.
 
     The same figure makes the same files; a PDF embeds its fonts as TrueType. Raises ConfigError: matplotlib knows no such format,
     or the texts leave no room for the panels.
     """
-    for suffix in formats:
-        if suffix not in (known := figure.canvas.get_supported_filetypes()):
-            raise ConfigError(f"format={suffix}: no such format; choose among {', '.join(known)}")
-    paths = [folder / f"{name}.{suffix}" for suffix in formats]
+    known = figure.canvas.get_supported_filetypes()
+    if (ending := Path(name).suffix[1:]) in known:
+        formats = (ending,)
+    if other := next((suffix for suffix in formats if suffix not in known), None):
+        raise ConfigError(f"format={other}: no such format; choose among {', '.join(known)}")
+    paths = [with_suffix(folder / name, suffix) for suffix in formats]
     for path in paths:
         dated = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])
         with atomic_write(path) as partial, warnings.catch_warnings():
@@ -214,3 +223,8 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf
                 raise ConfigError(f"size={size}: leaves no room for the panels; {remedy}") from None
     plt.close(figure)
     return paths
+
+
+def with_suffix(path: Path, suffix: str) -> Path:
+    """Returns the path with the suffix at its end, unless it is there."""
+    return path if path.suffix == f".{suffix}" else path.with_name(f"{path.name}.{suffix}")

@@ -15,7 +15,7 @@ from hand_made import ABOUT, write_run
 from in_process import outcome
 
 from cbatch import ConfigError
-from experiments.compare import main, report
+from experiments.compare import main, read_replications, report
 from experiments.store.intervals import compare
 from experiments.store.text import disagree
 
@@ -25,6 +25,17 @@ T4 = 2.7764
 
 def numbered(*values: float) -> dict[int, float]:
     return dict(enumerate(values))
+
+
+def test_folders_with_unlike_columns_are_read_without_a_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """pandas warns of a frame that is put together of more than 100 blocks."""
+    for place in (0, 1):
+        values = {f"k{number}": (1, 0.5)[(number + place) % 2] for number in range(300)}
+        write_run(tmp_path / f"{place}" / "run", settings={"seed": place}, figures={"own": values})
+    rows = read_replications([tmp_path / "0", tmp_path / "1"])
+    assert len(rows) == 2 and not [*recwarn]
 
 
 def test_pairs_take_out_what_replications_share() -> None:

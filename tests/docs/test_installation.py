@@ -137,7 +137,7 @@ def test_simulation_needs_no_extra(base: str, tmp_path: Path) -> None:
         (f"run {quick} decisions=true output=run", "results: run"),
         ("replay run", "Sarathi makes the same 37 plans"),
         (f"run -m {quick} policy=orca,sarathi workload.pd_ratio=5,10 sweep=few", "results: multirun/few"),
-        ("plot throughput_vs_pd multirun/few baseline=orca", "throughput_vs_pd.png"),
+        ("plot throughput_vs_pd multirun/few baseline=orca", "throughput_vs_pd,baseline=orca.png"),
         (f"compare orca sarathi {quick} batch=4", "preemptions"),
         (f"capacity policy=orca batch=16 workload=open_loop {search}", "results: found"),
         ("profile show hardware=h200", "prediction error:"),

@@ -17,6 +17,7 @@ from cbatch import ConfigError
 from experiments.compare import pairs_of, read_replications
 from experiments.plot import NAMES, main
 from experiments.plots import composition, curves, latency_cdf, service
+from experiments.plots.parts import label_log
 from experiments.plots.style import Look, new_figure
 
 T1 = 12.7062
@@ -387,20 +388,28 @@ def test_the_command_writes_files(name: str, folders: dict[str, Path], capsys: p
     formats = {"table": ["md"], "curves": ["pdf", "png"]}.get(name, ["png"])
     assert main([name, str(folders[name]), *options]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folders[name]))]
-    assert written == [folders[name] / "plots" / f"{name}.{suffix}" for suffix in formats]
+    stem = ",".join([name, *(option for option in options if "format" not in option)])
+    assert written == [folders[name] / "plots" / f"{stem}.{suffix}" for suffix in formats], (
+        "another figure, another file"
+    )
     assert all(path.stat().st_size > 500 for path in written)
     assert not any(b"/Type3" in path.read_bytes() for path in written), "fonts that publishers refuse"
 
 
-def test_every_plot_takes_its_looks(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_plot_takes_its_looks(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels that begin with _ are in the legend, and $ is no mathematics."""
     folder = folders["latency_vs_rate"]
-    options = ["labels=prefill_first=Ours", "size=3.5,2", "title=", "notes=false", "format=svg"]
+    options = ["labels=prefill_first=_$1", "size=3.5,2", "title=$_$", "notes=false", f"output={tmp_path}/a.1.svg"]
     assert main(["latency_vs_rate", str(folder), *options]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(folder / "plots" / "latency_vs_rate.svg")
-    look = Look({"prefill_first": "Ours"}, size=(3.5, 2.0), title="My plot", notes=False)
+    assert capsys.readouterr().out.splitlines()[-1] == f"{tmp_path}/a.1.svg"
+    assert main(["table", str(folder), f"output={tmp_path}"]) == 0 and "offered" in (tmp_path / "table.md").read_text()
+    look = Look({"prefill_first": "_$1"}, size=(3.5, 2.0), title="My $x$", notes=False)
     figure = curves.latency_vs_rate(folder, look)
     [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["Ours"] and legend.get_title().get_text() == "My plot"
+    assert [text.get_text() for text in legend.get_texts()] == ["_$1"] and legend.get_title().get_text() == "My $x$"
+    assert not legend.get_title().get_parse_math()
     assert figure.get_size_inches().tolist() == [3.5, 2.0] and figure.get_supxlabel() == ""
 
 
@@ -415,6 +424,49 @@ def test_a_file_has_the_size_that_is_chosen_with_all_texts_inside(tmp_path: Path
     figure.draw_without_rendering()
     left, bottom, right, top = figure.get_tightbbox().extents
     assert min(left, bottom) >= 0 and right <= 3.5 and top <= 2.5
+
+
+def test_an_axis_without_ticks_has_no_labels() -> None:
+    _, [[panel]] = new_figure(1, 1, 2.0)
+    panel.plot([1e-3, 1e3], [1, 2])
+    panel.set_xscale("log")
+    label_log(panel.xaxis)
+    assert panel.xaxis.get_major_formatter().format_ticks([]) == []
+
+
+OWN = """
+from experiments.store.runs import read_runs
+from matplotlib.figure import Figure
+def draw(folder, look, column: str = "label"):
+    return Figure(label=read_runs(folder)[column].iloc[0])
+def fails(folder, look):
+    return 1 / 0
+def nothing(folder, look):
+    pass
+def few(folder):
+    pass
+def untyped(folder, look, size_of_it=3):
+    pass
+"""
+
+
+def test_an_own_function_draws_a_plot(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_plots.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["own_plots.draw", str(folder), "column=model", f"output={tmp_path}/a.png"]) == 0
+    assert (tmp_path / "a.png").is_file()
+    for name, message in {
+        "draw": "colum: no such key; did you mean column?",
+        "fails": "plot own_plots.fails: fails() raised ZeroDivisionError: division by zero (own_plots.py:7)",
+        "nothing": "plot own_plots.nothing: returned a NoneType; return a matplotlib figure",
+        "few": "plot own_plots.few: takes no (folder, look); see docs/adding.md",
+        "untyped": "size_of_it has no type; annotate it",
+        "drew": "did you mean own_plots.draw?",
+    }.items():
+        assert main([f"own_plots.{name}", str(folder), *["colum=model"] * (name == "draw")]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
