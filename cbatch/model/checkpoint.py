@@ -4,6 +4,7 @@
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, cached_property
@@ -26,8 +27,12 @@ _COMPUTED = {
 _HARMLESS = {  # aliases, or keys without effect on the tokens of a prompt
     *("architectures", "transformers_version", "initializer_range", "use_cache", "pretraining_tp", "attention_dropout"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id", "num_labels", "problem_type"),
-    *("tokenizer_class", "model_type", "rope_theta", "rope_scaling", "torch_dtype", "head_dim"),
+    *("tokenizer_class", "model_type", "rope_theta", "rope_scaling", "head_dim", "max_sequence_length"),
+    *("is_llama_config", "transformers.js_config", "unsloth_version"),  # of the tools that wrote the file
 }
+_NEUTRAL = {"partial_rotary_factor", "logits_scaling", "embedding_multiplier", "residual_multiplier"}
+"""Factors of other families, without effect if 1."""
+
 _ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # types that depend only on a token's position
 _ROPE_NUMBERS = ("rope_theta", "factor", "original_max_position_embeddings")
 _ROPE_OPTIONS = {
@@ -35,13 +40,17 @@ _ROPE_OPTIONS = {
     *("low_freq_factor", "high_freq_factor"),
 }
 
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+"""Number formats by their names in the header of a safetensors file."""
+
 MADE = Path("~/.cache/cbatch/SmolLM2-135M-Instruct")
 """The folder that `make model` writes."""
 
 
-def spec_from_checkpoint(path: str | Path) -> ModelSpec:
+def spec_from_checkpoint(path: str | Path, dtype: str | None = None) -> ModelSpec:
     """Returns the shape of the model in a checkpoint folder, from its config.json. Raises ModelError like `read_config`.
 
+    dtype: None: as config.json states, or else as the weights are stored.
     `max_positions` is at most the sliding window: up to the window's size windowed attention equals plain attention. Yarn
     stretches the positions that the model was trained on.
     """
@@ -62,7 +71,7 @@ def spec_from_checkpoint(path: str | Path) -> ModelSpec:
             vocab_size=config.vocab_size,
             tied_embeddings=config.tie_word_embeddings,
             max_positions=positions if window is None else min(positions, window),
-            dtype=str(config.dtype or "float32").removeprefix("torch."),
+            dtype=dtype or _dtype(file),
             rope_theta=rope["rope_theta"],
             path=str(path),
         )
@@ -84,6 +93,8 @@ def read_config(path: str | Path) -> "PreTrainedConfig":
     if content.pop("quantization_config", None) is not None:
         raise ModelError(f"{file}: quantized checkpoints are not supported; use one in {', '.join(DTYPE_BYTES)}")
     check_installed("real", "transformers")
+    for key in ("dtype", "torch_dtype"):  # the caller chooses the number format
+        content.pop(key, None)
     from transformers import CONFIG_MAPPING
 
     try:
@@ -94,6 +105,29 @@ def read_config(path: str | Path) -> "PreTrainedConfig":
         settings = ", ".join(f"{key}={value!r}" for key, value in others.items())
         raise ModelError(f"{file}: {settings} is not supported; use another checkpoint, or remove what has no effect")
     return config
+
+
+def _dtype(file: Path) -> str:
+    """Returns the number format that a config.json states, or else that of most bytes of the weights beside it."""
+    content = _read(file)
+    stated = [text for key in ("dtype", "torch_dtype") if (text := content.get(key)) not in (None, "auto")]
+    if stated:
+        return str(stated[0]).removeprefix("torch.")
+    weights = next(iter(sorted(file.parent.glob("*.safetensors"))), None)
+    if weights is None:
+        problem = "states no dtype, and there are no weights (*.safetensors) that show it"
+        raise ModelError(f"{file}: {problem}; give +model.dtype=bfloat16, or another of {', '.join(DTYPE_BYTES)}")
+    try:
+        with weights.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        sizes = Counter[str]()
+        for tensor in (tensor for name, tensor in header.items() if name != "__metadata__"):
+            begin, end = tensor["data_offsets"]
+            sizes[tensor["dtype"]] += end - begin
+        [(name, _)] = sizes.most_common(1)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError) as error:
+        raise ModelError(f"{weights}: has no header ({one_line(error)}); copy the checkpoint again") from error
+    return _DTYPES.get(name, name)
 
 
 def sliding_window(config: "PreTrainedConfig") -> int | None:
@@ -114,11 +148,13 @@ def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[s
         key: value
         for key, value in content.items()
         if key not in _COMPUTED.intersection(defaults) | _HARMLESS and not key.startswith("_")
+        if not (key in _NEUTRAL and value == 1)
         if hasattr(config, key) and (value != defaults[key] if key in defaults else value)  # others are for generation
     }
     for key, value in config.rope_parameters.items():
         number = key in _ROPE_NUMBERS and isinstance(value, int | float)
-        if not (number or key in _ROPE_OPTIONS or (key == "rope_type" and value in _ROPE_TYPES)):
+        neutral = key in _NEUTRAL and value == 1
+        if not (number or neutral or key in _ROPE_OPTIONS or (key == "rope_type" and value in _ROPE_TYPES)):
             others[f"rope_parameters.{key}"] = value
     types = {*getattr(config, "layer_types", ())}
     if types - {"full_attention", *(["sliding_attention"] if sliding_window(config) else [])}:

@@ -98,7 +98,7 @@ def _build(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _pretrained(spec: ModelSpec, path: str) -> PreTrainedModel:
-    stored = spec_from_checkpoint(path)
+    stored = spec_from_checkpoint(path, spec.dtype)
     for field in ("family", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
         wanted, actual = getattr(spec, field), getattr(stored, field)
         if wanted != actual:  # the KV cache and all accounting follow `spec`

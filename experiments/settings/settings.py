@@ -194,7 +194,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
             raise ConfigError(f"{key}: is missing; give {key}=NAME")
     root = read(keys, {key: config[key] for key in names if key in config})
     chosen: dict[str, str] = {}
-    model = _model(config["model"], chosen)
+    model = _model(config["model"], "model.dtype" in composed.given(), chosen)
     workload: Workload = construct("workload", config["workload"], needs=("requests",))
     workload = workload.within(model.max_positions) if isinstance(workload, Workload) else workload
     _check_effects(composed.given(), model, workload, root.prefix_cache)
@@ -226,11 +226,12 @@ def _backend(section: object, chosen: dict[str, str]) -> Backend:
     return backend
 
 
-def _model(section: object, chosen: dict[str, str]) -> ModelSpec:
-    """Returns the model's shape, that of its checkpoint if `model.path` names one."""
+def _model(section: object, has_dtype: bool, chosen: dict[str, str]) -> ModelSpec:
+    """Returns the model's shape, that of its checkpoint if `model.path` names one. has_dtype: the command line states the dtype."""
     spec: ModelSpec = construct("model", section, needs=ModelSpec.__slots__)
     if spec.path is not None:
-        spec = replace(spec_from_checkpoint(Path(spec.path).expanduser()), seed=spec.seed)
+        dtype = spec.dtype if has_dtype else None
+        spec = replace(spec_from_checkpoint(Path(spec.path).expanduser(), dtype), seed=spec.seed)
         chosen["model"] = f"{spec.name} (of model.path)"
     return spec
 
@@ -239,7 +240,8 @@ def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workloa
     """Raises ConfigError for a key of the command line that another key leaves without effect."""
     without: dict[str, str] = {}
     if model.path is not None:
-        shape = [key for key in given if key.startswith("model.") and key not in ("model.path", "model.seed")]
+        read = ("model.path", "model.seed", "model.dtype")
+        shape = [key for key in given if key.startswith("model.") and key not in read]
         shape += ["model"] * ("model" in given and "model.path" in given)
         without |= dict.fromkeys(shape, f"model.path={model.path}, where the model's shape is read")
     if (load := getattr(workload, "load", None)) is not None:

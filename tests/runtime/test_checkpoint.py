@@ -99,6 +99,46 @@ def test_a_missing_folder_names_the_command_that_makes_it(tmp_path: Path, monkey
         assert str(caught.value) == f"model.path={tmp_path / name} is not a folder; {remedy}"
 
 
+@pytest.mark.parametrize("stated", [None, "auto"])
+def test_the_weights_tell_a_dtype_that_config_does_not(stated: str | None, folder: Path) -> None:
+    """A missing one was float32, at twice the bytes of most weights."""
+    edit(folder, lambda config: (config.pop("dtype"), config.update(torch_dtype=stated)))
+    file = folder / "model.safetensors"
+    weights = {name: tensor.bfloat16() if tensor.ndim == 2 else tensor for name, tensor in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    found = spec_from_checkpoint(folder)
+    assert found.dtype == "bfloat16", "that of the matrices: norms are often float32"
+    assert load_model(found, CPU).dtype == torch.bfloat16
+    assert spec_from_checkpoint(folder, "float16").dtype == "float16"
+    file.write_bytes(b"rubbish")
+    with pytest.raises(ModelError, match=r"model\.safetensors: has no header"):
+        spec_from_checkpoint(folder)
+    file.unlink()
+    with pytest.raises(ModelError, match=r"config\.json: states no dtype, .*; give \+model\.dtype=bfloat16"):
+        spec_from_checkpoint(folder)
+    assert compose_run(f"model.path={folder}", "+model.dtype=bfloat16").model.dtype == "bfloat16"
+
+
+HARMLESS: dict[str, object] = {
+    "is_llama_config": True,
+    "transformers.js_config": {"dtype": "q4"},
+    "max_sequence_length": 2048,
+    "unsloth_version": "2024.9",
+    "partial_rotary_factor": 1.0,
+    "logits_scaling": 1.0,
+}
+
+
+@pytest.mark.parametrize("key", HARMLESS)
+def test_keys_of_other_tools_and_neutral_factors_are_read(key: str, folder: Path) -> None:
+    edit(folder, lambda config: config.update({key: HARMLESS[key]}))
+    assert spec_from_checkpoint(folder) == replace(LLAMA, name=folder.name, path=str(folder))
+    if HARMLESS[key] == 1.0 and not isinstance(HARMLESS[key], bool):
+        edit(folder, lambda config: config.update({key: 0.5}))
+        with pytest.raises(ModelError, match=f"{key}=0.5"):
+            spec_from_checkpoint(folder)
+
+
 BROKEN_WEIGHTS: dict[str, Callable[[Path], object]] = {
     "missing": lambda f: (f / "model.safetensors").unlink(),
     "truncated": lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:1000]),

@@ -111,7 +111,9 @@ def test_a_key_that_another_leaves_without_effect_is_refused(
     """Otherwise a sweep of it is stored as rows that differ in it and have equal figures."""
     shape = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
     (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 8, **shape}))
+    (tmp_path / "m" / "config.json").write_text(
+        json.dumps({"model_type": "llama", "vocab_size": 8, "dtype": "float32", **shape})
+    )
     monkeypatch.chdir(tmp_path)
     assert compose_run("model.path=m", "+model.seed=3").model.num_layers == 2
     with pytest.raises(ConfigError, match=rf"^{key}[:=].* has no effect beside "):
