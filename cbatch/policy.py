@@ -52,7 +52,8 @@ class Policy(Protocol):
     vLLM's adapter repeats it unless the policy has `on_tokens` or `on_step`. `experiments.check` tests the promise. With
     `steady = False` in the class, `plan` may set `self.steady` for the returned plan.
 
-    `depends_on = ("prefix_cache", "clients")` in the class adds a note to the results of runs that lack these features.
+    `depends_on = ("prefix_cache", "clients")` in the class or the object: a run that lacks one of these has a note in its results.
+    Evictions and routers may have it, too. `experiments.store.notes` lists the names.
     """
 
     def plan(self, view: View) -> Plan:

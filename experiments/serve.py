@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from cbatch import Engine, FinishReason, Request, RunRecord
 from cbatch.arrivals import Stream
+from cbatch.cluster import RoundRobin
 from cbatch.results.metrics import Served, collect_served
 from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
 from cbatch.results.streamed import StreamedRun
 from cbatch.results.summary import summarize
+from cbatch.results.turns import early_turns
 from experiments.progress import progress
 from experiments.settings.assemble import BoundsOf, Run, assemble, bounds_of, with_workload
 from experiments.settings.hardware import CPU, cpu_profile
@@ -154,6 +156,7 @@ def _result_of(
         "mean_waiting": served.mean_waiting,
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
+        **({"early_turns": early} if (early := early_turns(ended, served)) else {}),
         **run.end,
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
@@ -205,6 +208,24 @@ def decisions_of(run: Run, folder: Path | None) -> "AbstractContextManager[Decis
     return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, run.settings.composed.overrides)
 
 
+def _lacks(run: Run) -> list[str]:
+    """Returns what the policy, the eviction and the router depend on, and the run does not have; `notes` explains the names."""
+    settings, engine = run.settings, run.engine.engines[0]
+    present = {
+        *run.totals.stated,
+        *["prefix_cache"] * settings.prefix_cache,
+        *["hidden_lengths"] * (not run.totals.lengths_known),
+        *["places"] * (run.limits.max_running > run.limits.max_batch),
+        *["replicas"] * (settings.backend.replicas > 1),
+    }
+    router, cache = settings.backend.router, engine.state.cache
+    needed = ["replicas"] * (type(router) is not RoundRobin)
+    for part in (engine.policy, router, cache and cache.pool.eviction):
+        of_class: tuple[str, ...] = getattr(type(part), "depends_on", ())
+        needed += getattr(part, "__dict__", {}).get("depends_on", of_class)
+    return [name for name in dict.fromkeys(needed) if name not in present]
+
+
 def origin_of_run(settings: Settings) -> dict[str, Any]:
     """Returns the identity of a run, and its code."""
     return {"identity": settings.identity, "code": sources_of(settings.composed.keys)}
@@ -217,8 +238,6 @@ def about_run(run: Run) -> dict[str, Any]:
     execution = backend.facts(executors, run.cost, settings.runtime.asynchronous)
     if record.stages:  # of a real pipeline; a simulated one keeps its own account
         execution["stages"] = [asdict(account) for account in account_stages(record)]
-    present = {"prefix_cache": settings.prefix_cache, "clients": run.totals.clients != {None}}
-    needed = getattr(type(run.engine.engines[0].policy), "depends_on", ())
     limits = {"batch": run.limits.max_batch, "tokens": run.limits.max_tokens}
     return {
         "policy": settings.identity["policy"],
@@ -235,7 +254,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "requests": len(run.requests),
         "output_lengths_known": run.totals.lengths_known,  # to policies, by `max_new_tokens`
         "prefixes": run.totals.prefixes and not settings.prefix_cache,  # they are known, and not reused
-        "lacks": [name for name in needed if not present.get(name, True)],
+        "lacks": _lacks(run),
         "overrides": list(composed.overrides),
         "number": composed.number,
         "date": now(),

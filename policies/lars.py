@@ -14,6 +14,7 @@ NEAREST = 64  # waiting requests that a plan considers
 
 
 class LARS(Described):
+    depends_on = ("ttft",)
     steady = False  # set by each plan: True if no request waits
 
     def __init__(self, target: float = 0.1, ttft: float = 10.0) -> None:

@@ -17,6 +17,7 @@ from policies.shared.waiting import WaitingQueue
 
 
 class LTR(WholePrompts):
+    depends_on = ("places",)
     steady = False  # set by each plan: True only if no request waits
 
     def __init__(self, predictor: Predictor, starvation: float = 200, period: int = 10) -> None:

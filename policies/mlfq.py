@@ -14,6 +14,7 @@ from policies.shared.waiting import WaitingQueue
 
 
 class MLFQ(WholePrompts):
+    depends_on = ("places",)
     steady = False  # set by each plan: True if a single decoding request is left
 
     def __init__(self, quantum: float = 0.01, skip_join: bool = True, promote_after: float = 3.0) -> None:

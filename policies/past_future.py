@@ -40,6 +40,7 @@ class PastFuture(WholePrompts):
         if admission not in ADMISSIONS or window < 1 or not 0 <= reserve < 1 or draws < 1:
             known = ", ".join(ADMISSIONS)
             raise ConfigError(f"policy: need {admission=} in {known}, {window=} and {draws=} >= 1, 0 <= {reserve=} < 1")
+        self.depends_on = ("hidden_lengths",) * (admission == "past_future")
         self.admission, self.window, self.reserve, self.draws = admission, window, reserve, draws
         self.seed, self.history = seed, tuple(history)
         self._random, self._oracle, self._ended = Random(seed), Oracle(), EndedLengths(window, history)

@@ -14,6 +14,7 @@ from policies.vllm_v1 import VllmV1
 
 
 class Priority(VllmV1):
+    depends_on = ("priorities",)
     steady = True
 
     def __init__(self, budget: int, long_prefill: int = 0, boost: int = 0) -> None:

@@ -9,7 +9,7 @@ code (microsoft/sarathi-serve, niyama_asplos2026, deadline_scheduler.py). Differ
 from heapq import merge
 
 from cbatch import ConfigError, Described, Limits, Plan, Request, StepRecord, View
-from policies.chunking import ChunkSelector
+from policies.chunking import ChunkSelector, Slack
 from policies.predictors import Predictor
 from policies.shared.deadlines import deadline, misses
 from policies.shared.step_times import StepTimes
@@ -33,6 +33,7 @@ class QoServe(Described):
         """alpha: seconds per remaining token, in `hybrid`."""
         if order not in ORDERS or alpha < 0:
             raise ConfigError(f"policy: {order=} must be one of {', '.join(ORDERS)}, {alpha=} at least 0")
+        self.depends_on = ("objectives", *["slack"] * (not isinstance(chunking, Slack)))
         self.chunking, self.predictor, self.order = chunking, predictor, order
         self.alpha, self.relegate, self._relegated = alpha, relegate, set[Request]()
         self._queue, self._times = WaitingQueue(self.urgency), StepTimes(FIRST_RATE, SMOOTHING)

@@ -17,6 +17,8 @@ MOST_CRITICAL, CROWDED, EARLY, LATE = 128, 0.96, 10.0, 5.0
 
 
 class Slai(Described):
+    depends_on = ("tbt",)
+
     def __init__(
         self,
         budget: int = 512,

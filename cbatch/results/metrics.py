@@ -40,6 +40,7 @@ class Ended(NamedTuple):
 
     id: int
     client: str | None
+    session: str | None
     tier: str | None
     slo: SLO
     arrival_time: float

@@ -14,8 +14,18 @@ FEWEST_IN_TAIL = 10
 _LACKS = {
     "prefix_cache": "the policy orders requests by the prefix cache, which is off: give prefix_cache=true",
     "clients": "the policy distinguishes clients, but no request names its client",
+    "sessions": "the eviction keeps the blocks of sessions, but no request names its session",
+    "turns": "the eviction expects further turns of sessions, but each session has one request",
+    "objectives": "the policy orders requests by their objectives, but none has any: give workload.slo or workload.tiers",
+    "ttft": "the policy orders requests by slo.ttft, but none has it: its default stands for all of them",
+    "tbt": "the policy times decodes by slo.tbt, but no request has it: its default stands for all of them",
+    "slack": "the policy's chunks do not follow its deadlines: give chunking=slack",
+    "priorities": "the policy orders requests by priority, but all have the same: give workload.tiers",
+    "places": "the policy pauses requests, but there is no place for paused ones: give max_running above batch",
+    "hidden_lengths": "the policy estimates output lengths, which max_new_tokens states: give workload.max_new_tokens",
+    "replicas": "backend.router has no effect, as there is one replica: give backend.replicas",
 }
-"""Notes on features that a policy depends on and a run lacks, by the names in `about.lacks`."""
+"""Notes on what a policy, an eviction or a router depends on and a run lacks, by the names in `depends_on` and `about.lacks`."""
 
 PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 """Keys of the time that plans took on this machine (`cbatch.sim.PlanningExecutor`)."""
@@ -42,6 +52,11 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     for name, text in _LACKS.items():
         if any(lacking := [name in about.get("lacks", ()) for about in known]):
             notes.append(f"{text}{_of_several(lacking)}")
+    if early := [turns for about in known if (turns := about.get("early_turns"))]:
+        turns, arrived, answered = (sum(each[key] for each in early) for key in ("turns", "arrived", "answered"))
+        if arrived:
+            shares = f"{arrived / turns:.0%} of {turns:,} turns arrive, and {answered / turns:.0%} get tokens"
+            notes.append(f"{shares}, before the answer in their prompt is complete")
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),
         ("cancelled", "requests whose client left"),

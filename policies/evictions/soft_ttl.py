@@ -17,6 +17,8 @@ class SoftTTL(Eviction):
     and is over once now >= end.
     """
 
+    depends_on = ("sessions",)
+
     dynamic = True
 
     def __init__(self, ttl: float) -> None:

@@ -8,6 +8,8 @@ from cbatch import CachedBlock, ConfigError, Eviction
 class TLRU(Eviction):
     """Evicts blocks first without which the next turn has at most `threshold` tokens to compute."""
 
+    depends_on = ("turns",)
+
     def __init__(self, threshold: int, next_prompt: int) -> None:
         """threshold: tokens that a turn may compute before its first token. next_prompt: new tokens predicted for a turn.
 

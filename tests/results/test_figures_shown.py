@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hand_made import end, make_record, make_summary, write_run
 from test_figures import FIGURES
 
 from cbatch import SLO, ConfigError, FinishReason, Request
-from cbatch.results.metrics import Objectives, collect_served
+from cbatch.results.metrics import Objectives, Served, collect_served
 from cbatch.results.service import service_of
+from cbatch.results.turns import early_turns
 from experiments.store import text as texts
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
 from experiments.store.intervals import Compared, Mean
@@ -293,6 +295,31 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert reused == "prefixes are not reused: every prompt is computed in full, in 1 of 2 runs"
     [_, cache, clients] = notes_of([{**simulated(), "lacks": ["prefix_cache", "clients"]}])
     assert cache.endswith("give prefix_cache=true") and "client" in clients
+    early = [{"turns": 30, "arrived": 20, "answered": 9}, {"turns": 10, "arrived": 0, "answered": 0}, {}]
+    assert notes_of([{**simulated(), "early_turns": turns} for turns in early])[-1] == (
+        "50% of 40 turns arrive, and 22% get tokens, before the answer in their prompt is complete"
+    )
+
+
+def test_early_turns_are_those_before_the_answer_in_their_prompt() -> None:
+    """Session a: its second turn comes before the end of the first, and is answered after it; its third is wholly early.
+
+    Session b's second turn has no room for the first; a request without a session has no turns.
+    """
+    rows = [
+        ("a", 0, 1, 5, 10, 4),
+        ("a", 4, 6, 9, 20, 4),
+        ("a", 5, 7, 9, 30, 2),
+        ("b", 0, 1, 8, 9, 3),
+        ("b", 1, 2, 3, 11, 2),
+    ]
+    rows += [(None, 0, 1, 5, 10, 4), (None, 0, 1, 5, 90, 4)]
+    sessions, *columns = zip(*rows, strict=True)
+    ended = [Request(id_, 1, 1, session=session) for id_, session in enumerate(sessions)]
+    arrival, first, last, prompts, outputs = map(np.array, columns)
+    served = Served(np.arange(7), arrival, arrival, first, last, prompts, outputs, np.zeros(0, int), np.zeros(0))
+    assert early_turns(ended, served) == {"turns": 2, "arrived": 2, "answered": 1}
+    assert early_turns(ended[5:], served) == {}
 
 
 def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:

@@ -1,0 +1,36 @@
+"""Counts the turns of conversations that an open loop sends, or that a server answers, before the answer in their prompt exists."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from cbatch.results.metrics import Entry, Served
+
+
+def early_turns(ended: Iterable[Entry], served: Served) -> dict[str, int]:
+    """Returns the served turns whose prompt has room for the turn before and its answer, and how many of them are early; empty if none.
+
+    turns: all of them. arrived: those that arrived before the answer was complete. answered: those that got a token before.
+    """
+    sessions = {request.id: request.session for request in ended if request.session is not None}
+    columns = (
+        served.id,
+        served.arrival,
+        served.first_token,
+        served.last_token,
+        served.prompt_tokens,
+        served.output_tokens,
+    )
+    latest: dict[
+        str, tuple[float, int]
+    ] = {}  # when the answers so far are complete; tokens of the latest turn and its answer
+    turns = arrived = answered = 0
+    for row in np.lexsort((served.id, served.arrival)).tolist():
+        id_, arrival, first_token, last_token, prompt, output = (column[row].item() for column in columns)
+        if (session := sessions.get(id_)) is None:
+            continue
+        complete, length = latest.get(session, (-np.inf, prompt + 1))
+        if length <= prompt:
+            turns, arrived, answered = turns + 1, arrived + (arrival < complete), answered + (first_token < complete)
+        latest[session] = max(complete, last_token), prompt + output
+    return {"turns": turns, "arrived": arrived, "answered": answered} if turns else {}

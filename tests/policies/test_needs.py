@@ -1,0 +1,51 @@
+"""What a policy, an eviction or a router depends on, and a run does not have, stands in the notes of its results."""
+
+import pytest
+
+from experiments.serve import serve
+from experiments.settings.compose import compose_run
+from experiments.store.notes import notes_of
+
+NEEDS = {
+    "policy=qoserve": ("objectives", ["chunking=slack", "slo.total=9"]),
+    "policy=lars": ("ttft", ["slo.ttft=9"]),
+    "policy=slai": ("tbt", ["slo.tbt=9"]),
+    "policy=mlfq": ("places", ["max_running=9"]),
+    "policy=ltr": ("places", ["max_running=9"]),
+    "policy=past_future": ("hidden_lengths", ["max_new_tokens=999"]),
+    "policy=priority": ("priorities", ["tiers={a: {share: 0.5, priority: 1}, b: {share: 0.5}}"]),
+    "policy=vtc": ("clients", []),
+    "backend.router=lmetric": ("replicas", ["backend.replicas=2"]),
+}
+"""By what needs it: a name, and the settings that give it."""
+
+
+def lacks(*arguments: str) -> list[str]:
+    settings = ("backend=sim", "batch=4", "workload=chat", "workload.num_requests=12", "workload.turns=3", *arguments)
+    about = serve(compose_run(*settings), say=lambda _: None, bar=False).about
+    names: list[str] = about["lacks"]
+    assert len(notes_of([about])) >= len(names)
+    return names
+
+
+@pytest.mark.parametrize("needs", NEEDS)
+def test_a_run_says_what_its_policy_or_router_needs(needs: str) -> None:
+    name, remedy = NEEDS[needs]
+    of_workload = ("slo.", "tiers", "max_new")
+    given = [
+        f"+workload.{text}" if text.startswith("slo.") else f"workload.{text}" if text.startswith(of_workload) else text
+        for text in remedy
+    ]
+    assert name in lacks(needs)
+    if remedy:
+        assert lacks(needs, *given) == []
+
+
+def test_a_run_says_what_its_eviction_needs() -> None:
+    alone = ("prefix_cache=true", "workload.turns=1")
+    assert lacks("eviction=tlru", *alone) == ["turns"] and lacks("eviction=tlru", "prefix_cache=true") == []
+    assert lacks("eviction=soft_ttl", "prefix_cache=true") == []
+    sessionless = ("workload=open_loop", "workload.num_requests=4", "prefix_cache=true")
+    settings = compose_run("backend=sim", "eviction=soft_ttl", *sessionless)
+    assert serve(settings, say=lambda _: None, bar=False).about["lacks"] == ["sessions"]
+    assert lacks("policy=past_future", "policy.admission=optimum") == [], "which is given true lengths"
