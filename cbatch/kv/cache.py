@@ -1,4 +1,4 @@
-"""The prefix cache of an engine, for `State`: joins the pool of named blocks, the names of each request, and the eviction."""
+"""The prefix cache of an engine, for `State`: connects the pool of named blocks, the requests' block names, and the eviction."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,10 +15,10 @@ from cbatch.request_table import RequestTable
 class PrefixCache:
     """Finds, shares and names cached blocks for requests.
 
-    A block can be found from the iteration after the one that computes the block, even while that iteration is in flight:
-    iterations write in the order of their launch. Blocks of generated tokens can be found once the host knows the tokens.
-    In vLLM a request also finds blocks that an earlier request of the same iteration computes. That is left out here: hits
-    would depend on the order of the plan that is being made.
+    A block can be found by iterations after the iteration that computes the block, even while the latter is in flight, since
+    iterations write in the order of their launch. Blocks of generated tokens can be found once the host knows the tokens. In
+    vLLM a request also finds blocks that an earlier request of the same iteration computes. Here it does not, since hits would
+    depend on the order of the current plan.
     """
 
     def __init__(self, pool: PrefixPool, table: RequestTable) -> None:
@@ -27,16 +27,16 @@ class PrefixCache:
         self._looks_ahead = type(pool.eviction).on_submit is not Eviction.on_submit
 
     def is_steady(self, waiting: bool) -> bool:
-        """Whether evictions are independent of time, and any waiting requests find the same blocks as for the latest plan."""
+        """Returns whether evictions do not depend on time, and waiting requests find the same blocks as at the latest plan."""
         return not self.pool.eviction.dynamic and not (waiting and self.pool.version != self._planned_version)
 
     def num_unchanged(self, rows: Ints) -> int:
-        """Returns how many iterations can compute a token of each of these rows before a row gets another named block."""
+        """Returns how many iterations can compute a token of each row before any row gets another named block."""
         filled = np.minimum(self._table.computed[rows], self._table.known[rows])
         return int(((self.pool.num_named[rows] + 1) * self.pool.block_size - filled).min()) - 1
 
     def check(self, request: Request) -> None:
-        """Raises WorkloadError for prefix hashes that are not cumulative ids of whole blocks."""
+        """Raises WorkloadError unless the prefix hashes are cumulative ids of whole blocks."""
         spec, size = spec_of(request), self.pool.block_size
         hashes, tokens = spec.prefix_hashes, spec.hash_block
         if not hashes or self._table.tokens is not None:
@@ -56,7 +56,7 @@ class PrefixCache:
         raise WorkloadError(f"request {spec.id}: {problem}; {remedy}")
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Begins to look up requests that arrive or will arrive; skips those that are looked up already."""
+        """Prepares the lookup of requests that arrive or will arrive; skips prepared requests."""
         for request in requests:
             if request.prefix is None:
                 request.prefix = prefix = Prefix(request, self.pool, self._table)
@@ -65,7 +65,7 @@ class PrefixCache:
                     call(self.pool.eviction, "on_submit", request, prefix.names(number)[:number])
 
     def num_cached(self, request: Request) -> int:
-        """Returns how many prompt tokens of a request, submitted here or not, the cache holds."""
+        """Returns the prompt tokens of a request that the cache holds. The request may belong to another engine."""
         return Prefix(request, self.pool, self._table).num_cached
 
     def found(self, request: Request) -> Sequence[Name]:
@@ -74,20 +74,20 @@ class PrefixCache:
         return prefix.names(0)[: prefix.num_found]
 
     def names(self, request: Request, at_most: int | None) -> Sequence[Name]:
-        """Returns the names of the full blocks of a waiting request, or of the first `at_most`."""
+        """Returns the names of a waiting request's full blocks, at most the first `at_most`."""
         number = request.num_known // self.pool.block_size
         number = number if at_most is None else min(number, at_most)
         names: Sequence[Name] = request.prefix.names(number)[:number]
         return names
 
     def num_shared(self, request: Request) -> int:
-        """Blocks that a waiting request finds and that are not free."""
+        """Returns the number of blocks that a waiting request finds and that are not free."""
         return self.pool.num_in_use(self.found(request))
 
     def admit(self, requests: Sequence[Request], newcomers: Sequence[Request], num_tokens: Ints, now: float) -> None:
-        """Gives newcomers of a plan, which have rows, the blocks that they found. Must precede the taking of any cached block.
+        """Gives a plan's newcomers, which have rows, the blocks that they found. Call before any cached block is taken.
 
-        num_tokens: found when the plan was checked, [requests].
+        num_tokens: tokens found when the plan was checked, [requests].
         """
         self.pool.now, self._planned_version = now, self.pool.version
         for place in map(requests.index, newcomers):
@@ -95,7 +95,7 @@ class PrefixCache:
 
     def _admit(self, request: Request, num_tokens: int) -> None:
         pool, prefix, number = self.pool, request.prefix, num_tokens // self.pool.block_size
-        names = prefix.names(request.num_known // pool.block_size)[:number]  # makes all names that the prompt will need
+        names = prefix.names(request.num_known // pool.block_size)[:number]  # makes all names of the prompt
         pool.share(request.row, names)
         if request.num_preemptions:
             request.num_cached_again += num_tokens
@@ -105,13 +105,13 @@ class PrefixCache:
         call(pool.eviction, "on_admit", request, names, pool.now)
 
     def register(self, requests: Sequence[Request], rows: Ints, num_tokens: Ints) -> None:
-        """Names the full blocks of a step's requests. num_tokens: known, and computed by this step or before, [rows]."""
+        """Names the full blocks of a step's requests. num_tokens: tokens that are known and computed after this step, [rows]."""
         num_full = num_tokens // self.pool.block_size
         for place in (num_full > self.pool.num_named[rows]).nonzero()[0].tolist():
             self._register(requests[place], num_full.item(place))
 
     def register_repeated(self, requests: Sequence[Request], num_tokens: Ints) -> None:
-        """Names full blocks as `register` after each of several steps that computed one token of each request."""
+        """Batch form of `register`, for consecutive decode steps."""
         size, full = self.pool.block_size, []
         for place, (request, tokens) in enumerate(zip(requests, num_tokens.tolist(), strict=True)):
             named = self.pool.num_named.item(request.row)
@@ -120,7 +120,7 @@ class PrefixCache:
             self._register(requests[place], number)
 
     def release(self, request: Request) -> None:
-        """Prepares the release of a request's blocks: names all full blocks, and reports the release to the eviction."""
+        """Prepares the release of a request's blocks: names all full blocks, and calls the eviction's `on_release`."""
         pool, table, row = self.pool, self._table, request.row
         number = min(table.computed.item(row), table.known.item(row)) // pool.block_size
         self._register(request, number)

@@ -1,4 +1,4 @@
-"""Chooses the cached block to evict when a plan takes more blocks than are blank; a plug-in."""
+"""The plug-in that chooses the cached block to evict when a plan takes more blocks than are blank."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -7,17 +7,17 @@ from cbatch import calls
 from cbatch.request import Request
 
 Name = Hashable
-"""Stands for the content of a full block and of all blocks before it."""
+"""A block's hash: identifies the content of a full block and of all preceding blocks."""
 
 
 class CachedBlock(NamedTuple):
-    """A block that no request holds, as an eviction sees it.
+    """A block that no request holds, for evictions.
 
-    start, end: its tokens are those from `start` to before `end` of its prefix.
-    is_spare: lookups find the same content without the block: another copy is older, or in use.
-    num_uses: 1, and 1 for each admission that found the block.
-    created, released: numbers, ascending in the order in which blocks got their names, and were given up by their last holder.
-    released_at: seconds when the last holder gave the block up. holder_tokens: prompt and output of that holder.
+    start, end: the block holds the tokens from `start` to before `end` of its prefix.
+    is_spare: whether lookups find the same content without the block, because another copy is older or in use.
+    num_uses: 1, plus 1 for each admission that found the block.
+    created, released: numbers that ascend in the order in which blocks got their names, and were released by their last holder.
+    released_at: seconds when the last holder released the block. holder_tokens: tokens of prompt and output of that holder.
     """
 
     name: Name
@@ -34,9 +34,9 @@ class CachedBlock(NamedTuple):
 class Eviction:
     """Orders the cached blocks that no request holds. This base class evicts the block released longest ago.
 
-    The pool asks for keys only when a block must go, and only of leaves: blocks without a cached successor. It evicts the block
-    of the smallest key, among equal keys the block released longest ago. A key may depend on its `CachedBlock` alone, and is asked
-    for once per release. While `dynamic` is true, keys may depend on anything, and are asked for before each eviction.
+    The pool requests keys only when it must evict a block, and only for leaves: blocks without a cached successor. It evicts the
+    block with the smallest key; among equal keys, the block released longest ago. A key may depend only on its `CachedBlock`, and is
+    requested once per release. While `dynamic` is true, keys may depend on anything, and are requested before each eviction.
     """
 
     dynamic = False
@@ -46,18 +46,18 @@ class Eviction:
         return [0] * len(blocks)
 
     def on_submit(self, request: Request, names: Sequence[Name]) -> None:
-        """A request will arrive. names: the names of its prompt's full blocks; it finds at most those before its last token."""
+        """Called when a request will arrive. names: of its prompt's full blocks; it finds at most blocks before its last token."""
 
     def on_admit(self, request: Request, names: Sequence[Name], now: float) -> None:
-        """A request is admitted, perhaps not for the first time. names: the names of the blocks that it found."""
+        """Called when a request is admitted, perhaps again. names: the names of the blocks that it found."""
 
     def on_release(self, request: Request, names: Sequence[Name], now: float) -> None:
-        """A request has ended or was preempted. names: the names of the full blocks that it held."""
+        """Called when a request has ended or was preempted. names: the names of the full blocks that it held."""
 
     def on_finish(self, request: Request) -> None:
-        """A request has ended."""
+        """Called when a request has ended."""
 
 
 def call(eviction: Eviction, method: str, *arguments: Any) -> Any:
-    """Calls a method of an eviction. Raises PolicyError, which names both, where the method fails."""
+    """Calls a method of an eviction. Raises PolicyError, which names eviction and method, if the method fails."""
     return calls.call(f"eviction {type(eviction).__name__}", getattr(eviction, method), *arguments)

@@ -1,4 +1,4 @@
-"""A pool whose blocks several requests can share, and which keeps the content of blocks that no request holds.
+"""A pool whose blocks requests can share, and which keeps the content of blocks that no request holds.
 
              extend              register                release              extend
     blank -----------> live ----------------> live, named -----------> cached ----------> live (its name is forgotten)
@@ -6,8 +6,8 @@
       |     release      |                         |        share         |
       +------------------+                         +----------------------+
 
-A full block gets a *name*, which stands for the content of the block and of all blocks before it, so that a lookup needs no tree
-(vLLM V1). Blocks of equal content computed at the same time are all kept. The pool knows no tokens: `names` makes the names.
+A full block gets a *name*, a hash of the content of the block and of all preceding blocks, so that a lookup needs no tree (vLLM V1).
+Blocks of equal content that are computed at the same time are all kept. The pool knows no tokens: `names` makes the names.
 """
 
 from collections import Counter, OrderedDict
@@ -29,14 +29,14 @@ from cbatch.request import Ints
 class PrefixPool(BlockPool):
     """Blocks with names and reference counts.
 
-    Each block is exactly one of: blank; *cached*: named, and in no block table; *live*: in `live` tables; *retiring*: in no table,
-    and `leaving` iterations in flight may still use it. Blank and cached blocks are free. The names are closed: if a name is held,
-    the names of the blocks before are held, too, because only a *leaf* is evicted: a block without a named successor, or with
-    another copy of its name. A free block that is not blank implies a leaf: a table with a successor also has a copy of the block.
+    Each block is in one of four states: blank; *cached*: named, and in no block table; *live*: in `live` tables; *retiring*: in no
+    table, but `leaving` iterations in flight may still use it. Blank and cached blocks are free. The set of names is closed: if it
+    contains a name, it contains the names of all preceding blocks, because only *leaves* are evicted: blocks without a named
+    successor, or with another copy of their name. Cached blocks imply a cached leaf: a table with a successor also has a copy.
 
-    live, leaving: int32 [blocks]. num_named: int64 [rows], the leading blocks of each row that have names.
-    version: changes with the set of names. now: seconds, kept by the owner for `Eviction`.
-    changed: names registered or forgotten since a reader last emptied it; None while there is no reader.
+    live, leaving: int32 [blocks]. num_named: int64 [rows], number of leading blocks in each row that have names.
+    version: changes with the set of names. now: seconds, set by the owner for `Eviction`.
+    changed: names registered or removed since a reader last emptied the list; None while there is no reader.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class PrefixPool(BlockPool):
         self.live, self.leaving = np.zeros((2, num_blocks), np.int32)
         self.num_named = np.zeros(num_rows, np.int64)
         self.version = self.num_evicted = 0
-        self._num_repeated = 0  # entries of the tables, without the first one of each block
+        self._num_repeated = 0  # table entries, excluding the first entry of each block
         self.changed: list[Name] | None = None
         self.now = 0.0
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order of release
         self._names: list[Name | None] = [None] * num_blocks
-        self._before: list[Name | None] = [None] * num_blocks  # the names of the blocks before
+        self._before: list[Name | None] = [None] * num_blocks  # names of the preceding blocks
         self._blocks: dict[Name, int] = {}  # the oldest copy
-        self._copies: dict[Name, list[int]] = {}  # further ones
+        self._copies: dict[Name, list[int]] = {}  # further copies
         self._num_successors: dict[Name, int] = {}
         self._depth, self._num_uses, self._created = np.zeros((3, num_blocks), np.int64)
         self._released, self._holder_tokens = np.zeros((2, num_blocks), np.int64)
@@ -71,7 +71,7 @@ class PrefixPool(BlockPool):
 
     @property
     def num_cached(self) -> int:
-        """Blocks that keep their content and are in no table."""
+        """Returns the number of cached blocks, which keep their content and are in no table."""
         return len(self._cached)
 
     def num_shared_tokens(self, rows: Ints) -> int:
@@ -87,21 +87,21 @@ class PrefixPool(BlockPool):
         distinct, num_holders = np.unique(blocks, return_counts=True)
         if few is rows:
             return (len(blocks) - len(distinct)) * self.block_size
-        num_lost = int(np.count_nonzero(num_holders == self.live[distinct]))  # blocks that only others hold
+        num_lost = int(np.count_nonzero(num_holders == self.live[distinct]))  # blocks that only other rows hold
         return (self._num_repeated - (len(blocks) - num_lost)) * self.block_size
 
     def num_in_use(self, names: Iterable[Name]) -> int:
-        """Returns how many blocks of these held names are live or retiring, so that sharing them takes no free block."""
+        """Returns how many blocks with these cached names are live or retiring, so that sharing them takes no free block."""
         blocks = self._find(names)
         return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks]))
 
     def num_alone(self, row: int) -> int:
-        """Returns the blocks of a row that are in no other table, and that no other iteration in flight uses."""
+        """Returns the number of a row's blocks that no other table contains and no other iteration in flight uses."""
         blocks = self.tables[row, : self.held_by(row)]
         return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks] == 1))
 
     def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[Name]] = ()) -> int:
-        """Returns the free blocks gained if these rows are released at once, and newcomers then share the blocks of these names."""
+        """Returns the free blocks gained if these rows are released at once and newcomers then share the blocks with these names."""
         held = Counter(chain.from_iterable(self.tables[row, : self.held_by(row)].tolist() for row in rows))
         freed = {block for block, number in held.items() if self.live[block] + self.leaving[block] == number}
         shared = self._find({*chain.from_iterable(newcomers)})
@@ -109,7 +109,7 @@ class PrefixPool(BlockPool):
         return len(freed) - num_free - len(freed.intersection(shared.tolist()))
 
     def share(self, row: int, names: Sequence[Name]) -> None:
-        """Begins the table of an empty row with the blocks of these names."""
+        """Fills the table of an empty row with the blocks that have these names."""
         blocks = self._find(names)
         unused = blocks[self.live[blocks] == 0]
         for block in unused[self.leaving[unused] == 0].tolist():
@@ -124,7 +124,7 @@ class PrefixPool(BlockPool):
         self.num_named[row] = len(blocks)
 
     def register(self, row: int, names: Sequence[Name], num_blocks: int) -> None:
-        """Names the first blocks of a row, which are full. A block that has a name keeps it."""
+        """Names the first blocks of a row, which must be full. Named blocks keep their names."""
         first = self.num_named.item(row)
         if not (new := names[first:num_blocks]):
             return
@@ -146,7 +146,7 @@ class PrefixPool(BlockPool):
         for block, name in zip(taken, new[:num_held], strict=False):  # further copies
             self._unrank_copies(name)
             self._copies.setdefault(name, []).append(block)
-        if num_held < len(new):  # none of the others is held: names are closed
+        if num_held < len(new):  # no other name is known: names are closed
             added = new[num_held:]
             self._blocks.update(zip(added, taken[num_held:], strict=True))
             self._num_successors.update(dict.fromkeys(added[:-1], 1))
@@ -158,7 +158,7 @@ class PrefixPool(BlockPool):
             self.changed += new
 
     def note_holder(self, row: int, num_tokens: int) -> None:
-        """Notes the tokens of the request that is about to release a row, for `CachedBlock.holder_tokens`."""
+        """Stores the tokens of the request that is about to release a row, for `CachedBlock.holder_tokens`."""
         self._holder_tokens[self.tables[row, : self.held_by(row)]] = num_tokens
 
     def release(self, row: int, after: int | None) -> None:
@@ -200,12 +200,12 @@ class PrefixPool(BlockPool):
         return blocks
 
     def _give(self, blocks: NDArray[np.int32]) -> None:
-        """Frees the blocks that no table and no iteration in flight uses any more, last block first."""
+        """Frees the blocks that no table and no iteration in flight uses, last block first."""
         free = blocks[self.live[blocks] + self.leaving[blocks] == 0][::-1].tolist()
         self.num_retiring -= len(free)
         self.num_free += len(free)
         named = [block for block in free if self._names[block] is not None]
-        self._blank += free[: len(free) - len(named)]  # they are the last of a table
+        self._blank += free[: len(free) - len(named)]  # the last blocks of a table
         self._cached.update(dict.fromkeys(named))
         if self._in_order:
             return
@@ -216,7 +216,7 @@ class PrefixPool(BlockPool):
         self._clock += len(named)
 
     def _forget(self, block: int) -> None:
-        """Removes a block's name. After the last copy of a name, the block before may have become a leaf."""
+        """Removes a block's name. After the last copy of a name, the preceding block may become a leaf."""
         name, before = self._names[block], self._before[block]
         self._names[block] = None
         self.num_evicted += 1
@@ -245,12 +245,12 @@ class PrefixPool(BlockPool):
             self._unranked |= dict.fromkeys((self._blocks[name], *self._copies.get(name, ())))
 
     def _is_leaf(self, block: int) -> bool:
-        """Whether a named block can be evicted before any other: see the class."""
+        """Returns whether a named block can be evicted first: see the class."""
         name = self._names[block]
         return name not in self._num_successors or name in self._copies
 
     def _evict_oldest(self, at_most: int) -> list[int]:
-        """Removes the names of the blocks released longest ago, while each is a leaf and the only copy; returns the blocks."""
+        """Removes the names of the blocks released longest ago, as long as each is a leaf and the only copy. Returns the blocks."""
         names, copies, successors = self._names, self._copies, self._num_successors
         evicted = []
         for block in islice(self._cached, at_most):
@@ -270,10 +270,10 @@ class PrefixPool(BlockPool):
         return evicted
 
     def _evict(self) -> int:
-        """Removes the name of the cached leaf with the smallest key; returns the block."""
+        """Removes the name of the cached leaf with the smallest key. Returns the block."""
         heap, cached = self._heap, self._cached
         if self._in_order:
-            block = next(filter(self._is_leaf, cached))  # there is one: see the class
+            block = next(filter(self._is_leaf, cached))  # a leaf exists: see the class
         else:
             if self.eviction.dynamic or len(heap) > 4 * self.num_blocks:
                 self._unranked |= dict.fromkeys(entry[2] for entry in heap)
@@ -289,7 +289,7 @@ class PrefixPool(BlockPool):
         return block
 
     def _rank(self, leaves: Sequence[int]) -> None:
-        """Pushes leaves to the heap under the eviction's keys. Raises PolicyError for keys that cannot be compared, or too few."""
+        """Pushes leaves to the heap with the eviction's keys. Raises PolicyError if keys are too few or cannot be compared."""
         keys = call(self.eviction, "keys", list(map(self._describe, leaves)), self.now)
         try:
             if len(keys := list(keys)) != len(leaves):

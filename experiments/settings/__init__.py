@@ -1,4 +1,4 @@
-"""From the command line to checked settings: Hydra composition, construction, error lines."""
+"""Converts the command line to validated settings: Hydra composition, construction, error lines."""
 
 import yaml
 

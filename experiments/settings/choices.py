@@ -1,8 +1,8 @@
-"""Options of a group with arguments, so that a sweep can give each policy its own.
+"""Options of a group with arguments, so that a sweep can give each policy different arguments.
 
     policy='sarathi_serve,mine.SRPT(oracle=true,false)'     three runs: Sarathi-Serve, and SRPT with and without an oracle
 
-Hydra composes files; each option with arguments becomes one in its ConfigStore, which its launchers take to other processes.
+Hydra composes files. Each option with arguments becomes an option in Hydra's ConfigStore, which launchers pass to other processes.
 """
 
 import re
@@ -25,17 +25,17 @@ _OPTION = re.compile(r"(?P<name>[\w.-]+)(\((?P<arguments>.*)\))?", re.DOTALL)
 _NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
 _NESTED = re.compile(r"""['"()\[\]{}]""")
 _OBJECT = re.compile(r"\s*\{([^{}]*,)?\s*_target_\s*:")
-_NAMES = ("output", "sweep")  # have one value, with commas
+_NAMES = ("output", "sweep")  # their single value may contain commas
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
 def with_arguments(overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides as Hydra reads them.
+    """Returns the overrides in the form that Hydra reads.
 
-    Plain names, which Hydra then knows, take the place of options with arguments. Text with = is quoted: names of runs have settings in them.
-    An object, {_target_: a.B, mean: 3}, takes the place of the one that a preset describes; Hydra would mix the arguments of both.
+    Options with arguments are replaced by plain names, which Hydra then knows. Text with = is quoted, since run names contain settings.
+    An object, {_target_: a.B, mean: 3}, replaces the object of a preset; Hydra would mix the arguments of both.
 
-    Raises ConfigError: arguments that cannot be read.
+    Raises ConfigError if arguments cannot be read.
     """
     plain = []
     for override in overrides:
@@ -52,9 +52,9 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
 
 
 def option_names(group: str, options: str) -> list[str]:
-    """Returns the names by which Hydra, and a run's results, know options that are separated by commas; stores those with arguments.
+    """Returns the names of comma-separated options in Hydra and in a run's results; stores the options with arguments.
 
-    Raises ConfigError: arguments that cannot be read.
+    Raises ConfigError if arguments cannot be read.
     """
     return [name for piece in _pieces(options) for name in _store(group, piece)]
 
@@ -68,11 +68,11 @@ def _is_import_path(group: str, option: str) -> bool:
 
 
 def _store(group: str, option: str) -> Iterator[str]:
-    """Stores an option for each combination of its arguments; yields the names."""
-    found = _OPTION.fullmatch(option)
-    if found is None:
+    """Stores an option for each combination of its arguments. Yields the names."""
+    match = _OPTION.fullmatch(option)
+    if match is None:
         raise ConfigError(f"{group}={option}: cannot be read; give NAME or NAME(key=value,...), in quotes")
-    name, text = found["name"], found["arguments"]
+    name, text = match["name"], match["arguments"]
     if not text and not _is_import_path(group, name):
         yield name
         return
@@ -85,14 +85,14 @@ def _store(group: str, option: str) -> Iterator[str]:
         for key, value in arguments:
             if f"/{key}@{key}" not in parts:
                 OmegaConf.update(node, key, value)
-        said = ",".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in arguments)
-        stored = _NOT_IN_A_NAME.sub("_", f"{name}({said})" if said else name)
+        args = ",".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in arguments)
+        stored = _NOT_IN_A_NAME.sub("_", f"{name}({args})" if args else name)
         ConfigStore.instance().store(stored, node, group)
         yield stored
 
 
 def _join(group: str, option: str, pieces: Sequence[str]) -> list[str]:
-    """Joins the values of a key again: `a=1,2,b=3` was split at all commas."""
+    """Rejoins the values of each key, since `a=1,2,b=3` was split at all commas."""
     joined: list[str] = []
     for piece in pieces:
         if re.match(r"\s*[\w.]+=", piece):
@@ -105,7 +105,7 @@ def _join(group: str, option: str, pieces: Sequence[str]) -> list[str]:
 
 
 def _values(option: str, argument: str) -> list[tuple[str, Any]]:
-    """Returns (key, value) for each value of an argument, which may be swept as on Hydra's command line."""
+    """Returns (key, value) for each value of an argument, which may be a sweep as on Hydra's command line."""
     parser = OverridesParser.create()
     try:
         override = parser.parse_override(argument)

@@ -1,6 +1,6 @@
-"""Composes settings with Hydra, of one run or of each run of a sweep, which Hydra's launchers run.
+"""Composes settings with Hydra, for one run or for each run of a sweep, which Hydra's launchers execute.
 
-Errors of Hydra become a ConfigError of one line here, where the overrides that caused them are known.
+This module converts Hydra's errors to a ConfigError of one line, since it knows the overrides that caused them.
 """
 
 import os
@@ -42,15 +42,15 @@ _COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeErr
 
 
 def compose_run(*overrides: str) -> Settings:
-    """Composes and reads the settings of one run of `experiments.run`."""
+    """Composes and validates the settings of one run of `experiments.run`."""
     return read_settings(compose(*overrides))
 
 
 def compose(*overrides: str, name: str = "config") -> Composed:
-    """Composes the settings of one run. name: the command's file in conf/. Raises ConfigError, as all functions here."""
+    """Composes the settings of one run. name: the command's file in conf/. Raises ConfigError, like all functions here."""
     plain = with_arguments(overrides)
     with _explained(name, plain), initialized():
-        # the name of a sweep, by default the time, would differ in each composition of a single run
+        # the default name of a sweep is the time, which would differ in each composition of a single run
         unnamed = [] if any(override.startswith("sweep=") for override in plain) else ["sweep=none"]
         parsed = parse([*plain, *unnamed])
         if swept := [override.input_line for override in parsed if override.is_sweep_override()]:
@@ -60,20 +60,20 @@ def compose(*overrides: str, name: str = "config") -> Composed:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep. master: the settings that they share. in_turn: in this process."""
+    """The runs of a sweep. master: the shared settings. in_turn: whether the runs execute one by one in this process."""
 
     master: DictConfig
     jobs: Sequence[Composed]
     in_turn: bool
 
     def launch(self, job: Callable[[Composed], None]) -> None:
-        """Runs a function for each run of the sweep, by Hydra's launcher unless in turn."""
+        """Calls a function for each run of the sweep, with Hydra's launcher unless `in_turn`."""
         if self.in_turn:
             for composed in self.jobs:
                 job(composed)
             return
         with initialized() as composer:
-            # not by Hydra's basic sweeper, which composes all runs again before the first one starts
+            # Hydra's basic sweeper would compose all runs again before the first run starts
             context = HydraContext(composer.config_loader, Callbacks(self.master))
             launcher = Plugins.instance().instantiate_launcher(context, partial(_call, job), self.master)
             jobs = [[text for text in composed.overrides if not text.startswith("hydra.")] for composed in self.jobs]
@@ -94,7 +94,7 @@ def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
 
 
 def show(name: str, hidden: Sequence[str]) -> str:
-    """Returns Hydra's output for options such as --help, which run nothing. hidden: prefixes of lines to leave out."""
+    """Returns Hydra's output for options such as --help. hidden: prefixes of lines to leave out."""
     with redirect_stdout(StringIO()) as text:
         try:
             hydra.main(config_path=str(CONFIG_FOLDER), config_name=name, version_base=VERSION)(print)()
@@ -105,23 +105,23 @@ def show(name: str, hidden: Sequence[str]) -> str:
 
 
 def policy_names() -> list[str]:
-    """Returns the built-in policies, as `policy=` takes them."""
+    """Returns the names of the built-in policies, for `policy=`."""
     return sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml"))
 
 
 @contextmanager
 def _explained(name: str, overrides: Sequence[str]) -> Iterator[None]:
-    check_search_path(overrides)  # a folder that is missing is a mere warning of Hydra
+    check_search_path(overrides)  # for a missing folder Hydra would only print a warning
     try:
         yield
     except (*_COMPOSES, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # else OmegaConf's, of a file that holds a number
+        if isinstance(error, OSError) and error.errno is not None:  # no errno: OmegaConf's, for a file with a number
             raise
         raise ConfigError(explain(error, name, overrides)) from error
 
 
 def _grid(overrides: Sequence[str]) -> list[list[str]]:
-    """Returns the overrides of each run: every combination of the values of each key. A later override replaces an earlier one."""
+    """Returns the overrides of each run: all combinations of the keys' values. A later override replaces an earlier override."""
     values: dict[str, list[str]] = {}
     for override in parse(overrides):
         key, swept = override.get_key_element(), override.is_sweep_override()
@@ -133,7 +133,7 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _compose_jobs(name: str, master: DictConfig, grid: Sequence[list[str]]) -> Iterator[Composed]:
-    """Composes the runs of a sweep. They share the values that the master has resolved, such as the time."""
+    """Composes the runs of a sweep. The runs share values that the master has resolved, such as the time."""
     launching = list(master.hydra.overrides.hydra)
     version = version_of_files(launching)
     for number, job in enumerate(bar(grid, desc="checking", unit="run", delay=2)):
@@ -154,7 +154,7 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
     with open_dict(config):
         del config["hydra"]
-        for key in ("chunk", "seed"):  # sections that refer to them need whole numbers
+        for key in ("chunk", "seed"):  # sections that refer to these keys require whole numbers
             if isinstance(value := config.get(key), float) and value.is_integer():  # 1e3
                 config[key] = int(value)
     plain: Any = OmegaConf.to_container(config, resolve=False)
@@ -166,18 +166,18 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
 
 
 def _shorten(overrides: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
-    """Returns overrides with the last part of a key, if no other has the same, and the value of a key for `_chunk_`, which an option's name says."""
+    """Returns overrides with only the last part of a key, if unique, and with `_chunk_` in an option's name replaced by the key's value."""
     known, shortened = Counter(key.rpartition(".")[2] for key in keys_within(keys)), []
     plain = {key: str(value) for key, value in keys.items() if isinstance(value, str | int | float)}
     for text in overrides:
-        text = re.sub(r"(?<==)_(\w+)_(?=[,)])", lambda found: plain.get(found[1], found[0]), text)
+        text = re.sub(r"(?<==)_(\w+)_(?=[,)])", lambda match: plain.get(match[1], match[0]), text)
         end = key_of(text).rpartition(".")[2]
         shortened.append(f"{end}={text.partition('=')[2]}" if known[end] == 1 and "=" in text else text)
     return shortened
 
 
 def keys_within(section: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the keys of a section, and those of the sections within by dotted names."""
+    """Yields the keys of a section, and the keys of nested sections as dotted names."""
     for key, value in section.items():
         yield key
         yield from (f"{key}.{inner}" for inner in keys_within(value if isinstance(value, Mapping) else {}))
@@ -188,9 +188,9 @@ def _swept(config: DictConfig) -> dict[str, str]:
 
 
 def _call(job: Callable[[Composed], None], config: DictConfig) -> None:
-    """Serves a run that Hydra's launcher composed, in whichever process and folder the launcher started."""
+    """Serves a run that Hydra's launcher composed, in the process and folder that the launcher started."""
     node = HydraConfig.get()
-    # Hydra makes the folder on every machine, but this file is only where the sweep was started
+    # Hydra makes the folder on every machine, but this file exists only where the sweep was started
     if not (Path(node.sweep.dir) / MULTIRUN).is_file():
         problem = f"{node.sweep.dir}: not shared with {socket.gethostname()}"
         raise ConfigError(f"{problem}; give the command in a folder that all machines of the cluster see")

@@ -1,4 +1,4 @@
-"""Builds objects from sections of the configuration, by Hydra's `_target_`; an error is one line that names the key."""
+"""Builds objects from sections of the configuration with Hydra's `_target_`. Errors are one line that names the key."""
 
 import inspect
 import sys
@@ -19,23 +19,23 @@ from policies.evictions import LRU
 
 _FRAMEWORK = (str(Path(__file__).parents[2] / package) for package in ("cbatch", "experiments"))
 _NOT_THE_USERS = ("<frozen", *_FRAMEWORK, *map(get_path, ("stdlib", "purelib", "platlib")))
-"""Prefixes of the paths of code that belongs to Python, to an installed package or to this framework."""
+"""Path prefixes of code in Python, installed packages and this framework."""
 
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", NoneType: "null"}
-"""Types of values on a command line, as errors name them."""
+"""Types of values on a command line, with their names in errors."""
 
-_OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # the latter two, Hydra's, have no effect
+_OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # Hydra's `_convert_` and `_recursive_` have no effect
 
 BY_IMPORT_PATH = ("policy", "eviction")  # groups whose option may be the import path of a class
 
 PASSED_ON = ("chunk", "chunking", "predictor", "seed")
-"""Keys that have an effect only where a section refers to them, as a policy does with `${chunk}`."""
+"""Keys that have an effect only if a section refers to them, as policies do with `${chunk}`."""
 
 
 def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:
-    """Builds the object that a section describes, and those within it. needs: attributes that it must have.
+    """Builds the object that a section describes, including nested objects. needs: attributes that the object must have.
 
-    Raises ConfigError: as `check_section`; a target that failed, a missing attribute; CbatchError: raised by the target.
+    Raises ConfigError like `check_section`, and if the target fails or lacks an attribute; CbatchError if the target raises it.
     """
     checked = check_section(path, section)
     target, built = _typed(path, checked["_target_"]), call(path, checked, build_arguments(path, checked))
@@ -48,12 +48,12 @@ def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:
 
 
 def build_arguments(path: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a section's target, the objects among them built."""
+    """Returns the arguments of a section's target, with nested objects built."""
     return {key: _built(f"{path}.{key}", value) for key, value in section.items() if key not in _OWN_KEYS}
 
 
 def call(path: str, section: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
-    """Calls a section's target. Raises as `construct`."""
+    """Calls a section's target. Raises like `construct`."""
     target = _typed(path, section["_target_"])
     try:
         built = locate(path, section["_target_"])(**arguments)
@@ -81,19 +81,19 @@ def _built(path: str, value: object) -> Any:
 
 
 def check_section(path: str, section: object) -> Mapping[str, Any]:
-    """Returns a section that describes an object, whose targets can be imported and take its keys.
+    """Returns a section after checking that it describes an object, and that its targets can be imported and accept its keys.
 
-    Raises ConfigError: not such a section, a target that cannot be imported, an unknown or a missing argument.
+    Raises ConfigError if it is no such section, a target cannot be imported, or an argument is unknown or missing.
     """
     if not isinstance(section, Mapping) or not isinstance(section.get("_target_"), str):
-        given = f"{path}={shorten(section)}"
-        raise ConfigError(f"{given}: has no _target_, the class to build; give one, or choose with {path}=NAME")
+        text = f"{path}={shorten(section)}"
+        raise ConfigError(f"{text}: has no _target_, the class to build; give one, or choose with {path}=NAME")
     _check(path, section)
     return section
 
 
 def _check(path: str, config: Mapping[str, Any]) -> None:
-    """Compares the keys of a section, and of the sections in it, with the parameters of their targets."""
+    """Compares the keys of a section and its nested sections with the parameters of their targets."""
     if "_target_" in config:
         target = config["_target_"]
         parameters = parameters_of(locate(path, target))
@@ -115,7 +115,7 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
 
 
 def check_argument(key: str, target: str, remedy: str = "") -> None:
-    """Raises ConfigError if the target of a key's section takes no such argument."""
+    """Raises ConfigError if the target of the key's section does not accept the argument."""
     path, _, name = key.rpartition(".")
     parameters = parameters_of(locate(path, target))
     if name not in parameters and all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -124,7 +124,7 @@ def check_argument(key: str, target: str, remedy: str = "") -> None:
 
 
 def _check_types(path: str, config: Mapping[str, Any]) -> None:
-    """Compares plain values of a section with the annotations of its target's parameters, where these are plain types."""
+    """Compares plain values in a section with the target's annotations, for parameters with plain types."""
     parameters = parameters_of(locate(path, config["_target_"])) if "_target_" in config else {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -141,7 +141,7 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
 
 
 def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a target; any keyword where Python does not know them, as for some built-in functions."""
+    """Returns the parameters of a target; arbitrary keywords if Python does not know them, as for some built-in functions."""
     try:
         return inspect.signature(target).parameters
     except (TypeError, ValueError):
@@ -149,30 +149,30 @@ def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def locate(path: str, target: object) -> Any:
-    """Imports a class or function. Raises ConfigError if there is none, or its module raises an error."""
-    given, (module, _, name) = _typed(path, target), str(target).rpartition(".")
+    """Imports a class or function. Raises ConfigError if it does not exist, or if its module raises an error."""
+    typed, (module, _, name) = _typed(path, target), str(target).rpartition(".")
     try:
         located = resolve_name(f"{module}:{name}")
     except (KeyboardInterrupt, Interruption):
         raise
-    except BaseException as error:  # SystemExit too
+    except BaseException as error:  # includes SystemExit
         remedy = "the class must be importable from the current folder: correct the name, change the folder or install the module"
-        if near := get_close_matches(name, dir(sys.modules.get(module)), 1):  # of a module that has no such class
+        if near := get_close_matches(name, dir(sys.modules.get(module)), 1):  # the module has no such class
             remedy = f"did you mean {module}.{near[0]}?"
-        raise ConfigError(f"{given}: cannot be imported ({_why(error)}); {remedy}") from error
+        raise ConfigError(f"{typed}: cannot be imported ({_why(error)}); {remedy}") from error
     if not callable(located):
         kind = type(located).__name__
-        raise ConfigError(f"{given}: is a {kind}; give the import path of a class, as in my_package.my_module.MyClass")
+        raise ConfigError(f"{typed}: is a {kind}; give the import path of a class, as in my_package.my_module.MyClass")
     return located
 
 
 def _typed(path: str, target: object) -> str:
-    """Returns the key and value that give a target: policy=my_module.Mine, or backend.router._target_=my_module.Mine."""
+    """Returns a target as key and value: policy=my_module.Mine, or backend.router._target_=my_module.Mine."""
     return f"{path}={target}" if path in BY_IMPORT_PATH else f"{path}._target_={target}"
 
 
 def _why(error: BaseException) -> str:
-    """The innermost cause on one line, with the file and line of the user's code that raised it."""
+    """Returns the innermost cause on one line, with the file and line of the user's code that raised it."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, SyntaxError):
@@ -183,7 +183,7 @@ def _why(error: BaseException) -> str:
 
 
 def check_eviction(eviction: object, prefix_cache: bool) -> Eviction:
-    """Returns the eviction. Raises ConfigError if it is of another class, defines no order, or there is no prefix cache."""
+    """Returns the eviction. Raises ConfigError if it is not an `Eviction`, defines no order, or there is no prefix cache."""
     name = f"eviction={type(eviction).__name__}"
     if not isinstance(eviction, Eviction):
         raise ConfigError(f"{name}: is not an eviction; derive it from cbatch.Eviction")

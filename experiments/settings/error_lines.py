@@ -1,4 +1,4 @@
-"""Returns one line for each user error: Hydra's own first line, with the key and the nearest existing key."""
+"""Converts each user error to one line: for Hydra's errors their first line, with the key and the nearest existing key."""
 
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
@@ -26,7 +26,7 @@ _LAUNCHERS = ("hydra", "joblib", "submitit", "ray")
 
 
 def one_line(error: BaseException) -> str | None:
-    """Returns the message for a user's error; None for a fault of the program, and if the output cannot be written."""
+    """Returns the message for a user's error; None for a fault in the program, or if the output cannot be written."""
     match error:
         case CbatchError():
             text = with_notes(error) or f"{type(error).__name__}, raised without a message"
@@ -47,12 +47,12 @@ def one_line(error: BaseException) -> str | None:
 
 
 def with_notes(error: BaseException) -> str:
-    """Returns the message of an error, and the notes that were added to it."""
+    """Returns the message of an error with its notes."""
     return "; ".join(filter(None, [str(error).strip(), *getattr(error, "__notes__", ())]))
 
 
 def is_of_output(error: BaseException) -> TypeGuard[OSError]:
-    """Returns whether an error means that the output cannot be written: errors of files name the file, or are a ResultsError."""
+    """Returns whether an error means that standard output cannot be written. File errors name the file, or are a ResultsError."""
     if isinstance(error, BrokenPipeError):
         return True
     return isinstance(error, OSError) and error.errno == ENOSPC and not error.filename
@@ -63,7 +63,7 @@ def output_text(error: OSError) -> str:
 
 
 def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
-    """Returns a line for an error of Hydra. name: the command's file in conf/. overrides: those that were composed."""
+    """Returns a line for one of Hydra's errors. name: the command's file in conf/. overrides: the composed overrides."""
     match error:
         case MissingConfigException() if error.missing_cfg_file:
             return _unknown_option(str(error.missing_cfg_file), error.options or ())
@@ -86,8 +86,8 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
 
 def _unknown_option(missing: str, options: Sequence[str]) -> str:
     group, _, option = missing.partition("/") if missing.partition("/")[0] in GROUPS else missing.rpartition("/")
-    own = filter(str.isidentifier, options)  # the others have arguments: see `choices`
-    known = {*own, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
+    plain = filter(str.isidentifier, options)  # the other options have arguments: see `choices`
+    known = {*plain, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
     yours = f"{group}=my_module.My{group.capitalize()}"
     remedy = f"; for yours give the import path of its class, {yours}, or its --config-dir" * (group in BY_IMPORT_PATH)
     remedy = remedy or "; pip install 'cbatch[sweep]' has more" * group.startswith("hydra/")
@@ -95,14 +95,14 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
 
 
 def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
-    """Names the arguments of the class that the key's section builds, or else the keys that end alike or are most similar."""
+    """Suggests arguments of the class that the key's section builds, or else keys with the same ending or similar keys."""
     (section, _, argument), whole = key.rpartition("."), dict(text.partition("=")[::2] for text in overrides)
     if section in GROUPS and "_target_" in whole.get(section, ""):
         yours = "my_module.MyClass(KEY=VALUE)" if section in BY_IMPORT_PATH else "NAME of a file in --config-dir"
         return f"{section}={whole[section]}: would be mixed with the keys of the option in use; give {section}={yours}"
-    first = [override.partition(",")[0] for override in overrides if "={" not in override]  # of a sweep's values
+    first = [override.partition(",")[0] for override in overrides if "={" not in override]  # first of a sweep's values
     options = [text for text in first if text.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
-    keys = default_keys(name, options if options != list(overrides) else [])  # else the options themselves have the key
+    keys = default_keys(name, options if options != list(overrides) else [])  # else the options have the key
     values = dict(flat(keys))
     given = dict(text.partition("=")[::2] for text in first)
     if target := given.get(f"{section}._target_", values.get(f"{section}._target_")):
@@ -116,12 +116,12 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
 
 
 def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:
-    """Returns the keys of a command with these options of groups, unresolved. name: the command's file in conf/.
+    """Returns the unresolved keys of a command with these options. name: the command's file in conf/.
 
-    Raises ConfigError: there is no such option.
+    Raises ConfigError if there is no such option.
     """
     try:
-        with nullcontext() if GlobalHydra.instance().is_initialized() else initialized():  # it is in a sweep
+        with nullcontext() if GlobalHydra.instance().is_initialized() else initialized():  # initialized in a sweep
             config = compose_config(name, parse(options), version_of_files(options))
             keys: Any = OmegaConf.to_container(config, resolve=False)
     except HydraException as error:

@@ -1,4 +1,4 @@
-"""Composes settings with Hydra. Composing groups is slow: overrides that differ only in values share it, in one process."""
+"""Composes settings with Hydra. Composing groups is slow, so overrides that differ only in values share a cached composition."""
 
 import pickle
 import time
@@ -30,19 +30,19 @@ def initialized() -> Iterator[Any]:
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Parses overrides. Hydra is initialized, as for all functions here."""
+    """Parses overrides. Hydra must be initialized, as for all functions here."""
     return OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(list(overrides))
 
 
 def version_of_files(overrides: Sequence[str]) -> int:
-    """Returns a number that differs once a file in conf/ has changed; always, with folders of the user, which may be large."""
+    """Returns a number that changes with the files in conf/. With user folders, which may be large, it always changes."""
     if folders_of(overrides):
         return time.monotonic_ns()
     return max(path.stat().st_mtime_ns for path in CONFIG_FOLDER.rglob("*"))
 
 
 def compose_config(name: str, overrides: Sequence[Override], version: int) -> DictConfig:
-    """Composes the same as `hydra.compose`, with the section `hydra`. name: the command's file in conf/. version: changes with the files."""
+    """Composes like `hydra.compose`, including the section `hydra`. name: the command's file in conf/. version: changes with the files."""
     folders = (CONFIG_FOLDER, *folders_of([str(override.input_line) for override in overrides]))
     groups = [override for override in overrides if _chooses(override, folders)]
     stored = [ConfigStore.instance().repo.get(group.key_or_group, {}).get(f"{group.value()}.yaml") for group in groups]
@@ -55,7 +55,7 @@ def compose_config(name: str, overrides: Sequence[Override], version: int) -> Di
 
 
 def _chooses(override: Override, folders: Sequence[Path]) -> bool:
-    """Whether an override chooses an option of a group, or the folder of more groups."""
+    """Returns whether an override chooses an option of a group, or a folder of further groups."""
     key = override.key_or_group
     if isinstance(override.value(), dict):
         return False
@@ -64,7 +64,7 @@ def _chooses(override: Override, folders: Sequence[Path]) -> bool:
 
 @lru_cache(256)
 def _compose_groups(name: str, overrides: tuple[str, ...], stored: str, version: int) -> bytes:
-    """Composes options of groups; returns the pickled configuration, as reading it is 5 times as fast as copying it.
+    """Composes options of groups. Returns the pickled configuration, since unpickling is 5 times as fast as copying.
 
     stored: the options in Hydra's ConfigStore that these overrides choose.
     """

@@ -1,6 +1,6 @@
-"""Describes this machine's processors, and makes the cost model of `hardware=`: a shipped profile's, a file's, or `cpu`, this CPU's.
+"""Describes this machine's processors, and makes the cost model for `hardware=`: a shipped profile, a file, or `cpu` for this CPU.
 
-`python -m experiments.profile cpu` measures the CPU with a model, into a file of the user's cache folder.
+`python -m experiments.profile cpu` measures the CPU with a model, and writes a file in the user's cache folder.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ CPU = "cpu"
 
 
 class _UnmeasuredCost(ProfileCost):
-    """Stands in for the cost model of a CPU that was not measured; raises ConfigError when asked."""
+    """Replaces the cost model of an unmeasured CPU. Predictions raise ConfigError."""
 
     def _tables(self, shape: BatchShape) -> NoReturn:
         spec = self.spec
@@ -41,12 +41,12 @@ def cost_model(
     topology: Topology = Topology(),  # noqa: B008 - frozen
     max_batch: int | None = None,
 ) -> ProfileCost:
-    """Returns the cost model of a model on `hardware`; the other arguments are those of `ProfileCost`."""
+    """Returns the cost model of a model on `hardware`. For the other arguments, see `ProfileCost`."""
     path = cpu_profile(spec)
     if hardware != CPU or path.is_file():
         file = path if hardware == CPU else Path(hardware)
         changed = file.stat().st_mtime_ns if file.is_file() else None
-        # a copy counts its own iterations, and shares the times of iterations that earlier runs have computed
+        # a copy has separate counters, and shares the cached times of earlier runs
         return copy(_measured(str(file), changed, spec, topology, max_batch))
     facts: dict[str, Any] = {"name": CPU, "hardware": cpu_name(), "source": "", "error": "not measured"}
     unknown = Profile(**facts, memory_bytes=memory_bytes(), ceilings=Ceilings(1.0, 1.0, 1))
@@ -61,7 +61,7 @@ def _measured(profile: str, changed: int | None, *arguments: Any) -> ProfileCost
 def cpu_profile(spec: ModelSpec) -> Path:
     """Returns the file for the measurements of this machine's CPU with a model.
 
-    Each processor, number of cores and threads, version of PyTorch and shape of a model has its own.
+    Each combination of processor, number of cores and threads, version of PyTorch and shape of the model has a separate file.
     """
     shape = {key: value for key, value in asdict(spec).items() if key not in ("path", "seed")}
     measured = (cpu_name(), os.environ.get("OMP_NUM_THREADS"), versions().get("torch"), shape)
@@ -70,20 +70,20 @@ def cpu_profile(spec: ModelSpec) -> Path:
 
 
 def cpu_name() -> str:
-    """Returns the processor's own name and the number of cores that this process may use."""
+    """Returns the processor's name and the number of cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
-    return f"{found.group(1) if found else platform.machine()}, {cores} cores"
+    match = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
+    return f"{match.group(1) if match else platform.machine()}, {cores} cores"
 
 
 def memory_bytes() -> float:
-    """Returns the size of this machine's memory."""
+    """Returns the size of this machine's memory in bytes."""
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def card_name() -> str:
-    """Returns the current GPU's name and the first digits of its number, which distinguish cards of one type. Loads torch."""
+    """Returns the current GPU's name and the first digits of its UUID, which distinguish cards of one type. Imports torch."""
     import torch
 
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -91,7 +91,7 @@ def card_name() -> str:
 
 
 def count_gpus() -> int:
-    """Returns the number of NVIDIA GPUs that this process may use. Asks the driver: importing torch takes seconds."""
+    """Returns the number of NVIDIA GPUs that this process may use. Queries the driver, since importing torch takes seconds."""
     count = ctypes.c_int(0)
     if (driver := _driver()) is None or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
@@ -99,7 +99,7 @@ def count_gpus() -> int:
 
 
 def profile_of_gpu() -> str | None:
-    """Returns the package's profile of the first GPU; None if it has none. Asks the driver."""
+    """Returns the name of the package's profile for the first GPU, or None. Queries the driver."""
     device, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
     if (driver := _driver()) is None or driver.cuDeviceGet(ctypes.byref(device), 0):
         return None

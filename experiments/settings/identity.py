@@ -1,4 +1,4 @@
-"""Flattens the values of settings into columns, for the identity of a run."""
+"""Flattens settings to columns for the identity of a run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -11,7 +11,7 @@ _OURS = ("cbatch", "experiments", "policies")
 
 
 def columns_of(key: str, value: Any, given: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yields the columns of a value. given: the section that it was built from, for an object that is not a dataclass."""
+    """Yields the columns of a value. given: the section that the value was built from, for an object that is not a dataclass."""
     section = given if isinstance(given, Mapping) else {}
     if isinstance(value, Mapping):
         for name, item in value.items():
@@ -30,7 +30,7 @@ def columns_of(key: str, value: Any, given: Any = None) -> Iterator[tuple[str, A
 
 
 def _name(value: object) -> str:
-    """Returns the name that an object has, or that of its class; the whole path of a class from outside."""
+    """Returns an object's name, or its class's name; for external classes the whole import path."""
     kind = type(value)
     if kind.__module__.partition(".")[0] not in _OURS:
         return f"{kind.__module__}.{kind.__qualname__}"
@@ -39,7 +39,7 @@ def _name(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value that JSON preserves."""
+    """Returns a value in a form that JSON preserves."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not isfinite(value) else value

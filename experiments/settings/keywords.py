@@ -1,4 +1,4 @@
-"""Settings from Python: keywords in place of a command line, objects in place of the names of a policy and a workload."""
+"""Settings from Python: keywords replace a command line, and objects may replace the names of policy and workload."""
 
 import json
 from collections import Counter
@@ -22,10 +22,10 @@ from experiments.settings.settings import GROUPS, Settings, read_settings
 from experiments.workloads import Workload
 
 _SECTIONS = ("workload", "policy", "backend", "eviction", "runtime", "model")
-"""Groups whose keys are keywords by their last part: `rate` is `workload.arrivals.rate`. If two groups have a key, the first one counts."""
+"""Groups whose keys are keywords by their last part: `rate` is `workload.arrivals.rate`. If two groups share a key, the first counts."""
 
 _OBJECTS = {"policy": "plan", "workload": "requests", "eviction": "keys", "router": "choose"}
-"""Keywords that take objects, and the method that each object must have."""
+"""Keywords that accept objects, and the method that each object must have."""
 
 OF_FILES = ("decisions", "stream", "tables", "timeline")
 _OF_COMMANDS = ("experiment", "other_code", "output", "sweep")
@@ -35,12 +35,12 @@ def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[st
     """Returns the settings of a run.
 
     Args:
-        policy, workload: objects, or names as the command line takes them.
-        keys: values by keyword: a key of conf/config.yaml, or the last part of a key of a group; `eviction` and `router` may be objects.
+        policy, workload: objects, or names as on the command line.
+        keys: values by keyword. Keywords are keys of conf/config.yaml, or last parts of a group's keys; `eviction` and `router` may be objects.
 
     Raises:
-        ConfigError: an unknown keyword, a value that cannot be used, or an object that lacks the method of its kind.
-        CbatchError: as `read_settings`.
+        ConfigError: a keyword is unknown, a value cannot be used, or an object lacks the method of its kind.
+        CbatchError: see `read_settings`.
     """
     given = {"policy": policy, "workload": workload, **keys}
     objects = {key: given.pop(key) for key in _OBJECTS if not isinstance(given.get(key, ""), str)}
@@ -76,7 +76,7 @@ def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[st
 
 
 def section_of(value: object) -> Any:
-    """Returns an object as a section of the configuration: its class, and those arguments that the object keeps as attributes."""
+    """Returns an object as a section of the configuration: its class, and the arguments that it keeps as attributes."""
     match value:
         case None | str() | int() | float():
             return value
@@ -90,7 +90,7 @@ def section_of(value: object) -> Any:
 
 
 def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[str]:
-    """Yields the command line of keywords. objects: the groups that are given as objects."""
+    """Yields the command line that the keywords describe. objects: groups that are given as objects."""
     groups = {key: f"{key}={value}" for key, value in keys.items() if key in GROUPS}
     yield from groups.values()
     known = _known_keywords(tuple(groups.values()), objects)
@@ -100,8 +100,8 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[st
             raise ConfigError(f"{keyword}={value}: has no effect on a policy object; give it to the policy")
         if keyword not in known:
             names = [name for name in known if name.isidentifier() and name != "_target_"]
-            own = f"; settings of the {' and the '.join(objects)} are given to the object itself" * bool(objects)
-            raise ConfigError(f"{keyword}: no such keyword{own}; {nearest(keyword, names)}")
+            hint = f"; settings of the {' and the '.join(objects)} are given to the object itself" * bool(objects)
+            raise ConfigError(f"{keyword}: no such keyword{hint}; {nearest(keyword, names)}")
         if (other := spelled.setdefault(known[keyword], keyword)) != keyword:
             raise ConfigError(f"{keyword}: is the same key as {other}; give only one of them")
         if keyword not in groups:
@@ -110,7 +110,7 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[st
 
 @lru_cache(64)
 def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...]) -> dict[str, str]:
-    """Returns the keys of the command line by keyword. groups: the chosen options."""
+    """Returns the command line's keys by keyword. groups: the chosen options."""
     keys = default_keys("config", with_arguments(groups))
     known: dict[str, str] = {}
     for section in reversed([name for name in _SECTIONS if name not in objects]):
@@ -119,12 +119,12 @@ def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...]) -> dict[s
         known |= {key.rpartition(".")[2]: key for key in inside if ends[key.rpartition(".")[2]] == 1}
         known |= {key: key for key in inside}
     known |= {"requests": known["num_requests"]} if "num_requests" in known else {}
-    unread = ("traces",) if "workload" in objects else ()  # the folder of traces, which workloads by name read
+    unread = ("traces",) if "workload" in objects else ()  # the folder of traces is read only by named workloads
     return {**known, **{key: key for key in keys if key not in (*_OF_COMMANDS, *objects, *unread)}}
 
 
 def _text(keyword: str, value: object) -> str:
-    """Returns a value as Hydra's command line takes it. Raises ConfigError for an object that has no such text."""
+    """Returns a value as text for Hydra's command line. Raises ConfigError for an object without such a text."""
     match value:
         case None | int() | float():
             return json.dumps(value)

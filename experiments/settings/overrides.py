@@ -1,4 +1,4 @@
-"""The overrides of a command line, as in `chunk=256`: their values, and errors for those that Hydra would misread."""
+"""The overrides of a command line, such as `chunk=256`: their values, and errors for overrides that Hydra would misread."""
 
 import re
 from argparse import ArgumentParser
@@ -19,16 +19,16 @@ _OUR_OWN = {
     "hydra/sweeper": "-m and values, KEY=A,B",
     "hydra.sweeper": "-m and values, KEY=A,B",
 }
-"""Keys to give instead of Hydra's own settings, which are refused: this process must know where a sweep's runs are."""
+"""Replacements for Hydra's own settings, which are refused, since this process must know where a sweep's runs are."""
 
 
 def key_of(override: str) -> str:
-    """Returns the key that an override gives."""
+    """Returns the key of an override."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def values_by_key(overrides: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the values that the command line gives to each key, in order."""
+    """Returns the values of each key on the command line, in order."""
     values: dict[str, list[str]] = {}
     for override in overrides:
         key, equals, value = override.lstrip("+").partition("=")
@@ -41,7 +41,7 @@ _SEARCH_PATH = "hydra.searchpath=['file://"
 
 
 def with_search_path(arguments: Sequence[str]) -> list[str]:
-    """Replaces --config-dir FOLDER by the equivalent override, after the other arguments."""
+    """Replaces --config-dir FOLDER by the equivalent override, placed after the other arguments."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd", nargs="?", const="?")
     options, others = parser.parse_known_args(arguments)
@@ -51,23 +51,23 @@ def with_search_path(arguments: Sequence[str]) -> list[str]:
 
 
 def folders_of(overrides: Iterable[str]) -> list[Path]:
-    """Returns the folders of groups that --config-dir names."""
+    """Returns the folders of groups from --config-dir."""
     texts = [override.removeprefix(_SEARCH_PATH) for override in overrides if override.startswith(_SEARCH_PATH)]
     return [Path(text.removesuffix("']")) for text in texts]
 
 
 def check_search_path(overrides: Iterable[str]) -> None:
-    """Raises ConfigError if the --config-dir of a command is not a folder, or that of a recorded command is gone."""
+    """Raises ConfigError if the --config-dir of a command or of a recorded command is not a folder."""
     for folder in folders_of(overrides):
         if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder}: no such folder; give the one that holds your groups")
 
 
 def with_seeds(arguments: Sequence[str], *, replications: bool = False) -> list[str]:
-    """Replaces seeds=N by a sweep over N seeds; the first is `seed`, 0 by default.
+    """Replaces seeds=N by a sweep over N seeds; the first is `seed`, by default 0.
 
-    replications: the command has replications, with seeds of their own.
-    Raises ConfigError: not a whole number, `seed` has several values, or there are `replications`.
+    replications: whether the command has replications, which have separate seeds.
+    Raises ConfigError if N is not a whole number, `seed` has several values, or there are `replications`.
     """
     given = values_by_key(arguments)
     if "seeds" not in given:
@@ -84,7 +84,7 @@ def with_seeds(arguments: Sequence[str], *, replications: bool = False) -> list[
 
 
 def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
-    """Raises ConfigError for overrides that Hydra would misread. sweeps: the command has -m."""
+    """Raises ConfigError for overrides that Hydra would misread. sweeps: whether the command has -m."""
     for override in overrides:
         key, value = key_of(override), override.partition("=")[2]
         if key in _OUR_OWN:
@@ -102,23 +102,23 @@ def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
 
 
 def check_given_once(overrides: Iterable[str], *, sweeps: bool = False) -> None:
-    """Raises ConfigError if the command line gives a key twice. sweeps: the command takes several values of a key, as a sweep."""
+    """Raises ConfigError if the command line gives a key twice. sweeps: whether the command accepts several values of a key."""
     for key, (first, *others) in values_by_key(overrides).items():
         if others:
-            lists = {name: f",{name}," for name in (first, *others)}  # one may hold another one
-            values = [name for name in lists if sum(f",{name}," in each for each in lists.values()) == 1]
+            lists = {name: f",{name}," for name in (first, *others)}  # a list may contain another list
+            values = [name for name in lists if sum(f",{name}," in other for other in lists.values()) == 1]
             several = f"; or {key}={','.join(values)} for a sweep, with -m" if sweeps and len(lists) > 1 else ""
             raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
 
 
 def say_unread(overrides: Iterable[str], unread: Collection[str]) -> None:
-    """Prints a line for the overrides of keys to which nothing refers."""
+    """Prints a line for overrides of keys that no section refers to."""
     if text := " ".join(given for given in overrides if key_of(given).split(".")[0] in unread):
         print(f"{text}: no effect, as nothing reads it; a policy of your own takes arguments as +policy.NAME=...")
 
 
 def check_effects(overrides: Iterable[str], keys: Collection[str], command: str) -> None:
-    """Raises ConfigError for a key of a run that has no effect on this command. keys: the first parts of those that have."""
+    """Raises ConfigError for a key of a run without effect on this command. keys: first parts of the keys with an effect."""
     for key in values_by_key(overrides):
         if (first := re.split(r"[.@]", key)[0]) in ROOT_KEYS and first not in keys:
             raise ConfigError(f"{key}: has no effect on a {command}, which takes {', '.join(keys)}; leave it out")

@@ -1,4 +1,4 @@
-"""Model presets of the configuration, for benchmarks that need no other settings."""
+"""Model presets of the configuration, for benchmarks that read no other settings."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[1] / "conf" / "model"
 
 
 def load_spec(name: str) -> ModelSpec:
-    """Reads a model preset. Raises ConfigError if there is none of that name."""
+    """Reads a model preset. Raises ConfigError if there is no preset of this name."""
     presets = {path.stem: path for path in FOLDER.glob("*.yaml")}
     if name not in presets:
         raise ConfigError(f"model={name}: no such model; {nearest(name, presets)}")

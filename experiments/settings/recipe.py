@@ -1,4 +1,4 @@
-"""The recipe of a run's policy, from the section that describes it."""
+"""The recipe of a run's policy, read from the section that describes the policy."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,11 +14,11 @@ from experiments.settings.construct import build_arguments, check_section, const
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """Makes a new policy for each run, as policies keep state. Prints itself as its policies do: `sarathi(chunk=256)`.
+    """Makes a new policy for each run, since policies keep state. Prints itself like its policies: `sarathi(chunk=256)`.
 
-    A user's policy without a `__repr__` is printed as its class and its arguments.
+    A user's policy without a `__repr__` is printed as its class with its arguments.
 
-    section: the class and the arguments. made: an object from Python, which is copied instead.
+    section: the class and its arguments. made: an object from Python, which is copied instead.
     """
 
     section: Mapping[str, Any]
@@ -26,7 +26,7 @@ class Recipe:
     _unused: list[Policy] = field(default_factory=list, init=False, compare=False)
 
     def __call__(self) -> Policy:
-        """Returns a new policy. Raises ConfigError if the section describes none; CbatchError as the policy."""
+        """Returns a new policy. Raises ConfigError if the section describes no policy, CbatchError if the policy raises it."""
         if self.made is not None:
             return copy_policy(self.made)
         return self._unused.pop() if self._unused else self._construct()
@@ -49,15 +49,15 @@ class Recipe:
             return repr(self.made) if own else describe(kind.__name__, arguments_of(self.made))
         kind = locate("policy", self.section["_target_"])
         if kind.__module__.startswith("policies.") or "__repr__" in vars(kind):
-            with suppress(Exception):  # a `__repr__` that fails counts as none
-                self._unused.append(self._construct())  # the next run's
+            with suppress(Exception):  # a failing `__repr__` counts as missing
+                self._unused.append(self._construct())  # for the next run
                 return repr(self._unused[-1])
         arguments = build_arguments("policy", self.section)
         return describe(kind.__name__, {key: value for key, value in arguments.items() if key != "seed"})
 
 
 def recipe_of(section: object, chunk: int | str, chosen: dict[str, str]) -> Recipe:
-    """Returns the recipe that a section describes. With chunk=auto, `PDAware` sizes the chunks unless the chunk selector takes no `chunk`."""
+    """Returns the recipe that a section describes. With chunk=auto, `PDAware` replaces a chunk selector with an argument `chunk`."""
     section = check_section("policy", section)
     chunking = section.get("chunking")
     if isinstance(chunking, Mapping) and chunking.get("chunk", chunk) != chunk:

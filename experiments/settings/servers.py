@@ -1,4 +1,4 @@
-"""Servers of real tokens for commands that read no settings, with the KV cache that their largest batch needs."""
+"""Servers of real tokens for commands that read no settings, with KV cache for their largest batch."""
 
 import gc
 
@@ -21,8 +21,8 @@ def real_server(
 ) -> Server:
     """Builds a server of real tokens.
 
-    kv_tokens: size of the KV cache; None: the most that the largest batch can use, as far as the memory holds it.
-    block_size: None: the backend's.
+    kv_tokens: size of the KV cache; None: the most that the largest batch can use, as far as memory allows.
+    block_size: None: the backend's block size.
     """
     cost, size = backend.cost(backend.predicts_with, spec, limits.max_batch), block_size or backend.block_size
     if kv_tokens is None:
@@ -33,7 +33,7 @@ def real_server(
 
 
 def equal_requests(number: int, prompt: int, new: int, vocabulary: int) -> list[Request]:
-    """Returns `number` requests of equal lengths that arrive at once, their prompts drawn from `vocabulary` token ids."""
+    """Returns `number` requests of equal lengths that arrive at once, with prompts drawn from `vocabulary` token ids."""
     prompts = np.random.default_rng(0).integers(0, vocabulary, (number, prompt))
     return [Request(index, prompt, new, prompt=tokens.tolist()) for index, tokens in enumerate(prompts)]
 
