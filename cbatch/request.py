@@ -94,6 +94,7 @@ class Request:
     stop_strings: Final[tuple[str, ...]] = _of_spec("stop_strings")
     client: Final[str | None] = _of_spec("client")
     session: Final[str | None] = _of_spec("session")
+    last: Final[bool | None] = _of_spec("last")
     tier: Final[str | None] = _of_spec("tier")
     priority: Final[int] = _of_spec("priority")
     slo: Final[SLO] = _of_spec("slo")

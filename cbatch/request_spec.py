@@ -68,6 +68,7 @@ class RequestSpec:
     stop_tokens: token ids that end the request, as the last token of the output.
     stop_strings: texts that end the request; the output's last token completes such a text. See `State.ends_text`.
     priority: higher is more urgent. tier: name of a service class. session: shared by the requests of a conversation.
+    last: whether this is the last request of its session. None: unknown.
     predicted_new_tokens: a prediction of the output length, from any source.
     prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to the end of its block (as in Mooncake's
         traces): two prompts with n equal leading hashes share n blocks.
@@ -94,6 +95,7 @@ class RequestSpec:
     stop_strings: tuple[str, ...] = ()
     client: str | None = None
     session: str | None = None
+    last: bool | None = None
     tier: str | None = None
     priority: int = 0
     slo: SLO = NO_SLO

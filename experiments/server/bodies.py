@@ -74,6 +74,7 @@ class Body(BaseModel):
     user: _Label | None = None
     client: _Label | None = None
     session: _Label | None = None
+    last: bool | None = None
     tier: _Label | None = None
     priority: int = Field(0, ge=-(2**31), lt=2**31)
     slo: SLO = NO_SLO

@@ -136,5 +136,8 @@ class Door:
             stop_tokens=text.stop_tokens if text and not body.ignore_eos else (),
             stop_strings=tuple(body.stop) if text else (),
             client=body.client or body.user,
-            **{name: getattr(body, name) for name in ("session", "tier", "priority", "slo", "predicted_new_tokens")},
+            **{
+                name: getattr(body, name)
+                for name in ("session", "last", "tier", "priority", "slo", "predicted_new_tokens")
+            },
         )

@@ -162,6 +162,7 @@ class Chat(DrawnRequests):
             arrival_time=times[order],
             fields={
                 "session": chats.astype(str).astype(object),
+                "last": (order % self.turns == self.turns - 1).astype(object),
                 "conversation": chats.astype(object),
                 "prefix_hashes": np.fromiter(ids, object, len(ids)),
                 "hash_block": np.full(len(ids), self.system),

@@ -6,15 +6,16 @@ cannot distinguish blocks of a live session whose time is over from blocks witho
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import takewhile
 
 from cbatch import CachedBlock, ConfigError, Eviction, Name, Request
 
 
 class SoftTTL(Eviction):
-    """Evicts blocks without a live session first, then blocks of sessions whose time is over, then other blocks.
+    """Blocks of no live session go first, then those of sessions whose time is over, then the others.
 
-    A session is live from its first release until all its submitted requests have ended. A session's time restarts at each release,
-    and is over once now >= end.
+    A session is live from its first release until its `last` request has ended. If its latest request does not say whether it is the
+    last, the session ends when its time is over. The time restarts at each release, and is over at its end (now >= end).
     """
 
     depends_on = ("sessions",)
@@ -22,16 +23,19 @@ class SoftTTL(Eviction):
     dynamic = True
 
     def __init__(self, ttl: float) -> None:
-        """ttl: seconds. Raises ConfigError if ttl is below 0."""
+        """ttl: seconds. Raises ConfigError below 0."""
         if ttl < 0:
             raise ConfigError(f"ttl={ttl} must be at least 0 seconds")
         self.ttl = ttl
         self.until: dict[str, float] = {}  # by session
-        self._outstanding: defaultdict[str, int] = defaultdict(int)  # unfinished requests
+        self._ends_unknown: dict[str, None] = {}  # sessions, in the order of the ends of their times
+        self._ended: set[str] = set()  # sessions whose last request has ended; earlier ones may still run
         self._names: defaultdict[str, set[Name]] = defaultdict(set)
         self._sessions: defaultdict[Name, set[str]] = defaultdict(set)
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[int]:
+        for session in [*takewhile(lambda session: self.until[session] <= now, self._ends_unknown)]:
+            self.end(session)
         return [self._class_of(block.name, now) for block in blocks]
 
     def _class_of(self, name: Name, now: float) -> int:
@@ -40,27 +44,26 @@ class SoftTTL(Eviction):
             return 0
         return 2 if any(now < self.until[session] for session in sessions) else 1
 
-    def on_submit(self, request: Request, names: Sequence[Name]) -> None:
-        if request.session is not None:
-            self._outstanding[request.session] += 1
-
     def on_release(self, request: Request, names: Sequence[Name], now: float) -> None:
-        if (session := request.session) is not None:
-            self.until[session] = now + self.ttl
-            self._names[session].update(names)
-            for name in names:
-                self._sessions[name].add(session)
+        if (session := request.session) is None or session in self._ended:
+            return
+        self._ends_unknown.pop(session, None)
+        if request.last is None:
+            self._ends_unknown[session] = None
+        self.until[session] = now + self.ttl
+        self._names[session].update(names)
+        for name in names:
+            self._sessions[name].add(session)
 
     def on_finish(self, request: Request) -> None:
-        if (session := request.session) is None:
-            return
-        self._outstanding[session] -= 1
-        if not self._outstanding[session]:
-            self.end(session)
+        if request.last and request.session is not None:
+            self._ended.add(request.session)
+            self.end(request.session)
 
     def end(self, session: str) -> None:
-        """Removes a session and its references to blocks."""
+        """Releases a session: nothing refers to its blocks any more."""
         self.until.pop(session, None)
+        self._ends_unknown.pop(session, None)
         for name in self._names.pop(session, ()):
             self._sessions[name].discard(session)
             if not self._sessions[name]:

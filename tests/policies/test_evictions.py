@@ -37,8 +37,7 @@ def soft_ttl() -> tuple[SoftTTL, PrefixPool]:
     eviction = SoftTTL(ttl=5)
     pool = PrefixPool(6, 1, 2, 100, eviction)
     for number, (session, time) in enumerate((("S", 4.0), (None, 4.5), ("T", -1.0))):
-        request = Request(number, 2, 9, session=session)
-        eviction.on_submit(request, ())
+        request = Request(number, 2, 9, session=session, last=False)
         names = [f"{session}2", f"{session}1"]  # the deeper one is released first
         pool.extend(0, 2)
         pool.register(0, names, 2)
@@ -65,16 +64,36 @@ def test_soft_ttl() -> None:
     assert evicted(pool, 4) == ["S1", "S2", "None1", "None2"]
 
 
-def test_a_session_is_live_until_its_last_request_has_ended() -> None:
-    eviction = SoftTTL(ttl=5)
-    first, second = (Request(number, 2, 9, session="S") for number in range(2))
-    for request in (first, second):
-        eviction.on_submit(request, ())
-    eviction.on_release(first, ["a"], 1.0)
-    eviction.on_finish(first)
-    assert [eviction.keys([block("a"), block("b")], now) for now in (5.9, 6.0)] == [[2, 0], [1, 0]]
-    eviction.on_finish(second)
-    assert eviction.keys([block("a")], 5.0) == [0]
+@pytest.mark.parametrize(
+    ("first", "second", "classes"),
+    [
+        (False, True, [2, 2, 1, 2, 0]),
+        (None, None, [2, 2, 0, 2, 2]),  # after the end of its time, a session of unknown length has ended
+        (False, False, [2, 2, 1, 2, 2]),
+        (False, None, [2, 2, 1, 2, 2]),
+    ],
+)
+def test_a_session_ends_with_its_last_request(first: bool | None, second: bool | None, classes: list[int]) -> None:
+    """Turns arrive after answers: released at 1, after its end at 1, at 6; the second turn runs, and has ended at 7."""
+    eviction, seen = SoftTTL(ttl=5), list[int]()
+    turns = [Request(number, 2, 9, session="S", last=last) for number, last in enumerate((first, second))]
+
+    def look(now: float) -> None:
+        seen.extend(eviction.keys([block("a")], now))
+
+    eviction.on_release(turns[0], ["a"], 1.0)
+    look(1.0)
+    eviction.on_finish(turns[0])
+    look(5.9)
+    look(6.0)
+    eviction.on_release(turns[1], ["a", "b"], 7.0)
+    look(7.0)
+    eviction.on_finish(turns[1])
+    look(7.0)
+    assert seen == classes
+    assert not eviction.keys([block("c")], 7.0)[0]
+    eviction.on_release(turns[0], ["a"], 8.0)
+    assert eviction.keys([block("a")], 8.0) == [0 if second else 2], "an earlier turn ends after the last"
 
 
 @pytest.mark.parametrize("make", [lambda: Marconi(-1), lambda: TLRU(-1, 0), lambda: SoftTTL(-1)])
