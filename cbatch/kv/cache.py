@@ -25,6 +25,7 @@ class PrefixCache:
         self.pool, self._table = pool, table
         self._planned_version = -1
         self._looks_ahead = type(pool.eviction).on_submit is not Eviction.on_submit
+        self.submitted: list[int] = []  # ids reported to `on_submit`, in order, for a recording
 
     def is_steady(self, waiting: bool) -> bool:
         """Returns whether evictions do not depend on time, and waiting requests find the same blocks as at the latest plan."""
@@ -62,6 +63,7 @@ class PrefixCache:
                 request.prefix = prefix = Prefix(request, self.pool, self._table)
                 if self._looks_ahead:
                     number = request.num_prompt_tokens // self.pool.block_size
+                    self.submitted.append(request.id)
                     call(self.pool.eviction, "on_submit", request, prefix.names(number)[:number])
 
     def num_cached(self, request: Request) -> int:

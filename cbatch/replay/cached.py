@@ -56,12 +56,13 @@ class CachedReplay(Hooked):
         self._state, self._record, self._in_flight = State(table, pool), RunRecord(), deque[InFlight]()
         self.view = EngineView(self._state, limits, cost, self._in_flight, self._record)
         assert self._state.cache is not None
-        self._state.cache.expect(self._requests.values())
+        self._cache = self._state.cache
 
     def look(self, decision: Decision) -> None:
         """Lets requests arrive, and cancels requests whose clients have left."""
         state, seen = self._state, decision.seen
         self.view.update(now=seen.now)
+        self._cache.expect(map(self._requests.__getitem__, decision.submitted))
         present = {*seen.waiting, *(progress.id for progress in seen.running)}
         for request in sorted([*state.waiting, *state.running], key=leaves_at):
             if request.id not in present:
@@ -69,6 +70,7 @@ class CachedReplay(Hooked):
         for request in map(self._requests.__getitem__, seen.waiting):
             if request.status is Status.PENDING:
                 request.arrive(seen.now)
+                self._cache.expect([request])
                 state.waiting.add(request)
                 self._tell(self._on_arrival, request)
 

@@ -68,12 +68,17 @@ class Decided(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A view and its plan. cached: (id, tokens) that the plan's newcomers find in the prefix cache, if there is one."""
+    """A view and its plan.
+
+    cached: (id, tokens) that the plan's newcomers find in the prefix cache, if there is one.
+    submitted: ids reported to the eviction's `on_submit` since the previous decision.
+    """
 
     iteration: int
     seen: Seen
     decided: Decided
     cached: tuple[tuple[int, int], ...] = ()
+    submitted: Ids = ()
 
 
 class StepEnd(NamedTuple):
@@ -168,10 +173,10 @@ class RecordedPolicy:
 
     def __init__(self, inner: Policy, engine: Engine, sink: Sink) -> None:
         self.inner = inner
-        self._record, self._sink, self._table = engine.record, sink, engine.state.table
+        self._record, self._sink, self._state = engine.record, sink, engine.state
         self._what = Recorded.of(engine)
         self._planned: dict[int, list[Request]] = {}  # requests of each unfinished iteration
-        self._num_ended = 0
+        self._num_ended = self._num_submitted = 0
         self._num_received = Counter[int]()
 
     def plan(self, view: View) -> Plan:
@@ -180,8 +185,15 @@ class RecordedPolicy:
         plan = self.inner.plan(view)
         if isinstance(plan, Plan):
             self._planned[iteration] = [*plan.requests]
-            self._sink(Decision(iteration, seen, read(plan), cached_tokens(plan) if self._what.prefix_cache else ()))
+            self._sink(Decision(iteration, seen, read(plan), *self._of_cache(plan)))
         return plan
+
+    def _of_cache(self, plan: Plan) -> tuple[tuple[tuple[int, int], ...], Ids]:
+        if (cache := self._state.cache) is None:
+            return (), ()
+        submitted = tuple(cache.submitted[self._num_submitted :])
+        self._num_submitted += len(submitted)
+        return cached_tokens(plan), submitted
 
     def send_ends(self) -> None:
         """Sends the steps that have ended since the last call."""
@@ -205,8 +217,8 @@ class RecordedPolicy:
         self._num_received[request.id] += 1
         if request.table is None:
             return request.output[place]
-        assert self._table.tokens is not None
-        return self._table.tokens.item(request.row, request.num_prompt_tokens + place)
+        assert self._state.table.tokens is not None
+        return self._state.table.tokens.item(request.row, request.num_prompt_tokens + place)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -94,7 +94,7 @@ def schedule_of(events: Iterable[Decision | StepEnd], requests: Sequence[Request
     for event in events:
         if isinstance(event, StepEnd):
             continue
-        iteration, seen, decided, _ = event
+        iteration, seen, decided = event[:3]
         for id_ in seen.waiting:
             cells[id_].setdefault(iteration, Cell(Doing.WAITING))
         for progress in seen.running:

@@ -220,6 +220,20 @@ def test_a_run_of_real_tokens_is_replayed_without_a_model(eviction: type[Evictio
     assert (sum(request.num_cached_tokens for request in served) > 0) == (eviction is not None)
 
 
+def test_an_eviction_is_told_of_live_requests_when_they_arrive() -> None:
+    """Requests are submitted one by one, as they come; the eviction that knows what comes decides the same again."""
+    engine, events, served = make(Orca(), simulated(), prefix_cache=Belady()), list[Decision | StepEnd](), alike()
+    with record_decisions(engine, events.append):
+        for request in served:
+            engine.run_until(request.arrival_time)
+            engine.submit([request])
+        engine.run()
+    heard = ask(Orca(), Recorded.of(engine, events), alike(), Belady())
+    assert all(comparison.same for comparison in heard)
+    assert len({comparison.recorded.submitted for comparison in heard}) > 10
+    assert sum(request.num_cached_tokens for request in served) > 0
+
+
 def test_a_simulated_cache_names_blocks_by_the_prompts_of_the_file_too(tmp_path: Path) -> None:
     """Clients of a server send prompts, also to a simulation; workloads name blocks otherwise."""
     engine, served = make(Orca(), simulated(), prefix_cache=LRU()), alike()
