@@ -2,7 +2,7 @@
 
     engine --- due(now, iteration) --> the requests that have arrived by now
            --- next() ---------------> the time of the next arrival: until then the engine may idle, or leap over iterations
-           --- wait(executor, time) -> there is nothing to compute before that time or the next arrival
+           --- wait(host, time) -----> there is nothing to compute before that time or the next arrival
            --- withdraw(request) ----> the request will not arrive: its client has left
            --- ended(request) -------> the request has ended: a request that follows it may become known
 
@@ -14,14 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import inf
 from operator import attrgetter
-from typing import Protocol
+from queue import Empty, SimpleQueue
+from threading import TIMEOUT_MAX
+from typing import Any, Protocol
 
 from sortedcontainers import SortedKeyList
 
-from cbatch.errors import WorkloadError
-from cbatch.executor import Executor
+from cbatch.errors import StallError, WorkloadError
 from cbatch.limits import Limits
 from cbatch.request import Request, Status, leaves_at
+from cbatch.request_spec import LATEST_ARRIVAL
+
+_BETWEEN_LOOKS = 1e-3  # seconds between looks for messages while a pipeline computes
 
 
 class Arrivals(Protocol):
@@ -29,10 +33,12 @@ class Arrivals(Protocol):
 
     num_unfinished: known requests that have not ended, arrived or not. The run ends when it is 0.
     server_seconds: spent by a request in a server before the engine sees the request; part of its latencies.
+    follow_ends: whether a request may arrive because another one has ended.
     """
 
     num_unfinished: int = 0
     server_seconds: float = 0.0
+    follow_ends: bool = False
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         """Takes out the requests that have arrived.
@@ -44,9 +50,9 @@ class Arrivals(Protocol):
     def next(self) -> float:
         """Returns the time of the next arrival; infinity if none is known."""
 
-    def wait(self, executor: Executor, time: float) -> None:
-        """Waits until `time`, or until an unexpected arrival or departure."""
-        executor.sleep_until(time)
+    def wait(self, host: Any, time: float) -> None:
+        """Waits until `time`, until the host can take a turn, or until an unexpected arrival or departure."""
+        host.sleep_until(time)
 
     def withdraw(self, request: Request) -> None:
         """Takes out a request that has not arrived; raises WorkloadError if it is not known."""
@@ -81,7 +87,7 @@ class Departures:
         return list(self._by_time.irange_key(max_key=now))
 
 
-class Submitted(Arrivals):
+class Listed(Arrivals):
     """Requests whose arrival times and iterations are known before the run, or that are added during the run."""
 
     def __init__(self, server_seconds: float = 0.0) -> None:
@@ -98,10 +104,10 @@ class Submitted(Arrivals):
         self.num_unfinished += len(requests)
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
-        pending, arrived = self._pending, list[Request]()
-        if iteration is None:
-            return [pending.popleft()] if self.next() <= now else arrived
-        while self.next() <= now and pending[0].arrival_iteration <= iteration:
+        pending, arrived, latest = self._pending, list[Request](), now - self.server_seconds
+        while pending and pending[0].arrival_time <= latest and pending[0].arrival_iteration <= (iteration or 0):
+            arrived.append(pending.popleft())
+        if iteration is None and not arrived and pending and pending[0].arrival_time <= latest:
             arrived.append(pending.popleft())
         return arrived
 
@@ -114,7 +120,7 @@ class Submitted(Arrivals):
         self._pending.remove(request)
 
 
-class Stream(Submitted):
+class Streamed(Listed):
     """Requests that are created one arrival ahead, so that few exist at any time."""
 
     def __init__(
@@ -151,6 +157,50 @@ class Stream(Submitted):
             self._check(request)
             self._latest = request.arrival_time
             self.add([request])
+
+
+class Posted(Listed):
+    """Requests that another thread posts during the run. Until the last message, their source counts as an unfinished request.
+
+    messages: a request for each arrival, then None, after which no request arrives.
+    """
+
+    def __init__(self, messages: "SimpleQueue[Any]", patience: float = inf) -> None:
+        """patience: real seconds without a message after which StallError is raised, if posted requests have not ended."""
+        super().__init__()
+        self.messages, self._patience = messages, min(patience, TIMEOUT_MAX)
+        self.num_unfinished, self._is_open = 1, True
+
+    def receive(self, message: Any) -> None:
+        """Takes in a message, on the thread that serves."""
+        if message is not None:
+            self.add([message])
+        elif self._is_open:
+            self.num_unfinished, self._is_open = self.num_unfinished - 1, False
+
+    def due(self, now: float, iteration: int | None) -> Sequence[Request]:
+        while not self.messages.empty():
+            self.receive(self.messages.get())
+        return super().due(now, iteration)
+
+    def next(self) -> float:
+        return 0.0 if not self.messages.empty() else min(super().next(), LATEST_ARRIVAL if self._is_open else inf)
+
+    def wait(self, host: Any, time: float) -> None:
+        """Waits for a message, at most until `time` or until the host can take a turn."""
+        while host.num_in_flight and host.next_at() == inf and self.messages.empty() and host.now() < time:
+            host.sleep_until(min(time, host.now() + _BETWEEN_LOOKS))
+        seconds = min(self.seconds_until(host, min(time, host.next_at())), self._patience)
+        try:
+            self.receive(self.messages.get(timeout=max(seconds, 0.0)))
+        except Empty:
+            if (number := self.num_unfinished - self._is_open) and seconds == self._patience:
+                stalled = f"the policy plans nothing for {seconds:g} s with {number} requests"
+                raise StallError(f"{stalled}; raise patience.seconds") from None
+
+    def seconds_until(self, host: Any, time: float) -> float:
+        """Returns the real seconds from now until a time of the host."""
+        return time - float(host.now())
 
 
 def note_id(request: Request, known: set[int]) -> None:

@@ -13,12 +13,14 @@ carries these tokens over. The host blocks in one place: `executor.wait`.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from cbatch.arrivals import Arrivals, Departures, Submitted, check_fits, not_submitted
+from cbatch.arrivals import Arrivals, Departures, Listed, check_fits, not_submitted
 from cbatch.calls import call
 from cbatch.cost import CostModel
+from cbatch.errors import PolicyError
 from cbatch.executor import Executor, Turn
+from cbatch.host import advance, drive
 from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
 from cbatch.leap import entered, foresee
 from cbatch.limits import Limits
@@ -26,17 +28,30 @@ from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import HOOKS, Policy, check_policy, ignore, is_steady, optional_method
 from cbatch.record import InFlight, RunRecord
-from cbatch.request import FinishReason, Request, Status
+from cbatch.request import FinishReason, Request, Status, read_only
 from cbatch.request_table import RequestTable
 from cbatch.stall import PATIENCE, Patience, StallWatch, standstill
 from cbatch.state import State
 from cbatch.view import EngineView
 
+_BETWEEN_LOOKS = 1e-4  # seconds between looks at an iteration of a real pipeline
+
+
+class Observer(Protocol):
+    """Follows an engine's state, for a router."""
+
+    def ended(self, request: Request) -> None:
+        """A request has ended."""
+
+    def changed(self, changes: Sequence[tuple[float, int]]) -> None:
+        """Iterations were launched or absorbed. changes: seconds and KV blocks in use, of each iteration of a leap, or of one."""
+
 
 class Engine:
-    """Serves requests with one policy on one executor.
+    """Serves requests with one policy on one executor, turn by turn; `host.drive` has the loop.
 
-    arrivals: the requests to serve: those that are submitted, unless the owner sets others before the run.
+    arrivals: the requests of `run`: those that are submitted, unless the owner sets others before the run.
+    leaps: whether a turn may be a leap over many.
     """
 
     def __init__(
@@ -69,15 +84,24 @@ class Engine:
         self.record = RunRecord()
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
-        self.arrivals: Arrivals = Submitted(getattr(executor, "server_seconds", 0.0))
+        self.arrivals: Arrivals = Listed(getattr(executor, "server_seconds", 0.0))
         self._departures, self._stall_watch = Departures(), StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._timed: Callable[[Any], Any] = getattr(executor, "timed", lambda plan: plan)
-        self._until = inf  # seconds; further requests may be submitted then
+        self._may_leap = "steady" in vars(type(policy)) and getattr(executor, "repeats", False)
+        self.leaps = True
+        self._arrived: list[Request] = []  # and not taken in by a plan yet
+        self._ended: list[Request] = []  # and not returned by a turn yet
+        self._asleep = False  # the latest plan was empty, and nothing has changed
+        self._wake_at = self._arrived_at = inf  # seconds: of the empty plan, and when the first of `_arrived` did
+        self._waiting_since: float | None = None  # for the oldest iteration, if asleep
+        self._empty_plan = Plan()
+        self.observer: Observer | None = None  # of a cluster
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
+        self._may_leap &= self._on_tokens is ignore  # nothing observes single tokens
 
     @property
     def engines(self) -> list["Engine"]:
@@ -86,13 +110,17 @@ class Engine:
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queues requests for their arrival times; raises WorkloadError as `check_fits` and `note_id`."""
-        assert isinstance(self.arrivals, Submitted), "an engine with other arrivals gets its requests from them"
+        assert isinstance(self.arrivals, Listed), "an engine with other arrivals gets its requests from them"
         new = list(requests)
         for request in new:
             self.check_fits(request)
         self.arrivals.add(new)
+        self.expect(new)
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Announces requests that will arrive here to the prefix cache, whose eviction may look ahead."""
         if self.state.cache is not None:
-            self.state.cache.expect(new)
+            self.state.cache.expect(requests)
 
     def cancel(self, request: Request) -> None:
         """Ends a request whose client has left, between two turns. A request that has ended stays as it is.
@@ -102,58 +130,103 @@ class Engine:
         if request.status is Status.FINISHED:
             return
         if pending := request.status is Status.PENDING:
-            self.arrivals.withdraw(request)
+            if request in self._arrived:
+                self._arrived.remove(request)
+            else:
+                self.arrivals.withdraw(request)
         elif not self.state.holds(request):
             raise not_submitted(request)
-        self._latest = None  # the plan is not repeated
+        self._latest, self._asleep = None, False  # a new plan is due
         self.state.end(request, FinishReason.CANCELLED, self.executor.now())
-        self._ended(request, known=not pending)
+        self._end(request, known=not pending)
 
     @property
     def num_unfinished(self) -> int:
         """Known requests that have not ended, arrived or not."""
-        return self.arrivals.num_unfinished
+        return self.arrivals.num_unfinished - len(self._ended)
 
-    def run(self, on_step: Callable[["Engine"], None] = lambda engine: None) -> RunRecord:
-        """Serves until every request has ended. `on_step`, for progress bars, is called after each turn or leap."""
-        turn = self._turn()
-        while self.arrivals.num_unfinished or self._in_flight:
-            turn()
-            on_step(self)
+    def run(self, on_turn: Callable[["Engine"], object] = lambda engine: None) -> RunRecord:
+        """Serves until every request has ended. `on_turn`, for progress bars, is called after each turn or leap."""
+        drive(self, self.arrivals, on_turn)
         assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
         return self.record
 
-    def run_until(self, time: float) -> None:
-        """Serves until `time`, when more requests may be submitted, or until every request has ended."""
-        self._until, turn = time, self._turn()
-        while self.arrivals.num_unfinished and self.executor.now() < time:
-            turn()
-        self._until = inf
-
-    def _turn(self) -> Callable[[], None]:
-        """Returns `_leap_or_step` if the policy may be steady and nothing observes single tokens, else `step`."""
-        unseen = self._on_tokens is ignore and getattr(self.executor, "repeats", False)
-        return self._leap_or_step if unseen and "steady" in vars(type(self.policy)) else self.step
-
     def step(self) -> None:
-        """One turn of the loop."""
-        return self.step_async() if self._depth else self.step_sync()
+        """Takes one turn, without a leap."""
+        leaps, self.leaps = self.leaps, False
+        advance(self, self.arrivals)
+        self.leaps = leaps
 
-    def step_sync(self) -> None:
-        """Plans an iteration, computes it and absorbs its tokens."""
-        if launched := self._launch_next():
-            self._complete(launched)
+    # -- the host of `drive` ------------------------------------------------------------------------------------------
 
-    def step_async(self) -> None:
-        """Plans and launches iteration N while N-1 is computed, then absorbs the tokens of N-1."""
+    iteration: int = read_only("state.iteration")
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def now(self) -> float:
+        return self.executor.now()
+
+    def next_at(self) -> float:
+        now = self.executor.now()
+        if not self._asleep:
+            return now
+        at = self.executor.ends_at(self._in_flight[0].handle) if self._in_flight else self._wake_at
+        at = min(at, self._arrived_at if self._arrived else inf, self._departures.next_at)
+        return max(at, now)
+
+    def arrive(self, request: Request, now: float) -> None:
+        if not self._arrived:
+            self._arrived_at = now
+        self._arrived.append(request)
+
+    def sleep_until(self, time: float) -> None:
+        if self._in_flight:  # in a real pipeline, their ends are not known beforehand
+            oldest = self._in_flight[0].handle
+            while (now := self.executor.now()) < time and self.executor.ends_at(oldest) == inf:
+                self.executor.sleep_until(min(time, now + _BETWEEN_LOOKS))
+            time = min(time, self.executor.ends_at(oldest))
+        self.executor.sleep_until(time)
+
+    def turn(self, until: float) -> Sequence[Request]:
+        if self._asleep:
+            self.sleep_until(self.next_at())
+        if not (self._may_leap and self.leaps) or self._arrived or not self._leap(until):
+            self._step(until)
+            if self.observer is not None:
+                self.observer.changed([(self.executor.now(), self.state.pool.num_used)])
+        ended, self._ended = self._ended, []
+        return ended
+
+    def standstill(self, num_unfinished: int) -> PolicyError:
+        return standstill(self._where(), self.view, self._empty_plan, num_unfinished)
+
+    def _step(self, until: float) -> None:
+        """Plans and launches an iteration, and completes the oldest one in flight if there are more than may stay in flight.
+
+        After an empty plan the oldest iteration is waited for, in a pipeline with idle stages only until a request arrives.
+        """
+        in_flight, now = self._in_flight, self.executor.now()
+        if self._asleep and in_flight and not self._arrived and self._departures.next_at > now:  # the oldest has ended
+            self._asleep = False
+            self._complete(in_flight.popleft())
+            return
         if launched := self._launch_next():
-            self._in_flight.append(launched)
-        if len(self._in_flight) > self._depth or (self._in_flight and not launched):
-            self._complete(self._in_flight.popleft())
+            in_flight.append(launched)
+        if len(in_flight) > self._depth:
+            self._complete(in_flight.popleft())
+        elif in_flight and not launched:
+            now, change = self.executor.now(), min(until, self._departures.next_at)
+            if len(in_flight) < self.limits.num_stages and now < change < self.executor.ends_at(in_flight[0].handle):
+                self._asleep, self._waiting_since = True, now
+            else:
+                self._complete(in_flight.popleft())
 
     def _launch_next(self) -> InFlight | None:
         """Plans the next iteration and hands it to the device. Returns None if the policy plans nothing."""
         planned_at = self._take_arrivals()
+        self._asleep, self._waiting_since = False, None
         plan = call(self._where, self._timed(self.policy.plan), self.view)
         self._latest = None
         checked = check_plan(plan, self.state, self.view, self.policy_name)
@@ -162,7 +235,7 @@ class Engine:
         self._num_preempted += len(plan.preempt)
         for request, why in plan.reject:
             self.state.end(request, FinishReason.REJECTED, planned_at, why)
-            self._ended(request)
+            self._end(request)
         if not plan.requests:
             if not self._in_flight and not plan.preempt and not plan.reject:
                 self._idle(plan)
@@ -175,16 +248,17 @@ class Engine:
         launched = InFlight(step, self.executor.launch(step), (planned_at, self.executor.now()), counts)
         if step.num_batch_tokens == step.num_decode_tokens and not plan.preempt and not plan.reject:
             self._latest = launched
+        if self.observer is not None:
+            self.observer.changed([(self.executor.now(), state.pool.num_used)])
         return launched
 
-    def _leap_or_step(self) -> None:
-        """Takes the turns that repeat the latest turn; if there are none, takes one turn."""
-        latest, executor = self._latest, cast(Any, self.executor)
-        change = self._next_change() if latest else -inf
+    def _leap(self, until: float) -> bool:
+        """Takes the turns before `until` that repeat the latest turn; returns False if there are none."""
+        latest, executor, change = self._latest, cast(Any, self.executor), min(until, self._departures.next_at)
         if latest is None or executor.now() >= change or not self._call(is_steady, self.policy):
-            return self.step()
+            return False
         if not (foreseen := self.foresee()):
-            return self.step()
+            return False
         turns: list[Turn] = []
         try:
             in_flight = latest.handle if self._depth else None
@@ -193,6 +267,7 @@ class Engine:
             if turns:
                 num_computed = executor.graph_tokens(latest.step.shape()) or latest.step.pad_to
                 self._repeated(latest, foreseen, turns, num_computed)
+        return True
 
     def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int) -> None:
         """Enters turns that repeated the latest turn in the state and the record."""
@@ -205,6 +280,8 @@ class Engine:
         if self._depth:
             self._in_flight[0] = self._latest
         self._stall_watch.note_progress(received_at)
+        if self.observer is not None:
+            self.observer.changed([(turn[1], num_used) for turn, num_used in zip(turns, foreseen, strict=False)])
         if self._on_step is not ignore:
             for step in steps:
                 self._call(self._on_step, step)
@@ -219,6 +296,8 @@ class Engine:
     def _complete(self, launched: InFlight) -> None:
         """Waits for the oldest step in flight and absorbs its tokens."""
         step, waited_at = launched.step, self.executor.now()
+        if self._waiting_since is not None:
+            waited_at, self._waiting_since = self._waiting_since, None
         result = self.executor.wait(launched.handle)
         received_at = self.executor.now()
         absorbed = self.state.absorb(step, result.tokens, received_at)
@@ -228,7 +307,7 @@ class Engine:
         if self._on_step is not ignore:
             self._call(self._on_step, record)
         for request in absorbed.finished:
-            self._ended(request)
+            self._end(request)
         if len(absorbed.receivers):
             self._stall_watch.note_progress(received_at)
         else:
@@ -238,17 +317,17 @@ class Engine:
         """Queues requests that have arrived, and cancels requests whose clients have left; returns the time."""
         now = self.executor.now()
         vars(self.view)["now"] = now  # as `view.update`, in a tenth of its time
-        if self.arrivals.next() <= now:
-            for request in self.arrivals.due(now, self.state.iteration):
+        leaving = self._departures.next_at <= now
+        if self._arrived or leaving:
+            if self._asleep and not self._in_flight:
+                self._stall_watch.note_progress(now)
+            arrived, self._arrived = self._arrived, []
+            for request in arrived:
                 self._arrive(request, now)
-        if self._departures.next_at <= now:
+        if leaving or self._departures.next_at <= now:
             for request in self._departures.due(now):
                 self.cancel(request)
         return now
-
-    def _next_change(self) -> float:
-        """When the next request arrives or is cancelled."""
-        return min(self.arrivals.next(), self._departures.next_at, self._until)
 
     def _arrive(self, request: Request, now: float) -> None:
         request.arrive(now)
@@ -259,25 +338,18 @@ class Engine:
         self._call(self._on_arrival, request)
 
     def _idle(self, plan: Plan) -> None:
-        """Sleeps until the next arrival, cancellation or the plan's `wake_at`: nothing is in flight and the plan is empty."""
-        state, now = self.state, self.view.now
-        change, wake_at = self._next_change(), inf
-        if plan.wake_at is not None and plan.wake_at > now and (state.waiting or state.running):
+        """Falls asleep until an arrival, a departure or the plan's `wake_at`: nothing is in flight and the plan is empty."""
+        now, self._asleep, self._wake_at, self._empty_plan = self.view.now, True, inf, plan
+        if plan.wake_at is not None and plan.wake_at > now and (self.state.waiting or self.state.running):
             self._stall_watch.note_empty_plan()
             self._stall_watch.check(now, self.view, self._where)
-            wake_at = plan.wake_at
-        if (time := min(change, wake_at)) < inf:
-            self.arrivals.wait(self.executor, time)
-            if not (state.waiting or state.running) or self._next_change() <= self.executor.now():
-                self._stall_watch.note_progress(now := self.executor.now())
-                for request in self.arrivals.due(now, None):
-                    self._arrive(request, now)
-        elif self.num_unfinished:
-            raise standstill(self._where(), self.view, plan, self.num_unfinished)
+            self._wake_at = plan.wake_at
 
-    def _ended(self, request: Request, known: bool = True) -> None:
+    def _end(self, request: Request, known: bool = True) -> None:
         """Reports the end of a request. known: the policy knows of the request's arrival."""
-        self.arrivals.ended(request)
+        self._ended.append(request)
+        if self.observer is not None:
+            self.observer.ended(request)
         self._departures.ended(request)
         self.record.requests.append(request)
         if known:

@@ -138,6 +138,9 @@ class Executor(Protocol):
     def wait(self, in_flight: Any) -> StepResult:
         """Blocks until the step's tokens are on the host. Called once for each launch, in launch order."""
 
+    def ends_at(self, in_flight: Any) -> float:
+        """Returns when the step has ended or will have ended; infinity if it computes and its end is not known."""
+
     def restart(self) -> None:
         """Resets the clock to 0 for a new run. No step may be in flight."""
         return

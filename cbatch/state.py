@@ -80,6 +80,15 @@ class State(Queues):
         """Returns whether the request waits or runs here."""
         return request.table is self.table or request in self.waiting
 
+    def admitted_rows(self) -> Ints:
+        """Returns the rows of the running requests, and of those whose last token is in flight."""
+        if not self._ending:
+            return self.running.rows
+        ending = (request for requests in self._ending.values() for request in requests)
+        return np.array(
+            [*self.running.rows, *(request.row for request in ending if request.table is not None)], np.int64
+        )
+
     def in_flight_until(self, request: Request) -> int | None:
         """Returns the last iteration in flight that computes tokens of the request, or None."""
         if request.table is None:

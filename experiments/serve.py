@@ -12,7 +12,7 @@ from shutil import copy
 from typing import TYPE_CHECKING, Any
 
 from cbatch import Engine, FinishReason, Request, RunRecord
-from cbatch.arrivals import Stream
+from cbatch.arrivals import Streamed
 from cbatch.cluster import RoundRobin
 from cbatch.results.metrics import Served, collect_served
 from cbatch.results.regret import regret
@@ -191,7 +191,7 @@ def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> R
 
         drawn, by_arrival = run.requests, attrgetter("arrival_time", "id")
         requests = drawn.stream() if isinstance(drawn, Drawn) else sorted(drawn, key=by_arrival)
-        engine.arrivals = Stream(requests, engine.check_fits, engine.arrivals.server_seconds)
+        engine.arrivals = Streamed(requests, engine.check_fits, engine.arrivals.server_seconds)
         engine.run(show_and_drain)
         take(engine.record.take())
     return RunRecord()

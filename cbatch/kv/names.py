@@ -9,6 +9,8 @@ A name is a hash of the preceding name and of the block's content:
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,13 @@ from cbatch.kv.pool import blocks_for
 from cbatch.kv.prefix import PrefixPool
 from cbatch.request import Request, spec_of
 from cbatch.request_table import RequestTable
+
+
+def prompt_names(request: Request, block_size: int) -> Sequence[Name]:
+    """Returns the names of the full blocks of a request's prompt, which needs no place in a cache or table."""
+    number = request.num_prompt_tokens // block_size
+    outside: Any = SimpleNamespace(block_size=block_size, tokens=None)
+    return Prefix(request, outside, outside).names(number)[:number]
 
 
 class Prefix:

@@ -16,6 +16,7 @@ CPU and GPU differ in streams, pinned memory, and the `Iteration`s that compute.
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from math import inf
 from time import perf_counter, sleep
 from typing import NamedTuple
 
@@ -98,6 +99,9 @@ class StreamExecutor:
             copies = CopyTimes(*(event.time() - origin for event in events))
         stages = spans if len(spans) > 1 else None
         return StepResult(tokens, spans[0][0], spans[-1][1], copies, in_flight.num_tokens, stages)
+
+    def ends_at(self, in_flight: LaunchedStep) -> float:
+        return self.now() if in_flight.slot.downloaded.is_reached() else inf
 
     def now(self) -> float:
         """Returns the seconds since the clock was first read, which the engine does at the start of its run."""

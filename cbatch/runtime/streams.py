@@ -36,6 +36,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Blocks the host until the most recent record is reached. Raises StreamError if work before the record failed."""
 
+    def is_reached(self) -> bool:
+        """Whether the most recent record is reached."""
+
     def time(self) -> float:
         """Returns when the most recent record was reached, in seconds of `time.perf_counter`. It must have been reached."""
 
@@ -100,6 +103,9 @@ class ThreadEvent:
     def synchronize(self) -> None:
         if self._latest is not None and (failure := self._latest.result().failure):
             raise failure
+
+    def is_reached(self) -> bool:
+        return self._latest is None or self._latest.done()
 
     def time(self) -> float:
         assert self._latest is not None and self._latest.done(), "only an event that was reached has a time"

@@ -34,7 +34,7 @@ class SimExecutor(Executor):
         """
         cost: predicts the device seconds of a batch shape, for one GPU or, if a `ProfileCost`, for its topology.
         host: host time per iteration; a number means seconds for every batch.
-        server_seconds: see `Submitted`.
+        server_seconds: see `Arrivals`.
         """
         self.cost, self.server_seconds = cost, server_seconds
         self.host = host if isinstance(host, HostTime) else HostTime(host)
@@ -76,6 +76,9 @@ class SimExecutor(Executor):
         self._advance(in_flight.ended, Cause.COMPUTE if full else Cause.NO_WORK, in_flight.shape)
         self._num_in_flight -= 1
         return StepResult(None, in_flight.started, in_flight.ended, None, self.graph_tokens(in_flight.shape))
+
+    def ends_at(self, in_flight: Span) -> float:
+        return in_flight.ended
 
     @property
     def repeats(self) -> bool:

@@ -14,18 +14,14 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
-from math import inf
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import TIMEOUT_MAX
+from queue import SimpleQueue
 from time import perf_counter, sleep
 from traceback import format_exception
 from typing import Any, NamedTuple, cast
 
-from cbatch import CbatchError, Executor, Request, RequestSpec, RunRecord
-from cbatch.arrivals import Submitted
-from cbatch.errors import StallError
-from cbatch.request_spec import LATEST_ARRIVAL
+from cbatch import CbatchError, Request, RequestSpec, RunRecord, Status
+from cbatch.arrivals import Posted
 from experiments.serve import decisions_of, serve
 from experiments.server.settings import ServerSettings
 from experiments.settings.assemble import Run
@@ -71,12 +67,10 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
         longest = min(settings.longest, run.kv.num_tokens + 1)  # the last token never enters the KV cache
         engine.check_fits(Request(0, longest - 1, 1))  # so does any other
         engine.arrivals = clients = Clients(settings, run, writer.request if writer else lambda spec: None, inbox, send)
+        engine.leaps = False  # clients see each token when it comes
         send(longest)
         try:
-            while clients.num_unfinished:  # without leaps: clients see each token when it comes
-                engine.step()
-                clients.report()
-            engine.run()  # ends the iterations in flight
+            engine.run(lambda _: clients.report())
         except CbatchError as error:
             run.end.update(error=one_line(error), traceback="".join(format_exception(error)).splitlines())
             clients.give_up()
@@ -88,8 +82,8 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
     return engine.record
 
 
-class Clients(Submitted):
-    """Arrivals of clients' requests through an inbox. The open door counts as an unfinished request.
+class Clients(Posted):
+    """The requests of clients, through an inbox. Until the door closes, it counts as an unfinished request.
 
     lag: the most seconds by which the tokens of a simulated iteration came too late.
     """
@@ -98,49 +92,37 @@ class Clients(Submitted):
         self, settings: ServerSettings, run: Run, note: Callable[[RequestSpec], object], inbox: Inbox, send: Send
     ) -> None:
         """note: called with each request."""
-        super().__init__()
-        self.num_unfinished, self._is_open, self.lag = 1, True, 0.0
-        self._run, self._note, self._inbox, self._send = run, note, inbox, send
+        super().__init__(inbox, settings.patience.seconds)
+        self._run, self._note, self._send, self.lag = run, note, send, 0.0
         [self._engine] = run.engine.engines
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
-        self._patience = min(settings.patience.seconds, TIMEOUT_MAX)
-        self._origin = perf_counter() - self._engine.executor.now() / self._scale
+        self._origin = perf_counter() - self._engine.now() / self._scale
         self._live: dict[int, Request] = {}  # that have not ended
         self._num_steps = self._num_ended = 0  # that were told
         self._state = (0, 0, 0.0)
 
-    def _seconds_until(self, time: float) -> float:
+    def seconds_until(self, host: Any, time: float) -> float:
         """Returns the real seconds from now until a time of the engine; `time_scale` of its seconds take one."""
         return self._origin + time / self._scale - perf_counter()
 
-    def next(self) -> float:
-        return min(super().next(), LATEST_ARRIVAL if self._is_open else inf)
-
-    def wait(self, executor: Executor, time: float) -> None:
-        """Waits in the inbox. Raises StallError after the patience's seconds, if requests wait for nothing but the policy."""
+    def wait(self, host: Any, time: float) -> None:
         self.tell()  # of clients that have left since the turn
-        seconds = min(self._seconds_until(time), self._patience)
-        try:
-            self._take(self._inbox.get(timeout=max(seconds, 0.0)))
-        except Empty:
-            if self._live and seconds == self._patience:
-                stalled = f"policy {self._engine.policy_name} plans nothing for {seconds:g} s"
-                raise StallError(f"{stalled} with {len(self._live)} requests; raise patience.seconds") from None
-        executor.sleep_until(min(time, (perf_counter() - self._origin) * self._scale))
+        super().wait(host, time)
+        host.sleep_until(min(time, (perf_counter() - self._origin) * self._scale))
 
-    def _take(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         match message:
             case RequestSpec():
                 arrival = max((message.arrival_time - self._origin) * self._scale, 0.0)
                 self._note(spec := dataclasses.replace(message, arrival_time=arrival))
                 self._live[spec.id] = new = Request.from_spec(spec)
                 cast(list[Request], self._run.requests).append(new)
-                self.add([new])
+                super().receive(new)
             case int():
                 if request := self._live.get(message):
                     self._engine.cancel(request)
             case None if self._is_open:
-                self.num_unfinished, self._is_open = self.num_unfinished - 1, False
+                super().receive(None)
                 self.give_up()
 
     def ended(self, request: Request) -> None:
@@ -149,20 +131,19 @@ class Clients(Submitted):
 
     def give_up(self) -> None:
         """Cuts all requests, ignoring further errors of a policy that has failed."""
-        self._run.end.setdefault("cut", len(self._live))
-        for request in list(self._live.values()):
+        left = [request for request in self._live.values() if request.status is not Status.FINISHED]
+        self._run.end.setdefault("cut", len(left))
+        for request in left:
             with suppress(CbatchError):
                 self._engine.cancel(request)
 
     def report(self) -> None:
-        """Sends the results of a turn, in simulation at their time, and empties the inbox."""
+        """Sends the results of a turn, in simulation at their time."""
         if self._is_simulated:
-            seconds = self._seconds_until(self._engine.executor.now())
+            seconds = self.seconds_until(self._engine, self._engine.now())
             self.lag = max(self.lag, -seconds)
             sleep(max(seconds, 0.0))
         self.tell()
-        while not self._inbox.empty():
-            self._take(self._inbox.get())
 
     def tell(self) -> None:
         """Sends the changes since the last call."""

@@ -125,7 +125,7 @@ def assemble(
             servers.append(Server(executor, limits, cost, kv, *loop))
     server: Server | ReplicatedServer = servers[0]
     if len(servers) > 1:
-        server = ReplicatedServer(servers, backend.router, Cluster if backend.simulated else LiveCluster)
+        server = ReplicatedServer(servers, backend.router, cluster=Cluster if backend.simulated else LiveCluster)
     try:
         engine = server.engine(policy, () if settings.stream else requests)
         if settings.stream:

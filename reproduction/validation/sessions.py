@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch import Engine, KVSize, Limits, Request, RunRecord, Server
-from cbatch.arrivals import Submitted
+from cbatch.arrivals import Listed
 from cbatch.results.metrics import collect_served, statistics
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.profile.machine import hardware_name
@@ -50,7 +50,7 @@ RUNS = [
 """Load, cache over working set, policy, eviction."""
 
 
-class Sessions(Submitted):
+class Sessions(Listed):
     """Arrivals of conversations: the first turns are known, and each turn that ends tells when the next one comes.
 
     With token ids (`vocabulary`) prompts hold the answers that the model gave; without, names stand for them.

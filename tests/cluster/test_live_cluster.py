@@ -75,16 +75,6 @@ def test_a_replica_takes_requests_while_another_is_under_way() -> None:
     serve([Waits(second), other], asked(0, 0, 0.01, 0.01), RoundRobin())
 
 
-def test_a_request_counts_for_the_router_from_the_moment_it_is_routed() -> None:
-    cluster = LiveCluster([replica(Orca())], RoundRobin())
-    [first], request = cluster.replicas, asked(0)[0]
-    first.take(request)
-    assert (first.num_unfinished, first.num_waiting, first.outstanding_tokens) == (1, 1, request.max_tokens)
-    first.submit()
-    assert (first.num_unfinished, first.num_waiting, first.outstanding_tokens) == (1, 1, request.max_tokens)
-    cluster.executor.close()
-
-
 class Fails(Orca):
     def plan(self, view: View) -> Plan:
         raise ValueError("no idea")

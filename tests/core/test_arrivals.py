@@ -7,7 +7,7 @@ import pytest
 from schedules import make_engine
 
 from cbatch import Engine, FinishReason, Limits, Request, WorkloadError
-from cbatch.arrivals import Stream, Submitted
+from cbatch.arrivals import Listed, Streamed
 from cbatch.cluster import Cluster, RoundRobin
 from policies.orca import Orca
 
@@ -19,7 +19,7 @@ def ids(requests: Sequence[Request]) -> list[int]:
 
 
 def test_recorded_requests_arrive_by_time_and_iteration() -> None:
-    arrivals = Submitted()
+    arrivals = Listed()
     arrivals.add([Request(0, 4, 1, arrival_time=2.0), Request(1, 4, 1, arrival_iteration=3)])
     arrivals.add([Request(2, 4, 1, arrival_iteration=5), Request(3, 4, 1)])
     assert arrivals.next() == 0.0 and ids(arrivals.due(1.0, 0)) == [3]
@@ -38,17 +38,17 @@ def test_a_stream_makes_one_request_ahead_and_checks_it() -> None:
             yield Request(id_, 4, 1, arrival_time=float(id_))
 
     checked: list[Request] = []
-    arrivals = Stream(requests(), checked.append)
+    arrivals = Streamed(requests(), checked.append)
     assert made == [0] and arrivals.next() == 0.0 and arrivals.num_unfinished == 1
     assert ids(arrivals.due(1.0, 0)) == [0, 1] and made == ids(checked) == [0, 1, 2]
     with pytest.raises(WorkloadError, match="request 1 arrives by iteration, or before an earlier one"):
-        Stream([Request(0, 4, 1, arrival_time=1.0), Request(1, 4, 1)], checked.append).due(1.0, 0)
+        Streamed([Request(0, 4, 1, arrival_time=1.0), Request(1, 4, 1)], checked.append).due(1.0, 0)
 
 
-@pytest.mark.parametrize("make", [Submitted, lambda server: Stream([Request(0, 4, 1, arrival_time=1.0)], id, server)])
-def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[float], Submitted | Stream]) -> None:
+@pytest.mark.parametrize("make", [Listed, lambda server: Streamed([Request(0, 4, 1, arrival_time=1.0)], id, server)])
+def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[float], Listed | Streamed]) -> None:
     arrivals = make(0.25)
-    if not isinstance(arrivals, Stream):
+    if not isinstance(arrivals, Streamed):
         arrivals.add([Request(0, 4, 1, arrival_time=1.0)])
     assert arrivals.next() == 1.25 and ids(arrivals.due(1.2, 0)) == [] and ids(arrivals.due(1.25, 0)) == [0]
 
@@ -59,7 +59,7 @@ def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[flo
         lambda engine, requests: engine.submit(requests),
         lambda engine, requests: [engine.submit([request]) for request in requests],
         lambda engine, requests: Cluster([engine], RoundRobin()).submit(requests),
-        lambda engine, requests: Stream(requests, engine.check_fits).due(0.0, 0),
+        lambda engine, requests: Streamed(requests, engine.check_fits).due(0.0, 0),
     ],
     ids=["together", "one by one", "replicas", "stream"],
 )
@@ -80,7 +80,7 @@ def test_a_request_that_has_not_arrived_is_cancelled_and_strangers_are_refused(s
     engine = make_engine(policy, LIMITS)
     engine.submit([] if stream else requests)
     if stream:
-        engine.arrivals = Stream(requests, engine.check_fits)
+        engine.arrivals = Streamed(requests, engine.check_fits)
     engine.step()
     engine.cancel(requests[1])
     other = make_engine(Orca(), LIMITS)
@@ -99,7 +99,7 @@ def test_a_request_that_has_not_arrived_is_cancelled_and_strangers_are_refused(s
     assert heard == [0, 2]
 
 
-class Session(Submitted):
+class Session(Listed):
     """Each request but the last is followed by another, a second after its end."""
 
     def ended(self, request: Request) -> None:

@@ -56,14 +56,6 @@ def test_a_policy_that_takes_requests_out_of_the_view_is_told_so() -> None:
         engine.run()
 
 
-def test_an_engine_that_serves_until_a_time_begins_no_iteration_at_that_time() -> None:
-    """Iterations of a second, at 0 and 1 s."""
-    engine = make_engine(Orca(), LIMITS)
-    engine.submit([Request(0, 3, 9)])
-    engine.run_until(2.0)
-    assert (len(engine.record.steps), engine.executor.now()) == (2, 2.0)
-
-
 @pytest.mark.parametrize("built", [False, True], ids=["plan", "builder"])
 def test_an_empty_plan_waits_for_its_wake_time_or_the_next_arrival(built: bool) -> None:
     seen: list[float] = []

@@ -64,6 +64,9 @@ class Clockwork(Executor):
         self.time += 1
         return StepResult(in_flight.tokens, self.time - 1, self.time)
 
+    def ends_at(self, in_flight: Handle) -> float:
+        return self.time + 1
+
     def now(self) -> float:
         return self.time
 
@@ -156,7 +159,8 @@ class EngineMachine(RuleBasedStateMachine):
         if not self.model.flying and random.random() < 0.1:
             seconds = random.randint(1, 3)
             self.turn(Plan(wake_at=self.executor.time + seconds))
-            assert self.executor.time == self.engine.view.now + seconds
+            assert self.engine.next_at() == self.executor.time + seconds
+            self.engine.sleep_until(self.engine.next_at())
         plan, fault = Plan(), random.choice(FAULTS)
         running, ready = [*self.engine.view.running], [request for request in self.requests if request.num_ready]
         if running and random.random() < 0.3:

@@ -101,6 +101,9 @@ class Hashing(SimExecutor):
         self.sampled.append(output)
         return super().launch(step), output
 
+    def ends_at(self, in_flight: Any) -> float:
+        return super().ends_at(in_flight[0])
+
     def wait(self, in_flight: Any) -> StepResult:
         span, output = in_flight
         return super().wait(span)._replace(tokens=output)

@@ -193,6 +193,13 @@ def engine_of(requests: list[Request], num_blocks: int, block: int = 1) -> Engin
     return server.engine(InOrder(), requests)
 
 
+def take_arrivals(engine: Engine) -> None:
+    """Makes the submitted requests wait, as the next turn would."""
+    for request in engine.arrivals.due(now := engine.now(), engine.iteration):
+        engine.arrive(request, now)
+    engine._take_arrivals()
+
+
 def test_what_a_builder_counts_on() -> None:
     """A [abcd] runs and holds 5 of 8 blocks; B [abcde] shares 4 of them, and C [xyz] nothing."""
     a, b, c = (Request(i, len(text), 4, prompt=prompts(_=text)["_"]) for i, text in enumerate(("abcd", "abcde", "xyz")))
@@ -200,7 +207,7 @@ def test_what_a_builder_counts_on() -> None:
     for _ in range(2):
         engine.step()
     engine.submit([b, c])
-    engine._take_arrivals()
+    take_arrivals(engine)
     view = engine.view
     assert (view.kv.num_free, b.num_computed, b.num_ready, view.kv.num_shared(b), view.kv.num_lacking(b, 5)) == (
         3,
@@ -224,7 +231,7 @@ def test_a_departing_newcomer_gives_back_what_it_was_to_take() -> None:
     engine = engine_of([a], 8)
     engine.step()
     engine.submit([b])
-    engine._take_arrivals()
+    take_arrivals(engine)
     plan = engine.view.plan()
     assert (plan.free_blocks, plan.add(b), plan.free_blocks) == (4, 2, 2)
     plan.reject(b, "why")
@@ -240,7 +247,7 @@ def test_after_a_preemption_nothing_counts_as_shared() -> None:
     engine.submit([b])
     engine.step()
     engine.submit([c])
-    engine._take_arrivals()
+    take_arrivals(engine)
     plan = engine.view.plan()
     assert (plan.free_blocks, engine.view.kv.num_shared(c)) == (2, 4)
     plan.preempt(a)

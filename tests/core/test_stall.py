@@ -4,9 +4,9 @@ import pytest
 from schedules import UnitCost, make_engine
 
 from cbatch import CbatchError, ConfigError, Engine, Limits, Plan, PolicyError, Request, RunRecord, Server, View
-from cbatch.arrivals import Submitted
+from cbatch.arrivals import Listed
 from cbatch.errors import StallError
-from cbatch.executor import Executor
+from cbatch.host import Host
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from cbatch.stall import Patience
@@ -141,14 +141,14 @@ def test_patience_is_above_zero(field: str, value: float) -> None:
     assert isinstance(caught.value, CbatchError)
 
 
-class Door(Submitted):
+class Door(Listed):
     """Expects no client; one comes just after the engine has waited for 100 s."""
 
     def next(self) -> float:
         return min(super().next(), 1e6)
 
-    def wait(self, executor: Executor, time: float) -> None:
-        executor.sleep_until(100.0)
+    def wait(self, host: Host, time: float) -> None:
+        host.sleep_until(100.0)
 
 
 def test_waiting_for_an_unexpected_client_is_no_stall() -> None:

@@ -16,7 +16,7 @@ from small_cluster import make_cost
 from test_leaps import Choosy, draw_requests
 
 from cbatch import ConfigError, Limits, Policy, Request, RequestSpec, RunRecord, Server
-from cbatch.arrivals import Stream
+from cbatch.arrivals import Streamed
 from cbatch.kv import KVSize
 from cbatch.model.topology import Topology
 from cbatch.results.metrics import Objectives, Served, collect_served, statistics
@@ -46,7 +46,7 @@ def serve_in_pieces(server: Server, policy: Policy, requests: list[Request], fol
         def take(piece: RunRecord) -> None:
             tables.write(piece, streamed.take(piece))
 
-        engine.arrivals = Stream(iter(requests), engine.check_fits)
+        engine.arrivals = Streamed(iter(requests), engine.check_fits)
         engine.run(lambda engine: engine.record.drain(take, at_once=3))
         take(engine.record.take())
     return streamed

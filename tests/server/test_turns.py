@@ -75,7 +75,7 @@ def test_turns_have_the_tokens_of_the_outputs_and_the_ends(tmp_path: Path) -> No
     assert {id_: len(tokens) for id_, tokens in streams.items()} == {0: 4, 1: 5, 2: 6}
     lines = (json.loads(line) for line in (tmp_path / "run" / "outputs.jsonl").read_text().splitlines())
     assert {line["id"]: line["output"] for line in lines} == streams
-    assert turns[0].state == (0, 1, 0) and turns[-1].state == (0, 0, 0)
+    assert turns[0].state[0] >= 1 and turns[-1].state == (0, 0, 0)
     assert any(turn.state[:2] == (3, 0) and 0 < turn.state[2] < 1 for turn in turns)
 
 

@@ -257,3 +257,27 @@ def check_latest_step(engine: Engine) -> None:
     if latest := engine.state.latest:
         assert latest.rows.tolist() == [request.row for request in latest.requests]
         assert latest.num_decode_tokens == sum(request in engine.view.decoding for request in latest.requests)
+
+
+# -- arrivals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_prompts_wait_as_in_a_queue_with_fixed_service(num_stages: int, asynchronous: bool) -> None:
+    """A prompt at a time, Poisson arrivals: M/D/1 before the slowest stage, by Lindley's recursion over the same arrivals."""
+
+    def first_tokens(times: list[float]) -> list[float]:
+        engine = make_engine(Orca(), make_executor(num_stages), max_tokens=64, asynchronous=asynchronous)
+        engine.submit([Request(id_, 64, 1, arrival_time=time) for id_, time in enumerate(times)])
+        record = engine.run()
+        return [request.finished_at for request in sorted(record.requests, key=lambda request: request.id)]
+
+    alone, *_, before, last = first_tokens([0.0] * 40)
+    service, draw, times, waits = last - before, random.Random(0), [0.0], [0.0]
+    for _ in range(2000):
+        interval = draw.expovariate(0.7 / service)
+        times.append(times[-1] + interval)
+        waits.append(max(waits[-1] + service - interval, 0.0))
+    ttft = [end - time for end, time in zip(first_tokens(times), times, strict=True)]
+    assert sum(ttft) == pytest.approx(len(times) * alone + sum(waits), rel=5e-3)

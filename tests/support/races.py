@@ -95,6 +95,9 @@ class CheckedEvent:
         if self.clock is not None:
             self._history.learn(HOST, self.clock)
 
+    def is_reached(self) -> bool:
+        return self.inner.is_reached()
+
     def time(self) -> float:
         return self.inner.time()
 

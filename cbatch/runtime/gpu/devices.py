@@ -119,6 +119,9 @@ class CudaEvent:
         except RuntimeError as error:
             raise StreamError(f"the device failed: {error}") from error
 
+    def is_reached(self) -> bool:
+        return all(event.query() for event in self.events)
+
     def time(self) -> float:
         return max(clock.time_of(event) for clock, event in zip(self._clocks, self.events, strict=True))
 

@@ -1,0 +1,192 @@
+"""Replicas behind a router: the host of several engines, each with its own policy, limits and KV cache.
+
+Simulated, the replica with the earliest turn takes it, so that time never runs back. A request is routed when it arrives, from
+what replicas have reported by then (`views`). Where time is real, replicas serve at the same time: `live`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import chain
+from math import inf
+from operator import index
+from typing import Any, SupportsIndex
+
+from cbatch.arrivals import Arrivals, Listed
+from cbatch.calls import call
+from cbatch.cluster.routers import Router
+from cbatch.cluster.views import ClusterView, ReplicaView, Reporter
+from cbatch.engine import Engine
+from cbatch.errors import PolicyError, WorkloadError
+from cbatch.host import drive
+from cbatch.record import RunRecord
+from cbatch.request import Request, spec_of
+
+
+class Cluster:
+    """Engines behind a router, with the interface of one `Engine`.
+
+    arrivals: the requests of `run`, as for an `Engine`. pools: the name of each replica's pool.
+    """
+
+    iteration = 0  # replicas count their own
+
+    def __init__(
+        self, engines: Sequence[Engine], router: Router, pools: Sequence[str] = (), staleness: float = 0.0
+    ) -> None:
+        """staleness: see `ClusterView`."""
+        self.engines, self.router = list(engines), router
+        self.pools = list(pools) or [""] * len(self.engines)
+        self.executor = Executors([engine.executor for engine in engines])
+        self.arrivals: Arrivals = Listed(getattr(engines[0].executor, "server_seconds", 0.0))
+        self.record = RunRecord()
+        self.replica_of: dict[int, int] = {}  # by the request's id
+        self._views = [_view_of(engine, pool) for engine, pool in zip(self.engines, self.pools, strict=True)]
+        for engine, view in zip(self.engines, self._views, strict=True):
+            engine.observer = Reporter(engine, view.post)
+        self._view = ClusterView(self._views, staleness)
+        self._on_end: Callable[[Request], object] | None = getattr(router, "on_end", None)
+        self._now = 0.0
+        self._turns = [(0.0, replica) for replica in range(len(self.engines))]  # a heap; some are out of date
+        self._due = [0.0] * len(self.engines)  # when the replicas take their next turns
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Queues requests for their arrival times. Raises WorkloadError as `Engine.submit` does."""
+        assert isinstance(self.arrivals, Listed), "a cluster with other arrivals gets its requests from them"
+        new = list(requests)
+        for request in new:
+            self.check_fits(request)
+        self.arrivals.add(new)
+
+    def check_fits(self, request: Request) -> None:
+        """Raises WorkloadError for a request that no replica can serve, or that arrives by iteration."""
+        if request.arrival_iteration:
+            problem = f"request {request.id} arrives by iteration, which several replicas do not share"
+            raise WorkloadError(f"{problem}; give arrival times")
+        able = [engine for engine, view in zip(self.engines, self._views, strict=True) if view.fits(request)]
+        for engine in able or self.engines[:1]:
+            engine.check_fits(request)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Known requests that have not ended, arrived or not."""
+        return self.arrivals.num_unfinished
+
+    def run(self, on_turn: Callable[[Any], object] = lambda cluster: None) -> RunRecord:
+        """Serves until every request has ended. `on_turn`, for progress bars, is called after each turn or leap of a replica."""
+        drive(self, self.arrivals, on_turn)
+        assert not any(engine.state.pool.num_used for engine in self.engines), (
+            "every KV block is free when nothing runs"
+        )
+        self.record = self.merge()
+        return self.record
+
+    def cancel(self, request: Request) -> None:
+        """As `Engine.cancel`."""
+        if (replica := self.replica_of.get(request.id)) is None:
+            self.arrivals.withdraw(request)
+            self.arrivals.ended(request)
+        else:
+            self.engines[replica].cancel(request)
+            self._schedule(replica)
+
+    def merge(self) -> RunRecord:
+        """Returns one record of all replicas, with steps renumbered in the order in which tokens were received.
+
+        Times of copies and stages are left out: they are a replica's own.
+        """
+        whole, records = RunRecord(), [engine.record for engine in self.engines]
+        pairs = (zip(record.steps, record.receivers, strict=True) for record in records)
+        steps = ((*pair, replica) for replica, of_record in enumerate(pairs) for pair in of_record)
+        for iteration, (step, receivers, replica) in enumerate(sorted(steps, key=lambda step: step[0].received_at)):
+            whole.add_step(step._replace(iteration=iteration), receivers)
+            whole.replicas.append(replica)
+        whole.replica_of = self.replica_of
+        requests = chain.from_iterable(record.requests for record in records)
+        whole.requests = sorted(requests, key=lambda request: (request.finished_at, request.id))
+        return whole
+
+    # -- the host of `drive` ------------------------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        return sum(engine.num_in_flight for engine in self.engines)
+
+    def now(self) -> float:
+        return self._now
+
+    def next_at(self) -> float:
+        turns = self._turns
+        while turns and turns[0][0] != self._due[turns[0][1]]:
+            heappop(turns)
+        return turns[0][0] if turns else inf
+
+    def arrive(self, request: Request, now: float) -> None:
+        """Routes a request."""
+        replica = self._route(request, now)
+        self.engines[replica].arrive(request, now)
+        self._schedule(replica)
+
+    def sleep_until(self, time: float) -> None:
+        self._now = max(self._now, time)
+
+    def turn(self, until: float) -> Sequence[Request]:
+        """Takes the turn of the replica that is due first; another replica's turn ends a leap if new arrivals may follow from it."""
+        self.next_at()
+        self._now, replica = heappop(self._turns)
+        self._due[replica] = -inf
+        if self.arrivals.follow_ends:
+            until = min(until, self.next_at())
+        ended = self.engines[replica].turn(until)
+        self._schedule(replica)
+        return ended
+
+    def standstill(self, num_unfinished: int) -> PolicyError:
+        stuck = next(
+            (engine for engine in self.engines if engine.state.waiting or engine.state.running), self.engines[0]
+        )
+        return stuck.standstill(num_unfinished)
+
+    def _schedule(self, replica: int) -> None:
+        if (at := self.engines[replica].next_at()) != self._due[replica]:
+            self._due[replica] = at
+            if at < inf:
+                heappush(self._turns, (at, replica))
+
+    def _route(self, request: Request, now: float) -> int:
+        """Returns the replica that the router chooses; the router has a copy of the request, which shows no progress."""
+        shown, where = Request.from_spec(spec_of(request)), f"router {type(self.router).__name__}, request {request.id}"
+        for ended in self._view.update(now):
+            if self._on_end is not None:
+                call(where, self._on_end, ended)
+        chosen: Any = call(where, self.router.choose, shown, self._view)
+        if not isinstance(chosen, SupportsIndex) or not 0 <= index(chosen) < len(self.engines):
+            last = len(self.engines) - 1
+            raise PolicyError(f"{where}: choose() returned {chosen!r}; return the index of a replica, from 0 to {last}")
+        replica = index(chosen)
+        if not self._views[replica].fits(request):
+            problem = (
+                f"chose replica {replica}, which serves up to {self._views[replica].max_tokens} tokens per request"
+            )
+            raise PolicyError(f"{where}: {problem}; choose from view.fitting(request)")
+        self._views[replica].send(shown)
+        self.replica_of[request.id] = replica
+        return replica
+
+
+def _view_of(engine: Engine, pool: str) -> ReplicaView:
+    size = engine.state.pool
+    return ReplicaView(pool, size.num_blocks, size.block_size, engine.limits.max_request_tokens)
+
+
+class Executors:
+    """The executors of all replicas, with the methods of an executor that are called after a run."""
+
+    def __init__(self, executors: Sequence[Any]) -> None:
+        self.executors = executors
+
+    def now(self) -> float:
+        return float(max(executor.now() for executor in self.executors))
+
+    def close(self) -> None:
+        for executor in self.executors:
+            executor.close()

@@ -1,0 +1,38 @@
+"""Servers behind a router, with the interface of one `Server`."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cbatch.cluster.cluster import Cluster
+from cbatch.cluster.routers import Router
+from cbatch.policy import Policy, copy_policy
+from cbatch.request import Request
+from cbatch.server import Server
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicatedServer:
+    """Serves like a `Server`, on one server per replica behind a router. Each replica has a copy of the policy.
+
+    router: copied for each run. pools, staleness: see `Cluster`. cluster: `LiveCluster` where time is real.
+    """
+
+    servers: Sequence[Server]
+    router: Router
+    pools: Sequence[str] = ()
+    staleness: float = 0.0
+    cluster: Callable[..., Cluster] = Cluster
+
+    def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Cluster:
+        """As `Server.engine`."""
+        policies = [policy, *(copy_policy(policy) for _ in self.servers[1:])]
+        engines = [
+            server.engine(copy, asynchronous=asynchronous) for server, copy in zip(self.servers, policies, strict=True)
+        ]
+        cluster = self.cluster(engines, copy_policy(self.router, "router"), self.pools, self.staleness)
+        cluster.submit(requests)
+        return cluster
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()

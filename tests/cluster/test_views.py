@@ -1,0 +1,175 @@
+"""What a router is shown: all that replicas have reported by the time of the arrival, and nothing after it."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from small_cluster import make_cost
+
+from cbatch import Limits, Policy, Request, Server, Step
+from cbatch.cluster import Cluster, ClusterView, LeastLoaded
+from cbatch.kv import KVSize
+from cbatch.model.topology import Topology
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.measured import HostTime
+from cbatch.sim.stages import Span
+from policies.chunking import Fixed
+from policies.evictions import LRU
+from policies.orca import Orca
+from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
+
+
+class Shown(NamedTuple):
+    """A replica's view, when a request was routed."""
+
+    now: float
+    request: int
+    replica: int
+    at: float
+    num_unfinished: int
+    outstanding_tokens: int
+    num_waiting: int
+    num_free: int
+    prompt_tokens_left: int
+    cached_tokens: int
+
+
+class Notes(LeastLoaded):
+    def __init__(self) -> None:
+        self.shown: list[Shown] = []
+        self.chosen: dict[int, int] = {}
+        self.ended: list[int] = []
+
+    def choose(self, request: Request, view: ClusterView) -> int:
+        names = Shown._fields[3:-1]
+        for index, replica in enumerate(view):
+            values = (*(getattr(replica, name) for name in names), replica.cached_tokens(request))
+            self.shown.append(Shown(view.now, request.id, index, *values))
+        self.chosen[request.id] = super().choose(request, view)
+        return self.chosen[request.id]
+
+    def on_end(self, request: Request) -> None:
+        self.ended.append(request.id)
+
+
+class Logging(SimExecutor):
+    """Notes when each request had how many tokens computed, iterations in flight counted."""
+
+    def restart(self) -> None:
+        super().restart()
+        self.computed: dict[int, list[tuple[float, int]]] = defaultdict(list)
+
+    def launch(self, step: Step) -> Span:
+        span = super().launch(step)
+        for request, start, tokens in zip(step.requests, step.start.tolist(), step.num_tokens.tolist(), strict=True):
+            self.computed[request.id].append((self.now(), start + tokens))
+        return span
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "orca": Orca,
+    "sarathi": lambda: Sarathi(Fixed(16)),
+    "serve": lambda: SarathiServe(Fixed(16)),
+}
+
+
+def draw(seed: int) -> tuple[Callable[[], list[Request]], dict[str, Any]]:
+    numbers = random.Random(seed)
+    rate, number = numbers.choice((50, 400, 3000)), 120
+    times = [0.0]
+    for _ in range(number - 1):
+        times.append(times[-1] + numbers.choice((0.0, numbers.expovariate(rate))))
+    lengths = [(numbers.randint(4, 60), numbers.randint(1, 30), numbers.randrange(6)) for _ in times]
+
+    def requests() -> list[Request]:
+        return [
+            Request(id_, prompt, new, arrival_time=time, prefix_hashes=(chat,) * (prompt >= 4), hash_block=4)
+            for id_, (time, (prompt, new, chat)) in enumerate(zip(times, lengths, strict=True))
+        ]
+
+    return requests, {
+        "replicas": numbers.choice((1, 2, 3, 8)),
+        "stages": numbers.choice((1, 1, 2)),
+        "asynchronous": numbers.random() < 0.7,
+        "staleness": numbers.choice((0.0, 0.0, 0.02)),
+        "host": numbers.choice((0.0, 1e-4, 2e-3)),
+        "cached": numbers.random() < 0.5,
+    }
+
+
+def serve(policy: str, seed: int, kind: type[SimExecutor], leaps: bool) -> tuple[Cluster, Notes]:
+    requests, how = draw(seed)
+    cost = make_cost(Topology(1, how["stages"]))
+    limits = Limits(4, 64, 128, tile=4, num_stages=how["stages"])
+    cache = LRU() if how["cached"] else None
+    servers = [
+        Server(
+            kind(cost, HostTime(how["host"])), limits, cost, KVSize(2000, 4), how["asynchronous"], prefix_cache=cache
+        )
+        for _ in range(how["replicas"])
+    ]
+    router = Notes()
+    cluster = Cluster([server.engine(POLICIES[policy]()) for server in servers], router, staleness=how["staleness"])
+    for engine in cluster.engines:
+        engine.leaps = leaps
+    cluster.submit(requests())
+    cluster.run()
+    return cluster, router
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_view_holds_anything_after_its_time(policy: str, seed: int) -> None:
+    """Counters are recounted from ends until then and launches before (arrivals precede launches at the same time); staleness ages both."""
+    cluster, router = serve(policy, seed, Logging, leaps=False)
+    requests, staleness = {request.id: request for request in cluster.record.requests}, draw(seed)[1]["staleness"]
+    assert len(requests) == 120
+    sent: dict[int, list[Request]] = defaultdict(list)
+    for row in router.shown:
+        until, here = row.now - staleness, sent[row.replica]
+        assert row.at <= max(until, 0.0) and row.now == requests[row.request].arrival_time
+        left = [request for request in here if request.finished_at is None or request.finished_at > until]
+        logs = cluster.engines[row.replica].executor.computed
+        computed = {
+            request.id: max((tokens for at, tokens in logs[request.id] if at < until), default=0) for request in left
+        }
+        assert row.num_unfinished == len(left)
+        assert row.num_waiting == sum(not tokens for tokens in computed.values())
+        assert row.outstanding_tokens == sum(request.max_tokens - computed[request.id] for request in left)
+        prompts = [(request.num_prompt_tokens, computed[request.id]) for request in left]
+        most = sum(max(prompt - tokens, 0) for prompt, tokens in prompts)
+        assert most - 4 * row.num_waiting <= row.prompt_tokens_left <= most, (
+            "a waiting request may find its 4 shared tokens"
+        )
+        if row.replica == len(cluster.engines) - 1:
+            sent[router.chosen[row.request]].append(requests[row.request])
+    ends = [requests[id_].finished_at for id_ in router.ended]
+    assert ends == sorted(ends) and len({*router.ended}) == len(ends)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_views_are_the_same_with_leaps(policy: str, seed: int) -> None:
+    (leaping, seen), (plain, wanted) = (serve(policy, seed, SimExecutor, leaps) for leaps in (True, False))
+    rows = (
+        [row._replace(at=0.0) for row in router.shown] for router in (seen, wanted)
+    )  # a leap reports launches alone
+    assert next(rows) == next(rows) and leaping.record.steps == plain.record.steps
+
+
+def test_a_cache_is_shown_once_its_blocks_are_reported() -> None:
+    """Some views show cached blocks, and none more than the requests that were computed there before can have left."""
+    hits = 0
+    for seed in range(8):
+        cluster, router = serve("orca", seed, Logging, leaps=False)
+        requests = {request.id: request for request in cluster.record.requests}
+        for row in router.shown:
+            if row.cached_tokens:
+                hits += 1
+                logs, chat = cluster.engines[row.replica].executor.computed, requests[row.request].prefix_hashes
+                before = [at for id_, log in logs.items() for at, _ in log if requests[id_].prefix_hashes == chat]
+                assert row.cached_tokens == 4 and min(before) <= row.now
+    assert hits > 100
