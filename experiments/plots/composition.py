@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from cbatch import ConfigError
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
+from experiments.store.csv_tables import REPLICA
 from experiments.store.tables import read_requests, read_steps
 
 _MOST_STEPS = 400
@@ -22,48 +23,64 @@ _TOKENS = {
 }
 """Column and colour by kind of token."""
 _PARTS = {"found": "#009E73", "computed": PREFILL, "recomputed": "#D55E00"}
+_MOST_REPLICAS = 4
 _MOST_PARTS = 60
 """Parts of the time, each with the prompts of the requests that were admitted in it."""
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN) -> Figure:
+def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Figure:
     """Draws three panels over time, and with a prefix cache a fourth: the parts of the prompts that were admitted at the time.
 
-    Raises ConfigError: no finished run, or several; it has no iterations.
+    Raises ConfigError: no finished run, or several; it has no iterations, or no such replica.
+
+    Args:
+        replicas: the replicas that have a column each; by default the first four, if there are several.
     """
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
-    steps = read_steps(run["folder"])
+    steps, served = read_steps(run["folder"]), read_requests(run["folder"])
     if steps.empty:
         raise ConfigError(f"{run['folder']}: the run has no iterations to draw; choose another run")
-    drawn, how = _thin_out(steps)
-    served = read_requests(run["folder"])
-    cached = "cached_tokens" in served
-    figure, rows = new_figure(3 + cached, 1, 4.4 + 0.9 * cached, ratios=(2, *[1] * (2 + cached)), sharex=True)
-    tokens, requests, memory = (row[0] for row in rows[:3])
-    shown_tokens = {name: parts for name, parts in _TOKENS.items() if drawn[parts[0]].any()}
-    counts = [drawn[column] for column, _ in shown_tokens.values()]
-    colours = [colour for _, colour in shown_tokens.values()]
-    tokens.stackplot(drawn["started"], *counts, step="post", labels=list(shown_tokens), colors=colours, linewidth=0)
-    tokens.set_ylabel("tokens per iteration")
-    for name, style in (("running", "k-"), ("waiting", "r--")):
-        requests.plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post", linewidth=1)
-    requests.set_ylabel("requests")
-    used = 100 * drawn["kv_blocks_used"] / run["limits.kv_blocks"]
-    memory.plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
-    memory.set_ylabel("KV cache\nused [%]")
-    for row in rows[3:]:
-        _draw_prompts(row[0], served, steps["started"].max())
-    for [panel] in rows:
+    known = range(int(run["backend.replicas"])) if REPLICA in steps else range(0)
+    if unknown := {*replicas} - {*known}:
+        raise ConfigError(f"replicas={min(unknown)}: no such replica; the run has {max(len(known), 1)}, counted from 0")
+    chosen = replicas or known[:_MOST_REPLICAS]
+    parts = [(steps[steps[REPLICA] == one], served[served[REPLICA] == one]) for one in chosen] or [(steps, served)]
+    cached, how = "cached_tokens" in served, ""
+    height, ratios = 4.4 + 0.9 * cached, (2, *[1] * (2 + cached))
+    figure, rows = new_figure(3 + cached, len(parts), height, ratios=ratios, sharex=True, sharey="row")
+    for column, (own, requests) in enumerate(parts):
+        panels = [row[column] for row in rows]
+        how = _draw_column(panels, own, requests, run["limits.kv_blocks"]) if len(own) else how
+        panels[0].set_title(f"replica {chosen[column]}{'' if len(own) else ', idle'}" if chosen else "")
+        panels[-1].set_xlabel("time [s]")
+    for panel in figure.axes:
         panel.set_ylim(bottom=0)
         panel.xaxis.grid(visible=False)
         panel.margins(x=0.005)
-    for [panel] in (*rows[:2], *rows[3:]):
-        panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    rows[-1][0].set_xlabel("time [s]")
+    for row, name in zip(rows, ("tokens per iteration", "requests", "KV [%]", "prompts [%]"), strict=False):
+        row[0].set_ylabel(name)
+    for row in (*rows[:2], *rows[3:]):
+        handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in row)), [])
+        row[-1].legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     add_title(figure, shown, str(run["label"]), note=how, look=look)
     return figure
+
+
+def _draw_column(panels: list[Axes], steps: pd.DataFrame, requests: pd.DataFrame, kv_blocks: int) -> str:
+    """Draws the iterations of an engine; returns a description of them."""
+    drawn, how = _thin_out(steps)
+    shown = {name: parts for name, parts in _TOKENS.items() if drawn[parts[0]].any()}
+    counts, colours = [drawn[column] for column, _ in shown.values()], [colour for _, colour in shown.values()]
+    panels[0].stackplot(drawn["started"], *counts, step="post", labels=list(shown), colors=colours, linewidth=0)
+    for name, style in (("running", "k-"), ("waiting", "r--")):
+        panels[1].plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post", linewidth=1)
+    used = 100 * drawn["kv_blocks_used"] / kv_blocks
+    panels[2].plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
+    for panel in panels[3:]:
+        _draw_prompts(panel, requests, steps["started"].max())
+    return how
 
 
 def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
@@ -80,7 +97,7 @@ def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
     shares = np.pad(100 * sums / np.maximum(sums.sum(axis=0), 1), ((0, 0), (0, 1)), mode="edge")
     colours = [_PARTS[name] for name in kinds]
     panel.stackplot(edges, *shares, step="post", labels=list(kinds), colors=colours, linewidth=0)
-    panel.set(ylabel="prompt\ntokens [%]", ylim=(0, 100))
+    panel.set_ylim(0, 100)
 
 
 def _thin_out(steps: pd.DataFrame) -> tuple[pd.DataFrame, str]:

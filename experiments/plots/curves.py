@@ -39,12 +39,16 @@ _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
 
 class Axis(NamedTuple):
-    """A swept setting. keys: its possible keys, of which the first that varies counts. example: values to sweep."""
+    """A swept setting.
+
+    keys: its possible keys, of which the first that varies counts. example: values to sweep. categories: its values, if no numbers.
+    """
 
     text: str
     keys: Sequence[str]
     example: str
     log: bool = False
+    categories: Sequence[Any] = ()
 
 
 _RATES = ("workload.arrivals.rate", "workload.rate", "workload.load", "workload.speed", "workload.rate_scale")
@@ -120,6 +124,8 @@ def draw(
             near = " or ".join(get_close_matches(x, [*AXES, *map(str, frame)], 3)) or "one of config.yaml"
             raise ConfigError(f"x={x}: no run has this setting; did you mean {near}?")
         raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
+    if len(axis.keys) == 1 and pd.to_numeric(frame[axis.keys[0]], errors="coerce").isna().all():
+        axis = axis._replace(categories=frame[axis.keys[0]].dropna().unique().tolist())
     check_few(frame)
     for key in y:
         if not matching([key], frame) and "*" not in key:
@@ -165,17 +171,17 @@ def draw(
 def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     """Returns the x of each run: the first of the axis's settings that varies among the runs of its workload.
 
-    A rate is measured: the mean of the runs with equal settings of the workload. Raises ConfigError: there are no numbers.
+    A rate is measured: the mean of the runs with equal settings of the workload. Raises ConfigError: a workload has none.
     """
     places = pd.Series(float("nan"), runs.index)
     if x == "rate" and OFFERED in runs:
         places = runs.groupby(["of", "served"])[OFFERED].transform("mean")
     for _, own in runs.groupby("of") if x != "rate" else ():
         if key := next((key for key in axis.keys if key in own and own[key].nunique() > 1), None):
-            places[own.index] = pd.to_numeric(own[key], errors="coerce")
-    if places.isna().all():
-        rate = "requests arrive together, without a rate, or an earlier version served them"
-        problem = rate if x == "rate" else f"{axis.keys[0]} has no numbers"
+            numbers = pd.to_numeric(own[key], errors="coerce")
+            places[own.index] = own[key].map(axis.categories.index) if axis.categories else numbers
+    if places.isna().all() and x == "rate":
+        problem = "requests arrive together, without a rate, or an earlier version served them"
         raise ConfigError(f"x={x}: {problem}; give a setting that has, or draw `table`")
     return places
 
@@ -244,6 +250,9 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
     if axis.log:
         panel.set_xscale("log")
         label_log(panel.xaxis, sorted(points["x"].unique()))
+        return
+    if axis.categories:
+        panel.set_xticks(range(len(axis.categories)), [str(value) for value in axis.categories])
         return
     panel.locator_params("x", steps=[1, 2, 5, 10])
     if panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:

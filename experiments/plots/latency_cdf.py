@@ -53,6 +53,7 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
                     print_omitted([Omitted(f"{label} {tier}".strip(), f"has no {name.partition(' [')[0]}")])
                 _draw_distribution(panel, values, str(label), index, (index + 0.5) / len(groups))
         _finish(panels, tier, pd.concat(requests.values()))
+    figure.supylabel("cumulative share", fontsize="medium")
     sizes = frame.groupby("label").size()
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
     heading, handles = frame["heading"].iloc[0], axes[0][0].get_legend_handles_labels()[0]
@@ -77,7 +78,6 @@ def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
             panel.axvline(limits[0] * factor, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
         label_log(panel.xaxis)
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    panels[0].set_ylabel("share of requests, or of gaps")
     panels[0].set_title(tier)
 
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
+LOG = " (log)"  # the end of a label
 _MOST_VALUES = 7  # labels on an axis
 
 
@@ -38,15 +39,15 @@ class _Apart(StrMethodFormatter):
         return texts
 
 
-def label_log(axis: Axis, values: Sequence[float] = ()) -> None:
+def label_log(axis: Axis, values: Sequence[float] = (), *, least_factor: float = 3.0) -> None:
     """Labels a drawn logarithmic axis with a few plain numbers, however few decades it spans; adds minor ticks and "(log)".
 
-    The axis becomes linear if it spans less than a factor of 3, or has no positive value, such as gaps in outputs of one token.
+    The axis becomes linear if it spans less than `least_factor`, or has no positive value, such as gaps in outputs of one token.
 
     values: ascending; labels these instead, unless they are too many or too close to each other.
     """
     least, most = axis.get_data_interval()
-    if isinf(axis.get_minpos()) or most < 3 * least:
+    if isinf(axis.get_minpos()) or most < least_factor * least:
         axis.axes.set(**{"xscale" if axis is axis.axes.xaxis else "yscale": "linear"})
         return
     low, high = sorted(axis.get_view_interval())
@@ -61,7 +62,7 @@ def label_log(axis: Axis, values: Sequence[float] = ()) -> None:
     exact = isinstance(axis.get_major_locator(), FixedLocator)
     axis.set_minor_locator(NullLocator() if exact else LogLocator(subs=range(2, 10), numticks=99))
     axis.set_minor_formatter(NullFormatter())
-    axis.set_label_text(f"{axis.get_label_text()} (log)")
+    axis.set_label_text(f"{axis.get_label_text()}{LOG}")
 
 
 def lane_axes(panel: Axes, names: Sequence[str], begin: float, end: float) -> None:

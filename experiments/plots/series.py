@@ -1,6 +1,7 @@
 """The runs that a plot shows, with their labels, and means and ratios over repeated ones."""
 
 import math
+import re
 from collections.abc import Collection, Hashable, Iterable
 from pathlib import Path
 
@@ -54,9 +55,13 @@ def check_few(runs: pd.DataFrame) -> None:
 
 def _arrange(runs: pd.DataFrame, look: Look) -> pd.DataFrame:
     """Returns the runs with the labels, and in the order, that the user chose."""
-    known = list(dict.fromkeys(runs["label"]))
-    check_known(look.labels, known, "labels: ")
-    labels = runs["label"].replace(dict(look.labels))
+    known, labels = list(dict.fromkeys(runs["label"])), runs["label"].replace(dict(look.labels))
+    for part, text in look.labels.items():
+        pattern = rf"(?<![\w.]){re.escape(part)}(?![\w.])"  # a part of labels: chunk=2 is none of chunk=256
+        if part not in known and not any(re.search(pattern, label) for label in known):
+            check_known([part], known, "labels: ")
+        if part not in known:
+            labels = labels.str.replace(pattern, text.replace("\\", r"\\"), regex=True)
     check_known(look.order, [*known, *look.labels.values()], "order: ")
     first = [look.labels.get(label, label) for label in look.order]
     ranks = labels.map(lambda label: first.index(label) if label in first else len(first))

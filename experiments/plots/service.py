@@ -58,8 +58,8 @@ def draw(folder: Path, look: Look = PLAIN, window: Seconds = WINDOW_SECONDS) -> 
     for panel in (total, rate, *others):
         panel.set_ylim(0, None if panel.dataLim.y1 > 0 else 1)
     grid[-1][0].set(xlabel="time [s]", xlim=(first, last))
-    total.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    add_title(figure, shown, str(run["label"]), note=f"windows of {window:g} s", look=look)
+    handles = total.get_legend_handles_labels()[0]
+    add_title(figure, shown, str(run["label"]), handles, f"windows of {window:g} s", look=look)
     return figure
 
 

@@ -4,11 +4,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from math import ceil
 from numbers import Real
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import matplotlib
 import pandas as pd
@@ -23,6 +24,7 @@ from pydantic import BeforeValidator, Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give
+from experiments.plots.parts import LOG, label_log
 from experiments.store.headings import OFFERED
 from experiments.store.notes import made_text, notes_of
 from experiments.store.provenance import atomic_write
@@ -73,14 +75,24 @@ Size = Annotated[
 ]
 
 
+Limits = Annotated[
+    tuple[float, float],
+    BeforeValidator(lambda text: tuple(map(float, text.split(",")))),
+    Give("the ends of the axis, as in ylim=0,2.5"),
+]
+Scale = Literal["linear", "log"]
+
+
 @dataclass(frozen=True)
 class Look:
     """How a plot looks, and of which runs it is.
 
     Args:
-        labels: texts in place of labels, LABEL=TEXT;LABEL=TEXT.
+        labels: texts in place of labels or of parts of them, LABEL=TEXT;LABEL=TEXT.
         order: the labels that come first, LABEL;LABEL.
         size: width,height of the whole figure in inches.
+        xlim, ylim: the ends of the axes of every panel, LOW,HIGH.
+        xscale, yscale: linear or log, of every panel.
         title: the text above the plot; an empty one for none.
         notes: whether the origin of the figures stands below the plot; if not, it is printed.
         format: of the files, such as pdf,png,svg.
@@ -91,6 +103,10 @@ class Look:
     labels: Labels = field(default_factory=dict)
     order: Order = ()
     size: Size | None = None
+    xlim: Limits | None = None
+    ylim: Limits | None = None
+    xscale: Scale | None = None
+    yscale: Scale | None = None
     title: str | None = None
     notes: bool = True
     format: tuple[str, ...] = ("pdf", "png")
@@ -112,7 +128,7 @@ def visible(label: str) -> str:
 
 
 def new_figure(
-    rows: int, columns: int, height: float, *, ratios: Sequence[float] | None = None, **shared: bool
+    rows: int, columns: int, height: float, *, ratios: Sequence[float] | None = None, **shared: bool | str
 ) -> tuple[Figure, list[list[Axes]]]:
     """Returns a figure as wide as a page, `height` inches, and its axes, [rows][columns]. ratios: heights of the rows. shared: sharex, sharey."""
     options: dict[str, Any] = {"height_ratios": ratios, "layout": "constrained", **shared}
@@ -140,6 +156,13 @@ def add_title(
     notes = "\n".join(filter(None, ["; ".join(filter(None, [origin, made_text(abouts)])), *others, below]))
     if not look.notes:
         print(notes)  # for a caption
+    for panel, axis in product(figure.axes, "xy"):
+        if scale := getattr(look, f"{axis}scale"):
+            panel.set(**{f"{axis}scale": scale, f"{axis}label": getattr(panel, f"get_{axis}label")().removesuffix(LOG)})
+        if limits := getattr(look, f"{axis}lim"):
+            panel.set(**{f"{axis}lim": limits})
+        if scale == "log":
+            label_log(getattr(panel, f"{axis}axis"), least_factor=1.0)
     add_heading(figure, text if look.title is None else look.title, notes if look.notes else "", handles, look.size)
 
 
@@ -179,6 +202,8 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
     heading = wrap(heading, int(_HEADING_WIDTH * pages))
     for panel in figure.axes:
         panel.set_xlabel(wrap(panel.get_xlabel(), int(_LABEL_WIDTH * panel.bbox.width / figure.bbox.width * pages)))
+        height = int(0.6 * _LABEL_WIDTH * panel.bbox.height / figure.bbox.width * pages)
+        panel.set_ylabel(wrap(label := panel.get_ylabel(), max([height, *map(len, label.split())])))
     if handles:
         labels = [wrap(str(handle.get_label()), int(_LEGEND_WIDTH * pages) - 8) for handle in handles]
         longest = max(len(line) for label in labels for line in label.splitlines())

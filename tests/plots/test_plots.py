@@ -75,8 +75,9 @@ def test_throughput_and_its_gain_against_the_ratio(tmp_path: Path) -> None:
     assert (gains.get_xlabel(), gains.get_ylabel()) == (speeds.get_xlabel(), "throughput over orca")
     with pytest.raises(ConfigError, match=r"baseline=orka: no run of this policy; did you mean orca\?"):
         curves.throughput_vs_pd(folder, baseline="orka")
-    with pytest.raises(ConfigError, match="x=policy: policy has no numbers"):
-        curves.draw(folder, x="policy", y=(SPEED,))
+    by_policy = curves.draw(folder, Look(runs="ratio=2,"), x="policy", y=(SPEED,)).axes[0]
+    assert [text.get_text() for text in by_policy.get_xticklabels()] == ["orca", "request_level"], "names as they come"
+    assert [y for _, ys in lines(by_policy).values() for y in ys] == [2000, 2000]
 
 
 def test_the_band_of_a_ratio_is_the_interval_of_compare(tmp_path: Path) -> None:
@@ -202,6 +203,16 @@ def test_latencies_against_the_rate_are_means_with_bands(tmp_path: Path) -> None
         assert axes.get_yscale() == "log" and 0.5 * unit < axes.get_ylim()[0] < 1.5 * unit
 
 
+def test_limits_and_scales_of_axes_are_the_users(tmp_path: Path) -> None:
+    """Logarithmic by the user's will over any range; a label that was logarithmic loses the word."""
+    folder = write_rates(tmp_path, "rate", (1, 4))
+    [ttft, _] = curves.latency_vs_rate(folder, Look(xlim=(1, 99), xscale="log", yscale="linear"), (50,)).axes
+    assert ttft.get_yscale() == "linear" and ttft.get_ylabel() == "TTFT p50 [s]"
+    assert ttft.get_xscale() == "log" and ttft.get_xlim()[1] == 99 and ttft.get_xlabel().endswith("(log)")
+    [panel, _] = curves.latency_vs_rate(folder, Look(ylim=(0.5, 7)), (50,)).axes
+    assert panel.get_ylim() == (0.5, 7)
+
+
 def test_a_narrow_range_has_a_linear_axis_from_0_with_room_for_its_markers(tmp_path: Path) -> None:
     """TTFT of 1.2 to 1.35 s, with bands to 7.6 s and below 0, and P:D ratios of 8 to 9."""
     [ttft, _] = curves.latency_vs_rate(write_rates(tmp_path / "rates", "rate", (8, 9)), percentiles=(50,)).axes
@@ -315,6 +326,22 @@ def test_composition_of_iterations_over_time(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(composition, "_MOST_STEPS", 4)  # means of four iterations, and of the last one
     means = lines(composition.draw(folder).axes[1])
     assert means["running"] == ([1.25, 11.5], [1.0, 0.0])
+
+
+def test_composition_has_a_column_for_each_replica(tmp_path: Path) -> None:
+    """Replica 0 computes the first two iterations, replica 2 the others, replica 1 none; the columns share their axes."""
+    run = write_run(tmp_path / "run", settings={"backend": {"replicas": 3}})
+    for name, numbers in (("steps.csv", (0, 0, 2, 2, 2)), ("requests.csv", (0, 0, 2, 2))):
+        pd.read_csv(run / name).assign(replica=numbers).to_csv(run / name, index=False)
+    panels = composition.draw(run).axes
+    assert [panel.get_title(loc="left") for panel in panels[:3]] == ["replica 0", "replica 1, idle", "replica 2"]
+    assert [lines(panel).get("running") for panel in panels[3:6]] == [
+        *(([1.25, 3.5], [1, 2]), None, ([6.0, 8.5, 11.5], [0, 1, 0]))
+    ]
+    assert panels[0].get_ylim() == panels[2].get_ylim() and panels[0].get_ylim()[1] >= 8
+    assert [panel.get_title(loc="left") for panel in composition.draw(run, replicas=(2,)).axes[:1]] == ["replica 2"]
+    with pytest.raises(ConfigError, match="replicas=3: no such replica; the run has 3, counted from 0"):
+        composition.draw(run, replicas=(3,))
 
 
 def test_nothing_is_drawn_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,6 +234,13 @@ def test_labels_are_replaced_and_ordered_by_the_user(tmp_path: Path, monkeypatch
         write_run(tmp_path / policy, {"policy": policy})
     look = Look({"c": "Ours"}, ["c", "b"])
     assert load_series(tmp_path, look)["label"].to_list() == ["Ours", "b", "a"]
+    for batch in (2, 24):
+        write_run(tmp_path / "parts" / f"{batch}", {"policy": "sarathi_serve(chunk=2)"}, {"batch": batch})
+        write_run(tmp_path / "parts" / f"a{batch}", {"policy": "sarathi"}, {"batch": batch})
+    parts = Look({"sarathi": r"\1", "batch=2": "small", "sarathi_serve(chunk=2)": "Serve"})
+    assert {*load_series(tmp_path / "parts", parts)["label"]} == {
+        *("Serve, small", "Serve, batch=24", r"\1, small", r"\1, batch=24")
+    }
     for unknown in (Look({"d": "Ours"}), Look(order=["d"])):
         with pytest.raises(ConfigError, match="d: no such key"):
             load_series(tmp_path, unknown)
