@@ -31,11 +31,12 @@ class DLPM(PrefixOrder):
             raise ConfigError(f"policy: need {quantum=} > 0, {prompt_weight=} > 0, {output_weight=} >= 0")
         super().__init__(chunking)
         self.quantum, self.prompt_weight, self.output_weight = quantum, prompt_weight, output_weight
-        self.deficits: defaultdict[str | None, float] = defaultdict(float)
+        self.deficits: dict[str | None, float] = {}  # of all known clients
         self._queues: defaultdict[str | None, WaitingQueue] = defaultdict(lambda: WaitingQueue(key=lambda request: 0))
 
     def on_arrival(self, request: Request) -> None:
         super().on_arrival(request)
+        self.deficits.setdefault(request.client, 0.0)
         self._queues[request.client].push(request)
 
     def plan(self, view: View) -> Plan:

@@ -9,7 +9,7 @@
     hrrn        highest response ratio next: tokens computed since the request arrived, divided by its uncached tokens
 
 Ties: arrival. With more than 128 requests waiting, `lpm` and `hrrn` are first come, first served. `in_batch`: among requests that
-share an uncached prefix only the first keeps its place, and the others wait until the prefix is cached; default: only for `lpm`.
+share an uncached prefix only the first keeps its place, and the others come last (`lpm`: by arrival); default: only for `lpm`.
 A plan with `spf` and `in_batch` ranks all waiting requests.
 
 Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py. Differences: whole blocks match; prompts are chunked within
@@ -44,7 +44,7 @@ class PrefixOrder(SarathiServe):
         self._computed_before: dict[Request, int] = {}  # tokens computed before the request arrived
         in_batch = order == "lpm" if in_batch is None else in_batch
         most = inf if order == "spf" else MOST_RANKED
-        self._kept: KeptOrder | RankedAnew = RankedAnew(self._key, in_batch, most)
+        self._kept: KeptOrder | RankedAnew = RankedAnew(self._key, in_batch, most, order == "lpm")
         if order == "dfs_weight":
             self._kept = DepthFirst()
         elif order == "spf" and not in_batch:

@@ -1,4 +1,4 @@
-"""vLLM V1's scheduler by priority: most urgent first, least urgent preempted (same source as `vllm_v1`).
+"""vLLM V1's scheduler by priority: most urgent first, least urgent preempted (vLLM 0.22.1).
 
 Waiting requests are admitted by (priority, arrival). If the KV cache is full, the running request with the lowest priority is
 preempted; among equals, the latest arrival. An urgent request never preempts others to be admitted. In cbatch a higher number

@@ -26,11 +26,13 @@ def repeated(waiting: Iterable[Request], view: View) -> set[Request]:
 class RankedAnew:
     """A `KeptOrder` without state: each plan sorts all waiting requests by key; ties: arrival.
 
-    in_batch: whether requests in `repeated` come last. most: waiting requests beyond which the order is first come, first served.
+    in_batch: whether requests in `repeated` come last, by key or, with `later_by_arrival`, by arrival. most: waiting requests beyond which the order is first come, first served.
     """
 
-    def __init__(self, key: Callable[[Request], float], in_batch: bool, most: float) -> None:
-        self._key, self._in_batch, self._most = key, in_batch, most
+    def __init__(
+        self, key: Callable[[Request], float], in_batch: bool, most: float, later_by_arrival: bool = False
+    ) -> None:
+        self._key, self._in_batch, self._most, self._later_by_arrival = key, in_batch, most, later_by_arrival
 
     def expect(self, requests: Iterable[Request]) -> None: ...
 
@@ -41,4 +43,5 @@ class RankedAnew:
         if len(view.waiting) > self._most:
             return view.waiting
         later = repeated(view.waiting, view) if self._in_batch else set()
-        return sorted(view.waiting, key=lambda request: (request in later, self._key(request)))
+        key, unsorted = self._key, later if self._later_by_arrival else ()
+        return sorted(view.waiting, key=lambda each: (each in later, 0.0 if each in unsorted else key(each)))

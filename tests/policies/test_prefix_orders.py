@@ -86,6 +86,14 @@ def test_the_longest_match_first_and_repeated_prefixes_last() -> None:
     assert told.order("spf") == "r3 r4 r6 r5 r1 r2"
 
 
+def test_lpm_keeps_repeated_prefixes_in_the_order_of_the_queue() -> None:
+    """A2 and B2 share 32 uncached or cached tokens with A1 and B1, and come last: A2 first, though B2 has the longer match."""
+    told = Told().cache("A" * 10, "B" * 20)
+    told.ask({f"{letter}{number}": letter * 40 + str(number) for number in (1, 2) for letter in "AB"})
+    assert told.order("lpm") == "B1 A1 A2 B2"
+    assert told.order("spf", in_batch=True) == "B1 A1 B2 A2"
+
+
 def test_requests_that_were_put_last_are_first_once_their_prefix_is_cached() -> None:
     told = Told().cache(T, SIX["r1"])
     told.ask({name: SIX[name] for name in ("r6", "r2", "r5")})
@@ -185,10 +193,15 @@ def test_deficits_put_a_match_behind_another_client() -> None:
 
 
 def test_a_refill_gives_every_client_in_debt_a_quantum() -> None:
-    """a's first two prompts of 8 and 4 tokens overdraw a's quantum of 10; the next place is b's, though a's third matches longer."""
+    """a's first two prompts of 8 and 4 tokens overdraw a's quantum of 10; the next place is b's, though a's third matches longer.
+
+    c, whose only request has left, is refilled once: it is known, and not in debt later.
+    """
     prompts = {"A1": [1] * 8, "A2": [2] * 4, "B1": [3] * 6, "A3": [1] * 7 + [9]}
+    policy = DLPM(Fixed(20), 10.0, output_weight=1.0)
+    policy.on_arrival(Request(9, 1, 1, client="c"))
     ran = golden(
-        policy := DLPM(Fixed(20), 10.0, output_weight=1.0),
+        policy,
         "A1 8/3 @0, A2 4/1 @0, B1 6/1 @0, A3 8/1 @1",
         batch=2,
         prefix_cache=LRU(),
@@ -196,7 +209,7 @@ def test_a_refill_gives_every_client_in_debt_a_quantum() -> None:
         client={"A1": "a", "A2": "a", "A3": "a", "B1": "b"},
     )
     assert ran.schedule == "A18 A24 | A11 B16 | A11 A31"
-    assert policy.deficits == {"a": 10 - 12 - 1 - 1 - 1 + 10 - 1 - 1 - 1, "b": 10 - 6 - 1}
+    assert policy.deficits == {"a": 10 - 12 - 1 - 1 - 1 + 10 - 1 - 1 - 1, "b": 10 - 6 - 1, "c": 10}
 
 
 class LooksAtAll(DLPM):
