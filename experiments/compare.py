@@ -150,7 +150,7 @@ def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:
         for key, result in pair.results.items():
             ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True))
             difference = dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True))
-            facts = {"apart": result.apart, "paired": result.paired, "replications": result.number}
+            facts = {"apart": result.significant, "paired": result.paired, "replications": result.number}
             rows.append({"label": pair.label, "over": pair.over, "figure": key, **ratio, **difference, **facts})
     return pd.DataFrame(rows)
 

@@ -92,7 +92,7 @@ def _cells(replications: pd.DataFrame) -> pd.DataFrame:
         best = max((rows[ATTAINED] for rows in by_seed.values()), key=lambda shares: float(shares.mean())).to_dict()
         for policy, rows in by_seed.items():
             attained = rows[ATTAINED].to_dict()
-            as_good = attained == best or not compare(best, attained, paired=True).apart
+            as_good = attained == best or not compare(best, attained, paired=True).significant
             cell = {"policy": policy, **dict(zip(CELL, place, strict=True)), "rate": rows["rate"].iloc[0]}
             cell["best"] = as_good
             for name in FIGURES:

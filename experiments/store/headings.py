@@ -1,4 +1,4 @@
-"""The figures of summary.json by key: their names and units in tables and on axes, and errors for keys that name none."""
+"""The figures of summary.json by key: names and units in tables and on axes, and errors for unknown keys."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +10,9 @@ from cbatch.results.summary import summarize
 
 
 class Heading(NamedTuple):
-    """text: with the unit; on an axis it is `axis`, if given. factor: from the unit of summary.json.
+    """text: name with the unit. axis: text on an axis; empty: same as `text`. factor: multiplies values in the unit of summary.json.
 
-    kind: how intervals and axes are scaled. better: "higher" or "lower"; empty if neither.
+    kind: scale of intervals and axes. better: "higher" or "lower"; empty if neither.
     """
 
     text: str
@@ -31,7 +31,7 @@ LATENCIES = {
     "end_to_end_seconds": ("end to end", "end to end", 1.0, "s"),
     "normalized_latency_seconds_per_token": ("normalized latency", "normalized latency", 1e3, "ms/token"),
 }
-"""Short and long name, factor and unit of each distribution of latencies."""
+"""Short name, long name, factor and unit of each latency distribution."""
 
 CAPACITY = "capacity.requests_per_second"
 OFFERED = "run.offered_requests_per_second"
@@ -78,7 +78,7 @@ COLUMNS = (
     "run.preemptions",
     "run.recomputed_share",
 )
-"""Figures in the table of a sweep and in comparisons, by key or pattern."""
+"""Figures in a sweep's table and in comparisons, by key or pattern."""
 
 MORE_COLUMNS = (
     OFFERED,
@@ -97,19 +97,19 @@ MORE_COLUMNS = (
     "iterations.kv_use_peak",
     "iterations.device_active_share",
 )
-"""Figures that `experiments.plot table` adds."""
+"""Additional figures in `experiments.plot table`."""
 
 
 def heading_of(key: str) -> Heading:
-    """Returns the heading of a figure, by default its key."""
+    """Returns the heading of a figure; by default its key."""
     if key in _HEADINGS:
         return _HEADINGS[key]
     group, _, rank = key.partition(".")
     if group in LATENCIES:
         name, _, factor, unit = LATENCIES[group]
         return Heading(f"mean {name} [{unit}]" if rank == "mean" else f"{name} {rank} [{unit}]", factor, "log", "lower")
-    if found := re.fullmatch(r"prefix_cache\.(?:tiers|clients)\.(.+)\.hit_share", key):
-        return Heading(f"{found[1]} found in cache [%]", 100.0, "share", "higher")
+    if match := re.fullmatch(r"prefix_cache\.(?:tiers|clients)\.(.+)\.hit_share", key):
+        return Heading(f"{match[1]} found in cache [%]", 100.0, "share", "higher")
     if parts := re.fullmatch(r"attainment\.(?:tiers\.(?P<tier>.+)\.)?(?:(?P<objective>ttft|tbt|total)_)?share", key):
         objective = parts["objective"] and parts["objective"].upper().replace("TOTAL", "end to end")
         return Heading(" ".join(filter(None, [parts["tier"], objective, "attained [%]"])), 100.0, "share", "higher")
@@ -117,14 +117,14 @@ def heading_of(key: str) -> Heading:
 
 
 def check_figure(given: str) -> None:
-    """Raises ConfigError if no run has the figure that key=NAME names. The names of figures by tier and client are known only at the end of a run."""
+    """Raises ConfigError if no run can have the figure in key=NAME. Figures of tiers and clients pass: their names are known only after a run."""
     key, known = given.partition("=")[2], _known_figures()
     if key not in known and not key.startswith(("attainment.tiers.", "service.clients.")):
         raise ConfigError(no_such_figure(given, known))
 
 
 def _known_figures() -> list[str]:
-    """Returns the dotted keys of every figure that a summary may have, from the summary of a run that served nothing."""
+    """Returns the dotted keys of all figures that a summary may have, from the summary of a run that served nothing."""
     request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0)), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
@@ -132,7 +132,7 @@ def _known_figures() -> list[str]:
 
 
 def no_such_figure(given: str, known: Sequence[str]) -> str:
-    """Returns the message for a key=NAME that names no number of a summary, or one that other runs have."""
+    """Returns the error message if NAME in key=NAME is no number in this summary, or a number that only other runs have."""
     key = given.partition("=")[2]
     if key not in known and key in _known_figures():
         return f"{given}: this run has no {key.partition('.')[0]}; docs/metrics.md says of which requests it is"
@@ -141,7 +141,7 @@ def no_such_figure(given: str, known: Sequence[str]) -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested values by dotted keys."""
+    """Yields nested values with dotted keys."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""Intervals of means over independent replications, such as the seeds of a sweep: Student's t, and differences in pairs."""
+"""Confidence intervals of means over independent replications, such as a sweep's seeds: Student's t, and paired differences."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,22 +10,22 @@ from cbatch import ConfigError
 
 CONFIDENCE = 0.95
 _POWER = 0.84  # standard errors for a power of 80%
-_ENOUGH = 5  # replications: the interval of so many is 1.4 times as wide as with a known variance
-_DIGITS = 9  # of a figure; beyond them, sums of the same terms in another order differ
+_ENOUGH = 5  # replications; their interval is 1.4 times as wide as with a known variance
+_DIGITS = 9  # significant digits; further digits depend on the order of summation
 
 
 def significant(value: float) -> float:
-    """Returns a figure without the digits that rounding errors may change."""
+    """Rounds off the digits of a figure that rounding errors may change."""
     return float(f"{value:.{_DIGITS}g}")
 
 
 def _without_rounding(value: float, scale: float) -> float:
-    """Returns 0 for a difference, or an error, of figures of this size that may come from rounding alone."""
+    """Returns 0 if rounding alone may cause this difference or error between figures of size `scale`, else the value."""
     return 0.0 if abs(value) <= abs(scale) * 10**-_DIGITS else value
 
 
 class Mean(NamedTuple):
-    """A mean, half the width of its 95% interval (NaN from one value alone), and the number of values."""
+    """A mean, half the width of its 95% interval (NaN for a single value), and the number of values."""
 
     mean: float
     half: float
@@ -33,7 +33,7 @@ class Mean(NamedTuple):
 
 
 def mean_of(values: Sequence[float]) -> Mean:
-    """The mean of independent values, with the t interval; NaN values are left out."""
+    """Returns the mean of independent values with its t interval. NaN values are left out."""
     known = np.array([value for value in values if not math.isnan(value)], dtype=float)
     if not len(known):
         return Mean(math.nan, math.nan, 0)
@@ -43,14 +43,14 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 
 def t_quantile(number: int) -> float:
-    """Returns the standard errors by which the interval of a mean of `number` values reaches to each side."""
-    from scipy.special import stdtrit  # loaded only where needed
+    """Returns half the width of the interval of a mean of `number` values, in standard errors."""
+    from scipy.special import stdtrit  # slow to import
 
     return float(stdtrit(number - 1, (1 + CONFIDENCE) / 2))
 
 
 def few_text(numbers: Iterable[int]) -> str:
-    """Says how much a few replications widen an interval; empty if no mean is over fewer than five. numbers: replications of each mean."""
+    """Describes how much a few replications widen an interval; empty if all means have five or more. numbers: replications of each mean."""
     fewest = min((number for number in numbers if number > 1), default=_ENOUGH)
     if fewest >= _ENOUGH:
         return ""
@@ -60,7 +60,7 @@ def few_text(numbers: Iterable[int]) -> str:
 
 
 class Compared(NamedTuple):
-    """ratio, difference: of the second mean to the first: the value and the ends of its interval. needed: replications that would show it."""
+    """Compares two means: second / first and second - first, with the ends of their intervals. needed: replications to show the difference."""
 
     ratio: tuple[float, float, float]
     difference: tuple[float, float, float]
@@ -69,19 +69,19 @@ class Compared(NamedTuple):
     needed: float
 
     def scaled(self, factor: float) -> "Compared":
-        """Returns the comparison of values that are `factor` times these."""
+        """Returns the comparison for values multiplied by `factor`."""
         value, low, high = self.difference
         return self._replace(difference=(factor * value, factor * low, factor * high))
 
     @property
-    def apart(self) -> bool:
+    def significant(self) -> bool:
         return not self.difference[1] <= 0 <= self.difference[2]
 
 
 def compare(first: Mapping[Any, float], second: Mapping[Any, float], paired: bool) -> Compared:
-    """Compares means over replications. paired: those with the same number served the same requests.
+    """Compares means over replications. paired: replications with the same number served the same requests.
 
-    The ratio's interval is that of its logarithm, to first order (the delta method). Raises ConfigError: fewer than two replications.
+    The ratio's interval is computed on its logarithm, to first order (delta method). Raises ConfigError for fewer than two replications.
     """
     common = sorted(first.keys() & second.keys())
     a, b = np.array(list(first.values())), np.array(list(second.values()))
@@ -102,7 +102,7 @@ def compare(first: Mapping[Any, float], second: Mapping[Any, float], paired: boo
 
 
 def _error(a: Any, b: Any, paired: bool) -> float:
-    """The standard error of the difference of two means."""
+    """Returns the standard error of the difference between two means."""
     if paired:
         return float((b - a).std(ddof=1)) / math.sqrt(len(a))
     return math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))

@@ -1,4 +1,4 @@
-"""Labels of runs, by one rule: the policy, and key=value of every setting that varies and is not shown otherwise."""
+"""Labels of runs, by one rule: the policy, and key=value of each setting that varies and is not shown in another way."""
 
 import json
 import math
@@ -14,19 +14,19 @@ from experiments.settings.overrides import key_of
 from experiments.store.intervals import significant
 
 _QUESTION = ("model", "workload")
-"""Settings that labels name wherever they differ: figures with different ones do not compare policies."""
+"""Settings that are in all labels if they differ: figures with different models or workloads do not compare policies."""
 
 
 def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":
-    """Returns the label of each run; runs that differ only in seeds share one.
+    """Returns the label of each run. Runs that differ only in seeds share a label.
 
-    A setting is in the label of runs that differ in it and that the policy, `shown` and the settings before do not tell apart. The
-    model and the workload come first, wherever they differ; settings of the command line follow.
+    A setting appears only where it tells apart runs that the policy, `shown` and the label so far do not. The model and the workload
+    come first and appear in all labels if they differ; settings from the command line follow.
 
     Args:
         runs: a frame of `read_runs`.
         shown: columns that are shown in another way, such as on an axis.
-        apart: give each run its own label, by seeds, unread settings and folder if necessary.
+        apart: whether to give each run a unique label, with seeds and folder if necessary.
     """
     labels = runs["policy"]
     if any(map(is_argument, shown)):
@@ -37,7 +37,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
 
 
 def chosen_settings(runs: pd.DataFrame, chosen: pd.DataFrame) -> dict[str, str]:
-    """Returns key=value, by key, of the settings that tell some of the runs from others and are equal in the chosen ones."""
+    """Returns key=value, by key, for settings that differ between the runs and are equal in the chosen runs."""
     columns = {key: column[chosen.index] for key, column in _parts(runs, runs["policy"], (), False).items()}
     return {
         key: column.iloc[0]
@@ -49,7 +49,7 @@ def chosen_settings(runs: pd.DataFrame, chosen: pd.DataFrame) -> dict[str, str]:
 def _parts(
     runs: pd.DataFrame, policies: "pd.Series[str]", shown: Collection[str], apart: bool
 ) -> "dict[str, pd.Series[str]]":
-    """Returns key=value by key for the runs that it tells apart; NaN for others."""
+    """Returns key=value of each run, by key; NaN for runs that the key does not tell apart."""
     texts = settings_of(runs)
     seeds = [key for key in map(str, texts) if is_seed(key)]
     given = {key_of(text) for row in runs["summary"] for text in row["about"]["overrides"]}
@@ -62,7 +62,7 @@ def _parts(
         texts[seeds] = texts[seeds].notna().replace({True: "any", False: "none"})
         keys += seeds
     known: list[pd.Series[Any]] = [policies, *(runs[key].map(_as_text) for key in shown if key in runs)]
-    groups = _numbered(*known)  # of runs that the label so far does not tell apart
+    groups = _numbered(*known)  # runs that the label so far does not tell apart
     parts: dict[str, pd.Series[str]] = {}
     for key in keys:
         tells = texts[key].groupby(groups).transform("nunique", dropna=False) > 1
@@ -73,9 +73,9 @@ def _parts(
 
 
 def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the settings that the runs depend on as text, [runs, keys]; NaN where a run has no such key.
+    """Returns the settings that the runs depend on, as text, [runs, keys]; NaN if a run has no such key.
 
-    The workload and the objectives by their options, and `code`, a hash of the run's own modules and files, are keys as well.
+    Further keys are the options of workload and objectives, and `code`, a hash of the user's modules and files.
     """
     rows = []
     for summary in runs["summary"]:
@@ -88,10 +88,10 @@ def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns runs with labels that differ between sources, and the columns that pair them: `served`, `others`, `seed`, `replication`.
+    """Returns runs with labels that differ between sources, and columns that pair runs: `served`, `others`, `seed`, `replication`.
 
-    Replications of the same number served the same requests if `served`, the workload without its seed, is equal. `others` are
-    the settings but the policy's and seeds. rows: with the folder that they were read from, `source`.
+    Equal `replication` and `served`, the workload without its seed, mean that the same requests were served. `others` are the
+    settings except seeds and settings of the policy. rows: runs with `source`, the folder that they were read from.
     """
     labels, sources = label_runs(rows), rows["source"]
     settings = settings_of(rows).fillna("")
@@ -105,18 +105,18 @@ def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
         others=settings[others].apply(tuple, axis=1),
         seed=settings.get("workload.seed", ""),
     )
-    again = rows.groupby(["label", "seed"]).cumcount()  # measured several times, or replications of a search
+    again = rows.groupby(["label", "seed"]).cumcount()  # repeated measurements, or replications of a search
     return rows.assign(replication=rows["seed"] + " " + again.astype(str))
 
 
 def code_text(about: Mapping[str, Any]) -> str:
-    """Returns the hashes of a run's own modules and files by name, in a line."""
+    """Returns the names and hashes of the user's modules and files in a run, on one line."""
     own = about.get("code", {}).get("own", {})
     return " ".join(f"{name}:{own[name]}" for name in sorted(own))
 
 
 def merge_equal(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
-    """Returns the runs of the first of the labels whose runs have equal values in these columns, with the label `first = second`."""
+    """Merges labels whose runs have equal values in these columns. Returns the first label's runs, labeled `first = second`."""
     same: dict[str, list[str]] = {}
     values = runs[list(columns)].map(lambda value: significant(value) if isinstance(value, float) else value)
     for label, rows in values.groupby(runs["label"], sort=False):
@@ -126,7 +126,7 @@ def merge_equal(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
 
 
 def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
-    """Returns which runs `baseline=` names by label, or policy with or without arguments; raises ConfigError if it names none."""
+    """Returns which runs `baseline=` names, by label or by policy with or without arguments. Raises ConfigError if it names no run."""
     policies = runs["policy"].str.partition("(")[0]
     named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text)
     if not named.any():
@@ -135,17 +135,17 @@ def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
 
 
 def is_argument(key: str) -> bool:
-    """Returns whether a setting is an argument of the policy: not every policy has it."""
+    """Returns whether a setting is an argument of the policy, which not every policy has."""
     return key == "chunk" or key.startswith("policy.")
 
 
 def is_seed(key: str) -> bool:
-    """Returns whether a setting is a seed: runs that differ in nothing else are replications."""
+    """Returns whether a setting is a seed. Runs that differ only in seeds are replications."""
     return key.rpartition(".")[2] == "seed"
 
 
 def _as_text(value: object) -> str | float:
-    """Returns a value as text; NaN for one that is missing."""
+    """Returns a value as text; NaN for a missing value."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return math.nan
     if isinstance(value, float) and float(f"{value:g}") == value:
@@ -154,19 +154,19 @@ def _as_text(value: object) -> str | float:
 
 
 def _numbered(*columns: "pd.Series[Any]") -> "pd.Series[int]":
-    """Returns numbers from 0 on, which are equal in rows with equal values."""
+    """Numbers rows from 0. Rows with equal values get equal numbers."""
     return columns[0].groupby(list(columns), dropna=False, sort=False).ngroup()
 
 
 def _shorten(key: str, column: "pd.Series[str]") -> "pd.Series[str]":
-    """Returns paths as their last parts, and classes as their names, if these differ as well."""
+    """Shortens paths to their last part, and classes to their name, if the short texts differ as well."""
     mark = "." if key.endswith("_target_") else "/"
     short = column.str.rstrip(mark).str.rpartition(mark)[2]
     return short if short.nunique() == column.nunique() else column
 
 
 def _heads(keys: Sequence[str]) -> list[str]:
-    """Returns the shortest end of each key that no other key shares, with "="; nothing for a folder."""
+    """Returns the shortest unique end of each key, with "="; an empty text for `folder`."""
     whole = [key.removesuffix("._target_").split(".") for key in keys]
     heads = []
     for parts in whole:

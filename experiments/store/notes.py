@@ -1,4 +1,4 @@
-"""Notes on results, the same below a run, a table, a plot and a comparison: the origin of times, and the limits of the figures."""
+"""Notes on results, below each run, table, plot and comparison: the origin of times, and the limits of the figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ About = Mapping[str, Any]
 """The part `about` of a summary."""
 
 FEWEST_IN_TAIL = 10
-"""Requests that should lie beyond a percentile of a run: with fewer, it is close to the maximum, and biased."""
+"""Requests that should lie beyond a percentile of a run. With fewer, the percentile is close to the maximum, and biased."""
 
 _LACKS = {
     "prefix_cache": "the policy orders requests by the prefix cache, which is off: give prefix_cache=true",
@@ -25,14 +25,14 @@ _LACKS = {
     "hidden_lengths": "the policy estimates output lengths, which max_new_tokens states: give workload.max_new_tokens",
     "replicas": "backend.router has no effect, as there is one replica: give backend.replicas",
 }
-"""Notes on what a policy, an eviction or a router depends on and a run lacks, by the names in `depends_on` and `about.lacks`."""
+"""Notes on features that a policy, an eviction or a router depends on and a run lacks, by names in `depends_on` and `about.lacks`."""
 
 PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
-"""Keys of the time that plans took on this machine (`cbatch.sim.PlanningExecutor`)."""
+"""Keys of the planning times on this machine (`cbatch.sim.PlanningExecutor`)."""
 
 
 def notes_of(abouts: Iterable[About]) -> list[str]:
-    """Returns the notes on some results, one line each."""
+    """Returns the notes on results, one line each."""
     known = list(abouts)
     outside = [about["execution"]["iterations_outside_measured_range"] for about in known if about["simulated"]]
     seen = [about.get("output_lengths_known") is True for about in known]
@@ -74,12 +74,12 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
 
 
 def _of_several(counts: Sequence[int]) -> str:
-    """Returns in how many of several runs something was counted; nothing for a single run."""
+    """Returns in how many runs something was counted; an empty text for a single run."""
     return "" if len(counts) == 1 else f", in {sum(map(bool, counts))} of {len(counts)} runs"
 
 
 def made_text(abouts: Iterable[About]) -> str:
-    """Returns the dates and commits at which results were made, in a line; empty if they were not recorded."""
+    """Returns the dates and commits of results on one line; empty if not recorded."""
     known = [about for about in abouts if about.get("date")]
     days = sorted({str(about["date"])[:10] for about in known})
     trees = {str(about.get("commit")) for about in known}
@@ -88,15 +88,15 @@ def made_text(abouts: Iterable[About]) -> str:
 
 
 def origin_of(about: About) -> str:
-    """Returns where times come from, in one line: the hardware, or the profile that simulates it, with its error."""
+    """Returns the origin of times on one line: the hardware, or the profile that simulates it, with its error."""
     if not about["simulated"]:
         return f"measured on {about['hardware']}"
     return simulated_text(about["execution"])
 
 
 def simulated_text(profile: Mapping[str, Any]) -> str:
-    """Returns a profile's name and error, and which of its parts are not measured but derived, say, or how many."""
-    error = str(profile["error"]) if len(profile["error"]) < 60 else "error: see summary.json"  # on a terminal's line
+    """Returns a profile's name and error, and the names or the number of parts that are not measured, such as derived parts."""
+    error = str(profile["error"]) if len(profile["error"]) < 60 else "error: see summary.json"  # fits on a line
     limits = [profile.get("error_in_brief") or error]
     others: dict[str, list[str]] = {}
     for name, kind in (other.rstrip(")").split(" (") for other in profile.get("not_measured", ())):
@@ -110,9 +110,9 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
 
 
 def beyond_text(abouts: Iterable[About]) -> str:
-    """Counts simulated runs with a batch or a load for which the profile's error was not established; empty if there is none.
+    """Counts simulated runs whose batch or load is outside the range of the profile's error; empty if there are none.
 
-    A load is known if `workload.load` gave it. A server counts as overloaded if more requests wait, on average, than it may run.
+    The load is known only with `workload.load`. A server counts as overloaded if more requests wait, on average, than may run.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("batches_compared")]
     waiting = [each for about in known if (each := about.get("mean_waiting", 0)) > about["limits"]["batch"]]
@@ -132,9 +132,9 @@ def beyond_text(abouts: Iterable[About]) -> str:
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:
-    """Says whether P99s rest on enough requests; empty without runs that are averaged or that have no request beyond theirs.
+    """Describes whether P99s rest on enough requests; empty if no run is averaged, and no run has fewer than 100 requests.
 
-    counted: the requests that count in each of the runs that share a row of a table, a point or a side of a comparison.
+    counted: counted requests of each run, for each group of runs that share a table's row, a point or a side of a comparison.
     """
     pooled = [number for group in counted for number in group if len(group) > 1 or number < 100]
     if not pooled:

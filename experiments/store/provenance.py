@@ -1,4 +1,4 @@
-"""Provenance of results (command, date, versions) and atomic writing of their files."""
+"""Records the provenance of results (command, date, versions), and writes result files atomically."""
 
 import json
 import platform
@@ -24,16 +24,16 @@ PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-c
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """Returns the command with this process's arguments, the date, the commit and versions."""
+    """Returns the command with this process's arguments, the date, the commit and the versions of packages."""
     origin = {"command": f"{command} {arguments()}".rstrip(), "date": today(), "commit": commit()}
     return {**origin, "versions": versions()}
 
 
 @cache
 def commit(tree: Path = ROOT) -> str | None:
-    """Returns the commit of a source tree, followed by "+ changes" if files other than results differ from it.
+    """Returns the commit of a source tree, followed by "+ changes" if tracked files other than results differ from it.
 
-    None for a copy without git, and for a tree that was installed inside another repository.
+    Returns None for a copy without git, and for a tree that was installed inside another repository.
     """
     git = partial(subprocess.check_output, cwd=tree, stderr=subprocess.DEVNULL, text=True)
     with suppress(OSError, subprocess.CalledProcessError):
@@ -46,13 +46,13 @@ def commit(tree: Path = ROOT) -> str | None:
 
 
 def arguments() -> str:
-    """Returns this process's arguments, without the folder of the results, which does not affect them."""
+    """Returns this process's arguments without the folder of the results, which does not affect the results."""
     folders = ("folder=", "--record=")
     return shlex.join(_shorten_path(argument) for argument in sys.argv[1:] if not argument.startswith(folders))
 
 
 def _shorten_path(argument: str) -> str:
-    """Keeps the last two parts of each path in a list of paths: the rest is specific to this machine."""
+    """Keeps the last two parts of each path in a list of paths, since the rest is specific to this machine."""
     key, equals, value = argument.partition("=") if "=" in argument else ("", "", argument)
     paths = [(path, Path(path).parts) for path in value.split(",")]
     shown = [path if len(parts) < 3 else f".../{'/'.join(parts[-2:])}" for path, parts in paths]
@@ -78,13 +78,13 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
-    """Writes a file atomically, creating its folder; returns the path. NaN and infinity become null, as JSON has neither."""
+    """Writes a file atomically, and creates its folder. Returns the path. NaN and infinity become null, since JSON has neither."""
     finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
     return write_text(path, json.dumps(finite, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Writes a file atomically, creating its folder; returns the path."""
+    """Writes a file atomically, and creates its folder. Returns the path."""
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
     return path
@@ -92,7 +92,7 @@ def write_text(path: Path, text: str) -> Path:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yields a new hidden path beside `path`, with its suffix, to write to; the file replaces `path` unless an error occurs.
+    """Yields a hidden path beside `path`, with the same suffix, to write to. The new file replaces `path` unless an error occurs.
 
     A killed process leaves the hidden file behind.
     """
@@ -106,20 +106,20 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Returns median, minimum and maximum of repeated measurements."""
+    """Returns the median, minimum, maximum and number of repeated measurements."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
 
 
 def write_benchmark(
     name: str, hardware: str, figures: dict[str, Any], folder: Path | str = "results", command: str = BENCH
 ) -> Path:
-    """Writes one benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json; returns the path."""
+    """Writes a benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json. Returns the path."""
     content = {"benchmark": name, "hardware": hardware, **provenance(command), **figures}
     return write_json(Path(folder) / slug(hardware) / f"{name}.json", content)
 
 
 def slug(hardware: str) -> str:
-    """Returns the folder name of a hardware: 'NVIDIA H200' -> h200; any CPU -> cpu."""
+    """Returns the folder name for hardware: 'NVIDIA H200' -> h200; any CPU -> cpu."""
     gpu = re.search(r"(?:NVIDIA|GeForce|AMD)[ -]+(.+)", hardware)
     if gpu is None or "cores" in hardware:
         return "cpu"

@@ -1,6 +1,6 @@
-"""The complete runs of a folder as one frame, the choice of runs to show, the reasons to omit others, and the table of a sweep.
+"""Reads the complete runs of a folder as one frame, selects runs to show, explains omitted runs, and makes a sweep's table.
 
-Plots, tables and comparisons read runs in no other way.
+All plots, tables and comparisons read runs through this module.
 """
 
 import re
@@ -34,14 +34,14 @@ ONE_REPLICATION = (
 
 
 def read_runs(folder: str | Path) -> pd.DataFrame:
-    """Reads the complete runs in and below a folder: a row for each, in the order of their sweep.
+    """Reads the complete runs in and below a folder: one row per run, in the order of the sweep.
 
     Columns:
         label: the policy, and other settings that vary, except seeds; repeated runs share a label, as in plots.
-        Every setting that the run depends on by its key (`policy`, `workload.pd_ratio`), the fields of `about` (`model`,
-        `simulated`, `hardware`, ...), and every figure by its group and name (`ttft_seconds.p99`). NaN where a run has none.
+        All settings that the run depends on, by key (`policy`, `workload.pd_ratio`), the fields of `about` (`model`,
+        `simulated`, `hardware`, ...), and all figures by group and name (`ttft_seconds.p99`). NaN if a run has no such value.
         folder: the run's folder, as text. summary: the dictionary of summary.json.
-    Raises ConfigError: there is no such folder, no complete run in it, or a file of a run was changed.
+    Raises ConfigError if there is no such folder, it has no complete run, or a file of a run was changed.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -52,10 +52,10 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
 
 
 def frame_of(results: Iterable[tuple[Path, Summary]]) -> pd.DataFrame:
-    """Makes the frame of `read_runs` from the folder and the summary of each result."""
+    """Makes the frame of `read_runs` from the folders and summaries of results."""
 
     def place(row: Mapping[str, Any]) -> tuple[str, int, str]:
-        """Returns the sweep's folder, the run's number in the sweep, and the date of single runs."""
+        """Returns the sweep's folder, the run's number in the sweep, and the date."""
         about = row["summary"]["about"]
         return str(Path(row["folder"]).parent), about.get("number") or 0, about.get("date") or ""
 
@@ -88,7 +88,7 @@ def _read(folder: Path) -> Summary:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raises ConfigError if `path`, which is read within this context, was changed after the run."""
+    """Raises ConfigError if reading `path` within this context fails, since the file was changed after the run."""
     try:
         yield
     except (OSError, *_MALFORMED) as error:
@@ -97,16 +97,16 @@ def reading(path: Path) -> Iterator[None]:
 
 
 class Omitted(NamedTuple):
-    """A run that is not shown. name: empty if it does not matter which."""
+    """A run that is not shown. name: empty if the run need not be named."""
 
     name: str
     reason: str
 
 
 def select_runs(folder: str | Path, text: str) -> tuple[pd.DataFrame, list[Omitted]]:
-    """Returns the finished runs that `text` chooses, repeated ones once, and those of the folder that are left out.
+    """Returns the finished runs that `text` chooses, without repetitions, and the omitted runs of the folder.
 
-    The frame has the columns of `read_runs`, with labels of the chosen runs, and `chosen`: what `chosen_settings` returns.
+    The frame has the columns of `read_runs`, with labels for the chosen runs, and `chosen`, the result of `chosen_settings`.
     """
     every = read_runs(folder)
     runs, repeated = drop_repeats(choose_runs(every, text))
@@ -116,7 +116,7 @@ def select_runs(folder: str | Path, text: str) -> tuple[pd.DataFrame, list[Omitt
 
 
 def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
-    """Returns the runs whose folder names or command lines contain `text`, or one of several texts: vtc|mlfq. Raises ConfigError: there are none."""
+    """Returns the runs whose folder name or command line contains `text`, or any of several texts: vtc|mlfq. Raises ConfigError if there are none."""
     names = [Path(folder).name for folder in runs["folder"]]
     given = [",".join(summary["about"]["overrides"]) for summary in runs["summary"]]
     chosen = runs[[_any_in(text, *texts) for texts in zip(names, given, strict=True)]]
@@ -128,9 +128,9 @@ def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
 
 
 def _any_in(text: str, *names: str) -> bool:
-    """Returns whether a text chooses one of the names: rate=4 does not choose rate=40, nor policy=sarathi policy=sarathi_serve.
+    """Returns whether a text chooses any of the names. rate=4 does not choose rate=40, policy=sarathi not policy=sarathi_serve.
 
-    The hash at the end of a long name does not count.
+    The hash at the end of a long name is ignored.
     """
     whole = [re.escape(part) + (r"(?!\.?\w)" if re.search(r"=[^=]*\w$", part) else "") for part in text.split("|")]
     readable = [re.sub(r"'|,~[0-9a-f]{8}$", "", name) for name in names]
@@ -138,9 +138,9 @@ def _any_in(text: str, *names: str) -> bool:
 
 
 def drop_repeats(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[Omitted]]:
-    """Returns the runs without repetitions of the settings and figures of an earlier run, and these repetitions.
+    """Separates runs from repetitions: runs with the settings and figures of an earlier run. Returns both.
 
-    So a policy without chunks is shown once where chunks were swept. Measured runs are never equal.
+    For example, a policy without chunks is shown once in a sweep over chunks. Measured runs are never equal.
     """
     texts = settings_of(runs).assign(figures=runs["summary"].map(figures_text))
     repeated = texts.duplicated()
@@ -151,7 +151,7 @@ def drop_repeats(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[Omitted]]:
 
 
 def find_unfinished(root: Path) -> list[Omitted]:
-    """Returns the runs without results in and below a folder: failed, killed, or still running."""
+    """Returns the runs in and below a folder that have no results: failed, killed, or still running."""
     reasons: dict[Path, str] = {}
     for file in sorted(root.rglob(ERRORS)):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -163,13 +163,13 @@ def find_unfinished(root: Path) -> list[Omitted]:
 
 
 def print_omitted(omitted: Iterable[Omitted]) -> None:
-    """Prints which runs are left out, and why."""
+    """Prints the omitted runs and the reasons to stderr."""
     if text := omitted_text(omitted):
         print(text, file=sys.stderr)
 
 
 def omitted_text(omitted: Iterable[Omitted]) -> str:
-    """Returns a line for each reason, and below it the names of the runs; empty if nothing was left out."""
+    """Returns a line for each reason, followed by the names of the runs; empty if no run is omitted."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in omitted:
         by_reason.setdefault(reason, []).append(name)
@@ -182,13 +182,13 @@ def omitted_text(omitted: Iterable[Omitted]) -> str:
 def run_table(
     runs: pd.DataFrame, omitted: Iterable[Omitted] = (), columns: Sequence[str] = COLUMNS, tablefmt: str = "simple"
 ) -> str:
-    """Returns a table of runs, which runs are left out, and where the times come from.
+    """Returns a table of runs, followed by the omitted runs and the origin of the times.
 
-    Runs with the same label, such as those of several seeds, share a row: means and their 95% intervals.
+    Runs with the same label, such as runs with several seeds, share a row with means and their 95% intervals.
 
     Args:
         runs: a frame of `read_runs`.
-        columns: figures by key or pattern; those that no run has are left out.
+        columns: figures by key or pattern; figures that no run has are left out.
     """
     shown = matching(columns, runs)
     groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
@@ -208,13 +208,13 @@ def run_table(
 
 
 def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
-    """Returns the columns of the frame that match one of the patterns and have a value, in the order of the patterns."""
+    """Returns the columns of the frame that match any pattern and have a value, in the order of the patterns."""
     known = [str(column) for column, has_values in runs.notna().any().items() if has_values]
     return [key for pattern in patterns for key in known if fnmatchcase(key, pattern)]
 
 
 def _replications_text(groups: Mapping[str, pd.DataFrame]) -> str:
-    """Explains rows that average several runs, and names rows of fewer runs than others; empty without such rows."""
+    """Explains rows that average several runs, and names rows with fewer runs than other rows; empty without such rows."""
     several = [group for group in groups.values() if len(group) > 1]
     sizes = [len(group) for group in several if group["summary"].map(figures_text).nunique() > 1]
     equal = len(several) - len(sizes)

@@ -1,4 +1,4 @@
-"""Which code and files made a result: hashes of the framework, of the modules that the settings name, and of their files.
+"""Identifies the code and files behind a result by hashes of the framework, and of modules and files that the settings name.
 
 A module is hashed once per process, after its import: later edits of its file do not affect the run.
 """
@@ -20,21 +20,21 @@ from cbatch.sim import PROFILES
 from experiments.store.provenance import ROOT
 
 _FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "workloads", "serve.py")))
-"""Code that every run depends on. Policies are not included: a run depends on its own policy only."""
+"""Code that every run depends on. Policies are not included, since a run depends only on its policy."""
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _SECTIONS = ("policy", "workload", "model", "runtime", "backend", "hardware")
-"""Root keys that name modules and files; `eviction` with a prefix cache. A policy has its own copy of `chunking` and `predictor` if it uses them."""
+"""Root keys that name modules and files; `eviction` only with a prefix cache. The policy's section contains the used `chunking` and `predictor`."""
 
-_SMALL = 2**20  # bytes; larger files of a folder count by size and time, as weights do
+_SMALL = 2**20  # bytes; for larger files of a folder, such as weights, size and time are hashed instead
 _HASHED = "_cbatch_source"  # attribute of a loaded module's spec
 
 
 def sources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the origin of a run, for summary.json.
 
-    framework: hash of its files. own: hashes by name of modules that the settings name, of modules that these import (except the
-    framework and installed packages), and of files and folders.
+    framework: hash of the framework's files. own: hashes by name for modules that the settings name, for modules that these import
+    (except the framework and installed packages), and for files and folders.
     """
     sections = (*_SECTIONS, "eviction") if settings.get("prefix_cache") else _SECTIONS
     leaves = list(_leaves({key: value for key, value in settings.items() if key in sections}))
@@ -49,7 +49,7 @@ def sources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
-    """Returns the differences between the origins of two runs, in words; empty without any. before: None if not recorded."""
+    """Returns the names of code and files that differ in the origins of two runs, as text. before: None if not recorded."""
     if before is None:
         return "not recorded"
     old, new = _by_name(before), _by_name(now)
@@ -57,7 +57,7 @@ def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str
 
 
 def mixed(origins: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of code or files that differ in the origins of several runs."""
+    """Returns the names of code and files that differ in the origins of several runs."""
     hashes = dict.fromkeys(item for origin in origins for item in _by_name(origin).items())
     return [name for name, number in Counter(name for name, _ in hashes).items() if number > 1]
 
@@ -78,7 +78,7 @@ def _leaves(values: Any, key: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _may_be_file(key: str, value: object) -> bool:
-    """Whether a value names a file, or a folder where the key takes one."""
+    """Returns whether a value names a file, or a folder if the key accepts folders."""
     if not isinstance(value, str):
         return False
     with suppress(OSError, ValueError):
@@ -87,9 +87,9 @@ def _may_be_file(key: str, value: object) -> bool:
 
 
 def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields name and hash of the modules of the targets, and of modules that these import, except the framework and installed packages.
+    """Yields name and hash of the targets' modules and of modules that these import, except the framework and installed packages.
 
-    Imports are looked up in the source, as a policy may import where it plans.
+    Imports are found in the source, since a policy may import within functions.
     """
     named = {target.rpartition(".")[0] for target in targets}
     to_do, seen = [*chain.from_iterable(map(_with_packages, named))], {""}
@@ -99,20 +99,20 @@ def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:
         seen.add(name)
         if file is not None and (name in named or not _is_installed(file)):
             yield name, _module_digest(name, file)
-            if file.suffix == ".py" and not _is_installed(file):  # the imports of a compiled module are not known
+            if file.suffix == ".py" and not _is_installed(file):  # imports of compiled modules are unknown
                 package = name if file.name == "__init__.py" else name.rpartition(".")[0]
                 to_do += _imported(package, file.read_bytes())
 
 
 def _file_of(name: str) -> Path | None:
-    """Returns the file of a module; None for the framework's, for a package without a file, and for a missing module."""
+    """Returns the file of a module; None for modules of the framework and of Python, packages without a file, and missing modules."""
     top = name.partition(".")[0]
     if top in ("cbatch", "experiments") or top in sys.stdlib_module_names:
         return None
     package = name.rpartition(".")[0]
     with suppress(ImportError, ValueError, AttributeError):
         if package and getattr(find_spec(package), "submodule_search_locations", None) is None:
-            return None  # a name in a module, which find_spec would import
+            return None  # a name inside a module; find_spec would import the module
         spec = find_spec(name)
         return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
     return None
@@ -125,7 +125,7 @@ def _is_installed(file: Path) -> bool:
 
 @lru_cache(256)
 def _imported(package: str, source: bytes) -> list[str]:
-    """Returns the names of modules that a module of a package may import, and of the packages that these are in."""
+    """Returns the names of modules that source code in a package may import, and of the packages that contain these modules."""
     names: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -137,12 +137,12 @@ def _imported(package: str, source: bytes) -> list[str]:
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """Returns the names of the packages that a module is in, and its own: a, a.b, a.b.c."""
+    """Returns the names of the packages that contain a module, and the module's name: a, a.b, a.b.c."""
     return accumulate(name.split("."), "{}.{}".format)
 
 
 def _module_digest(name: str, file: Path) -> str:
-    """Returns the hash of a module's file; of a loaded module, the hash at the first call: a reloaded one has another spec."""
+    """Returns the hash of a module's file; for a loaded module the hash at the first call. Reloading gives a module a new spec."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     digest: str = getattr(spec, _HASHED, "") or hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     if spec is not None:
@@ -152,7 +152,7 @@ def _module_digest(name: str, file: Path) -> str:
 
 @cache
 def _framework() -> str:
-    """Returns the hash of the framework's files, as they are at the first call."""
+    """Returns the hash of the framework's files at the first call."""
     content = hashlib.sha256()
     for path in (ROOT / part for part in _FRAMEWORK):
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
@@ -161,7 +161,7 @@ def _framework() -> str:
 
 
 def _digest_of(path: Path) -> str:
-    """Returns the hash of a file, or of a folder's files."""
+    """Returns the hash of a file, or of the files in a folder."""
     if not path.is_dir():
         return _digest(path, path.stat().st_size, path.stat().st_mtime_ns)
     content = hashlib.sha256()
@@ -174,6 +174,6 @@ def _digest_of(path: Path) -> str:
 
 @lru_cache(1024)
 def _digest(file: Path, size: int, time: int) -> str:
-    """Returns the hash of a file's content. size, time: the file's, so that a changed one is read again."""
+    """Returns the hash of a file's content. size, time: cache keys, so that a changed file is read again."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()[:16]

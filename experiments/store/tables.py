@@ -1,4 +1,4 @@
-"""The tables of one run as frames: a row for each request, iteration or token."""
+"""Reads the tables of one run as frames, with one row per request, iteration or token."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -25,20 +25,20 @@ from experiments.store.run_folder import TOKENS, check_whole, read_summary
 from experiments.store.runs import read_runs, reading
 
 _NAMES = {"client", "session", "tier", "finish_reason", "reject_reason"}
-"""Columns of text, even if it is digits, or missing in all rows."""
+"""Columns with text, even if the text is digits, or is missing in all rows."""
 
 
 def read_requests(folder: str | Path) -> pd.DataFrame:
-    """Reads one row for each request of a run, in the order of their ends; times and latencies in seconds.
+    """Reads one row per request of a run, in the order in which requests ended. Times and latencies are in seconds.
 
-    Attributes of the requests' own are columns `extra.NAME`.
+    The requests' `extra` attributes are columns `extra.NAME`.
     """
     return _table(folder, REQUESTS, ["id", *LATENCY_COLUMNS])
 
 
 def read_service(folder: str | Path) -> Service | None:
-    """Reads the service of a run's clients, with their weights; None if no request names its client."""
-    requests = read_requests(folder).dropna(subset="end_to_end_seconds")  # of served requests
+    """Reads the service of a run's clients, with their weights. Returns None if no request names its client."""
+    requests = read_requests(folder).dropna(subset="end_to_end_seconds")  # served requests
     if requests["client"].isna().all():
         return None
     prefix = "metrics.client_weights."
@@ -49,7 +49,7 @@ def read_service(folder: str | Path) -> Service | None:
 
 
 def read_steps(folder: str | Path) -> pd.DataFrame:
-    """Reads one row for each iteration of a run: the columns of `cbatch.record.StepRecord`, times in seconds."""
+    """Reads one row per iteration of a run, with the columns of `cbatch.record.StepRecord`. Times are in seconds."""
     return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
 
 
@@ -69,7 +69,7 @@ def frame_of_steps(record: RunRecord) -> pd.DataFrame:
 
 
 def read_tokens(folder: str | Path) -> pd.DataFrame:
-    """Reads one row for each generated token of a run, by request and then by time: `request_id` and `time` in seconds."""
+    """Reads one row per generated token of a run, ordered by request and then by time: `request_id`, and `time` in seconds."""
     path = _file(folder, TOKENS)
     with reading(path), np.load(path) as arrays:
         ids, times = arrays["request_id"].astype(int), arrays["time"].astype(float)
@@ -77,12 +77,12 @@ def read_tokens(folder: str | Path) -> pd.DataFrame:
 
 
 def time_between_tokens(folder: str | Path) -> "pd.Series[float]":
-    """Reads the seconds between consecutive tokens of a request, of all requests of a run; the index is the request's id."""
+    """Reads the seconds between consecutive tokens of each request in a run. The index is the request's id."""
     return read_tokens(folder).set_index("request_id")["time"].groupby(level=0).diff().dropna()
 
 
 def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFrame:
-    """Read a CSV file of a run. numbers: required columns, which hold numbers or nothing."""
+    """Reads a CSV file of a run. numbers: required columns, which contain numbers or nothing."""
     path = _file(folder, name)
     check_whole(Path(folder), read_summary(Path(folder)))
     with reading(path):

@@ -1,4 +1,4 @@
-"""Text that commands print: one run in full or in a line, a comparison, a figure."""
+"""Text that commands print: a run in full or on one line, a comparison, a figure."""
 
 import json
 import math
@@ -24,7 +24,7 @@ _GPUS = {
 
 
 def title_of(about: Summary) -> str:
-    """Returns a run in a line, with the file that its workload reads, its prefix cache, and its GPUs if they are several."""
+    """Describes a run on one line, with the file that its workload reads, its prefix cache, and its GPUs if there are several."""
     identity, limits = about["identity"], about["limits"]
     paths = [identity.get(key) for key in ("workload.path", "workload.lengths.path")]
     files = [f"({Path(path).name})" for path in paths if path]
@@ -35,7 +35,7 @@ def title_of(about: Summary) -> str:
 
 
 def gpus_texts(settings: Mapping[str, Any]) -> list[str]:
-    """Returns how several GPUs share the work: the settings of the backend that are not 1; a router only of several replicas."""
+    """Describes how several GPUs share the work: backend settings other than 1, and the router if there are several replicas."""
     values = {key: str(settings.get(f"backend.{key}", 1)) for key in _GPUS}
     if values["replicas"] == "1":
         values["router"] = "1"
@@ -43,7 +43,7 @@ def gpus_texts(settings: Mapping[str, Any]) -> list[str]:
 
 
 def run_text(summary: Summary) -> str:
-    """Returns a run in full: every metric, and of requests the percentiles that at least one request lies beyond."""
+    """Returns a run in full: all metrics, and the latency percentiles that at least one request lies beyond."""
     about, counted = summary["about"], summary["run"]["counted_requests"]
     title = "\n".join([title_of(about), *notes_of([about])])
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
@@ -60,7 +60,7 @@ def run_text(summary: Summary) -> str:
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Yields the lines of a run; if a warm-up or drain is left out, figures of the whole run say so."""
+    """Yields the lines of a run. If a warm-up or drain is left out, figures over the whole run are marked."""
     run, speed, mean, goodput = (summary[key] for key in ("run", "throughput", "iterations", "goodput"))
     number, share = format_number, format_share
     rejected, cancelled, counted = run["rejected_requests"], run.get("cancelled_requests", 0), run["counted_requests"]
@@ -79,8 +79,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "goodput", f"{number(goodput['requests_per_second'])} requests/s, {attained}"
     if attained := summary["attainment"]:
         tiers = "".join(f"; {tier} {share(of['share'])}" for tier, of in attained["tiers"].items())
-        asked = count_text(attained["requests"], "request")
-        yield "SLOs", f"{share(attained['share'])} of {asked} attain theirs{tiers}"
+        with_slo = count_text(attained["requests"], "request")
+        yield "SLOs", f"{share(attained['share'])} of {with_slo} attain theirs{tiers}"
     service = summary["service"]
     if service and (jain := number(service["jain_index"]["mean"])) != "-":
         worst, usual = (number(service["service_difference"][key]) for key in ("max", "mean"))
@@ -110,44 +110,44 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def run_line(name: str, summary: Summary) -> str:
-    """One run of a sweep in one line."""
+    """Describes one run of a sweep on one line."""
     rate = format_number(summary["throughput"]["total_tokens_per_second"])
     mark = "simulated" if summary["about"]["simulated"] else "measured"
     return f"{name}: {rate} tokens/s, TTFT p50 {format_number(summary['ttft_seconds']['p50'])} s ({mark})"
 
 
 def count_text(number: int, noun: str) -> str:
-    """Returns a number of things, as in 1 request or 2 requests."""
+    """Returns a number with its noun, as in 1 request or 2 requests."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def format_mean(mean: Mean) -> str:
-    """Returns a mean with half of its interval's width, if it has one."""
+    """Returns a mean, with half the width of its interval if it has an interval."""
     half = f"{mean.half:,.0f}" if mean.half >= 99.5 else f"{mean.half:.2g}"
     return format_number(mean.mean) + (f" ± {half}" if mean.half > 0 else "")
 
 
 def disagree(compared: Compared) -> bool:
-    """Whether 1 is in the ratio's interval and 0 not in that of the difference, or the other way round."""
-    return not math.isnan(compared.ratio[0]) and compared.apart == (compared.ratio[1] <= 1 <= compared.ratio[2])
+    """Returns whether the intervals disagree: only one of them excludes equality (ratio 1, difference 0)."""
+    return not math.isnan(compared.ratio[0]) and compared.significant == (compared.ratio[1] <= 1 <= compared.ratio[2])
 
 
 def values_text(compared: Compared) -> list[str]:
-    """Returns the ratio and the difference."""
+    """Returns the ratio and the difference as text."""
     ratio, difference = compared.ratio[0], compared.difference[0]
     return ["-" if math.isnan(ratio) else f"{ratio:.4g}x", "+" * (difference > 0) + format_number(difference)]
 
 
 def intervals_text(compared: Compared) -> list[str]:
-    """Returns the ratio and the difference with their intervals, and advice if the difference is not significant."""
+    """Returns the ratio and the difference with their intervals, and a remark if the difference is not significant."""
     ratio, difference = values_text(compared)
     ends, (low, high) = [f"{end:.4g}" for end in compared.ratio[1:]], map(format_number, compared.difference[1:])
     ratio += f" [{', '.join(ends)}]" * (ratio != "-")
-    return [ratio, f"{difference} [{low}, {high}]", "" if compared.apart else not_apart(compared)]
+    return [ratio, f"{difference} [{low}, {high}]", "" if compared.significant else not_significant(compared)]
 
 
-def not_apart(compared: Compared) -> str:
-    """Says that the difference is not significant, and how many replications would show it if it is this large."""
+def not_significant(compared: Compared) -> str:
+    """Returns the remark that a difference is not significant, and how many replications would show a difference of this size."""
     if compared.difference == (0, 0, 0):
         return "equal in every replication"
     number = f"about {math.ceil(compared.needed):,}" if compared.needed < 1_000_000 else "more than 1,000,000"
@@ -155,14 +155,14 @@ def not_apart(compared: Compared) -> str:
 
 
 def figures_text(summary: Summary) -> str:
-    """Returns all figures of a run as text, equal where they differ by rounding alone."""
+    """Returns all figures of a run as text, which is equal for runs that differ only by rounding."""
     figures = flat({key: value for key, value in summary.items() if key != "about"})
     rounded = {key: significant(value) if isinstance(value, float) else value for key, value in figures}
     return json.dumps(rounded, sort_keys=True, default=str)
 
 
 def format_number(value: float | None, factor: float = 1.0) -> str:
-    """Returns value x factor in three significant digits, or all before the decimal point: 30,960 or 4.76 or 0.0384."""
+    """Returns value x factor with three significant digits, or all digits before the decimal point: 30,960 or 4.76 or 0.0384."""
     if value is None or math.isnan(value):
         return "-"
     scaled = factor * value
@@ -170,7 +170,7 @@ def format_number(value: float | None, factor: float = 1.0) -> str:
 
 
 def format_share(value: float | None) -> str:
-    """Returns a share in percent to one decimal; a smaller one above 0 in two significant digits."""
+    """Returns a share in percent with one decimal; small shares above 0 with two significant digits."""
     if value is None or math.isnan(value):
         return "-"
     return f"{100 * value:.2g}%" if 0 < value < 0.0005 else f"{100 * value:.1f}%"

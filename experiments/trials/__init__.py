@@ -1,1 +1,1 @@
-"""Trials: independent replications of a workload, at any rate or at a share of the highest rate that any policy can sustain."""
+"""Independent replications of a workload, at any rate or at a share of the highest rate that any policy can sustain."""

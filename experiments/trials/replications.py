@@ -1,10 +1,9 @@
-"""Replications of a workload at any rate, on common random numbers: a rate only stretches the time between arrivals.
+"""Replications of a workload at any rate with common random numbers: the rate only stretches the time between arrivals.
 
-Of a conversation, the arrival of its first turn moves, and all pauses between its turns stay: clients do not think faster under load.
-
-Replication k of a random workload has seed + k: it draws its own arrivals, lengths and classes, the same at every rate and under
-every policy. Replication k of a recorded trace is its k-th piece. Each piece is stretched to the rate: bursts, lengths and their
-order stay as recorded; the drift of the rate over hours does not.
+In a conversation, only the first turn's arrival moves. Pauses between turns stay, since clients do not think faster under load.
+Replication k of a random workload has seed + k. Its arrivals, lengths and classes are the same at each rate and under each policy.
+Replication k of a recorded trace is the trace's k-th piece, stretched to the rate. Bursts, lengths and their order stay as
+recorded; the drift of the rate over hours does not.
 """
 
 import pickle
@@ -18,12 +17,12 @@ from cbatch import ConfigError, Request, RequestSpec
 from cbatch.request import spec_of
 from experiments.workloads import GammaArrivals, OpenLoop, TraceReplay, Vocabulary, Workload
 
-_NUM_FOR_RATE = 4  # replications whose mean rate is that of a random workload
+_NUM_FOR_RATE = 4  # replications for the mean rate of a random workload
 
 
 @dataclass(frozen=True)
 class Replication:
-    """A workload, for `assemble`: replication `number` of another workload.
+    """A workload for `assemble`: replication `number` of another workload.
 
     rate: mean requests per second. num_requests: requests per replication.
     """
@@ -49,7 +48,7 @@ class Replication:
 
 @dataclass(frozen=True)
 class Together:
-    """A workload, for `assemble`: the requests of several replications, which share no prefix, at the workload's own rate."""
+    """A workload for `assemble`: the requests of several replications, which share no prefix, at the workload's natural rate."""
 
     workload: Workload
     replications: int
@@ -66,33 +65,33 @@ class Together:
 
 
 def num_recorded(workload: Workload) -> int | None:
-    """Returns how many requests a recorded trace has; None for a random workload."""
+    """Returns the number of requests in a recorded trace; None for a random workload."""
     return len(_drawn(pickle.dumps(workload), None, None)) if isinstance(workload, TraceReplay) else None
 
 
 def natural_rate(workload: Workload, num_requests: int) -> float:
-    """Returns the mean requests per second of a workload as its settings stand. Raises ConfigError: all of its requests arrive together."""
+    """Returns a workload's mean requests per second according to its settings. Raises ConfigError if all requests arrive together."""
     return _natural_rate(pickle.dumps(workload), num_requests)
 
 
 def check_random(workload: Workload, num_requests: int) -> None:
-    """Raises ConfigError if the replications of a random workload are all the same, so that they show no spread."""
+    """Raises ConfigError if all replications of a random workload are equal, so that they show no spread."""
     first, second = (Replication(workload, number, 1.0, num_requests).requests(None) for number in (0, 1))
-    if all(_without_seed(one) == _without_seed(other) for one, other in zip(first, second, strict=True)):
+    if all(_without_seed(left) == _without_seed(right) for left, right in zip(first, second, strict=True)):
         problem = "the seed changes nothing, so that replications are equal and have no interval"
         raise ConfigError(f"workload: {workload!r}: {problem}; draw its arrivals or its lengths at random")
 
 
 def _without_seed(request: Request) -> RequestSpec:
-    """Returns what the client asks for, to a microsecond."""
+    """Returns the request as sent by the client, without its seed. Times are rounded to microseconds."""
     spec = spec_of(request)
     return replace(spec, arrival_time=round(spec.arrival_time, 6), sampling=replace(spec.sampling, seed=0))
 
 
 def first_arrivals(specs: Iterable[RequestSpec]) -> tuple[list[float], list[float]]:
-    """Returns when each conversation begins, in order, and for each request when its conversation begins.
+    """Returns the begin of each conversation, in order, and for each request the begin of its conversation.
 
-    A request without a session is a conversation of its own.
+    A request without a session is a separate conversation.
     """
     begins: dict[str | int, float] = {}
     of_each = []
@@ -104,7 +103,7 @@ def first_arrivals(specs: Iterable[RequestSpec]) -> tuple[list[float], list[floa
 
 @lru_cache(maxsize=8)
 def _drawn(pickled: bytes, number: int | None, num_requests: int | None) -> Sequence[RequestSpec]:
-    """Returns the requests of a workload with another seed and length; None keeps those of the settings."""
+    """Returns the requests of a workload with another seed and length. None keeps seed and length of the settings."""
     workload: Any = pickle.loads(pickled)
     if number is not None:
         workload = replace(workload, seed=workload.seed + number, num_requests=num_requests)
@@ -112,7 +111,7 @@ def _drawn(pickled: bytes, number: int | None, num_requests: int | None) -> Sequ
 
 
 def _replication(pickled: bytes, number: int, num_requests: int) -> Sequence[RequestSpec]:
-    """Returns the requests of replication `number`."""
+    """Returns the requests of a replication."""
     if not isinstance(pickle.loads(pickled), TraceReplay):
         return _drawn(pickled, number, num_requests)
     return _drawn(pickled, None, None)[number * num_requests :][:num_requests]
@@ -121,7 +120,7 @@ def _replication(pickled: bytes, number: int, num_requests: int) -> Sequence[Req
 @lru_cache(maxsize=2)
 def _natural_rate(pickled: bytes, num_requests: int) -> float:
     workload = pickle.loads(pickled)
-    if isinstance(workload, OpenLoop) and type(workload.arrivals) is GammaArrivals:  # whose mean rate is exact
+    if isinstance(workload, OpenLoop) and type(workload.arrivals) is GammaArrivals:  # its mean rate is exact
         return workload.arrivals.rate * workload.rate_scale
     if isinstance(workload, TraceReplay):
         return _mean_rate([_drawn(pickled, None, None)], workload)
@@ -129,7 +128,7 @@ def _natural_rate(pickled: bytes, num_requests: int) -> float:
 
 
 def _mean_rate(replications: Sequence[Sequence[RequestSpec]], workload: Workload) -> float:
-    """Returns the conversations per second, times the requests of each."""
+    """Returns the conversations per second, multiplied by the mean number of requests per conversation."""
     begins = [first_arrivals(specs)[0] for specs in replications]
     seconds = sum(times[-1] - times[0] for times in begins)
     if not seconds > 0:

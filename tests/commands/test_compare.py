@@ -45,7 +45,7 @@ def test_pairs_take_out_what_replications_share() -> None:
     found = compare(first, second, paired=True)
     assert found.difference == pytest.approx((2, 2 - T4 * error, 2 + T4 * error), rel=1e-4)
     assert found.ratio[0] == pytest.approx(160 / 150)
-    assert found.apart
+    assert found.significant
     assert (found.paired, found.number) == (True, 5)
     unpaired = compare(first, second, paired=False)  # variances of 250 and 260.5 around 30 and 32
     error, relative = math.sqrt(250 / 5 + 260.5 / 5), math.sqrt(250 / 5 / 30**2 + 260.5 / 5 / 32**2)
@@ -188,7 +188,7 @@ def test_the_last_bits_of_figures_are_no_difference() -> None:
     first, second = numbered(0.3, 0.6, 0.9), numbered(0.1 + 0.2, 0.6, 0.9)
     for paired in (True, False):
         found = compare(first, second, paired)
-        assert (found.ratio[0], found.difference[0], found.apart, disagree(found)) == (1.0, 0.0, False, False)
+        assert (found.ratio[0], found.difference[0], found.significant, disagree(found)) == (1.0, 0.0, False, False)
     assert compare(first, second, paired=True).difference == (0, 0, 0)
 
 

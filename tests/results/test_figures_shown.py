@@ -211,8 +211,9 @@ def test_means_and_replications_of_known_numbers() -> None:
     assert {key: texts.format_mean(Mean(*key, 5)) for key in means} == means
     for needed, number in {866.2: "about 867", 999_999.0: "about 999,999", 1e6: "more than 1,000,000"}.items():
         said = f"not significant; {number} replications would show this difference (80% power)"
-        assert texts.not_apart(Compared((1.0, 0.9, 1.1), (0.1, *WIDE), 5, True, needed)) == said
-    assert texts.not_apart(Compared((1.0, 1.0, 1.0), (0.0, 0.0, 0.0), 5, True, 5.0)) == "equal in every replication"
+        assert texts.not_significant(Compared((1.0, 0.9, 1.1), (0.1, *WIDE), 5, True, needed)) == said
+    equal = Compared((1.0, 1.0, 1.0), (0.0, 0.0, 0.0), 5, True, 5.0)
+    assert texts.not_significant(equal) == "equal in every replication"
 
 
 @pytest.mark.parametrize(
