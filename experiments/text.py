@@ -6,7 +6,7 @@ tokens     | Hel | lo | \\xf0\\x9f | \\x8e\\x89 | ST   | OP
 text       | Hel | lo |          | 🎉       |      | (the stop string has ended it)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -39,7 +39,10 @@ class _Message(BaseModel, extra="forbid"):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_nulls(cls, keys: Any) -> Any:
-        return {key: value for key, value in keys.items() if value is not None} if isinstance(keys, dict) else keys
+        """Leaves out what asks for nothing, such as `tool_calls: []` of an answer that is sent back."""
+        if not isinstance(keys, dict):
+            return keys
+        return {key: value for key, value in keys.items() if value is not None and (key == "content" or value != [])}
 
 
 Messages = Annotated[list[_Message], Field(min_length=1)]
@@ -77,10 +80,11 @@ class OutputText:
     is_stopped: whether a stop string has ended the output.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
-        """stops: nonempty texts that end the output; the text of a control token stands for this token."""
+    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = (), ends: Collection[int] = ()) -> None:
+        """stops: nonempty texts that end the output; the text of a control token stands for this token. ends: tokens without text."""
         self._decode, self._token_text = vocabulary.decode, vocabulary.token_text
-        self._control, self._stops, self.is_stopped = vocabulary.control_tokens, tuple(stops), False
+        self._control, self._ends, self._stops = vocabulary.control_tokens, ends, tuple(stops)
+        self.is_stopped = False
         self._beginnings = tuple(stop[:size] for stop in self._stops for size in range(1, len(stop)))
         self._context: list[int] = []  # the latest tokens whose text is out
         self._shown = ""  # text of the context alone, without a partial character at its end
@@ -93,6 +97,8 @@ class OutputText:
             text = self.finish() if name in self._stops else ""
             self.is_stopped |= name in self._stops
             return text
+        if token in self._ends:
+            return ""
         self._held.append(token)
         text = self._decode([*self._context, *self._held])
         is_partial = text.endswith(_INCOMPLETE)

@@ -3,7 +3,7 @@
 A name is a hash of the preceding name and of the block's content:
 
     real tokens    128 bits of blake2b over the token ids; the first block is preceded by the request's `salt`
-    simulation     64 bits over the hash id that covers the block (`RequestSpec.prefix_hashes`), or else over the conversation or
+    simulation     the same if the prompt has token ids: each output token stands for `SIMULATED_TOKEN`; else 64 bits over the hash id that covers the block (`RequestSpec.prefix_hashes`), or else over the conversation or
                    the request, plus the block's place in it: the names of many blocks are made at once
 """
 
@@ -19,6 +19,9 @@ from cbatch.kv.pool import blocks_for
 from cbatch.kv.prefix import PrefixPool
 from cbatch.request import Request, spec_of
 from cbatch.request_table import RequestTable
+
+SIMULATED_TOKEN = 7
+"""The token id of all simulated outputs: a prompt that contains an answer finds its blocks."""
 
 
 def prompt_names(request: Request, block_size: int) -> Sequence[Name]:
@@ -74,10 +77,12 @@ class Prefix:
     def _next_names(self, num_blocks: int, before: Name) -> Sequence[Name]:
         """Returns the next names: as many as are made at once."""
         index, size, tokens = len(self._names), self._pool.block_size, None
-        if self._prompt is not None and (index + 1) * size <= len(self._prompt):
-            tokens = self._prompt[index * size : (index + 1) * size]
+        place = slice(index * size, (index + 1) * size)
+        if self._prompt is not None and (self._table.tokens is None or place.stop <= len(self._prompt)):
+            tokens = self._prompt[place]
+            tokens = np.pad(tokens, (0, size - len(tokens)), constant_values=SIMULATED_TOKEN)
         elif self._table.tokens is not None:
-            tokens = self._table.tokens[self._request.row, index * size : (index + 1) * size]
+            tokens = self._table.tokens[self._request.row, place]
         if tokens is not None:
             assert isinstance(before, bytes)
             return (blake2b(before + tokens.tobytes(), digest_size=16).digest(),)

@@ -6,6 +6,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -193,7 +194,7 @@ class Vocabulary:
         ids: list[int] = self._tokenizer.encode(text)
         return ids[1:] if ids[:2] == [self._tokenizer.bos_token_id] * 2 else ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns the token ids of a chat in the model's training format, up to the beginning of the answer.
 
         messages: role and content of each message. As in other engines, control tokens in a content are not escaped.
@@ -205,11 +206,25 @@ class Vocabulary:
         tokenizer = self._tokenizer
         if not tokenizer.chat_template:
             raise ModelError(f"model {self._name} has no chat template; give prompt in place of messages")
+        if self._wants_parts:
+            messages = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
         try:
             return list(tokenizer.apply_chat_template([*messages], add_generation_prompt=True, return_dict=False))
         except Exception as error:
             problem = f"messages: the chat template of {self._name} refuses them ({one_line(error)})"
             raise WorkloadError(f"{problem}; give other messages") from error
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether the chat template shows a content only as a list of parts."""
+
+        def shows(content: Any) -> bool:
+            with suppress(Exception):  # a template may refuse any message
+                chat = [{"role": "user", "content": content}]
+                return "cbatch" in self._tokenizer.apply_chat_template(chat, tokenize=False)
+            return False
+
+        return not shows("cbatch") and shows([{"type": "text", "text": "cbatch"}])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text without control tokens. Raises ModelError if the model has no tokenizer."""

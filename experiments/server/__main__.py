@@ -43,7 +43,9 @@ def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **op
 
     bind, port = settings.server.bind, settings.server.port
     try:
-        listener = socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        both = bind == "::" and socket.has_dualstack_ipv6()
+        listener = socket.create_server((bind, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise ConfigError(f"bind={bind} port={port}: {error.strerror or error}; give another one") from None
     with listener, engine_of(settings, folder, say=say, **options) as engine:
@@ -79,7 +81,8 @@ async def _serve(door: "Door", web: "Server", listener: socket.socket, say: Say)
         loop.add_signal_handler(number, end)
     closed = asyncio.create_task(door.listen())
     closed.add_done_callback(end)
-    place = f"http://{settings.server.bind}:{listener.getsockname()[1]}"
+    bind = settings.server.bind
+    place = f"http://{f'[{bind}]' if ':' in bind else bind}:{listener.getsockname()[1]}"
     say(f"serving {settings.model.name} on {place}; stop it with Ctrl-C or SIGTERM")
     await web.serve([listener])
     door.put(None)

@@ -21,8 +21,9 @@ def make_app(door: Door) -> Starlette:
     settings, name = door.settings.server, door.settings.model.name
 
     def check_key(request: Request) -> None:
-        authorization, expected = request.headers.get("authorization", ""), f"Bearer {settings.api_key}"
-        if settings.api_key and not compare_digest(authorization.encode(), expected.encode()):
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        known = scheme.lower() == "bearer" and compare_digest(key.strip().encode(), str(settings.api_key).encode())
+        if settings.api_key and not known:
             raise HTTPException(401, "give the server's key, as in Authorization: Bearer KEY")
 
     async def health(request: Request) -> Response:

@@ -5,7 +5,7 @@ An unsupported field is an error that names the field, unless the field's value 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -18,9 +18,12 @@ from experiments.text import Messages
 
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("repetition_penalty", "length_penalty", "best_of"), (1,)),
-    **dict.fromkeys(("skip_special_tokens", "add_special_tokens", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("skip_special_tokens", "add_special_tokens", "add_generation_prompt", "detokenize"), (True,)),
+    "parallel_tool_calls": (True, False),
     "logprobs": (False,),
     "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
     "tool_choice": ("none", "auto"),
 }
 """Values without effect, by unsupported field. In other fields null, false, 0 and empty values have no effect."""
@@ -36,14 +39,23 @@ def _listed(value: Any) -> Any:
 
 _Text = Annotated[str, Field(min_length=1)]
 _Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
-_Label = Annotated[str, Field(max_length=64, pattern=r"^[^\p{C}]*$"), Give("at most 64 printable characters")]
-_Number = Annotated[int, Field(ge=1, lt=2**31)]
+_Label = Annotated[str, Field(max_length=512, pattern=r"^[^\p{C}]*$"), Give("at most 512 printable characters")]
+
+
+def _whole(value: Any) -> Any:
+    """Returns a number without a fraction, such as 2.0, as a whole one."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Int = Annotated[int, BeforeValidator(_whole)]
+_Number = Annotated[_Int, Field(ge=1, lt=2**31)]
 
 
 @dataclass(frozen=True)
 class StreamOptions:
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class Body(BaseModel):
@@ -58,16 +70,16 @@ class Body(BaseModel):
     max_tokens: _Number | None = None
     max_completion_tokens: _Number | None = None
     temperature: float = Field(ge=0)
-    top_k: int = Field(ge=-1, lt=2**31)
+    top_k: _Int = Field(ge=-1, lt=2**31)
     top_p: float = Field(gt=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: _Int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Annotated[
         list[Annotated[_Text, Field(max_length=256)]],
         Field(max_length=16),
         Give("a text or a list of texts, none empty"),
         BeforeValidator(_listed),
     ] = []
-    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    n: _Int = Field(1, ge=1, le=MOST_CHOICES)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     ignore_eos: bool = False
@@ -76,7 +88,7 @@ class Body(BaseModel):
     session: _Label | None = None
     last: bool | None = None
     tier: _Label | None = None
-    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    priority: _Int = Field(0, ge=-(2**31), lt=2**31)
     slo: SLO = NO_SLO
     predicted_new_tokens: _Number | None = None
 

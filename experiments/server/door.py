@@ -20,7 +20,7 @@ from experiments.server.bodies import AnyBody, ChatBody
 from experiments.server.engine import Message, Turn
 from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
-from experiments.server.words import Words
+from experiments.server.words import SimulatedVocabulary, Words
 from experiments.text import OutputText
 
 
@@ -31,7 +31,8 @@ class Door:
         """Waits until the engine serves. Raises CbatchError if the engine fails or the model's tokenizer cannot be loaded."""
         self.settings, self.meters, self._engine, spec = settings, Meters(), engine, settings.model
         self._words = Words(spec.vocab_size)
-        self._vocabulary = Vocabulary(spec) if spec.path else self._words
+        kind = SimulatedVocabulary if settings.backend.simulated else Vocabulary
+        self._vocabulary = kind(spec) if spec.path else self._words
         self._text = Vocabulary(spec) if spec.path and not settings.backend.simulated else None
         self._vocabulary.encode("a")  # slow the first time
         self._ids, self._open, self.is_closed = count(), dict[int, Choice](), False
@@ -99,7 +100,8 @@ class Door:
         specs = [self._spec(body, prompt, arrival, place) for prompt in prompts for place in range(body.n)]
         answer = Answer(body, spec.name, sum(map(len, prompts)), partial(self._leave, specs))
         for request in specs:
-            self._open[request.id] = answer.add(OutputText(self._text, body.stop) if self._text else self._words)
+            text = OutputText(self._text, body.stop, request.stop_tokens) if self._text else self._words
+            self._open[request.id] = answer.add(text)
             self.put(request)
         return answer
 

@@ -155,7 +155,8 @@ def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
     reason = request.finish_reason and request.finish_reason.value
     texts = {}
     if decode is not None:
-        text, _ = up_to_stop(decode(request.output), request.stop_strings)
+        ends = bool(request.output) and request.output[-1] in request.stop_tokens
+        text, _ = up_to_stop(decode(request.output[: len(request.output) - ends]), request.stop_strings)
         texts = {"prompt": decode(request.prompt or ()), "text": text}
     return {"id": request.id, "finish_reason": reason, **texts, "output": request.output}
 

@@ -2,11 +2,14 @@
 
 import json
 import random
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import PATIENCE
 from in_thread import in_thread
+from live import QUICK, Live, served
 
 from cbatch import CbatchError
 
@@ -16,7 +19,8 @@ LONG = {"prompt": "a", "max_tokens": 500, "stream": True}
 
 
 def test_a_key_is_asked_for_and_not_written(tmp_path: Path) -> None:
-    keys = ({}, 401), ({"Authorization": "Bearer s3cre"}, 401), ({"Authorization": "Bearer s3cret"}, 200)
+    keys = ({}, 401), ({"Authorization": "Bearer s3cre"}, 401), ({"Authorization": "Basic s3cret"}, 401)
+    keys += ({"Authorization": "Bearer s3cret"}, 200), ({"Authorization": "bearer s3cret"}, 200)
     with in_thread(tmp_path / "run", *SIMULATED, "api_key=s3cret") as server:
         for key, status in keys:
             assert server.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, **key).status == status
@@ -77,3 +81,17 @@ def test_any_body_is_answered(tmp_path: Path) -> None:
             statuses.add(answer.status)
             assert answer.status == 200 or answer.content["error"]["code"] == answer.status
         assert statuses == {200, 400}
+
+
+@pytest.mark.parametrize(("bind", "hosts"), [("::", ["127.0.0.1", "::1"]), ("::1", ["::1"])])
+def test_an_ipv6_address_is_in_brackets(bind: str, hosts: list[str], tmp_path: Path) -> None:
+    """The address of all interfaces takes IPv4, too."""
+
+    def ask(live: Live) -> list[int]:
+        connections = [HTTPConnection(host, live.port, timeout=PATIENCE) for host in hosts]
+        for connection in connections:
+            connection.request("GET", "/health")
+        return [connection.getresponse().status for connection in connections]
+
+    _, statuses = served(tmp_path / "run", ask, *QUICK, f"bind='{bind}'")
+    assert statuses == [200] * len(hosts)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 QUICK = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64", "port=0")
 """A simulated server that answers at once."""
 
-_ADDRESS = re.compile(r"serving .* on http://\S+:(\d+)")
+_ADDRESS = re.compile(r"serving .* on http://(?:[\w.]+|\[[\w:]+\]):(\d+)")
 
 
 class Live:
