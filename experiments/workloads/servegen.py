@@ -34,7 +34,7 @@ from experiments.workloads.trace import Floats, Ints, Strings, Trace, join_clien
 WINDOW_SECONDS, LENGTHS_SECONDS = 600, 21_600
 """Durations of a window with one rate, and of one with one distribution of lengths."""
 
-_LEAST_SHAPE = 0.01  # published fits have at least 0.012; far below, intervals leave the range of a float
+_LEAST_SHAPE = 0.005  # published fits have at least 0.0067; far below, intervals leave the range of a float
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -93,8 +93,6 @@ class ServeGen(Replay):
         active, refuse = rate > 0, table.refuse
         refuse(rate < 0, "rate_req_per_s", "must not be negative")
         refuse(start % WINDOW_SECONDS != 0, "window_start_s", f"must be a multiple of {WINDOW_SECONDS}")
-        refuse(active & ~np.isin(family, ["Gamma", "Weibull"]), "arrival_family", "must be Gamma or Weibull")
-        refuse(active & (shape < _LEAST_SHAPE), "arg1", f"must be at least {_LEAST_SHAPE}, as it is the shape")
         windows = pd.DataFrame({"client": client, "start": start, "rate": rate, "family": family, "shape": shape})
         refuse(windows.duplicated(["client", "start"]), "window_start_s", "this client's window is there already")
         if self.clients is not None:
@@ -102,9 +100,11 @@ class ServeGen(Replay):
             if unknown := sorted(set(self.clients) - set(known)):
                 remedy = f"{self.path} has no client {unknown[0]}; choose from {', '.join(map(str, known))}"
                 raise WorkloadError(f"workload.clients={list(self.clients)}: {remedy}")
-            windows = windows[windows["client"].isin(self.clients)]
-        begin, end = self.start - WINDOW_SECONDS, self.start + self.duration
-        return windows[(windows["rate"] > 0) & (windows["start"] > begin) & (windows["start"] < end)].copy()
+            active &= np.isin(client, [*self.clients])
+        active &= (start > self.start - WINDOW_SECONDS) & (start < self.start + self.duration)
+        refuse(active & ~np.isin(family, ["Gamma", "Weibull"]), "arrival_family", "must be Gamma or Weibull")
+        refuse(active & ~(shape >= _LEAST_SHAPE), "arg1", f"must be at least {_LEAST_SHAPE}, as it is the shape")
+        return windows[active].copy()
 
     def _draw(self, window: Any, lengths: "_Lengths") -> tuple[Strings, Floats, Ints, Ints]:
         """Draws client, time, prompt and output tokens of one window's requests that fall into the range."""
@@ -113,6 +113,9 @@ class ServeGen(Replay):
         draw = random.standard_gamma if window.family == "Gamma" else random.weibull
         intervals = draw(window.shape, num + 1)
         times = window.start + WINDOW_SECONDS * np.cumsum(intervals)[:-1] / (intervals.sum() or 1.0)
+        times = np.minimum(
+            times, np.nextafter(window.start + WINDOW_SECONDS, 0)
+        )  # the last interval may be lost in rounding
         prompt_tokens, output_tokens = (
             random.choice(values, num, p=shares) for values, shares in lengths.at(window.client, window.start)
         )

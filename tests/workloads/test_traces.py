@@ -314,6 +314,15 @@ def test_a_rate_of_all_clients_keeps_their_shares(two_clients: ServeGen) -> None
     )
 
 
+def test_a_window_of_the_least_published_shape_is_drawn(tmp_path: Path) -> None:
+    """The window's requests come in a few bursts. Windows of other clients and times are not checked."""
+    for family in ("Gamma", "Weibull"):
+        workload = servegen(tmp_path, f"7,0,5,9,{family},0.0067,1\n7,600,5,9,{family},0.0001,1\n1,0,1,1,Pareto,0,1\n")
+        times = replace(workload, clients=[7]).trace().arrival_time
+        assert times is not None and len(times) == 3000 and (np.diff(times) >= 0).all() and 0 < times[-1] < 600
+        assert np.sort(np.diff(times))[-100:].sum() > 0.9 * times[-1]
+
+
 def test_bursts_have_the_variation_of_the_family(tmp_path: Path) -> None:
     """A Gamma of shape 1/4 has a coefficient of variation of 2; a Weibull of shape 1/2 one of the square root of 5."""
     for family, shape, cv in (("Gamma", 0.25, 2.0), ("Weibull", 0.5, 5**0.5)):
@@ -362,7 +371,8 @@ BAD_WINDOWS = [  # the second line of the windows, and what is said of it
 
 @pytest.mark.parametrize(("line", "problem"), BAD_WINDOWS)
 def test_bad_windows(tmp_path: Path, line: str, problem: str) -> None:
-    assert message(servegen(tmp_path, f"{OK}{line}\n").trace).startswith(f"{tmp_path}/t.csv, line 3: {problem}")
+    workload = replace(servegen(tmp_path, f"{OK}{line}\n"), duration=1200)
+    assert message(workload.trace).startswith(f"{tmp_path}/t.csv, line 3: {problem}")
 
 
 BAD_DATASETS: list[tuple[object, str]] = [
