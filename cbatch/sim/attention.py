@@ -8,7 +8,7 @@ from typing import Protocol
 from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear, scores
-from cbatch.sim.schema import NotNegative, Positive
+from cbatch.sim.schema import BytesPerSecond, FlopsPerSecond, HostSeconds, NotNegative
 
 
 class Attention(Protocol):
@@ -30,11 +30,11 @@ class AttentionRates:
     seconds_per_context_token: lower bound for the longest decode, if the kernel does not split sequences.
     """
 
-    bandwidth_bytes_per_second: Positive
-    flops_per_second: Positive
-    chunk_bandwidth_bytes_per_second: Positive
-    base_seconds: NotNegative = 0.0
-    mixed_seconds: NotNegative = 0.0
+    bandwidth_bytes_per_second: BytesPerSecond
+    flops_per_second: FlopsPerSecond
+    chunk_bandwidth_bytes_per_second: BytesPerSecond
+    base_seconds: HostSeconds = 0.0
+    mixed_seconds: HostSeconds = 0.0
     seconds_per_context_token: NotNegative = 0.0
 
     def of(self, share: ModelSpec) -> "RateAttention":

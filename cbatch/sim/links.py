@@ -9,7 +9,7 @@ from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.roofline import Seconds
 from cbatch.sim.schema import Columns, NumGpus
 
-ByBytes = Annotated[Seconds, Columns("bytes", positive=True)]
+ByBytes = Annotated[Seconds, Columns("bytes", positive=True, link=True)]
 TO_ADD = "with bytes and seconds, to the profile's file (docs/adding.md, A GPU)"
 _OR_MEASURED = f"{TO_ADD}, or choose hardware whose links were measured"
 

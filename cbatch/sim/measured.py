@@ -14,7 +14,17 @@ from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.provenance import Loop
 from cbatch.sim.roofline import Affine
-from cbatch.sim.schema import Columns, Grid, NotNegative, NumGpus, NumLayers, Positive, check_ascending, check_length
+from cbatch.sim.schema import (
+    Columns,
+    Grid,
+    HostSeconds,
+    NotNegative,
+    NumGpus,
+    NumLayers,
+    Positive,
+    check_ascending,
+    check_length,
+)
 from cbatch.validation import whole
 
 ByTokens = Annotated[PiecewiseLinear, Columns("tokens")]
@@ -36,9 +46,9 @@ class HostTime:
     eager_seconds: added if operations are launched one by one, without a captured graph, while the device computes.
     """
 
-    seconds: NotNegative
-    seconds_per_request: NotNegative = 0.0
-    eager_seconds: NotNegative = 0.0
+    seconds: HostSeconds
+    seconds_per_request: HostSeconds = 0.0
+    eager_seconds: HostSeconds = 0.0
 
     def of(self, num_requests: int) -> float:
         return self.seconds + self.seconds_per_request * num_requests
@@ -185,7 +195,9 @@ class MeasuredModel:
     tensor_parallel: Mapping[NumGpus, Measured]
 
     def differs(self, spec: ModelSpec) -> set[str]:
-        """Returns the keys of `shape` in which a model differs from the measured model."""
+        """Returns the keys of `shape` in which a model differs from the measured model. Without a shape the tables are 16-bit."""
+        if not self.shape and DTYPE_BYTES[spec.dtype] > 2:
+            return {"dtype_bytes"}
         return {key for key, number in self.shape.items() if number != spec.shape.get(key)}
 
     def distance(self, spec: ModelSpec) -> float:

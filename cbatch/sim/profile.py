@@ -17,7 +17,7 @@ from cbatch.sim.links import TO_ADD, Links
 from cbatch.sim.measured import PARTS, HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
 from cbatch.sim.roofline import Affine, Ceilings, MatrixProducts, Seconds, small_operations
-from cbatch.sim.schema import Positive
+from cbatch.sim.schema import Bytes, Positive
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights and KV cache; the rest is for activations."""
@@ -46,6 +46,10 @@ class Card:
 
 PEAK = 1.3
 """Upper bound on the ratio of a data sheet's peak to the largest measured rate; faster products cannot have been measured."""
+
+
+SLOWEST, LAUNCHES = 100, 2e-5
+"""A layer's products take at most this multiple of their time at the ceilings, where that exceeds these seconds of launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Profile:
     source: str
     error: str
     compared: Mapping[Loop, Compared] = field(default_factory=dict)
-    memory_bytes: Positive
+    memory_bytes: Bytes
     ceilings: Ceilings
     attention: AttentionRates | None = None
     small_operations: SmallOperations | None = None
@@ -158,19 +162,30 @@ class Profile:
     def operations(self, spec: ModelSpec, tensor_parallel: int = 1) -> Operations:
         """Returns the seconds of one GPU's operations, measured or, without a measurement, estimated.
 
-        Raises ProfileError if a layer's measured matrix products are faster than the device's peak.
+        Raises ProfileError if a layer's measured matrix products are faster than the device's peak, or are not in seconds.
         """
-        share, ceilings = Topology(tensor_parallel, gpus_per_node=tensor_parallel).share(spec), self.ceilings
+        share = Topology(tensor_parallel, gpus_per_node=tensor_parallel).share(spec)
+        try:
+            ceilings = self.ceilings.of(spec.dtype)
+        except ProfileError as error:
+            raise ProfileError(f"hardware={self.name}: {error}") from None
         measured, inferred = self.measured(spec, tensor_parallel)
         peak, flops = PEAK * ceilings.flops_per_second, 2 * share.layer_weights
         products = [part.linear for part in (measured, measured.decode_only) if part and part.linear]
+        roofline = MatrixProducts(tuple(share.linear_shapes.values()), DTYPE_BYTES[share.dtype], ceilings)
         for tokens, seconds in chain.from_iterable(zip(*table, strict=True) for table in products):
             if seconds * peak < tokens * flops:
                 rate = f"{tokens * flops / seconds / 1e12:.0f} TFLOP/s, {self.hardware} has at most {peak / 1e12:.0f}"
                 problem = f"products of {share.name} with {tokens:g} tokens reach {rate}"
                 raise ProfileError(f"hardware={self.name}: {problem}; correct the table of linear, or the ceilings")
+            if seconds > SLOWEST * (least := roofline.at(tokens)) > SLOWEST * LAUNCHES:
+                known = f"{seconds:.3g} s per layer, the ceilings give {least:.3g} s"
+                problem = f"products of {share.name} with {tokens:g} tokens take {known}"
+                raise ProfileError(f"hardware={self.name}: {problem}; give the table of linear in seconds")
         bandwidth, size = ceilings.bandwidth_bytes_per_second, DTYPE_BYTES[share.dtype]
-        rates = self.attention or AttentionRates(bandwidth, ceilings.flops_per_second, bandwidth)
+        rates = self.attention or AttentionRates(bandwidth, self.ceilings.flops_per_second, bandwidth)
+        slower = ceilings.flops_per_second / self.ceilings.flops_per_second
+        rates = replace(rates, flops_per_second=rates.flops_per_second * slower)
         tables = measured.attention and replace(
             measured.attention,
             seconds_per_score=flops_per_score(share) / ceilings.flops_per_second,
@@ -181,7 +196,7 @@ class Profile:
         sources = measured.linear, tables or self.attention, measured.other or small, measured.head
         missing = [name for name, source in zip(PARTS, sources, strict=True) if source is None]
         return Operations(
-            linear=measured.linear or MatrixProducts(tuple(share.linear_shapes.values()), size, ceilings),
+            linear=measured.linear or roofline,
             attention=tables or rates.of(share),
             other=measured.other or other,
             embedding=measured.embedding or Affine(0.0, 2 * share.hidden_size * size / bandwidth),

@@ -3,12 +3,16 @@
 An estimate has the interface of a measured `PiecewiseLinear`: `at(size)` in seconds.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Protocol, cast
 
+from cbatch.errors import ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.schema import Positive
+from cbatch.sim.schema import BytesPerSecond, FlopsPerSecond
 from cbatch.validation import whole
+
+WideDtype = Literal["float32", "float64"]
 
 
 class Seconds(Protocol):
@@ -23,11 +27,27 @@ class Seconds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The largest measured rates of memory and 16-bit arithmetic. tile: the time of products rises in steps of this many tokens."""
+    """The largest rates of memory and arithmetic.
 
-    bandwidth_bytes_per_second: Positive
-    flops_per_second: Positive
+    flops_per_second: of 16-bit products. flops_per_second_by_dtype: of float32 products, without TF32, and of float64 products.
+    tile: the time of 16-bit products rises in steps of this many tokens.
+    """
+
+    bandwidth_bytes_per_second: BytesPerSecond
+    flops_per_second: FlopsPerSecond
     tile: Annotated[int, whole(1, unit="number of tokens")]
+    flops_per_second_by_dtype: Mapping[WideDtype, FlopsPerSecond] = field(default_factory=dict)
+
+    def of(self, dtype: str) -> "Ceilings":
+        """Returns the ceilings of products in this number format. Raises ProfileError if they are not stated."""
+        if DTYPE_BYTES[dtype] == 2:
+            return self
+        if (rate := self.flops_per_second_by_dtype.get(cast(WideDtype, dtype))) is None:
+            key = f"ceilings.flops_per_second_by_dtype.{dtype}"
+            raise ProfileError(
+                f"the profile states no rate of {dtype} products; add {key}, or give a 16-bit model.dtype"
+            )
+        return replace(self, flops_per_second=rate, tile=1)
 
 
 @dataclass(frozen=True, slots=True)

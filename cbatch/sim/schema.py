@@ -9,7 +9,7 @@ Every number is checked on reading, so that a damaged file raises an error inste
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler
@@ -21,10 +21,26 @@ from cbatch.validation import Give, whole
 LARGEST = 1e30
 """Positive numbers must lie between 1 / LARGEST and LARGEST, so that their products and quotients remain finite."""
 
+NOISE, SLOWEST_LINK, LEAST_MESSAGE = 0.5, 5e7, 1e6
+"""Least ratio of a link's time to that of any smaller message; bytes/s; bytes below which latency counts."""
+
 _number = partial(core_schema.float_schema, le=LARGEST, allow_inf_nan=False, strict=True)
 
 Positive = Annotated[float, Give(f"a number above 0 (from {1 / LARGEST} to {LARGEST})", _number(ge=1 / LARGEST))]
 NotNegative = Annotated[float, Give(f"a number of at least 0 (at most {LARGEST})", _number(ge=0.0))]
+
+
+def _between(least: float, most: float, unit: str) -> Give:
+    """Annotates a number in the range of real hardware, so that a slip of units is refused."""
+    return Give(f"{unit}, from {least:g} to {most:g}", _number(ge=least, le=most))
+
+
+Bytes = Annotated[float, _between(1e8, 1e14, "bytes")]
+BytesPerSecond = Annotated[float, _between(1e8, 1e15, "bytes/s")]
+FlopsPerSecond = Annotated[float, _between(1e9, 1e18, "operations/s")]
+HostSeconds = Annotated[float, _between(0.0, 0.25, "seconds of an iteration")]
+"""Planning and launching take microseconds to some tens of milliseconds."""
+
 _Sizes = Annotated[list[Positive], Field(min_length=1)]
 NumLayers = Annotated[int, whole(1, unit="number of layers")]
 NumGpus = Annotated[int, Give("a number of GPUs", core_schema.int_schema(ge=1))]
@@ -33,11 +49,15 @@ NumGpus = Annotated[int, Give("a number of GPUs", core_schema.int_schema(ge=1))]
 
 @dataclass(frozen=True)
 class Columns:
-    """Annotates a `PiecewiseLinear` with the keys of its sizes and values. positive: no value may be 0."""
+    """Annotates a `PiecewiseLinear` with the keys of its sizes and values. positive: no value may be 0.
+
+    link: the values are seconds of messages, which must be plausible; see `_check_link`.
+    """
 
     sizes: str
     values: str = "seconds"
     positive: bool = False
+    link: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         values: Any = list[Positive] if self.positive else list[NotNegative]
@@ -47,6 +67,8 @@ class Columns:
         sizes, values = lists[self.sizes], lists[self.values]
         check_ascending(self.sizes, sizes)
         check_length(self.values, values, self.sizes, sizes)
+        if self.link:
+            _check_link(sizes, values)
         return PiecewiseLinear(tuple(sizes), tuple(values))
 
     def _write(self, table: PiecewiseLinear) -> dict[str, Any]:
@@ -89,6 +111,16 @@ def check_ascending(key: str, sizes: Sequence[float]) -> None:
     """Raises ValueError unless sizes are ascending. Pydantic reports the place in the file."""
     if any(later <= size for size, later in pairwise(sizes)):
         raise ValueError(f"{key} must be ascending")
+
+
+def _check_link(sizes: Sequence[float], seconds: Sequence[float]) -> None:
+    """Raises ValueError if times fall with the bytes of a message, or are those of milliseconds."""
+    if any(later < NOISE * most for later, most in zip(seconds, accumulate(seconds, max), strict=True)):
+        raise ValueError("seconds must not fall as bytes grow")
+    if seconds[-1] * SLOWEST_LINK > max(sizes[-1], LEAST_MESSAGE):
+        raise ValueError(
+            f"{sizes[-1]:g} bytes take {seconds[-1]:g} s, less than {SLOWEST_LINK:g} bytes/s; give seconds"
+        )
 
 
 def check_length(key: str, values: Sequence[Any], sizes_key: str, sizes: Sequence[Any]) -> None:

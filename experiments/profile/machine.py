@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,14 +83,22 @@ def build(
 
 
 def ceilings(device: torch.device, tile: int) -> Ceilings:
-    """Measures the bytes/s of a copy on the device, counting reads and writes, and the FLOP/s of a large bfloat16 product."""
+    """Measures the bytes/s of a copy on the device, counting reads and writes, and the FLOP/s of large products.
+
+    Products in float32 are without TF32, which no runtime enables.
+    """
     on_gpu = device.type == "cuda"
     size, edge = (2**31, 8192) if on_gpu else (2**24, 256)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target, square = torch.empty_like(source), torch.randn((edge, edge), device=device).bfloat16()
+    target = torch.empty_like(source)
     copied = _median(partial(target.copy_, source), on_gpu)
-    multiplied = _median(partial(torch.mm, square, square), on_gpu)
-    return Ceilings(2 * size / copied, 2 * edge**3 / multiplied, tile)
+
+    def rate(dtype: torch.dtype, edge: int) -> float:
+        square = torch.randn((edge, edge), device=device).to(dtype)
+        return 2 * edge**3 / _median(partial(torch.mm, square, square), on_gpu)
+
+    slow: Any = {str(dtype).removeprefix("torch."): rate(dtype, edge // 2) for dtype in (torch.float32, torch.float64)}
+    return Ceilings(2 * size / copied, rate(torch.bfloat16, edge), tile, slow)
 
 
 def _median(operation: Callable[[], object], on_gpu: bool) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cbatch import ModelSpec
+from cbatch.model import DTYPE_BYTES
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import CapturedGraphs, DecodeOnly, HostTimes, Measured
@@ -78,7 +79,10 @@ def raise_ceiling(content: dict[str, Any], linear: PiecewiseLinear | None, spec:
     """Raises the rate of arithmetic in a profile's content to the rate of the fastest measured products."""
     flops = 2 * spec.num_layers * spec.layer_weights
     rates = [tokens * flops / seconds for tokens, seconds in zip(*linear, strict=True)] if linear else []
-    content["ceilings"]["flops_per_second"] = max([content["ceilings"]["flops_per_second"], *rates])
+    by_dtype, key = content["ceilings"], "flops_per_second"
+    if DTYPE_BYTES[spec.dtype] > 2:
+        by_dtype, key = by_dtype.setdefault("flops_per_second_by_dtype", {}), spec.dtype
+    by_dtype[key] = max([by_dtype.get(key, 0.0), *rates])
 
 
 def put_model(

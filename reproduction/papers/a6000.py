@@ -96,6 +96,11 @@ def profile(error: str, brief: str) -> dict[str, Any]:
             "bandwidth_bytes_per_second": _round(layer_bytes / (DECODE_LINEAR * MS)),
             "flops_per_second": _round(layer_bytes * PREFILL_TOKENS / (PREFILL_LINEAR * MS)),
             "tile": TILE,
+            "flops_per_second_by_dtype": {
+                "from": "assumed: data sheet of the RTX A6000, float32 without TF32",
+                "float32": 38.7e12,
+                "float64": 0.605e12,
+            },
         },
         "attention": _attention(spec),
         "models": {spec.name: {"num_layers": LAYERS, "shape": spec.shape, "tensor_parallel": {"1": _tables()}}},

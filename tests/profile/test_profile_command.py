@@ -215,7 +215,7 @@ def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees() -> N
     """On two GPUs the clockwork is as fast as on one: nothing is halved, and no all-reduce is added."""
     lab = lab_of(Clockwork())
     single = replace(profile_of(lab), origins={("models", SPEC.name): "measured first"})
-    host_times: HostTimes = {"sync": HostTime(1.0), "async": HostTime(2.0)}
+    host_times: HostTimes = {"sync": HostTime(0.1), "async": HostTime(0.2)}
     profile = with_model(single, "measured on two", tables_of(lab), None, 2)
     two = ProfileCost(profile, SPEC, Topology(2))
     for batch, seconds in lab.measured.items():
@@ -227,7 +227,7 @@ def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees() -> N
     assert (profile.error, profile.host) == ("x", None)
     again = with_model(profile, "measured again", tables_of(lab), host_times, 1)
     assert linear_origins(again) == ["measured again", "measured on two"]
-    assert (again.error, again.compared, again.host_time(True).seconds) == (UNCOMPARED, {}, 2.0)
+    assert (again.error, again.compared, again.host_time(True).seconds) == (UNCOMPARED, {}, 0.2)
     assert again.origin("host") == f"fallback: of {SPEC.name}, for models without their own"
 
 

@@ -19,6 +19,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import DecodeOnly, HostTime, Measured
 from cbatch.sim.profile_file import PROFILES, load_profile
+from cbatch.sim.roofline import Ceilings
 from experiments.settings.presets import load_spec
 from policies.orca import Orca
 
@@ -198,7 +199,34 @@ def test_a_model_unlike_all_measured_ones_is_estimated_from_the_ceilings_and_mar
     layers = OTHER.num_layers * sum(k * n for k, n in OTHER.linear_shapes.values())
     one, many = cost.parts(BatchShape((), 1, 1)).linear, cost.parts(BatchShape(((4096, 0),))).linear
     assert one == pytest.approx(4 * layers / h200.ceilings.bandwidth_bytes_per_second, rel=0.01)
-    assert many == pytest.approx(2 * layers * 4096 / h200.ceilings.flops_per_second, rel=0.01)
+    assert many == pytest.approx(2 * layers * 4096 / 67e12, rel=0.01), "float32"
+
+
+def test_a_compute_bound_prefill_in_float32_runs_at_that_rate() -> None:
+    """By hand: 32 layers of 218,103,808 weights, 2 operations each for 8,192 tokens, at the 67 TFLOP/s of an H100's data sheet.
+
+    Attention: 8,192 * 8,193 / 2 scores, 4 * 32 * 128 operations each. The tables are of bfloat16 and are not used.
+    """
+    h100, spec = load_profile("h100"), replace(LLAMA, dtype="float32")
+    parts = ProfileCost(h100, spec).parts(BatchShape(((8192, 0),)))
+    assert parts.linear == pytest.approx(1.7067, rel=1e-3)
+    assert parts.attention == pytest.approx(32 * 33_558_528 * 16_384 / 67e12, rel=1e-3)
+    assert {"linear", "attention"} <= set(ProfileCost(h100, spec).estimated)
+    assert h100.origin("ceilings", "flops_per_second_by_dtype").startswith("assumed: data sheet of the H100")
+    unstated = replace(h100, ceilings=replace(h100.ceilings, flops_per_second_by_dtype={}))
+    with pytest.raises(ProfileError, match=r"hardware=h100: .* add ceilings\.flops_per_second_by_dtype\.float32"):
+        ProfileCost(unstated, spec)
+    nameless = {name: replace(model, shape={}) for name, model in h100.models.items()}
+    assert replace(h100, models=nameless).measured_as(spec) == ""
+
+
+def test_products_in_milliseconds_are_refused() -> None:
+    h100 = load_profile("h100")
+    model = h100.models["llama-3.1-8b"]
+    tables = {1: model.tensor_parallel[1].scaled(linear=1e3)}
+    slipped = replace(h100, models={"llama-3.1-8b": replace(model, tensor_parallel=tables)})
+    with pytest.raises(ProfileError, match=r"h100: products of llama-3\.1-8b .* give the table of linear in seconds"):
+        ProfileCost(slipped, LLAMA)
 
 
 @pytest.mark.parametrize("tokens", [64, 384, 512])
@@ -218,6 +246,7 @@ def test_captured_rows_count_up_to_the_largest_graph() -> None:
     rows = BilinearGrid((16.0, 128.0), ((2.0, 64.0),) * 2, ((1e-3, 1e-3), (2e-3, 2e-3)))
     curve = PiecewiseLinear((1.0, 128.0), (1e-2, 1e-2))
     made = profile(measured={1: Measured(linear=curve, other=curve, captured_rows=rows)})
+    made = replace(made, ceilings=Ceilings(1e8, 1e10, 4))
     few, many = (ProfileCost(made, SPEC, max_batch=batch) for batch in (16, 128))
     saved = [many.predict(shape) - few.predict(shape) for shape in (BatchShape(((64, 0),)), BatchShape(((65, 0),)))]
     assert saved == pytest.approx([1e-3, 0.0])

@@ -16,6 +16,7 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.measured import Measured
 from cbatch.sim.power import STEADY, GpuClock, Pace, PowerLimit
+from cbatch.sim.roofline import Ceilings
 from policies.orca import Orca
 
 LIMIT = PowerLimit(
@@ -95,7 +96,8 @@ def cost(power: PowerLimit | None) -> ProfileCost:
     linear = PiecewiseLinear((1, 1000), (1e-3, 1.0))
     zero = PiecewiseLinear((1,), (0.0,))
     measured = Measured(linear=linear, other=zero, head=zero, embedding=zero, power=power)
-    return ProfileCost(profile(measured={1: measured}, rates=AttentionRates(1e15, 1e18, 1e15)), SPEC)
+    made = profile(measured={1: measured}, rates=AttentionRates(1e15, 1e18, 1e15))
+    return ProfileCost(replace(made, ceilings=Ceilings(1e8, 1e10, 4)), SPEC)
 
 
 def test_predictions_are_of_the_steady_state_and_executions_begin_rested() -> None:

@@ -151,12 +151,12 @@ def test_each_loop_states_its_own_error() -> None:
 
 def test_a_model_may_have_its_own_host_time(tmp_path: Path) -> None:
     data = json.loads((PROFILES / "h200.json").read_text())
-    times = {loop: {"seconds": seconds, "seconds_per_request": 0} for loop, seconds in (("sync", 1.0), ("async", 2.0))}
+    times = {loop: {"seconds": seconds, "seconds_per_request": 0} for loop, seconds in (("sync", 0.1), ("async", 0.2))}
     data["models"]["llama-13b"]["host"] = times
     (path := tmp_path / "p.json").write_text(json.dumps(data))
     profile = load_profile(str(path))
-    assert [profile.host_time(loop, LLAMA_13B).of(9) for loop in (False, True)] == [1.0, 2.0]
-    for loop, seconds in (("sync", 1.0), ("async", 2.0)):
+    assert [profile.host_time(loop, LLAMA_13B).of(9) for loop in (False, True)] == [0.1, 0.2]
+    for loop, seconds in (("sync", 0.1), ("async", 0.2)):
         words = (f"hardware={path}", "model=llama-13b", f"runtime={loop}", "workload.num_requests=1", f"output={loop}")
         assert command("run", "policy=orca", "backend=sim", *words, cwd=tmp_path).returncode == 0
         steps = pd.read_csv(tmp_path / loop / "steps.csv")
