@@ -10,8 +10,10 @@ Times are seconds on the executor's clock.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
 from math import inf
 from operator import attrgetter
 from queue import Empty, SimpleQueue
@@ -22,20 +24,78 @@ from sortedcontainers import SortedKeyList
 
 from cbatch.errors import StallError, WorkloadError
 from cbatch.limits import Limits
-from cbatch.request import Request, Status, leaves_at
-from cbatch.request_spec import LATEST_ARRIVAL
+from cbatch.request import Request, Status, leaves_at, spec_of
+from cbatch.request_spec import LATEST_ARRIVAL, NO_SLO
 
 _BETWEEN_LOOKS = 1e-3  # seconds between looks for messages while a pipeline computes
+
+
+@dataclass(eq=False)
+class Facts:
+    """Facts about all requests of a run, needed before the run serves any.
+
+    number: of requests; None if it is not known beforehand. longest: the request with the most tokens. longest_prompt: that with the longest prompt. clients: None stands
+    for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
+    every request's true length. stated: what requests name, as policies depend on it (`Policy`). by_iteration: some requests arrive by iteration. prefixes: some have `prefix_hashes`.
+    """
+
+    longest: Request
+    longest_prompt: Request
+    number: int | None = 0
+    clients: set[str | None] = field(default_factory=set)
+    extra: dict[str, None] = field(default_factory=dict)
+    stated: set[str] = field(default_factory=set)
+    lengths_known: bool = True
+    by_iteration: bool = False
+    prefixes: bool = False
+
+
+def facts_of(requests: Iterable[Request]) -> Facts:
+    """Reads each request once, and keeps only the longest. requests: at least one.
+
+    Raises:
+        WorkloadError: some requests arrive by iteration and others by time: the first that has not arrived would hold up all others.
+    """
+    by_time, sessions, priorities = False, set[str](), set[int]()
+    others = iter(requests)
+    facts = Facts(first := next(others), first)
+    for facts.number, request in enumerate(chain([first], others), 1):
+        if request.max_tokens > facts.longest.max_tokens:
+            facts.longest = request
+        if request.num_prompt_tokens > facts.longest_prompt.num_prompt_tokens:
+            facts.longest_prompt = request
+        facts.clients.add(request.client)
+        priorities.add(request.priority)
+        slo, session = request.slo, request.session
+        if slo is not NO_SLO:
+            limits = {"ttft": slo.ttft, "tbt": slo.tbt, "objectives": slo.ttft or slo.tbt or slo.total}
+            facts.stated.update(name for name, seconds in limits.items() if seconds is not None)
+        if session is not None:
+            facts.stated.update(("sessions", *["turns"] * (session in sessions)))
+            sessions.add(session)
+        facts.extra.update(dict.fromkeys(request.extra))
+        facts.lengths_known &= not (spec_of(request).has_hidden_length or spec_of(request).can_stop)
+        facts.by_iteration |= request.arrival_iteration > 0
+        facts.prefixes |= bool(request.prefix_hashes)
+        by_time |= request.arrival_time > 0
+    facts.stated.update([*["clients"] * (facts.clients != {None}), *["priorities"] * (len(priorities) > 1)])
+    if facts.by_iteration and by_time:
+        problem = "some requests have an arrival_iteration and some an arrival_time, and the two have no common order"
+        raise WorkloadError(f"workload: {problem}; give all requests one of the two")
+    return facts
 
 
 class Arrivals(Protocol):
     """The requests of a run in the order of their arrival.
 
+    facts: what is known of all requests before the first arrives. known: requests known before; the others come one by one.
     num_unfinished: known requests that have not ended, arrived or not. The run ends when it is 0.
     server_seconds: spent by a request in a server before the engine sees the request; part of its latencies.
     follow_ends: whether a request may arrive because another one has ended.
     """
 
+    facts: Facts
+    known: Sequence[Request] = ()
     num_unfinished: int = 0
     server_seconds: float = 0.0
     follow_ends: bool = False
@@ -90,10 +150,16 @@ class Departures:
 class Listed(Arrivals):
     """Requests whose arrival times and iterations are known before the run, or that are added during the run."""
 
-    def __init__(self, server_seconds: float = 0.0) -> None:
-        self.server_seconds = server_seconds
+    def __init__(self, requests: Sequence[Request] = ()) -> None:
+        """Raises WorkloadError as `note_id`."""
         self._ids = set[int]()
         self._pending: deque[Request] = deque()
+        self.known = requests
+        self.add(requests)
+
+    @cached_property
+    def facts(self) -> Facts:  # type: ignore[override]
+        return facts_of(self.known)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Raises WorkloadError as `note_id`."""
@@ -121,40 +187,53 @@ class Listed(Arrivals):
 
 
 class Streamed(Listed):
-    """Requests that are created one arrival ahead, so that few exist at any time."""
+    """Requests that are created one arrival ahead, so that few exist at any time.
 
-    def __init__(
-        self, requests: Iterable[Request], check: Callable[[Request], object], server_seconds: float = 0.0
-    ) -> None:
+    check: raises WorkloadError for a request that cannot be served; set by the host.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Request]]) -> None:
         """
         Args:
-            requests: in the order of their arrival times.
-            check: raises WorkloadError for a request that cannot be served (`Engine.check_fits`).
+            make: makes the requests anew, in the order of their arrival times; called for the facts, and for the run.
 
         Raises:
             WorkloadError: a request arrives before an earlier one, arrives by iteration, or has a known id. `due` raises it, too.
         """
-        super().__init__(server_seconds)
-        self._left, self._check, self._latest = iter(requests), check, 0.0
-        self._make()
+        super().__init__()
+        self._make, self._latest = make, 0.0
+        self.check: Callable[[Request], object] = lambda request: None
+        self._left: Iterator[Request] | None = None
+        self.num_unfinished = 1  # the stream, until its first request is made
+
+    @cached_property
+    def facts(self) -> Facts:  # type: ignore[override]
+        return facts_of(self._make())
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         arrived = list[Request]()
         while self.next() <= now:
             arrived.append(self._pending.popleft())
-            self._make()
+            self._create()
         return arrived
+
+    def next(self) -> float:
+        if self._left is None:
+            self._left = iter(self._make())
+            self._create()
+            self.num_unfinished -= 1
+        return super().next()
 
     def withdraw(self, request: Request) -> None:
         super().withdraw(request)
-        self._make()
+        self._create()
 
-    def _make(self) -> None:
-        for request in islice(self._left, 1):
+    def _create(self) -> None:
+        for request in islice(self._left or (), 1):
             if request.arrival_time < self._latest or request.arrival_iteration:
                 problem = f"request {request.id} arrives by iteration, or before an earlier one"
                 raise WorkloadError(f"{problem}; order a stream by arrival time")
-            self._check(request)
+            self.check(request)
             self._latest = request.arrival_time
             self.add([request])
 
@@ -201,6 +280,21 @@ class Posted(Listed):
     def seconds_until(self, host: Any, time: float) -> float:
         """Returns the real seconds from now until a time of the host."""
         return time - float(host.now())
+
+
+def listed(requests: Arrivals | Iterable[Request]) -> Arrivals:
+    """Returns requests as arrivals."""
+    return Listed(list(requests)) if isinstance(requests, Iterable) else requests
+
+
+def check_all(arrivals: Arrivals, check: Callable[[Request], object]) -> None:
+    """Checks the known requests; of a stream the longest ones, and the others as they are made."""
+    if isinstance(arrivals, Streamed):
+        arrivals.check = check
+        check(arrivals.facts.longest)
+        check(arrivals.facts.longest_prompt)
+    for request in arrivals.known:
+        check(request)
 
 
 def note_id(request: Request, known: set[int]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, Protocol, cast
 
-from cbatch.arrivals import Arrivals, Departures, Listed, check_fits, not_submitted
+from cbatch.arrivals import Arrivals, Departures, Listed, check_all, check_fits, not_submitted
 from cbatch.calls import call
 from cbatch.cost import CostModel
 from cbatch.errors import PolicyError
@@ -84,7 +84,8 @@ class Engine:
         self.record = RunRecord()
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
-        self.arrivals: Arrivals = Listed(getattr(executor, "server_seconds", 0.0))
+        self.arrivals: Arrivals = Listed()
+        self.arrivals.server_seconds = getattr(executor, "server_seconds", 0.0)
         self._departures, self._stall_watch = Departures(), StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
@@ -115,12 +116,16 @@ class Engine:
         for request in new:
             self.check_fits(request)
         self.arrivals.add(new)
-        self.expect(new)
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        """Announces requests that will arrive here to the prefix cache, whose eviction may look ahead."""
         if self.state.cache is not None:
-            self.state.cache.expect(requests)
+            self.state.cache.expect(new)
+
+    def attach(self, arrivals: Arrivals) -> None:
+        """Serves these requests from now on; raises WorkloadError as `check_fits` for one that is known already."""
+        check_all(arrivals, self.check_fits)
+        if self.state.cache is not None:  # whose eviction may look ahead
+            self.state.cache.expect(arrivals.known)
+        arrivals.server_seconds = self.arrivals.server_seconds
+        self.arrivals = arrivals
 
     def cancel(self, request: Request) -> None:
         """Ends a request whose client has left, between two turns. A request that has ended stays as it is.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from cbatch.arrivals import Arrivals, listed
 from cbatch.cost import CostModel
 from cbatch.engine import Engine
 from cbatch.kv import Eviction, KVSize
@@ -37,7 +38,9 @@ class Server:
     patience: Patience = PATIENCE
     prefix_cache: Eviction | None = None
 
-    def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Engine:
+    def engine(
+        self, policy: Policy, requests: Arrivals | Iterable[Request] = (), *, asynchronous: bool | None = None
+    ) -> Engine:
         """Returns an engine with these requests submitted, for callers that step it or look into its state.
 
         Raises:
@@ -56,13 +59,13 @@ class Server:
             patience=self.patience,
             prefix_cache=copy_policy(self.prefix_cache, "eviction"),
         )
-        engine.submit(requests)
+        engine.attach(listed(requests))
         return engine
 
     def serve(
         self,
         policy: Policy,
-        requests: Iterable[Request],
+        requests: Arrivals | Iterable[Request],
         *,
         asynchronous: bool | None = None,
         on_step: Callable[[Engine], None] = lambda engine: None,

@@ -24,9 +24,9 @@ from tabulate import tabulate
 
 from cbatch import ConfigError, Policy, Request, RunRecord, Server
 from cbatch.results.metrics import Window, busy_seconds, step_columns
-from experiments.settings.assemble import assemble
 from experiments.settings.command_line import Count, keyword_arguments, run
 from experiments.settings.compose import compose_run
+from experiments.setup.assemble import assemble
 from experiments.store.provenance import BENCH, spread, write_benchmark
 from policies.orca import Orca
 
@@ -67,11 +67,9 @@ def serve(
     if gpus > 1 and chosen.backend.name != "cpu":
         hardware = f"{hardware.partition(',')[0]} x{gpus}"
     figures: dict[str, dict[str, Any]] = {}
-    sizes = {"batch": made.limits.max_batch, "requests": len(made.requests)}
+    sizes = {"batch": made.limits.max_batch, "requests": made.num_requests}
     about = {"model": chosen.model.name, **sizes, "workload": repr(chosen.workload), "chosen": made.chosen}
-    print(
-        f"{chosen.model.name}, batch {made.limits.max_batch}, {len(made.requests)} requests on {hardware}", flush=True
-    )
+    print(f"{chosen.model.name}, batch {made.limits.max_batch}, {made.num_requests} requests on {hardware}", flush=True)
     with closing(server):
         server.serve(Orca(), shortened(chosen.workload.requests(vocabulary), made.limits.max_running))
         for policy, maker in makers.items():

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from operator import attrgetter
 from pathlib import Path
 from shutil import copy
 from typing import TYPE_CHECKING, Any
 
 from cbatch import Engine, FinishReason, Request, RunRecord
-from cbatch.arrivals import Streamed
 from cbatch.cluster import RoundRobin
 from cbatch.results.metrics import Served, collect_served
 from cbatch.results.regret import regret
@@ -21,15 +19,15 @@ from cbatch.results.streamed import StreamedRun
 from cbatch.results.summary import summarize
 from cbatch.results.turns import early_turns
 from experiments.progress import progress
-from experiments.settings.assemble import BoundsOf, Run, assemble, bounds_of, with_workload
 from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
+from experiments.setup.assemble import Run, assemble, with_workload
 from experiments.store.csv_tables import RunTables
 from experiments.store.provenance import commit, now, versions, write_json
 from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_folder, write_results
 from experiments.store.sources import sources_of
 from experiments.store.text import run_text, title_of
-from experiments.workloads.drawn import Drawn
+from experiments.trials.load import BoundsOf, bounds_of, resolve_load
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +107,9 @@ def serve(
     """
     began, origin = time.perf_counter(), origin_of_run(settings)
     gc.freeze()  # imported modules outlive the run: the collector need not traverse them while requests are made
-    run = assemble(settings if folder else with_workload(settings, settings.workload), say, largest=largest)
+    resolved, share, rate = (settings, None, None) if largest else resolve_load(settings)
+    run = assemble(resolved if folder else with_workload(resolved, resolved.workload), say, largest=largest)
+    run.load = None if share is None or rate is None else {"load": share, "rate": rate}
     bounds = bounds_of(run) if settings.bounds else None
     if run.chosen:
         say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
@@ -147,12 +147,12 @@ def _result_of(
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
         "steps": streamed.steps() if streamed else None,
         "ended": ended,
-        "submitted": None if streamed else run.requests,
+        "submitted": run.requests or None,
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
         "num_replicas": len(caches),
     }
     measured = {
-        "load": None if run.rate is None else {"load": run.settings.workload.load, "rate": run.rate},
+        "load": run.load,
         "mean_waiting": served.mean_waiting,
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
@@ -165,7 +165,7 @@ def _result_of(
 
 def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:
     """Serves the requests to their end. The record of a streamed run is empty."""
-    shown = progress(run.settings.progress if bar else "off", len(run.requests))
+    shown = progress(run.settings.progress if bar else "off", run.num_requests)
     with closing(run.server), decisions_of(run, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
         if run.settings.stream and folder:
@@ -179,19 +179,16 @@ def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> R
     """Makes and submits requests as they arrive, and writes their results as they end."""
     [engine] = run.engine.engines
     streamed = run.streamed = StreamedRun()
-    with RunTables(folder, list(run.totals.extra), run.settings.prefix_cache) as tables:
+    with RunTables(folder, list(run.facts.extra), run.settings.prefix_cache) as tables:
 
         def take(piece: RunRecord) -> None:
             tables.write(piece, streamed.take(piece))
 
         def show_and_drain(engine: Engine) -> None:
             num_ended = len(streamed.ended) + len(engine.record.requests)
-            on_step(engine, len(run.requests) - num_ended - engine.num_unfinished)
+            on_step(engine, run.num_requests - num_ended - engine.num_unfinished)
             engine.record.drain(take)
 
-        drawn, by_arrival = run.requests, attrgetter("arrival_time", "id")
-        requests = drawn.stream() if isinstance(drawn, Drawn) else sorted(drawn, key=by_arrival)
-        engine.arrivals = Streamed(requests, engine.check_fits, engine.arrivals.server_seconds)
         engine.run(show_and_drain)
         take(engine.record.take())
     return RunRecord()
@@ -212,9 +209,9 @@ def _lacks(run: Run) -> list[str]:
     """Returns what the policy, the eviction and the router depend on, and the run does not have; `notes` explains the names."""
     settings, engine = run.settings, run.engine.engines[0]
     present = {
-        *run.totals.stated,
+        *run.facts.stated,
         *["prefix_cache"] * settings.prefix_cache,
-        *["hidden_lengths"] * (not run.totals.lengths_known),
+        *["hidden_lengths"] * (not run.facts.lengths_known),
         *["places"] * (run.limits.max_running > run.limits.max_batch),
         *["replicas"] * (settings.backend.replicas > 1),
     }
@@ -251,9 +248,9 @@ def about_run(run: Run) -> dict[str, Any]:
         "execution": execution,
         "limits": {**limits, "kv_blocks": run.kv.num_blocks, "block_size": run.kv.block_size},
         "chosen": run.chosen,
-        "requests": len(run.requests),
-        "output_lengths_known": run.totals.lengths_known,  # to policies, by `max_new_tokens`
-        "prefixes": run.totals.prefixes and not settings.prefix_cache,  # they are known, and not reused
+        "requests": run.num_requests,
+        "output_lengths_known": run.facts.lengths_known,  # to policies, by `max_new_tokens`
+        "prefixes": run.facts.prefixes and not settings.prefix_cache,  # they are known, and not reused
         "lacks": _lacks(run),
         "overrides": list(composed.overrides),
         "number": composed.number,

@@ -11,7 +11,7 @@ from math import inf
 from operator import index
 from typing import Any, SupportsIndex
 
-from cbatch.arrivals import Arrivals, Listed
+from cbatch.arrivals import Arrivals, Listed, check_all
 from cbatch.calls import call
 from cbatch.cluster.routers import Router
 from cbatch.cluster.views import ClusterView, ReplicaView, Reporter
@@ -37,7 +37,8 @@ class Cluster:
         self.engines, self.router = list(engines), router
         self.pools = list(pools) or [""] * len(self.engines)
         self.executor = Executors([engine.executor for engine in engines])
-        self.arrivals: Arrivals = Listed(getattr(engines[0].executor, "server_seconds", 0.0))
+        self.arrivals: Arrivals = Listed()
+        self.arrivals.server_seconds = engines[0].arrivals.server_seconds
         self.record = RunRecord()
         self.replica_of: dict[int, int] = {}  # by the request's id
         self._views = [_view_of(engine, pool) for engine, pool in zip(self.engines, self.pools, strict=True)]
@@ -56,6 +57,12 @@ class Cluster:
         for request in new:
             self.check_fits(request)
         self.arrivals.add(new)
+
+    def attach(self, arrivals: Arrivals) -> None:
+        """As `Engine.attach`."""
+        check_all(arrivals, self.check_fits)
+        arrivals.server_seconds = self.arrivals.server_seconds
+        self.arrivals = arrivals
 
     def check_fits(self, request: Request) -> None:
         """Raises WorkloadError for a request that no replica can serve, or that arrives by iteration."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from cbatch.arrivals import Arrivals, listed
 from cbatch.cluster.cluster import Cluster
 from cbatch.cluster.routers import Router
 from cbatch.policy import Policy, copy_policy
@@ -23,14 +24,21 @@ class ReplicatedServer:
     staleness: float = 0.0
     cluster: Callable[..., Cluster] = Cluster
 
-    def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Cluster:
-        """As `Server.engine`."""
-        policies = [policy, *(copy_policy(policy) for _ in self.servers[1:])]
+    def engine(
+        self,
+        policy: Policy | Sequence[Policy],
+        requests: Arrivals | Iterable[Request] = (),
+        *,
+        asynchronous: bool | None = None,
+    ) -> Cluster:
+        """As `Server.engine`. policy: of all replicas, or one for each; an object that occurs again is copied."""
+        policies = list(policy) if isinstance(policy, Sequence) else [policy] * len(self.servers)
+        policies = [copy_policy(each) if each in policies[:place] else each for place, each in enumerate(policies)]
         engines = [
-            server.engine(copy, asynchronous=asynchronous) for server, copy in zip(self.servers, policies, strict=True)
+            server.engine(own, asynchronous=asynchronous) for server, own in zip(self.servers, policies, strict=True)
         ]
         cluster = self.cluster(engines, copy_policy(self.router, "router"), self.pools, self.staleness)
-        cluster.submit(requests)
+        cluster.attach(listed(requests))
         return cluster
 
     def close(self) -> None:

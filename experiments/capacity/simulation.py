@@ -11,8 +11,8 @@ from cbatch.request import spec_of
 from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served, collect_served
-from experiments.settings.assemble import assemble, with_workload
 from experiments.settings.settings import Settings
+from experiments.setup.assemble import assemble, with_workload
 from experiments.trials.replications import Replication, first_arrivals
 
 

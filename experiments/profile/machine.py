@@ -12,10 +12,10 @@ from cbatch import ConfigError, Limits, ModelSpec, Server
 from cbatch.runtime.fast.graph_shapes import decode_sizes
 from cbatch.sim.roofline import Ceilings
 from experiments.profile.laboratory import FittedLaboratory, Laboratory
-from experiments.settings.assemble import LARGEST_ITERATION
 from experiments.settings.backends import Cpu, Cuda
 from experiments.settings.hardware import count_gpus, cpu_name
 from experiments.settings.servers import real_server, release_memory
+from experiments.setup.pools import LARGEST_ITERATION
 
 TILES = {"cuda": 128, "cpu": 16}
 """Tokens per step in the time of matrix products."""

@@ -18,16 +18,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter, sleep
 from traceback import format_exception
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from cbatch import CbatchError, Request, RequestSpec, RunRecord, Status
-from cbatch.arrivals import Posted
+from cbatch.arrivals import Posted, facts_of
 from experiments.serve import decisions_of, serve
 from experiments.server.settings import ServerSettings
-from experiments.settings.assemble import Run
 from experiments.settings.error_lines import one_line
+from experiments.setup.assemble import Run
 from experiments.store.run_folder import SUMMARY
-from experiments.workloads.drawn import totals_of
 
 Message = RequestSpec | int | None
 
@@ -66,7 +65,8 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
     with closing(run.server), decisions_of(run, folder) as writer:
         longest = min(settings.longest, run.kv.num_tokens + 1)  # the last token never enters the KV cache
         engine.check_fits(Request(0, longest - 1, 1))  # so does any other
-        engine.arrivals = clients = Clients(settings, run, writer.request if writer else lambda spec: None, inbox, send)
+        clients = Clients(settings, run, writer.request if writer else lambda spec: None, inbox, send)
+        engine.attach(clients)
         engine.leaps = False  # clients see each token when it comes
         send(longest)
         try:
@@ -75,8 +75,8 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
             run.end.update(error=one_line(error), traceback="".join(format_exception(error)).splitlines())
             clients.give_up()
         clients.tell()
-    if run.requests:
-        run.totals = totals_of(run.requests)
+    if clients.requests:
+        run.facts = facts_of(clients.requests)
     if settings.backend.simulated:
         run.chosen["time_scale"] = f"{settings.server.time_scale:g} (iterations ended at most {clients.lag:.3g} s late)"
     return engine.record
@@ -97,6 +97,7 @@ class Clients(Posted):
         [self._engine] = run.engine.engines
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
         self._origin = perf_counter() - self._engine.now() / self._scale
+        self.requests: list[Request] = []  # all so far
         self._live: dict[int, Request] = {}  # that have not ended
         self._num_steps = self._num_ended = 0  # that were told
         self._state = (0, 0, 0.0)
@@ -116,7 +117,7 @@ class Clients(Posted):
                 arrival = max((message.arrival_time - self._origin) * self._scale, 0.0)
                 self._note(spec := dataclasses.replace(message, arrival_time=arrival))
                 self._live[spec.id] = new = Request.from_spec(spec)
-                cast(list[Request], self._run.requests).append(new)
+                self.requests.append(new)
                 super().receive(new)
             case int():
                 if request := self._live.get(message):

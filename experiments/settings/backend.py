@@ -1,19 +1,37 @@
 """The interface of a backend; `backends` has the three that `backend=` chooses from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from cbatch import Executor, KVSize, Limits, ModelSpec
+from cbatch import ConfigError, Described, Executor, KVSize, Limits, ModelSpec
 from cbatch.cluster import make_router
 from cbatch.model.topology import Degree
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
-from cbatch.validation import check
+from cbatch.validation import Give, check, not_negative, whole
 from experiments.settings.hardware import cost_model
 from experiments.workloads import Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Pool(Described):
+    """The keys in which a pool of replicas differs from the run. None: as the run's.
+
+    policy: arguments of the policy.
+    """
+
+    replicas: Degree | None = None
+    hardware: str | None = None
+    tensor_parallel: Degree | None = None
+    pipeline_stages: Degree | None = None
+    batch: Annotated[int, whole(1)] | None = None
+    max_tokens: Annotated[int, whole(1)] | None = None
+    kv_tokens: Annotated[int, whole(1)] | None = None
+    block_size: Annotated[int, whole(1)] | None = None
+    policy: Annotated[Mapping[str, Any], Give("arguments of the policy, as in {budget: 512}")] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +44,7 @@ class Backend(ABC):
     pipeline_stages: consecutive parts of the model; that many iterations are in flight.
     replicas: copies of the model, each with its own queue. router: assigns requests to them: round_robin, least_loaded,
         lmetric, or an object with the method of `cbatch.cluster.Router`.
+    pools: unlike replicas, by the name of their pool. staleness: seconds until the router can read a replica's report.
     """
 
     name: ClassVar[str]
@@ -36,9 +55,19 @@ class Backend(ABC):
     pipeline_stages: Degree = 1
     replicas: Degree = 1
     router: Any = "round_robin"
+    pools: Annotated[Mapping[str, Pool], Give("pools by name, as in {large: {replicas: 2, batch: 64}, ...}")] | None = (
+        None
+    )
+    staleness: Annotated[float, not_negative("seconds")] = 0.0
 
     def __post_init__(self) -> None:
         check(self, "backend.")
+        if self.pools is not None:
+            number = sum(pool.replicas or 1 for pool in self.pools.values())
+            if self.replicas not in (1, number):
+                problem = f"backend.replicas={self.replicas}: beside backend.pools, whose replicas are {number}"
+                raise ConfigError(f"{problem}; leave it out")
+            object.__setattr__(self, "replicas", number)
         object.__setattr__(self, "router", make_router(self.router))
 
     def check_here(self) -> None:  # noqa: B027 - a simulation runs everywhere
@@ -74,9 +103,13 @@ class Backend(ABC):
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor: ...
 
-    def place(self, replica: int) -> AbstractContextManager[Any]:
-        """Returns a context in which the executor of a replica is built."""
+    def place(self, first_gpu: int) -> AbstractContextManager[Any]:
+        """Returns a context in which the executor of a replica is built, on the GPUs from this one on."""
         return nullcontext()
+
+    @property
+    def gpus_per_replica(self) -> int:
+        return self.tensor_parallel * self.pipeline_stages
 
     def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         """Returns facts about a run that has ended, from the executors of its replicas: which kernels ran, where predicted times come from."""

@@ -189,10 +189,10 @@ class Cuda(Real):
     def _topology(self) -> Topology:
         return Topology(self.tensor_parallel, self.pipeline_stages)
 
-    def place(self, replica: int) -> AbstractContextManager[Any]:
+    def place(self, first_gpu: int) -> AbstractContextManager[Any]:
         import torch
 
-        return torch.cuda.device(torch.cuda.current_device() + replica * self.tensor_parallel * self.pipeline_stages)
+        return torch.cuda.device(torch.cuda.current_device() + first_gpu)
 
     def hardware(self, profile: Profile) -> str:
         import torch

@@ -31,6 +31,18 @@ class Recipe:
             return copy_policy(self.made)
         return self._unused.pop() if self._unused else self._construct()
 
+    def with_arguments(self, arguments: Mapping[str, Any]) -> "Recipe":
+        """Returns a recipe with other arguments, or other parts of them, as in {chunking: {chunk: 512}}. Raises ConfigError for an object from Python."""
+        if arguments and self.made is not None:
+            raise ConfigError(
+                f"backend.pools: {self!r} is an object, whose arguments are fixed; give the policy by name"
+            )
+        section = dict(self.section)
+        for key, value in arguments.items():
+            parts = isinstance(value, Mapping) and isinstance(section.get(key), Mapping)
+            section[key] = {**section[key], **value} if parts else value
+        return Recipe(section) if arguments else self
+
     def __repr__(self) -> str:
         return self._text
 

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from cbatch import SLO, Described, Request, Sampling, WorkloadError
+from cbatch.arrivals import Arrivals, Listed
 from cbatch.model.checkpoint import Vocabulary as Vocabulary  # for the workloads of a user
 from cbatch.request_spec import NO_SLO
 from cbatch.validation import Give, check, not_negative, positive, whole
@@ -75,7 +76,7 @@ class Workload(Described, ABC):
     num_requests: the meaning of None differs between workloads.
     sampling: the same for every request, except for its own sampling seed.
     ignore_eos: whether requests go on after an end-of-sequence token. No effect in simulation, which has no tokens.
-    load, replications: see `experiments.settings.assemble`; None keeps the workload's own rate.
+    load, replications: see `experiments.setup.assemble`; None keeps the workload's own rate.
 
     Raises:
         WorkloadError: when built, for an unusable setting; by `requests`, for unusable input.
@@ -104,6 +105,13 @@ class Workload(Described, ABC):
     @abstractmethod
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary prompts stay None."""
+
+    def source(self, vocabulary: Vocabulary | None) -> Arrivals:
+        """Returns the arrivals of a run: by default the requests of `requests`, all known beforehand.
+
+        A workload whose requests depend on the ends of others overrides this method: see `Arrivals.ended`.
+        """
+        return Listed(self.requests(vocabulary))
 
     def within(self, positions: int) -> Self:
         """Returns the workload for a model with this many positions: `too_long` of lengths from a file applies to them as well."""

@@ -27,9 +27,9 @@ from cbatch.sim.profile_file import profile_text
 from experiments.profile.card import write_card
 from experiments.profile.measure import Report
 from experiments.serve import about_run, origin_of_run, serve
-from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
+from experiments.setup.assemble import assemble
 from experiments.store.provenance import write_text
 from experiments.store.run_folder import read_summary
 from experiments.store.tables import read_requests

@@ -25,11 +25,12 @@ from experiments.capacity import control
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome, count_attained, select, simulate
 from experiments.run import main
-from experiments.settings.assemble import assemble, bounds_together
 from experiments.settings.compose import compose, compose_run
 from experiments.settings.construct import construct
 from experiments.settings.settings import Composed, Settings, read_settings
+from experiments.setup.assemble import assemble
 from experiments.store.claim import TerminatedError
+from experiments.trials.load import bounds_together
 from experiments.workloads import GammaArrivals, OpenLoop, UniformLengths
 
 LENGTHS = UniformLengths(min_length=20, max_length=90, pd_ratio=4)

@@ -15,8 +15,8 @@ from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LMetric, RoundRobi
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
 from cbatch.sim import SimExecutor
-from experiments.settings.assemble import assemble
 from experiments.settings.compose import compose_run
+from experiments.setup.assemble import assemble
 from experiments.store.tables import read_requests, read_steps
 from policies.evictions import LRU
 from policies.orca import Orca

@@ -36,9 +36,9 @@ from experiments.check.search import tiny_scenarios
 from experiments.plot import main as plot
 from experiments.replay import main as replay
 from experiments.run import main as run
-from experiments.settings.assemble import assemble
 from experiments.settings.error_lines import one_line
 from experiments.settings.settings import Composed, read_settings
+from experiments.setup.assemble import assemble
 from experiments.store.csv_tables import REQUESTS, STEPS
 from experiments.store.run_folder import CONFIG, DECISIONS, SUMMARY, TOKENS
 

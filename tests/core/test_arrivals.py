@@ -38,18 +38,20 @@ def test_a_stream_makes_one_request_ahead_and_checks_it() -> None:
             yield Request(id_, 4, 1, arrival_time=float(id_))
 
     checked: list[Request] = []
-    arrivals = Streamed(requests(), checked.append)
-    assert made == [0] and arrivals.next() == 0.0 and arrivals.num_unfinished == 1
+    arrivals = Streamed(requests)
+    assert arrivals.facts.number == 3 and made == [0, 1, 2]
+    made.clear()
+    arrivals.check = checked.append
+    assert arrivals.num_unfinished == 1 and arrivals.next() == 0.0 and arrivals.num_unfinished == 1
     assert ids(arrivals.due(1.0, 0)) == [0, 1] and made == ids(checked) == [0, 1, 2]
     with pytest.raises(WorkloadError, match="request 1 arrives by iteration, or before an earlier one"):
-        Streamed([Request(0, 4, 1, arrival_time=1.0), Request(1, 4, 1)], checked.append).due(1.0, 0)
+        Streamed(lambda: [Request(0, 4, 1, arrival_time=1.0), Request(1, 4, 1)]).due(1.0, 0)
 
 
-@pytest.mark.parametrize("make", [Listed, lambda server: Streamed([Request(0, 4, 1, arrival_time=1.0)], id, server)])
-def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[float], Listed | Streamed]) -> None:
-    arrivals = make(0.25)
-    if not isinstance(arrivals, Streamed):
-        arrivals.add([Request(0, 4, 1, arrival_time=1.0)])
+@pytest.mark.parametrize("make", [Listed, lambda requests: Streamed(lambda: requests)])
+def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[list[Request]], Listed]) -> None:
+    arrivals = make([Request(0, 4, 1, arrival_time=1.0)])
+    arrivals.server_seconds = 0.25
     assert arrivals.next() == 1.25 and ids(arrivals.due(1.2, 0)) == [] and ids(arrivals.due(1.25, 0)) == [0]
 
 
@@ -59,7 +61,7 @@ def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[flo
         lambda engine, requests: engine.submit(requests),
         lambda engine, requests: [engine.submit([request]) for request in requests],
         lambda engine, requests: Cluster([engine], RoundRobin()).submit(requests),
-        lambda engine, requests: Streamed(requests, engine.check_fits).due(0.0, 0),
+        lambda engine, requests: Streamed(lambda: requests).due(0.0, 0),
     ],
     ids=["together", "one by one", "replicas", "stream"],
 )
@@ -78,9 +80,7 @@ def test_a_request_that_has_not_arrived_is_cancelled_and_strangers_are_refused(s
     heard: list[int] = []
     policy.on_finish = lambda request: heard.append(request.id)  # type: ignore[attr-defined]
     engine = make_engine(policy, LIMITS)
-    engine.submit([] if stream else requests)
-    if stream:
-        engine.arrivals = Streamed(requests, engine.check_fits)
+    engine.attach(Streamed(lambda: requests) if stream else Listed(requests))
     engine.step()
     engine.cancel(requests[1])
     other = make_engine(Orca(), LIMITS)

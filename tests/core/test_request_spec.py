@@ -5,8 +5,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from cbatch import SLO, Request, RequestSpec, Sampling, WorkloadError
+from cbatch.arrivals import facts_of
 from cbatch.request import spec_of
-from experiments.workloads.drawn import totals_of
 
 FULL = RequestSpec(
     id=3,
@@ -74,13 +74,13 @@ def test_a_record_that_makes_no_sense_is_refused(fields: dict[str, object], mess
 def test_totals_by_hand() -> None:
     hidden, late = Request(0, 3, 4, true_new_tokens=2), Request(1, 5, 1, client="ann", arrival_iteration=3)
     last = Request(2, 2, 2, extra={"tier": 1}, prefix_hashes=(7,))
-    found = totals_of([hidden, late, last])
+    found = facts_of([hidden, late, last])
     assert (found.longest, found.longest_prompt) == (hidden, late)
     told = (found.clients, list(found.extra), found.lengths_known, found.by_iteration, found.prefixes)
     assert told == ({None, "ann"}, ["tier"], False, True, True)
-    assert not totals_of([hidden, late]).prefixes
-    assert not totals_of([Request(0, 3, 4, stop_tokens=(7,))]).lengths_known, "a stop token may end it"
-    alone = totals_of([last])
+    assert not facts_of([hidden, late]).prefixes
+    assert not facts_of([Request(0, 3, 4, stop_tokens=(7,))]).lengths_known, "a stop token may end it"
+    alone = facts_of([last])
     assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)
 
 
@@ -88,4 +88,4 @@ def test_arrivals_by_time_and_by_iteration_are_not_mixed() -> None:
     """Ordered by time, then by iteration, request 1 would wait for iteration 30, behind request 0."""
     mixed = [Request(0, 3, 4, arrival_iteration=30), Request(1, 3, 4, arrival_time=0.1)]
     with pytest.raises(WorkloadError, match="give all requests one of the two"):
-        totals_of(mixed)
+        facts_of(mixed)

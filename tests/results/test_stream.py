@@ -46,7 +46,7 @@ def serve_in_pieces(server: Server, policy: Policy, requests: list[Request], fol
         def take(piece: RunRecord) -> None:
             tables.write(piece, streamed.take(piece))
 
-        engine.arrivals = Streamed(iter(requests), engine.check_fits)
+        engine.attach(Streamed(lambda: requests))
         engine.run(lambda engine: engine.record.drain(take, at_once=3))
         take(engine.record.take())
     return streamed

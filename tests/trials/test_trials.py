@@ -11,9 +11,10 @@ from in_process import message
 
 from cbatch import ConfigError, Request, WorkloadError
 from experiments.capacity.simulation import replicate
-from experiments.settings.assemble import Run, assemble, bounds_together
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
+from experiments.setup.assemble import Run, assemble
+from experiments.trials.load import bounds_together, resolve_load
 from experiments.trials.replications import Replication, check_random, natural_rate, num_recorded
 from experiments.workloads import Chat, Clients, GammaArrivals, OpenLoop, TraceReplay, UniformLengths, Workload
 from experiments.workloads.clients import Client
@@ -105,22 +106,23 @@ def test_a_load_is_a_share_of_the_highest_rate_of_all_replications_together(trac
     for whole, size, workloads in ((trace, 3, of_a_trace), (replace(OPEN, seed=0), 7, drawn)):
         highest = bounds_together(settings(whole), 2, size).rate
         for number, workload in enumerate(workloads):
-            run = assemble(settings(workload))
-            assert run.rate == 0.5 * highest and arrivals(run) == arrivals(Replication(whole, number, run.rate, size))
-    assert assemble(settings(OPEN)).rate is None
-    alone = assemble(settings(replace(trace, load=0.5, num_requests=4)))
+            load = resolve_load(settings(workload))
+            assert load[1:] == (0.5, 0.5 * highest)
+            assert arrivals(assemble(load.settings)) == arrivals(Replication(whole, number, 0.5 * highest, size))
+    assert resolve_load(settings(OPEN))[1:] == (None, None)
+    alone = assemble(resolve_load(settings(replace(trace, load=0.5, num_requests=4))).settings)
     assert arrivals(alone)[1] == [11, 12, 13, 14]
 
 
 def test_a_load_that_cannot_be_is_refused(trace: TraceReplay) -> None:
     loaded = settings(replace(OPEN, load=0.5))
     with pytest.raises(ConfigError, match=r"workload\.replications=7"):
-        assemble(settings(replace(trace, load=0.5, replications=7)))
+        resolve_load(settings(replace(trace, load=0.5, replications=7)))
     with pytest.raises(ConfigError, match=r"workload\.seed=2"):
-        assemble(settings(replace(trace, load=0.5, replications=2, seed=2)))
+        resolve_load(settings(replace(trace, load=0.5, replications=2, seed=2)))
     with pytest.raises(ConfigError, match=r"workload\.load=0\.5"):
         replicate(loaded, 0, 1.0, 7)
     with pytest.raises(ConfigError, match=r"workload\.load=0\.5.*backend=cpu"):
-        assemble(replace(loaded, backend=compose_run("backend=cpu").backend))
+        resolve_load(replace(loaded, backend=compose_run("backend=cpu").backend))
     with pytest.raises(WorkloadError, match=r"workload\.replications=2"):
         replace(OPEN, replications=2)

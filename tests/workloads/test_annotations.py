@@ -15,9 +15,9 @@ from in_process import message
 from test_workloads import Letters, closed, facts, open_loop, prompt_file
 
 from cbatch import SLO, FinishReason
+from cbatch.arrivals import facts_of
 from cbatch.request import Request, spec_of
 from experiments.workloads import TraceReplay
-from experiments.workloads.drawn import totals_of
 from experiments.workloads.readers.traces import read_trace
 from experiments.workloads.trace import Fit
 
@@ -38,7 +38,7 @@ def drawn(request: Request) -> tuple[Any, ...]:
 
 def test_a_number_is_the_limit_of_all_and_cuts_longer_outputs() -> None:
     plain = open_loop().requests(None)  # outputs of 2 to 16 tokens
-    assert totals_of(plain).lengths_known and {drawn(request) for request in plain} == {(None, SLO(), None, None)}
+    assert facts_of(plain).lengths_known and {drawn(request) for request in plain} == {(None, SLO(), None, None)}
     limited = replace(open_loop(), max_new_tokens=10, prediction={"error": 0}, slo={"total": 30}).requests(None)
     assert all(r.predicted_new_tokens == min(spec_of(r).true_new_tokens, 10) for r in limited), (
         "predicted without error"
@@ -48,7 +48,7 @@ def test_a_number_is_the_limit_of_all_and_cuts_longer_outputs() -> None:
     }
     assert {request.max_new_tokens for request in limited} == {10}
     assert [spec_of(request).true_new_tokens for request in limited] == [r.max_new_tokens for r in plain]
-    assert not totals_of(limited).lengths_known
+    assert not facts_of(limited).lengths_known
     assert [r.num_prompt_tokens for r in limited] == [r.num_prompt_tokens for r in plain]
 
 

@@ -1,0 +1,186 @@
+"""From settings to a run: servers, policies, requests."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cbatch import ConfigError, Engine, KVSize, Limits, Request, Server
+from cbatch.arrivals import Arrivals, Facts, Listed, Streamed, facts_of
+from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer
+from cbatch.model.checkpoint import Vocabulary
+from cbatch.results.service import NO_CLIENT
+from cbatch.results.streamed import StreamedRun
+from cbatch.sim import ProfileCost
+from cbatch.validation import nearest
+from experiments.settings.error_lines import one_line
+from experiments.settings.settings import Settings
+from experiments.setup.pools import Setup, pools_of, set_up
+from experiments.store.run_folder import Decode
+from experiments.text import ends_text
+from experiments.workloads import Workload
+from experiments.workloads.drawn import Drawn
+
+LARGE = 1e9
+"""Loading at least this many bytes of weights is announced."""
+
+
+@dataclass(eq=False)
+class Run:
+    """Everything that one run needs.
+
+    setups: one per pool; a single one without pools.
+    engine: serves `arrivals`; one engine of `server`, or a cluster.
+    facts: about all requests. load: share and rate in requests per second, of a workload with a load.
+    chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
+    decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
+    streamed: the data of the summary, gathered during a run that streams; None before its start.
+    end: of a server: the number of requests that it cut, `cut`, and the `error` and `traceback` that ended it; stored with the results.
+    """
+
+    settings: Settings
+    setups: Sequence[Setup]
+    server: Server | ReplicatedServer
+    engine: Engine | Cluster
+    facts: Facts
+    decode: Decode | None
+    chosen: dict[str, str]
+    load: Mapping[str, float] | None = None
+    streamed: StreamedRun | None = None
+    end: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> ProfileCost:
+        """The first pool's."""
+        return self.setups[0].cost
+
+    @property
+    def limits(self) -> Limits:
+        """The first pool's."""
+        return self.setups[0].limits
+
+    @property
+    def kv(self) -> KVSize:
+        """The first pool's."""
+        return self.setups[0].kv
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """The requests known before the run; empty if they are made as they arrive."""
+        return self.engine.arrivals.known
+
+    @property
+    def num_requests(self) -> int:
+        return self.facts.number or 0
+
+
+def assemble(
+    settings: Settings, say: Callable[[str], None] = lambda line: None, *, largest: Request | None = None
+) -> Run:
+    """Builds a run; no weights are loaded before everything else is checked. A load must be resolved (`trials.load`).
+
+    say: called with a line before weights are loaded, if that takes long.
+    largest: a request as large as any to come, if clients send the requests; None: the workload makes them.
+    Raises CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and why.
+    """
+    chosen, backend, spec = dict(settings.chosen), settings.backend, settings.model
+    if settings.bounds and not backend.simulated:
+        problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
+        raise ConfigError(f"{problem}; give backend=sim")
+    if settings.decisions and backend.replicas > 1:
+        raise ConfigError("decisions=true records the decisions of one replica; set backend.replicas=1")
+    backend.check_here()
+    pools = pools_of(settings)
+    vocabulary = backend.vocabulary(spec)
+    arrivals: Arrivals = Listed() if largest else _arrivals(settings, vocabulary)
+    facts = facts_of([largest]) if largest else arrivals.facts
+    if not largest:
+        _check_metrics(settings, facts)
+    if settings.stream:
+        obstacles = {
+            f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
+            "several replicas are not served in turn": backend.replicas > 1,
+            "requests arrive by iteration": facts.by_iteration,
+        }
+        for why in (why for why, met in obstacles.items() if met):
+            raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
+    setups = [set_up(name, of_pool, facts, chosen) for name, of_pool in pools.items()]
+    if not backend.simulated:
+        from transformers.utils import logging  # loaded only where needed
+
+        logging.disable_progress_bar()
+        if spec.weight_bytes >= LARGE:
+            kind = "random weights" if spec.path is None else f"weights from {spec.path}"
+            where = backend.hardware(setups[0].cost.profile)
+            say(f"loading {spec.name} on {where}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
+    server = _server(settings, setups)
+    try:
+        policies = [setup.policy for setup in setups for _ in range(setup.settings.backend.replicas)]
+        engine: Engine | Cluster = (
+            server.engine(policies, arrivals)
+            if isinstance(server, ReplicatedServer)
+            else server.engine(policies[0], arrivals)
+        )
+        if vocabulary is not None:
+            for part in engine.engines:
+                part.state.ends_text = ends_text(vocabulary)
+        decode = _decoder(settings, vocabulary, chosen)
+    except BaseException:
+        server.close()
+        raise
+    return Run(settings, setups, server, engine, facts, decode, chosen)
+
+
+def _arrivals(settings: Settings, vocabulary: Vocabulary | None) -> Arrivals:
+    """Returns the requests of the workload, made as they arrive with stream=on."""
+    workload: Any = settings.workload
+    if not settings.stream and isinstance(workload, Workload):
+        return workload.source(vocabulary)
+    requests = workload.requests(vocabulary)
+    if not settings.stream:
+        return Listed(requests)
+    if isinstance(requests, Drawn):
+        return Streamed(requests.stream)
+    return Streamed(lambda: sorted(requests, key=lambda request: (request.arrival_time, request.id)))
+
+
+def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedServer:
+    """Builds the servers of all pools."""
+    servers, pools, first_gpu, backend = list[Server](), list[str](), 0, settings.backend
+    for setup in setups:
+        built = setup.servers(first_gpu)
+        servers, pools = servers + built, pools + [setup.name] * len(built)
+        first_gpu += len(built) * setup.settings.backend.gpus_per_replica
+    if len(servers) == 1:
+        return servers[0]
+    cluster = Cluster if backend.simulated else LiveCluster
+    return ReplicatedServer(servers, backend.router, pools, backend.staleness, cluster)
+
+
+def _decoder(settings: Settings, vocabulary: Vocabulary | None, chosen: dict[str, str]) -> Decode | None:
+    """Returns a function from token ids to text; None without a tokenizer, and noted where that cannot be loaded."""
+    spec = settings.model
+    if vocabulary is None or spec.path is None or not (Path(spec.path) / "tokenizer_config.json").is_file():
+        return None
+    try:
+        vocabulary.decode([spec.vocab_size - 1])  # loads the tokenizer
+    except Exception as error:
+        chosen["text"] = f"none, outputs are token ids ({one_line(error) or repr(error)})"
+        return None
+    return vocabulary.decode
+
+
+def _check_metrics(settings: Settings, facts: Facts) -> None:
+    clients = {client or NO_CLIENT for client in facts.clients}
+    for name in settings.metrics.client_weights or ():
+        if name not in clients:
+            raise ConfigError(f"metrics.client_weights.{name}: no request has this client; {nearest(name, clients)}")
+    warmup, drain = settings.metrics.warmup_requests, settings.metrics.drain_requests
+    if facts.number is not None and warmup + drain >= facts.number:
+        given = f"metrics.warmup_requests={warmup} and metrics.drain_requests={drain}"
+        raise ConfigError(f"{given} leave none of {facts.number} requests; lower them")
+
+
+def with_workload(settings: Settings, workload: Any) -> Settings:
+    """Returns the settings of a run that serves a workload and keeps only its record."""
+    return replace(settings, workload=workload, timeline=False, decisions=False, stream=False)

@@ -1,0 +1,114 @@
+"""The setup of each pool of replicas: hardware, limits, KV cache and policy. All automatic choices are made, and noted, here."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from cbatch import ConfigError, KVSize, Limits, ModelSpec, Policy, Server
+from cbatch.arrivals import Facts
+from cbatch.policy import check_policy
+from cbatch.runtime.options import Options
+from cbatch.sim import Profile, ProfileCost
+from experiments.settings.backend import Backend, Pool
+from experiments.settings.settings import Settings
+
+LARGEST_ITERATION = 32768
+"""Tokens that `max_tokens=auto` does not exceed for a whole batch of prompts."""
+
+
+class Setup(NamedTuple):
+    """A pool of equal replicas.
+
+    name: of the pool; empty without pools. settings: those of the run, with those of the pool in their place.
+    """
+
+    name: str
+    settings: Settings
+    cost: ProfileCost
+    limits: Limits
+    kv: KVSize
+    policy: Policy
+
+    def servers(self, first_gpu: int) -> list[Server]:
+        """Builds the servers of the replicas, on consecutive GPUs."""
+        settings, backend, servers = self.settings, self.settings.backend, list[Server]()
+        runtime = settings.runtime
+        options = Options(compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline)
+        for replica in range(backend.replicas):
+            with backend.place(first_gpu + replica * backend.gpus_per_replica):
+                parts = settings.model, self.cost, self.limits, self.kv, options, runtime.asynchronous
+                loop = runtime.asynchronous, settings.patience, settings.eviction
+                servers.append(Server(backend.executor(*parts), self.limits, self.cost, self.kv, *loop))
+        return servers
+
+
+def pools_of(settings: Settings) -> dict[str, Settings]:
+    """Returns the settings of each pool by name; without pools, those of the run alone."""
+    backend = settings.backend
+    return {name: _in_pool(settings, pool) for name, pool in (backend.pools or {"": Pool()}).items()}
+
+
+def _in_pool(settings: Settings, pool: Pool) -> Settings:
+    """Returns the settings with the keys that a pool states."""
+    stated = {key: value for key, value in vars(pool).items() if value is not None}
+    policy = settings.policy.with_arguments(stated.pop("policy", {}))
+    degrees = {key: stated.pop(key) for key in ("replicas", "tensor_parallel", "pipeline_stages") if key in stated}
+    if settings.backend.pools:
+        degrees = {"replicas": 1, **degrees}
+    backend = replace(settings.backend, pools=None, **degrees)
+    return replace(settings, backend=backend, policy=policy, **stated)
+
+
+def set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str]) -> Setup:
+    """Returns the setup of a pool, and notes its automatic choices. Raises CbatchError: settings that cannot be used together."""
+    backend, spec, noted = settings.backend, settings.model, dict[str, str]()
+    cost = backend.cost(settings.hardware, spec, settings.batch)
+    profile = cost.profile
+    here, there = backend.hardware(profile), profile.hardware
+    if here not in (there, there.partition(",")[0]):
+        noted["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
+    policy = settings.policy()
+    limits = _limits(settings, facts, spec, backend.tile(profile), backend.pipeline_stages, noted)
+    check_policy(policy, limits)
+    kv = _kv_size(settings, backend, spec, profile, limits, noted)
+    backend.check_fits(spec, limits, kv)
+    chosen |= {f"{name}.{key}" if name else key: why for key, why in noted.items()}
+    return Setup(name, settings, cost, limits, kv, policy)
+
+
+def _limits(
+    settings: Settings, facts: Facts, spec: ModelSpec, tile: int, num_stages: int, chosen: dict[str, str]
+) -> Limits:
+    """Returns the limits of an iteration. Automatic: a whole batch of the longest prompts, and any one request, fit."""
+    longest = min(facts.longest.max_tokens, spec.max_positions)
+    batch, max_tokens = settings.batch, settings.max_tokens
+    if max_tokens is None:
+        prompts = batch * facts.longest_prompt.num_prompt_tokens
+        max_tokens = max(8192, longest, min(prompts, LARGEST_ITERATION))
+        chosen["max_tokens"] = str(max_tokens)
+    if max_tokens < batch:
+        raise ConfigError(
+            f"max_tokens={max_tokens} is below batch={batch}, a token per decode; raise it or lower batch"
+        )
+    if settings.chunk is not None and settings.chunk > max_tokens:
+        raise ConfigError(f"chunk={settings.chunk} exceeds max_tokens={max_tokens}; lower chunk or raise max_tokens")
+    if settings.max_running is not None and settings.max_running < batch:
+        raise ConfigError(f"max_running={settings.max_running} is below batch={batch}; raise it or lower batch")
+    return Limits(batch, max_tokens, longest, tile=tile, num_stages=num_stages, max_running=settings.max_running or 0)
+
+
+def _kv_size(
+    settings: Settings, backend: Backend, spec: ModelSpec, profile: Profile, limits: Limits, chosen: dict[str, str]
+) -> KVSize:
+    block_size, kv_tokens = settings.block_size, settings.kv_tokens
+    if block_size is None:
+        block_size = backend.block_size
+        chosen["block_size"] = str(block_size)
+    if kv_tokens is None:
+        kv_tokens, why = backend.kv_tokens(spec, profile, limits, block_size)
+        chosen["kv_tokens"] = f"{kv_tokens} ({why})"
+    elif kv_tokens % block_size:
+        chosen["kv_tokens"] = f"{kv_tokens // block_size * block_size} (whole blocks of {block_size})"
+    if kv_tokens < block_size:
+        remedy = "raise kv_tokens" if settings.kv_tokens else "choose a smaller model, or lower block_size"
+        raise ConfigError(f"kv_tokens={kv_tokens} is less than one block of block_size={block_size}; {remedy}")
+    return KVSize(kv_tokens // block_size, block_size)
