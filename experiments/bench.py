@@ -1,4 +1,4 @@
-"""Speed of policies with real tokens on this machine's GPU: prompt and output tokens per second, on the same requests.
+"""Measures the speed of policies with real tokens on this machine's GPU: prompt and output tokens per second, on the same requests.
 
     python -m experiments.bench policies='policy=sarathi chunk=256;policy=mine.Mine'
     python -m experiments.bench settings='model=llama-13b workload=azure_conv workload.path=FILE workload.queued=true batch=128'
@@ -35,7 +35,7 @@ COLUMNS = ("tokens_per_second", "ms_per_iteration", "active_share", "host_ms_per
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns its exit status."""
+    """Runs the command line. Returns its exit status."""
     kept = "files already written are complete"
     return run(
         lambda *options: serve(**keyword_arguments(serve, options, "bench")), arguments, lambda: str(__doc__), kept=kept
@@ -51,7 +51,7 @@ def serve(
     folder: str = "results",
     command: str = BENCH,
 ) -> None:
-    """Measures and prints; writes NAME.json after each policy. Raises ConfigError: no GPU, or several replicas.
+    """Measures policies, prints their speed, and writes NAME.json after each. Raises ConfigError without a GPU, or for several replicas.
 
     path: the trace, `workload.path`. command: stored as the origin of the figures.
     """
@@ -83,7 +83,7 @@ def serve(
 class Runs(NamedTuple):
     """Repeated runs of the same requests.
 
-    figures: median and extremes of each of `figures_of`, as results files have them. record: the last run's.
+    figures: median and extremes of each figure from `figures_of`, as in results files. record: the record of the last run.
     eager: iterations without a graph, per run; None in simulation.
     """
 
@@ -110,11 +110,11 @@ def repeat(
 
 
 def figures_of(record: RunRecord) -> dict[str, float]:
-    """Returns figures of one run.
+    """Returns the figures of one run.
 
     seconds: from the first plan to the last token on the host. tokens_per_second: prompt and output tokens.
-    active_share: share of that time in which the device computes an iteration.
-    host_ms_per_iteration: median time per iteration that the host does not wait.
+    active_share: share of `seconds` in which the device computes an iteration.
+    host_ms_per_iteration: median time per iteration in which the host does not wait.
     """
     steps = step_columns(record.steps)
     seconds = float(steps["received_at"][-1] - steps["planned_at"][0])
@@ -136,7 +136,7 @@ def _num_eager(server: Server) -> int:
 
 
 def shortened(requests: Sequence[Request], number: int) -> list[Request]:
-    """Returns the first requests, cut to a few output tokens: enough for all allocations and compilations."""
+    """Returns the first requests, cut to a few output tokens, which cause all allocations and compilations."""
     return [
         Request(
             request.id, request.num_prompt_tokens, min(request.max_new_tokens, WARM_UP_TOKENS), prompt=request.prompt

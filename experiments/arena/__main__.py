@@ -1,7 +1,7 @@
 """`python -m experiments.arena key=value ...`: a leaderboard of policies on traces, loads and objectives. `--help` lists all keys.
 
-The arena is a sweep of ordinary runs with `workload.load=`, one run for each replication: the same command resumes the
-sweep, and another command adds to it. The page shows all that the folder of the sweep holds.
+The arena is a sweep of ordinary runs with `workload.load=`, one run per replication. The same command resumes the sweep, and
+another command adds runs to it. The page shows all runs in the sweep's folder.
 """
 
 import sys
@@ -28,7 +28,7 @@ COMMAND = Command("arena", partial(read_as, SimulatedSettings, SimulatedKeys), t
 
 
 def arena(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns its exit status."""
+    """Runs the command line. Returns its exit status."""
     if HELP & {*arguments}:
         return main(arguments, COMMAND)
     return exit_status(partial(_arena, arguments), "")
@@ -47,7 +47,7 @@ def _arena(arguments: Sequence[str]) -> int:
     seeds = f"workload.seed={','.join(map(str, range(replications)))}"
     try:
         run_sweep([*runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"], COMMAND)
-    except ConfigError:  # of runs that failed
+    except ConfigError:  # some runs failed
         _write_page(sweep_folder(sweep))
         raise
     _write_page(sweep_folder(sweep))

@@ -1,4 +1,4 @@
-"""The cells of a folder as tables, and the policies of each cell that do not differ significantly from its best."""
+"""Makes tables of the cells in a folder, and marks policies that do not differ significantly from the best of their cell."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +28,9 @@ _KEYS = (
     *("tbt_seconds.p99", "prefix_cache.hit_share", "run.preemptions"),
 )
 FIGURES = {heading_of(key).text: key for key in _KEYS}
-"""Columns: the keys of figures in summary.json by their headings."""
+"""Columns: keys of figures in summary.json by heading."""
 
-_SHOWN_APART = ("load", "slo", "workload")  # have columns of their own
+_SHOWN_APART = ("load", "slo", "workload")  # have separate columns
 
 
 def count_runs(root: Path) -> str:
@@ -38,7 +38,7 @@ def count_runs(root: Path) -> str:
 
 
 def page_of(root: Path) -> str:
-    """Returns the page about the finished runs in and below a folder: tables, where the figures come from, and what failed."""
+    """Returns the page about the finished runs in and below a folder: tables, the origin of the figures, and failed runs."""
     runs = read_runs(root)
     abouts = [summary["about"] for summary in runs["summary"]]
     seconds = sum(about["wall_seconds"] for about in abouts)
@@ -49,7 +49,7 @@ def page_of(root: Path) -> str:
 
 
 def rank(cells: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per policy: means over the cells that all policies have, the highest attainment first."""
+    """Returns a row per policy with means over the cells that all policies have, highest attainment first."""
     complete = cells.groupby(CELL)["policy"].transform("nunique") == cells["policy"].nunique()
     means = {
         ATTAINED: (ATTAINED, "mean"),
@@ -68,7 +68,7 @@ def markdown(cells: pd.DataFrame, notes: Sequence[str]) -> str:
 
 
 def _replications(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per run: its policy, with settings that vary and have no column, its cell, seed and figures."""
+    """Returns a row per run with policy (and settings that vary and have no column), cell, seed and figures."""
     shown = [key for key in map(str, runs) if key.split(".")[0] in _SHOWN_APART]
     slos = []
     for overrides in (summary["about"]["overrides"] for summary in runs["summary"]):
@@ -81,10 +81,10 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per policy and cell, the highest attainment first. Policies are compared in pairs of replications, which have the same requests.
+    """Returns a row per policy and cell, highest attainment first. Comparisons pair replications, which have the same requests.
 
-    Columns: `policy`, those of `CELL`, `rate` in requests per second; `best`, whether the policy does not differ significantly from the
-    best; of each figure the mean over the replications, as `NAME`, and half of its 95% interval, as `NAME ±`.
+    Columns: `policy`, the columns of `CELL`, `rate` in requests per second; `best`, whether the policy does not differ significantly from
+    the best; for each figure the mean over replications, as `NAME`, and half of its 95% interval, as `NAME ±`.
     """
     cells = []
     for place, group in replications.groupby(CELL):

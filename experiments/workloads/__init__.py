@@ -1,7 +1,7 @@
-"""Workloads: where the requests of a run come from.
+"""Workloads, which make the requests of a run.
 
-A workload is a frozen dataclass, built by Hydra from `conf/workload/`. The same fields make the same requests, whatever
-the policy, the executor or the machine. Nothing here loads torch, pandas or Hydra.
+A workload is a frozen dataclass, built by Hydra from `conf/workload/`. Equal fields give equal requests under every policy
+and executor and on every machine. Importing this package loads neither torch nor pandas nor Hydra.
 """
 
 from experiments.workloads.base import Vocabulary, Workload

@@ -1,4 +1,4 @@
-"""Length distributions: prompt and output tokens of the requests of an open loop."""
+"""Length distributions: prompt and output tokens of requests in an open loop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from experiments.workloads.readers.traces import read_trace
 from experiments.workloads.trace import Fit, Floats, Format, Ints, ScaledFit, Trace
 
 LONGEST = 10_000_000
-"""Most tokens of a request; beyond any model's positions."""
+"""Maximum tokens per request; beyond the positions of any model."""
 
 PDRatio = Annotated[float, positive("prefill tokens / decode tokens")]
 
@@ -24,11 +24,11 @@ class Lengths(Protocol):
     """A length distribution."""
 
     def draw(self, generator: np.random.Generator, num: int, /) -> tuple[Ints, Ints]:
-        """Draws prompt tokens and output tokens, [num] each, at least 1."""
+        """Draws prompt tokens and output tokens, each [num] and at least 1."""
 
 
 def check_pd_ratio(key: str, pd_ratio: float, shortest: int) -> None:
-    """Raises WorkloadError unless requests of `shortest` tokens can have this P:D with a token of each kind."""
+    """Raises WorkloadError unless requests of `shortest` tokens can have this P:D with at least one token of each kind."""
     most = shortest - 1
     if not 1 / most <= pd_ratio <= most:
         allowed = f"requests of {shortest} tokens allow {1 / most:.4g} to {most}"
@@ -36,13 +36,13 @@ def check_pd_ratio(key: str, pd_ratio: float, shortest: int) -> None:
 
 
 def split(length: Ints, pd_ratio: float | Floats) -> tuple[Ints, Ints]:
-    """Returns prompt and output tokens that sum to `length`, in the ratio P:D as closely as whole tokens allow."""
+    """Splits `length` into prompt and output tokens, in the ratio P:D as closely as whole tokens allow."""
     output_tokens = np.floor(length / (1 + pd_ratio) + 0.5).astype(np.int64)
     return length - output_tokens, output_tokens
 
 
 class _Checked(Described):
-    """Base of distributions whose fields are checked by their types. Raises WorkloadError when built."""
+    """Base of distributions that validate their fields by type on construction. Raises WorkloadError."""
 
     def __post_init__(self) -> None:
         check(self, "workload.lengths.", WorkloadError)
@@ -50,7 +50,7 @@ class _Checked(Described):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FixedLengths(_Checked):
-    """Every request has `length` tokens, split at P:D = `pd_ratio`; several ratios hold in turn, for equal shares of the requests."""
+    """Every request has `length` tokens, split at P:D = `pd_ratio`. Several ratios apply one after another, to equal shares of requests."""
 
     length: Annotated[int, whole(2)]
     pd_ratio: Annotated[
@@ -70,7 +70,7 @@ class FixedLengths(_Checked):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _Range(_Checked):
-    """Total lengths from `min_length` to `max_length` tokens, both included, split at P:D = `pd_ratio`."""
+    """Total lengths from `min_length` to `max_length` tokens, inclusive, split at P:D = `pd_ratio`."""
 
     min_length: Annotated[int, whole(2)]
     max_length: Annotated[int, whole(2, LONGEST)]
@@ -96,8 +96,8 @@ class UniformLengths(_Range):
 class ZipfLengths(_Range):
     """Total lengths from the range, the k-th shortest with probability proportional to 1 / k^theta.
 
-    theta 0 is uniform. SARATHI (arXiv:2308.16369, Fig 12) has theta 0.4 over 1K .. 4K with P:D = 10; the law over the
-    rank k = L - min_length + 1 is the one of Vidur's generator, by the same authors.
+    theta 0 is uniform. SARATHI (arXiv:2308.16369, Fig 12) uses theta 0.4 over 1K .. 4K with P:D = 10. The law over the
+    rank k = L - min_length + 1 is taken from Vidur's generator, by the same authors.
     """
 
     theta: Annotated[float, not_negative("0 is uniform")]
@@ -110,9 +110,9 @@ class ZipfLengths(_Range):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TraceLengths(_Checked, ScaledFit):
-    """The lengths of a trace or length table, prompt and output of one row together; its arrival times are not used.
+    """The lengths of a trace or length table, with prompt and output from the same row. Arrival times are not used.
 
-    path, format: as of `experiments.workloads.readers.traces.read_trace`. order: "file" takes rows from the first on, "random" draws them with replacement.
+    path, format: see `experiments.workloads.readers.traces.read_trace`. order: "file" takes rows in order, "random" draws rows with replacement.
     """
 
     path: str
@@ -136,7 +136,7 @@ class TraceLengths(_Checked, ScaledFit):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Part(Described):
-    """A kind of requests. share: its share of all requests, in proportion to those of the other kinds."""
+    """A kind of requests. share: its share of all requests, relative to the shares of the other kinds."""
 
     share: Annotated[float, positive("shares need not sum to 1")]
     lengths: Annotated[InstanceOf[Lengths], Give("keys of it, as in {_target_: ..., length: 65536, pd_ratio: 100}")]
@@ -144,9 +144,9 @@ class Part(Described):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MixedLengths(_Checked):
-    """Each request is of one of several kinds, drawn at random: a share of long contexts, for example (Medha).
+    """Draws the kind of each request at random, for example a share of long contexts (Medha).
 
-    parts: the fields of `Part` by name.
+    parts: kinds by name, each with the fields of `Part`.
     """
 
     parts: Annotated[Mapping[str, Part], Give("kinds by name, as in {short: {share: 0.95, lengths: ...}, ...}")]
@@ -169,7 +169,7 @@ class MixedLengths(_Checked):
 
 
 def limit_lengths(lengths: Lengths, positions: int, max_new_tokens: int | str) -> Lengths:
-    """Returns lengths whose `too_long`, also of each kind of a mix, applies to a model's positions as well."""
+    """Returns lengths whose `too_long` also applies to a model's positions, including each kind of a mix."""
     match lengths:
         case Fit():
             return lengths.limit_to(positions, max_new_tokens)

@@ -1,7 +1,7 @@
-"""Random numbers: one stream for each purpose, one seed for each request.
+"""Random numbers: one stream per purpose, one seed per request.
 
-Streams are independent, so drawing other lengths does not move the arrivals, and every draw is a prefix of a longer
-one, so the first requests stay the same when more are asked for.
+Streams are independent, so drawing other lengths does not move the arrivals. Each draw is a prefix of any longer draw,
+so the first requests stay the same if a run has more requests.
 """
 
 from enum import IntEnum
@@ -25,11 +25,11 @@ class Stream(IntEnum):
 
 
 def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
-    """Returns the generator of a stream. key: of a part of the stream, such as a client; each number at least 0."""
+    """Returns the generator of a stream. key: numbers from 0 that identify a part of the stream, such as a client."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream, *key)))
 
 
 def request_seeds(seed: int, stream: Stream, num_requests: int) -> NDArray[np.uint64]:
-    """Returns a seed for each request, [num_requests], from 0 to 2^63 - 1; number i depends on `seed`, `stream` and i alone."""
+    """Returns a seed for each request, [num_requests], from 0 to 2^63 - 1. Seed i depends only on `seed`, `stream` and i."""
     words = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(num_requests, np.uint64)
     return words >> np.uint64(1)  # fits a signed 64-bit integer

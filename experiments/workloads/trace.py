@@ -1,4 +1,4 @@
-"""Requests as columns, without tokens: from a trace file, a generator or a length distribution."""
+"""Requests as columns, without tokens, from a trace file, a generator or a length distribution."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ Format = Literal["auto", "azure", "bailian", "mooncake", "lengths", "vtc", "deci
 """Format of a trace file; see `experiments.workloads.readers.traces`."""
 
 MOST_TOKENS = 2**31 - 1
-"""No length is greater: sums and 32-bit columns stay in range."""
+"""Maximum length, so that sums and 32-bit columns stay in range."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,9 +28,9 @@ class Trace:
 
     source: the file or generator, for messages.
     prompt_tokens, output_tokens: at least 1 each.
-    arrival_time: seconds, never decreasing, from the first row of a file; None if the source has no times.
-    line: the line of the file that each row was read from, counted from 1; None for generated rows.
-    fields: other fields of `RequestSpec` by name; None for rows without a value.
+    arrival_time: seconds since the first row of a file, never decreasing; None if the source has no times.
+    line: line number of each row in its file, from 1; None for generated rows.
+    fields: other fields of `RequestSpec` by name. Rows without a value have None.
     """
 
     source: str
@@ -44,11 +44,11 @@ class Trace:
         return len(self.prompt_tokens)
 
     def where(self, row: int) -> str:
-        """Names a row for a message."""
+        """Returns the place of a row, for messages."""
         return f"{self.source}, row {row + 1}" if self.line is None else f"{self.source}, line {self.line[row]}"
 
     def select(self, rows: slice | NDArray[np.bool_]) -> "Trace":
-        """Returns the rows of a slice or a mask, in their order, with times from the first of these rows."""
+        """Returns the rows of a slice or a mask, in order. Times count from the first selected row."""
         times = None if self.arrival_time is None else self.arrival_time[rows]
         return Trace(
             source=self.source,
@@ -60,7 +60,7 @@ class Trace:
         )
 
     def first(self, num_requests: int | None) -> "Trace":
-        """Returns the first rows; None keeps all. Raises WorkloadError if there are fewer."""
+        """Returns the first rows; None: all rows. Raises WorkloadError if there are fewer rows."""
         if num_requests is not None and num_requests > len(self):
             usable = f"{len(self)} requests are usable; ask for at most {len(self)}"
             raise WorkloadError(f"{self.source}: workload.num_requests={num_requests}, but {usable}")
@@ -68,9 +68,9 @@ class Trace:
 
 
 def join_clients(source: str, parts: Iterable[tuple[Column, Floats, Ints, Ints]], num: int | None = None) -> Trace:
-    """Returns the first requests of several clients in order of arrival; None takes all.
+    """Returns the first `num` requests of several clients in order of arrival; None: all requests.
 
-    parts: client, arrival times, prompt and output tokens, of any number of requests each.
+    parts: columns with client, arrival times, prompt and output tokens. Parts may differ in length.
     """
     clients, times, prompts, outputs = map(np.concatenate, zip(*parts, strict=True))
     rows = np.argsort(times, kind="stable")[:num]
@@ -85,12 +85,12 @@ def join_clients(source: str, parts: Iterable[tuple[Column, Floats, Ints, Ints]]
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Fields of every workload that takes lengths from a file.
+    """Common fields of workloads that read lengths from a file.
 
-    max_length: most tokens of prompt and output together; None for no limit.
-    new_tokens: counted in place of each output; None counts the outputs.
-    too_long: for a longer request, "error" raises, "drop" leaves it out, "clip" shortens the prompt, as a server that
-        truncates prompts does, and the output only once the prompt is down to 1 token.
+    max_length: maximum tokens of prompt and output together; None: no limit.
+    new_tokens: counted instead of each output's length; None: output lengths are counted.
+    too_long: for longer requests, "error" raises, "drop" leaves them out, "clip" shortens the prompt, like a server that
+        truncates prompts, and shortens the output only if the prompt is down to 1 token.
     """
 
     max_length: Annotated[int, whole(2)] | None = None
@@ -98,16 +98,16 @@ class Fit:
     too_long: Literal["error", "clip", "drop"] = "error"
 
     def limit_to(self, positions: int, max_new_tokens: int | str = "exact") -> Self:
-        """Limits `max_length` to a model's positions, unless too_long=error: the engine refuses longer requests, too."""
+        """Limits `max_length` to a model's positions, unless too_long=error, since the engine also refuses longer requests."""
         if self.too_long == "error":
             return self
         new_tokens = max_new_tokens if isinstance(max_new_tokens, int) else self.new_tokens
         return replace(self, max_length=min(self.max_length or positions, positions), new_tokens=new_tokens)
 
     def fit(self, trace: Trace, num_requests: int | None = None) -> Trace:
-        """Returns the first requests of a trace that are not dropped, with lengths that fit; None takes all.
+        """Returns the first requests of a trace that are not dropped, with lengths that fit; None: all requests.
 
-        Raises WorkloadError: a request is too long, or there are fewer requests than asked for.
+        Raises WorkloadError if a request is too long, or if there are fewer than `num_requests`.
         """
         if self.max_length is None:
             return trace.first(num_requests)
@@ -123,17 +123,17 @@ class Fit:
         return _clip(trace, self.max_length, self._limits(trace)) if self.too_long == "clip" else trace
 
     def _limits(self, trace: Trace) -> Ints:
-        """The most output tokens of each request, as its line or the workload limits them."""
+        """Returns the maximum output tokens of each request, from its line in the file or from the workload."""
         limits = np.full(len(trace), self.new_tokens) if self.new_tokens else trace.output_tokens
         stated = trace.fields.get("max_new_tokens", np.full(len(trace), None))
-        return np.where(stated == None, limits, stated).astype(np.int64)  # noqa: E711 - of each row
+        return np.where(stated == None, limits, stated).astype(np.int64)  # noqa: E711 - for each row
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledFit(Fit):
-    """The same, for requests without text.
+    """Fields of `Fit`, for requests without text.
 
-    length_scale: multiplies prompt and output lengths, rounded, at least 1 token each, before they are limited. For small models.
+    length_scale: for small models, multiplies prompt and output lengths before limits apply; rounded, at least 1 token each.
     """
 
     length_scale: Annotated[float, positive("1 keeps the lengths of the trace")] = 1.0
@@ -145,7 +145,7 @@ class ScaledFit(Fit):
 
 
 def _scale(trace: Trace, factor: float) -> Trace:
-    """Returns a trace with `factor` times the tokens of each request, in its limits and predictions, too. Raises WorkloadError: it has prompts."""
+    """Multiplies the tokens of each request, including its limits and predictions. Raises WorkloadError if the trace has prompts."""
     if "prompt" in trace.fields:
         remedy = "leave it out, or give max_length and too_long=clip"
         raise WorkloadError(
@@ -159,7 +159,7 @@ def _scale(trace: Trace, factor: float) -> Trace:
         fields[name] = np.array(scaled, object)  # None stays None
     if "hash_block" in fields:
         sizes = fields["hash_block"] * factor
-        fields["hash_block"] = np.where(sizes % 1 == 0, sizes, 0).astype(np.int64)  # 0: ids stand for no whole tokens
+        fields["hash_block"] = np.where(sizes % 1 == 0, sizes, 0).astype(np.int64)  # 0: no whole tokens per id
     return replace(trace, prompt_tokens=prompts, output_tokens=outputs, fields=fields)
 
 

@@ -1,1 +1,1 @@
-"""Readers of request traces and of clients' statistics. The repository contains no trace files."""
+"""Reads request traces and statistics of clients. The repository contains no trace files."""

@@ -1,4 +1,4 @@
-"""Text files, plain or compressed, and the tables of CSV and JSON lines in them; errors name the file, the line and the column."""
+"""Reads text files, plain or compressed, with tables of CSV or JSON lines. Errors name the file, the line and the column."""
 
 import csv
 import gzip
@@ -27,7 +27,7 @@ from experiments.workloads.trace import Floats, Ints
 class Table:
     """The rows of a file.
 
-    path: the file. columns: text (CSV) or JSON values by name, None for a missing value. lines: of each row, counted from 1.
+    path: the file. columns: text (CSV) or JSON values by name; None: missing value. lines: line number of each row, from 1.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Table:
     lines: Sequence[int]
 
     def column(self, name: str, key: str = "") -> list[Any]:
-        """Returns a column. key: the setting that names it, for messages. Raises WorkloadError if there is none."""
+        """Returns a column. key: the setting that names the column, for messages. Raises WorkloadError if it does not exist."""
         if name not in self.columns:
             near = [f"rename {other}, or " for other in get_close_matches(name, list(self.columns), 1, 0.9)]
             remedy = shorten(
@@ -45,19 +45,19 @@ class Table:
         return self.columns[name]
 
     def amounts(self, name: str) -> Floats:
-        """Returns a column of finite numbers, [rows]. Raises WorkloadError, naming the first line that has none."""
+        """Returns a column of finite numbers, [rows]. Raises WorkloadError that names the first line without a finite number."""
         numbers = np.array([as_number(value) for value in self.column(name)])
         self.refuse(~np.isfinite(numbers), name, "must be a finite number")
         return numbers
 
     def since_first(self, name: str) -> Floats:
-        """Returns a column of numbers less the first, [rows], exactly also where they are large. Raises WorkloadError as `amounts`."""
+        """Returns a column of numbers minus the first number, [rows], exact for large numbers. Raises WorkloadError like `amounts`."""
         self.amounts(name)
         numbers = [Decimal(str(value)) for value in self.columns[name]]
         return np.array([float(number - numbers[0]) for number in numbers])
 
     def whole_numbers(self, name: str, least: int = -(2**62), most: int = 2**62, unit: str = "") -> Ints:
-        """Returns a column of whole numbers of this range, [rows]. Raises WorkloadError as `amounts`."""
+        """Returns a column of whole numbers in this range, [rows]. Raises WorkloadError like `amounts`."""
         numbers = np.array([as_number(value) for value in self.column(name)])
         limit = f", at least {least}" if least >= 0 else ""
         valid = (numbers >= least) & (numbers <= most) & (numbers == np.floor(numbers))
@@ -65,14 +65,14 @@ class Table:
         return numbers.astype(np.int64)
 
     def times(self, name: str) -> Floats:
-        """Returns a column of wall-clock times (UTC unless they name a zone), to 1 us, as seconds from the first row, [rows]."""
+        """Returns a column of wall-clock times (by default UTC) as seconds since the first row, [rows], with 1 us resolution."""
         times = [_time(value) for value in self.column(name)]
         self.refuse([time is None for time in times], name, "must be a time such as 2023-11-16 18:15:46.6805900")
         known = [time for time in times if time is not None]
         return np.array([(time - known[0]) // timedelta(microseconds=1) for time in known]) / 1e6
 
     def refuse(self, bad: Any, name: str, problem: str) -> None:
-        """Raises WorkloadError for the first row that is bad, if one is. bad: [rows]. name: the column to quote."""
+        """Raises WorkloadError for the first bad row, if any. bad: [rows]. name: the column to quote."""
         if (rows := np.flatnonzero(bad)).size:
             value = self.columns[name][rows[0]]
             stated = f"{name} is missing" if value is None else f"{name}={shorten(repr(value))}"
@@ -80,7 +80,7 @@ class Table:
 
 
 def as_number(value: object) -> float:
-    """Returns the number that a value of a file says; NaN if it says none."""
+    """Converts a value from a file to a number; NaN if it is no number."""
     try:
         return float(str(value))
     except ValueError:
@@ -96,9 +96,9 @@ def _time(value: object) -> datetime | None:
 
 
 def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
-    """Returns the table of a CSV file with a header, or of a file with a JSON object on every line.
+    """Parses a CSV file with a header, or a file with a JSON object on each line.
 
-    at_most: rows to read; None: all. Raises WorkloadError: the text is neither, or has no rows.
+    at_most: maximum rows to read; None: all. Raises WorkloadError if the text has neither format, or has no rows.
     """
     if text.lstrip().startswith("{"):
         objects = json_objects(path, text, at_most)
@@ -125,9 +125,9 @@ def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
 
 
 def read_text(path: str, key: str = "workload.path") -> str:
-    """Returns the text of a UTF-8 file; one whose name ends in .gz or .xz is decompressed. key: for messages.
+    """Returns the text of a UTF-8 file. Files with names in .gz or .xz are decompressed. key: the setting, for messages.
 
-    Raises WorkloadError: the file is missing, unreadable, empty, not text, or not compressed although its name says so.
+    Raises WorkloadError if the file is missing, unreadable, empty, not text, or not compressed despite its name.
     """
     if not isinstance(path, str | Path) or not str(path):
         raise WorkloadError(f"{key}={path!r}: give the path of a file")
@@ -151,12 +151,12 @@ def read_text(path: str, key: str = "workload.path") -> str:
 
 
 def at_line(path: str, line: int, problem: str) -> WorkloadError:
-    """Returns the error to raise for a line of a file, counted from 1."""
+    """Returns the error to raise for a line of a file. line: counted from 1."""
     return WorkloadError(f"{path}, line {line}: {problem}")
 
 
 def json_objects(path: str, text: str, at_most: int | None = None) -> list[dict[str, Any]]:
-    """Returns the JSON object of every line of a file, or of the first `at_most`. Raises WorkloadError for a line that holds none."""
+    """Returns the JSON objects of all lines, or of the first `at_most` lines. Raises WorkloadError for a line without a JSON object."""
     records = []
     for number, line in enumerate(text.removesuffix("\n").split("\n")[:at_most], start=1):
         try:

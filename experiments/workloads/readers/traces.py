@@ -1,22 +1,22 @@
-"""Request traces, by the column names of each published format.
+"""Reads request traces, with the column names of each published format.
 
 azure      Patel et al., "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024; the traces of 2023
            (conversation and code) are in the repository Azure/AzurePublicDataset.
 lengths    Tables that come with the simulators Vidur (microsoft/vidur, MLSys 2024) and Sarathi-Serve (microsoft/sarathi-serve,
            OSDI 2024): of ShareGPT and arXiv-summarization (Llama-2 tokenizer), without times, and of Azure's traces, with times.
 mooncake   The trace release of the Mooncake paper, FAST '25, in the repository kvcache-ai/Mooncake. Timestamps lie on a grid of
-           about 3 s with several requests at each instant, so shorter intervals carry no information. `hash_ids`, one for each
-           512 tokens of the prompt, become `prefix_hashes`.
+           about 3 s with several requests at each instant, so shorter intervals carry no information. `hash_ids`, one per
+           512 prompt tokens, become `prefix_hashes`.
 bailian    Wang et al., "KVCache Cache in the Wild", USENIX ATC 2025, in the repository alibaba-edu/qwen-bailian-usagetraces-anon:
            Mooncake's columns and `chat_id`, with times in seconds and ids of 16 tokens.
-vtc        The table of requests that the result logs of Ying1123/VTC-artifact give (fair_bench/*/all_results_real.jsonl; Sheng et
-           al., OSDI 2024), sorted by arrival.
-decisions  A run's decisions.jsonl.gz, as `decisions=true` and vLLM with `vllm.record` write it: the requests in order of arrival, with
-           all that their clients asked for, and the lengths of their outputs. Requests to which vLLM gave no token are left out.
+vtc        The table of requests in the result logs of Ying1123/VTC-artifact (fair_bench/*/all_results_real.jsonl; Sheng et al.,
+           OSDI 2024), sorted by arrival.
+decisions  A run's decisions.jsonl.gz, written with `decisions=true` or by vLLM with `vllm.record`: requests in order of arrival, with
+           all fields that their clients sent and the lengths of their outputs. Requests without tokens from vLLM are left out.
 
-Further columns are read where `workload.columns='{client: user_id, difficulty: score}'` names them: `client`, `session`, `tier`,
-`priority`, `predicted_new_tokens` and `timeout` (seconds, may be empty) fill the field of `RequestSpec`; any other name becomes an
-attribute of the request, `request.extra["difficulty"]`.
+`workload.columns='{client: user_id, difficulty: score}'` names further columns to read. `client`, `session`, `tier`, `priority`,
+`predicted_new_tokens` and `timeout` (seconds, may be empty) fill fields of `RequestSpec`. Any other name becomes an attribute of
+the request, `request.extra["difficulty"]`.
 """
 
 import json
@@ -40,10 +40,10 @@ from experiments.workloads.trace import MOST_TOKENS, Column, Format, Ints, Trace
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of a format's columns; a file may lack all but `prompt` and `output`.
+    """The column names of a format. Only `prompt` and `output` are required in a file.
 
-    per_second: units of `arrival`; None for wall-clock times. fields: further columns by the field of `RequestSpec`.
-    hashed: prompt tokens that each of the `prefix_hashes` stands for. mark: a column that no later format has.
+    per_second: units of `arrival` per second; None for wall-clock times. fields: further columns by field of `RequestSpec`.
+    hashed: prompt tokens per id in `prefix_hashes`. mark: a column that no later format has.
     """
 
     prompt: str
@@ -67,7 +67,7 @@ FORMATS: Mapping[str, Columns] = {
 
 _DECISIONS = Columns("num_prompt_tokens", "output_tokens", "arrival_time")
 _FURTHER = RequestSpec.__dataclass_fields__.keys() - {"id", _DECISIONS.prompt, _DECISIONS.arrival}
-"""Fields of a `RequestSpec` that a decisions file has in addition to `_DECISIONS`."""
+"""Fields of `RequestSpec` that a decisions file has in addition to `_DECISIONS`."""
 _EMPTY: tuple[Any, ...] = (None, (), {})
 
 _OTHER_WORKLOADS = {"window_start_s": "servegen", "prompt": "prompts", "token_ids": "prompts"}
@@ -83,13 +83,13 @@ def read_trace(
 ) -> Trace:
     """Reads a trace file, plain or compressed.
 
-    format: "auto" tells the formats apart by their columns. section: whose keys are `path` and `format`, for messages.
-    columns: further columns by the attribute that they fill. In `extra`, a CSV column of numbers becomes numbers, an empty value
-        None; JSON values stay as they are.
-    timed: whether the arrival times are read. at_most: rows to read, and to check; None: all.
+    format: "auto" recognizes a format by its columns. section: section of the keys `path` and `format`, for messages.
+    columns: further columns by the attribute to fill. In `extra`, CSV columns of numbers become numbers, and empty values become
+        None; JSON values stay unchanged.
+    timed: whether to read arrival times. at_most: maximum rows to read and validate; None: all.
 
-    Raises WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known
-    format, a malformed line, a missing column, a length below 1, a time that goes backwards.
+    Raises WorkloadError, with file and line number, if the file cannot be read, is empty or has no known format, or for a
+    malformed line, a missing column, a length below 1, or a time that goes backwards.
     """
     text = read_text(path, f"{section}.path")
     if format == "decisions" or (format == "auto" and text.startswith('{"run":')):
@@ -123,7 +123,7 @@ def read_trace(
 
 
 def _columns(table: Table, format: Format, section: str) -> Columns:
-    """Returns the columns of this format or, for "auto", of the first format whose columns, or one of whose lengths, the table has."""
+    """Returns the columns of the format. "auto": the first format whose columns, or else one of whose lengths, the table has."""
     lengths = {name: {known.prompt, known.output} & {*table.columns} for name, known in FORMATS.items()}
     if lengths.get(format):
         return FORMATS[format]
@@ -132,8 +132,8 @@ def _columns(table: Table, format: Format, section: str) -> Columns:
             if format != "auto":
                 raise WorkloadError(f"{section}.format={format}: {table.path} has the columns of {name}; give {name}")
             return known
-    if format == "auto" and (half := [name for name, found in lengths.items() if found]):
-        return FORMATS[half[0]]  # the other length is named as missing
+    if format == "auto" and (half := [name for name, present in lengths.items() if present]):
+        return FORMATS[half[0]]  # the later error names the missing length
     pairs = "; ".join(f"{known.prompt}, {known.output} ({name})" for name, known in FORMATS.items())
     columns = shorten(", ".join(table.columns))
     other = next(
@@ -143,7 +143,7 @@ def _columns(table: Table, format: Format, section: str) -> Columns:
 
 
 def _arrivals(table: Table, known: Columns) -> Column:
-    """Returns seconds from the first row, [rows]."""
+    """Returns seconds since the first row, [rows]."""
     if known.per_second is None:
         seconds = table.times(known.arrival)
     else:
@@ -153,7 +153,7 @@ def _arrivals(table: Table, known: Columns) -> Column:
 
 
 def _recorded(path: str, text: str) -> Table:
-    """Returns the requests of a decisions file that got tokens, in order of arrival: their fields, and `output_tokens`."""
+    """Returns the requests with tokens in a decisions file, in order of arrival, with their fields and `output_tokens`."""
     lines, specs, stopped, received = dict[int, int](), dict[int, RequestSpec](), dict[int, int](), Counter[int]()
     for number, line in enumerate(text.split("\n"), 1):
         try:
@@ -180,7 +180,7 @@ def _recorded(path: str, text: str) -> Table:
 
 
 def _fields(table: Table, columns: Mapping[str, str]) -> dict[str, Column]:
-    """Returns fields of a `Trace` from columns by the attribute of requests that they fill."""
+    """Returns the fields of a `Trace` that columns fill. columns: column names by attribute of requests."""
     filled: dict[str, Column] = {}
     extra: dict[str, list[Any]] = {}
     for name, column in columns.items():
@@ -198,7 +198,7 @@ def _fields(table: Table, columns: Mapping[str, str]) -> dict[str, Column]:
 
 
 def _plain(values: list[Any]) -> list[Any]:
-    """Returns JSON values as they are; of text, numbers if all of it is, and None for empty text."""
+    """Converts text to numbers if all values are numbers, and empty text to None. Other JSON values stay unchanged."""
     plain = [None if value == "" else value for value in values]
     if all(isinstance(value, str | None) for value in plain):
         for kind in (int, float):
@@ -216,7 +216,7 @@ def _whole(table: Table, column: str, least: int = -(2**62)) -> Column:
 
 
 def _seconds(table: Table, column: str) -> Column:
-    """Returns times above 0; None for an empty value."""
+    """Returns times in seconds, above 0; None for empty values."""
     seconds = [None if value in (None, "") else as_number(value) for value in table.columns[column]]
     bad = [time is not None and not 0 < time < inf for time in seconds]
     table.refuse(bad, column, "must be a number of seconds above 0")
@@ -224,7 +224,7 @@ def _seconds(table: Table, column: str) -> Column:
 
 
 def _hashes(table: Table, column: str) -> Column:
-    """Returns a tuple for each row."""
+    """Returns a tuple of ids for each row."""
     values = table.columns[column]
     valid = [ids is None or (isinstance(ids, list) and {*map(type, ids)} <= {int}) for ids in values]
     table.refuse(~np.array(valid), column, "must be a list of whole numbers")
@@ -232,9 +232,9 @@ def _hashes(table: Table, column: str) -> Column:
 
 
 def _whole_hashes(table: Table, column: str, known: Columns, prompts: Ints, hashes: Column) -> Column:
-    """Returns the ids without the last one of a row where that stands for fewer tokens: a longer prompt has another id there.
+    """Returns the ids of each row's whole parts. The last id is dropped if its part is not whole: a longer prompt has another id there.
 
-    Refuses a row with more or fewer ids than its prompt has parts; the last part, if not whole, may have one or none.
+    Refuses rows with more or fewer ids than the prompt has parts. A last part that is not whole may have an id.
     """
     counts, size = np.fromiter(map(len, hashes), np.int64, len(hashes)), known.hashed
     fits = (counts >= prompts // size) & (counts <= -(-prompts // size))
@@ -252,7 +252,7 @@ _READERS: Mapping[str, Callable[[Table, str], Column]] = {
     "timeout": _seconds,
     "prefix_hashes": _hashes,
 }
-"""By the field of `RequestSpec` that a column may fill."""
+"""Readers by the field of `RequestSpec` that a column may fill."""
 
 
 def _objects(values: list[Any]) -> Column:
