@@ -15,8 +15,9 @@ class Belady(Eviction):
     """Reads the prompts of all submitted requests. A spare copy of a block is never used again.
 
     An admitted request takes the blocks that it uses out of the cache, and the blocks are ranked again at their release. A prompt that
-    ends with a full block computes that block even if it is cached: the cached copy becomes spare. Keys therefore change only when
-    requests are submitted, when such a request is admitted, and when a request ends without having been admitted.
+    ends with a full block computes that block even if it is cached: the cached copy becomes spare, and has no use if the next request with
+    this block is such a request. Keys therefore change only when requests are submitted, when such a request is admitted, and when a
+    request ends without having been admitted.
     """
 
     def __init__(self) -> None:
@@ -34,9 +35,9 @@ class Belady(Eviction):
 
     def _next_use(self, block: CachedBlock) -> float:
         uses = self._uses.get(block.name, deque())
-        while uses and (uses[0][0] in self._admitted or uses[0][1] == block.end):  # the last token is always computed
+        while uses and uses[0][0] in self._admitted:
             uses.popleft()
-        return uses[0][0] if uses else inf
+        return uses[0][0] if uses and uses[0][1] > block.end else inf  # a prompt's last token is always computed
 
     def on_submit(self, request: Request, names: Sequence[Name]) -> None:
         self.dynamic = True
