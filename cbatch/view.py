@@ -77,6 +77,7 @@ class EngineKVView(KVView):
     def __init__(self, state: State) -> None:
         self._state = state
         self._pool = state.pool
+        self._cursor: int | None = None  # of the policy, in the changes of the prefix cache
 
     @property
     def num_cached(self) -> int:  # type: ignore[override]
@@ -97,12 +98,12 @@ class EngineKVView(KVView):
         cache = self._state.cache
         return () if cache is None or request.status is not Status.WAITING else cache.names(request, at_most)
 
-    def changed_names(self) -> Sequence[Name]:
+    def changed_names(self) -> Sequence[Name] | None:
         if self._state.cache is None:
             return ()
-        pool = self._state.cache.pool
-        changed, pool.changed = pool.changed, []
-        return changed or ()
+        changes, cursor = self._state.cache.pool.changes, self._cursor
+        self._cursor = changes.begin()
+        return () if cursor is None else changes.since(cursor)
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:
         new = list(newcomers)

@@ -42,8 +42,7 @@ class Reporter:
     def __init__(self, engine: Engine, post: Callable[[Report], object]) -> None:
         self._state, self._post = engine.state, post
         self._ended: list[int] = []
-        if self._state.cache is not None:
-            self._state.cache.pool.changed = []
+        self._cursor = 0 if engine.state.cache is None else engine.state.cache.pool.changes.begin()
 
     def ended(self, request: Request) -> None:
         self._ended.append(request.id)
@@ -62,8 +61,10 @@ class Reporter:
     def _changed(self) -> Mapping[Name, bool]:
         if (cache := self._state.cache) is None:
             return {}
-        names, cache.pool.changed = cache.pool.changed, []
-        return {name: name in cache.pool for name in names or ()}
+        changes, cursor = cache.pool.changes, self._cursor
+        names, self._cursor = changes.since(cursor), changes.begin()
+        assert names is not None, "the changes between two reports are kept"
+        return {name: name in cache.pool for name in names}
 
 
 @lru_cache(maxsize=16)

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.errors import PolicyError
+from cbatch.kv.changes import Changes
 from cbatch.kv.eviction import CachedBlock, Eviction, Name, call
-from cbatch.kv.pool import BlockPool
-from cbatch.request import Ints
+from cbatch.kv.sharing import SharingPool
 
 
-class PrefixPool(BlockPool):
+class PrefixPool(SharingPool):
     """Blocks with names and reference counts.
 
     Each block is in one of four states: blank; *cached*: named, and in no block table; *live*: in `live` tables; *retiring*: in no
@@ -34,9 +34,9 @@ class PrefixPool(BlockPool):
     contains a name, it contains the names of all preceding blocks, because only *leaves* are evicted: blocks without a named
     successor, or with another copy of their name. Cached blocks imply a cached leaf: a table with a successor also has a copy.
 
-    live, leaving: int32 [blocks]. num_named: int64 [rows], number of leading blocks in each row that have names.
+    num_named: int64 [rows], number of leading blocks in each row that have names.
     version: changes with the set of names. now: seconds, set by the owner for `Eviction`.
-    changed: names registered or removed since a reader last emptied the list; None while there is no reader.
+    changes: a log of names registered or removed.
     """
 
     def __init__(
@@ -44,11 +44,9 @@ class PrefixPool(BlockPool):
     ) -> None:
         super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)
         self.eviction = eviction
-        self.live, self.leaving = np.zeros((2, num_blocks), np.int32)
         self.num_named = np.zeros(num_rows, np.int64)
         self.version = self.num_evicted = 0
-        self._num_repeated = 0  # table entries, excluding the first entry of each block
-        self.changed: list[Name] | None = None
+        self.changes = Changes(4 * num_blocks)
         self.now = 0.0
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order of release
@@ -74,31 +72,10 @@ class PrefixPool(BlockPool):
         """Returns the number of cached blocks, which keep their content and are in no table."""
         return len(self._cached)
 
-    def num_shared_tokens(self, rows: Ints) -> int:
-        if not self._num_repeated:
-            return 0
-        holds = self.room > 0
-        holds[rows] = False
-        others = holds.nonzero()[0]
-        few = rows if len(rows) < len(others) else others
-        held = self.room[few] // self.block_size
-        places = np.arange(held.max(initial=0))
-        blocks = self.tables[few, : len(places)][places < held[:, None]]
-        distinct, num_holders = np.unique(blocks, return_counts=True)
-        if few is rows:
-            return (len(blocks) - len(distinct)) * self.block_size
-        num_lost = int(np.count_nonzero(num_holders == self.live[distinct]))  # blocks that only other rows hold
-        return (self._num_repeated - (len(blocks) - num_lost)) * self.block_size
-
     def num_in_use(self, names: Iterable[Name]) -> int:
         """Returns how many blocks with these cached names are live or retiring, so that sharing them takes no free block."""
         blocks = self._find(names)
         return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks]))
-
-    def num_alone(self, row: int) -> int:
-        """Returns the number of a row's blocks that no other table contains and no other iteration in flight uses."""
-        blocks = self.tables[row, : self.held_by(row)]
-        return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks] == 1))
 
     def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[Name]] = ()) -> int:
         """Returns the free blocks gained if these rows are released at once and newcomers then share the blocks with these names."""
@@ -154,8 +131,7 @@ class PrefixPool(BlockPool):
                 self._num_successors[before] = self._num_successors.get(before, 0) + 1
         self.num_named[row] = num_blocks
         self.version += 1
-        if self.changed is not None:
-            self.changed += new
+        self.changes.add(new)
 
     def note_holder(self, row: int, num_tokens: int) -> None:
         """Stores the tokens of the request that is about to release a row, for `CachedBlock.holder_tokens`."""
@@ -231,8 +207,7 @@ class PrefixPool(BlockPool):
             self._unrank_copies(name)
             return
         del self._blocks[name]
-        if self.changed is not None:
-            self.changed.append(name)
+        self.changes.add((name,))
         if before is not None:
             self._num_successors[before] -= 1
             if not self._num_successors[before]:
@@ -260,8 +235,7 @@ class PrefixPool(BlockPool):
             evicted.append(block)
             if (before := self._before[block]) is not None and (number := successors.pop(before)) > 1:
                 successors[before] = number - 1
-        if self.changed is not None:
-            self.changed += map(names.__getitem__, evicted)
+        self.changes.add(map(names.__getitem__, evicted))
         for block in evicted:
             del self._cached[block]
             names[block] = None

@@ -54,7 +54,7 @@ class KVView(ABC):
         return ()
 
     def changed_names(self) -> Sequence[Name] | None:
-        """Returns names that have entered or left the prefix cache since the last call, for a single reader; None: unknown."""
+        """Returns names that have entered or left the prefix cache since the policy's last call; None: unknown."""
         return None
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:

@@ -17,6 +17,7 @@ from pool_check import check_pool
 
 from cbatch import CachedBlock, Eviction, PolicyError, Request
 from cbatch.kv import Name, PrefixPool
+from cbatch.kv.changes import Changes
 from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi
 
 RANDOM = st.randoms(use_true_random=True)
@@ -181,6 +182,21 @@ def test_a_copy_of_a_block_in_use_is_spare() -> None:
     assert "a" in pool and "ab" in pool
 
 
+def test_each_reader_of_changes_follows_at_its_own_pace() -> None:
+    """The log keeps 3 to 6 changes, from the first reader on. A reader that is too far behind learns so."""
+    changes = Changes(3)
+    changes.add("a")
+    early = changes.begin()
+    changes.add("bc")
+    late = changes.begin()
+    changes.add("d")
+    assert (changes.since(early), changes.since(late), changes.since(changes.begin())) == (["b", "c", "d"], ["d"], [])
+    changes.add("efg")
+    assert changes.since(early) == [*"bcdefg"]
+    changes.add("h")
+    assert (changes.since(early), changes.since(late), len(changes._names or ())) == (None, None, 3)
+
+
 def test_more_blocks_find_no_less_one_at_a_time() -> None:
     random = Random(5)
     for _ in range(8):
@@ -230,7 +246,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.size, self.rows = random.randint(1, 3), random.randint(2, 5)
         kinds = [LRU, LFU, FIFO, SLRU, lambda: TLRU(3, 1), Marconi, Belady, Wild, Wild]
         self.pool = PrefixPool(random.randint(3, 10), self.size, self.rows, 12, random.choice(kinds)())
-        self.pool.changed, self.held = [], set[Name]()
+        self.readers = dict.fromkeys((1, 3, 500), (self.pool.changes.begin(), frozenset[Name]()))
+        self.num_looks = 0
         self.memory: dict[int, str] = {}
         self.texts: dict[int, str] = {}  # by row
         self.computed: dict[int, int] = {}
@@ -320,9 +337,12 @@ class PoolMachine(RuleBasedStateMachine):
     def blocks_and_names_agree(self) -> None:
         if hasattr(self, "pool"):
             check_pool(self.pool)
-            assert self.pool.changed is not None
-            assert self.held ^ set(self.pool._blocks) <= set(self.pool.changed), "a reader of changed names misses none"
-            self.pool.changed, self.held = [], set(self.pool._blocks)
+            self.num_looks += 1
+            for each in (each for each in self.readers if self.num_looks % each == 0):
+                (cursor, held), now = self.readers[each], frozenset(self.pool._blocks)
+                changed = self.pool.changes.since(cursor)
+                assert changed is None or held ^ now <= {*changed}, "no reader of changed names misses any"
+                self.readers[each] = self.pool.changes.begin(), now
             for block, name in enumerate(self.pool._names):
                 if isinstance(name, str):
                     assert self.memory[(block + 1) * self.size - 1] == name, "a block holds what its name says"

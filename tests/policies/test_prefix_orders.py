@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from test_prefix_cache import MODES, AnyOrder, serve
+from test_prefix_plans import take_arrivals
 from unit_machine import golden
 
 from cbatch import Engine, Limits, Plan, Request, Server, View
@@ -56,7 +57,7 @@ class Told:
         ]
         self.names |= dict(zip(made, texts, strict=True))
         self.engine.submit(made)
-        self.engine._take_arrivals()
+        take_arrivals(self.engine)
         return made
 
     def order(self, order: str, in_batch: bool | None = None) -> str:

@@ -29,6 +29,7 @@ from cbatch import (
     RequestSpec,
     View,
 )
+from cbatch.arrivals import Listed
 from cbatch.errors import ReplayError, ResultsError
 from cbatch.model.topology import Topology
 from cbatch.policy import HOOKS
@@ -221,12 +222,11 @@ def test_a_run_of_real_tokens_is_replayed_without_a_model(eviction: type[Evictio
 
 
 def test_an_eviction_is_told_of_live_requests_when_they_arrive() -> None:
-    """Requests are submitted one by one, as they come; the eviction that knows what comes decides the same again."""
+    """Requests are not announced, as on a server; the eviction that knows what comes decides the same again."""
     engine, events, served = make(Orca(), simulated(), prefix_cache=Belady()), list[Decision | StepEnd](), alike()
+    assert isinstance(engine.arrivals, Listed)
+    engine.arrivals.add(served)
     with record_decisions(engine, events.append):
-        for request in served:
-            engine.run_until(request.arrival_time)
-            engine.submit([request])
         engine.run()
     heard = ask(Orca(), Recorded.of(engine, events), alike(), Belady())
     assert all(comparison.same for comparison in heard)
