@@ -11,8 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import pytest
-from hydra._internal import defaults_list
-from hydra.core.config_store import ConfigStore
 from hypothesis import Phase, settings
 from hypothesis.internal.conjecture import providers
 from omegaconf import OmegaConf
@@ -21,15 +19,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the c
 
 gc.set_threshold(1_000_000)  # each full collection would traverse all of torch
 
-# each composition of settings would copy all that Hydra itself offers, which nothing changes
-ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
-# and would make a map of all choices for each file, for references in its list of defaults, which few lists have
-make_map = defaults_list._create_interpolation_map
-defaults_list._create_interpolation_map = lambda overrides, defaults, self_added: (
-    make_map(overrides, defaults, self_added) if any(default.is_interpolation() for default in defaults) else None  # type: ignore[return-value]
-)
-
-# and would parse each file again, by PyYAML's slow loader
 load, parsed = OmegaConf.load, dict[str, bytes]()
 
 
@@ -43,6 +32,7 @@ def load_once(file: IO[str]) -> Any:
     return pickle.loads(parsed[text])
 
 
+# each composition would parse each file again: it takes 88 ms with this line left out, and 69 ms with it
 OmegaConf.load = load_once  # type: ignore[assignment]
 
 phases = set(Phase) - {Phase.explain}  # it traces every line while an example is shrunk

@@ -94,10 +94,9 @@ def run_alone(command: Command, settings: Settings) -> None:
     say_unread(settings.composed.overrides, settings.composed.unread)
     if settings.output is None:
         cache = f"_{settings.composed.choices['eviction']}" if settings.prefix_cache else ""
-        name, what = _for_a_path(repr(settings.policy) + cache)[:_LONGEST_NAME], f"_{command.config}" * (command != RUN)
-        chosen: AbstractContextManager[Path] = new_run_folder(
-            Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}{what}"
-        )
+        name = _for_a_path(repr(settings.policy) + cache)[:_LONGEST_NAME] + f"_{command.config}" * (command != RUN)
+        stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}"
+        chosen: AbstractContextManager[Path] = new_run_folder(stem)
     else:
         chosen = nullcontext(_output_folder(settings.output))
     with chosen as folder:

@@ -7,12 +7,11 @@ import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from cbatch import ConfigError
 from experiments.job import RUN, Command, SweepEnded, read_checked, run_alone, run_in_sweep
-from experiments.settings.command_line import exit_status, no_such_option, shield_workers
+from experiments.settings.command_line import exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
@@ -92,16 +91,10 @@ def _launch(overrides: list[str], command: Command, folder: Path) -> None:
     """Runs a sweep; each of its runs is checked before the first one starts."""
     (folder / ERRORS).unlink(missing_ok=True)
     sweep = compose_sweep(*overrides, name=command.config)
-    if not sweep.in_turn and find_spec("joblib"):
-        shield_workers()
     for composed in sweep.jobs:
         read_checked(command, composed)
     sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn))
 
 
 if __name__ == "__main__":
-    if not any("hydra" in argument or argument.startswith("-") for argument in sys.argv[1:]):
-        # a single run needs no launchers, whose import takes 6% of its start
-        for name in ("joblib", "ray", "submitit"):
-            sys.modules.setdefault(f"hydra_plugins.hydra_{name}_launcher", None)  # type: ignore[arg-type]
     sys.exit(main(sys.argv[1:]))

@@ -10,14 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from io import TextIOWrapper
 from threading import Thread
 from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
-from experiments.settings.error_lines import is_of_output, one_line, output_text
+from experiments.settings.error_lines import is_of_output, one_line, output_text, with_notes
 from experiments.settings.overrides import check_given_once, with_search_path
 from experiments.store.claim import TerminatedError
 
@@ -82,9 +81,7 @@ def exit_status(command: Callable[[], int], kept: str) -> int:
             print("; ".join([f"\ninterrupted{place}", *left]), file=sys.stderr)
             status = 130
         except TerminatedError as error:
-            print(
-                "; ".join(["terminated", *error.__notes__]) if hasattr(error, "__notes__") else error, file=sys.stderr
-            )
+            print(with_notes(error), file=sys.stderr)
             status = 143
         except Exception as error:
             if (message := one_line(error)) is None:
@@ -122,21 +119,6 @@ def end_with_the_parent() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=watch, daemon=True).start()
-
-
-def shield_workers() -> None:
-    """Blocks Ctrl-C in processes that joblib starts: one that still loads modules would print a traceback beside the launcher's line."""
-    starts = import_module("joblib.externals.loky.backend.fork_exec")
-    start = starts.fork_exec
-
-    def start_blocked(*given: Any, **named: Any) -> Any:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return start(*given, **named)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    starts.fork_exec = start_blocked  # type: ignore[attr-defined]
 
 
 def listed(names: Mapping[str, str]) -> str:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.callbacks import Callbacks
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -74,7 +74,7 @@ class Sweep:
             return
         with initialized() as composer:
             # Hydra's basic sweeper would compose all runs again before the first run starts
-            context = HydraContext(composer.config_loader, Callbacks(self.master))
+            context = HydraContext(composer.config_loader, Callback())  # type: ignore[arg-type]
             launcher = Plugins.instance().instantiate_launcher(context, partial(_call, job), self.master)
             jobs = [[text for text in composed.overrides if not text.startswith("hydra.")] for composed in self.jobs]
             launcher.launch(jobs, initial_job_idx=0)

@@ -48,6 +48,7 @@ def compose_config(name: str, overrides: Sequence[Override], version: int) -> Di
     stored = [ConfigStore.instance().repo.get(group.key_or_group, {}).get(f"{group.value()}.yaml") for group in groups]
     lines = tuple(str(group.input_line) for group in groups)
     config: DictConfig = pickle.loads(_compose_groups(name, lines, repr(stored), version))
+    # private, but the public way composes the groups again: 84 ms in place of 2 ms for each run of a sweep
     ConfigLoaderImpl._apply_overrides_to_config([override for override in overrides if override not in groups], config)
     config.hydra.overrides.task = [override.input_line for override in overrides if not override.is_hydra_override()]
     config.hydra.runtime.cwd = str(Path.cwd())

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from unittest.mock import patch as mock_patch
 
 import pytest
-from hydra.core.plugins import Plugins
 from places import ROOT
 
 QUICK = ("workload.num_requests=20", "workload.length=256")
@@ -61,7 +60,6 @@ def as_in_a_new_process(cwd: Path, argv: list[str]) -> Iterator[None]:
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
-    Plugins.instance()  # also the launchers, which the process of a single run leaves out
     thresholds, modules = gc.get_threshold(), set(sys.modules)
     with chdir(cwd), pytest.MonkeyPatch.context() as patch, mock_patch.dict(os.environ), warnings.catch_warnings():
         warnings.resetwarnings()
