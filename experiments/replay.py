@@ -17,11 +17,12 @@ from omegaconf import OmegaConf
 from cbatch.errors import ReplayError
 from cbatch.replay.decisions import Decided
 from cbatch.replay.replay import Comparison, replay
+from experiments.keys import key_of
 from experiments.settings.command_line import run
 from experiments.settings.compose import compose_run
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.keywords import OF_FILES
-from experiments.settings.overrides import check_effects, key_of
+from experiments.settings.overrides import check_effects
 from experiments.settings.recipe import Recipe
 from experiments.settings.settings import PLANS_BY, Composed, Keys, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from cbatch import ConfigError
 from cbatch.validation import Give, check, not_negative, positive, read, whole
-from experiments.settings.overrides import key_of
+from experiments.keys import key_of
 from experiments.settings.settings import Composed, Keys, Settings, Text, Tokens, read_settings
 from experiments.workloads.base import SamplingKeys
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cbatch import ConfigError
 from cbatch.validation import parse, whole
+from experiments.keys import key_of
 from experiments.settings.settings import GROUPS, ROOT_KEYS
 
 _OUR_OWN = {
@@ -20,11 +21,6 @@ _OUR_OWN = {
     "hydra.sweeper": "-m and values, KEY=A,B",
 }
 """Replacements for Hydra's own settings, which are refused, since this process must know where a sweep's runs are."""
-
-
-def key_of(override: str) -> str:
-    """Returns the key of an override."""
-    return override.lstrip("+~").partition("=")[0]
 
 
 def values_by_key(overrides: Iterable[str]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
-from experiments.settings.overrides import key_of
+from experiments.keys import key_of
 from experiments.store.intervals import significant
 
 _QUESTION = ("model", "workload")
