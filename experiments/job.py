@@ -116,7 +116,31 @@ def run_alone(command: Command, settings: Settings) -> None:
     print(f"{command.text(summary)}\n\nresults: {folder}")
 
 
-def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed) -> None:
+class SweepProgress(NamedTuple):
+    """A sweep of `total` runs, of which `finished` had finished when it began, at the time `began`."""
+
+    total: int
+    finished: int
+    began: float
+
+    def text(self, done: int) -> str:
+        """Returns how many runs have finished, and how long the others take at the speed so far."""
+        new, left = done - self.finished, self.total - done
+        seconds = (time.time() - self.began) / max(new, 1) * left
+        unit, factor = next(
+            (unit, factor)
+            for unit, factor in (("h", 3600), ("min", 60), ("s", 1))
+            if seconds >= 2 * factor or factor == 1
+        )
+        return f"{done} of {self.total}" + (f", {seconds / factor:.0f} {unit} left" if new > 0 and left > 0 else "")
+
+
+def num_finished(sweep: Path, result: str) -> int:
+    """Returns the number of finished runs in the folder of a sweep."""
+    return sum(1 for _ in sweep.glob(f"*/{result}"))
+
+
+def run_in_sweep(command: Command, sweep: Path, alone: bool, progress: SweepProgress, composed: Composed) -> None:
     """Serves a run of a sweep unless it has finished before; notes an error in the sweep's errors.log, so that others go on.
 
     alone: no other runs share the terminal.
@@ -129,7 +153,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
     name = folder_name(composed.name)
     try:
         settings: Settings = command.read(composed)
-        _finish(command, settings, sweep / name, alone)
+        _finish(command, settings, sweep / name, alone, progress)
     except Exception as error:
         if is_of_output(error):
             raise SweepEnded("" if isinstance(error, BrokenPipeError) else output_text(error)) from None
@@ -148,7 +172,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, composed: Composed)
             raise SweepEnded(text) from problem
 
 
-def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> None:
+def _finish(command: Command, settings: Settings, folder: Path, alone: bool, progress: SweepProgress) -> None:
     waits = False
     while True:
         if summary := read_finished(folder, settings.identity, command.result):
@@ -167,7 +191,8 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool) -> 
                 print(f"{folder.name} ...", flush=True)
             say = partial(print, " ", flush=True) if talks else lambda line: None
             summary = command.serve(settings, folder, replace=True, say=say, bar=alone)
-            print(command.line(folder.name, summary), flush=True)
+            done = progress.text(num_finished(folder.parent, command.result))
+            print(f"{command.line(folder.name, summary)}; {done}", flush=True)
             return
         except ClaimedError as error:  # another worker has the same run, or one that survived an earlier command
             if not waits:

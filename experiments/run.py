@@ -5,12 +5,13 @@ With -m, comma-separated values are swept; the same command with the same `sweep
 
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from cbatch import ConfigError
-from experiments.job import RUN, Command, SweepEnded, read_checked, run_alone, run_in_sweep
+from experiments.job import RUN, Command, SweepEnded, SweepProgress, num_finished, read_checked, run_alone, run_in_sweep
 from experiments.settings.command_line import exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
@@ -93,7 +94,8 @@ def _launch(overrides: list[str], command: Command, folder: Path) -> None:
     sweep = compose_sweep(*overrides, name=command.config)
     for composed in sweep.jobs:
         read_checked(command, composed)
-    sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn))
+    progress = SweepProgress(len(sweep.jobs), num_finished(folder, command.result), time.time())
+    sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn, progress))
 
 
 if __name__ == "__main__":

@@ -154,6 +154,7 @@ def _result_of(
     measured = {
         "load": run.load,
         "mean_waiting": served.mean_waiting,
+        "iterations": len(streamed.steps()["ended"]) if streamed else len(record.steps),
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
         **({"early_turns": early} if (early := early_turns(ended, served)) else {}),

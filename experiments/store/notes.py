@@ -38,7 +38,12 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     seen = [about.get("output_lengths_known") is True for about in known]
     notes = [*sorted(set(map(origin_of, known))), beyond_text(known)]
     if any(outside):
-        notes.append(f"iterations outside the measured range: {sum(outside):,}{_of_several(outside)}")
+        total = sum(about.get("iterations", 0) for about in known)
+        share = f" of {total:,}" if total >= sum(outside) else ""  # unknown of a search
+        extrapolated = "their times are extrapolated from the profile's"
+        notes.append(
+            f"iterations outside the measured range: {sum(outside):,}{share}{_of_several(outside)}; {extrapolated}"
+        )
     if planning := [about["execution"]["planning"] for about in known if "planning" in about["execution"]]:
         plans, seconds, late = (sum(each[key] for each in planning) for key in PLANNING)
         notes.append(

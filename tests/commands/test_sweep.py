@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from commands import IN_PLAN, QUICK, WAITING, command, environment, errors_at_en
 
 from experiments.arena.__main__ import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
-from experiments.job import RUN, Command, folder_name
+from experiments.job import RUN, Command, SweepProgress, folder_name
 from experiments.run import main
 from experiments.settings.compose import compose
 from experiments.store.claim import ClaimedError, claimed
@@ -38,6 +39,15 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
     assert all(line.startswith("error: chunk=") for line in failures)
     assert last.startswith("error: 2 runs failed, see multirun/part/errors.log; the same command with sweep=part")
     assert len((tmp_path / "multirun" / "part" / "errors.log").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "done", "text"),
+    [(60, 30, "30 of 90, 3 min left"), (7200, 20, "20 of 90, 14 h left"), (5, 10, "10 of 90"), (9, 90, "90 of 90")],
+)
+def test_a_sweep_says_how_far_it_is_and_what_is_left(seconds: float, done: int, text: str) -> None:
+    """Ten of 90 runs had finished before; the speed is that of the others: 20 in 60 s, so 60 in 3 min, or 10 in 2 h, so 70 in 14 h."""
+    assert SweepProgress(90, 10, time.time() - seconds).text(done) == text
 
 
 def test_a_table_has_the_order_of_the_latest_command_line(tmp_path: Path) -> None:

@@ -290,8 +290,9 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert "(error: TTFT 5%)" in origin_of(simulated(error=100 * "x", error_in_brief="error: TTFT 5%"))
     assert "(error: see summary.json)" in origin_of(simulated(error=60 * "x"))
     assert 59 * "x" in origin_of(simulated(error=59 * "x"))
-    lines = run_text(make_summary(make_record(), simulated(3))).splitlines()[1:3]
-    assert lines == ["SIMULATED with profile h200 (error: 5%)", "iterations outside the measured range: 3"]
+    lines = run_text(make_summary(make_record(), {**simulated(3), "iterations": 5})).splitlines()[1:3]
+    outside = "iterations outside the measured range: 3 of 5; their times are extrapolated from the profile's"
+    assert lines == ["SIMULATED with profile h200 (error: 5%)", outside]
     reused = notes_of([simulated(), {**simulated(), "prefixes": True}])[-1]
     assert reused == "prefixes are not reused: every prompt is computed in full, in 1 of 2 runs"
     [_, cache, clients] = notes_of([{**simulated(), "lacks": ["prefix_cache", "clients"]}])
