@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,8 @@ class Comparison:
 
     runs: a row for each run: settings by key, figures by name, `label`.
     table: a row for each other policy and figure: `ratio` and `difference` to the first, each with the ends of its 95% interval,
-        in the units of `summary`; `apart`: whether the interval of the difference excludes 0.
+        in the units of `summary`; `apart`: whether the interval of the difference excludes 0; `p_holm`: the p value, corrected for
+        the number of rows.
     text: the tables that are printed.
     """
 
@@ -78,6 +80,9 @@ class Comparison:
 
     def __str__(self) -> str:
         return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.text)}</pre>"
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.runs['label'].unique())}>"

@@ -10,12 +10,15 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
   metric=KEY         a figure of summary.json instead of those of tables; may be given several times
   baseline=POLICY    the policy that others are compared with, at equal chunks, and its other chunks with its first; or a
                      printed label; the first one by default
+  csv=FILE           write a CSV file with a row for each figure of each comparison, in the units of summary.json: the ratio and the
+                     difference with the ends of their intervals, p, and p_holm, which is corrected for the number of rows
   runs=TEXT          only runs whose folder names or command lines contain this; values after = are compared whole
 
 Runs that differ only in the seed are replications and share a label. Labels are compared with the baseline that has the same
 settings apart from the policy's: in a sweep of request rates, at each rate. If the workloads differ in nothing but the seed, both
 served the same requests: replications are then paired by seed, which removes most of the noise. The interval of the
-difference decides what is significant. The interval of the ratio is that of its logarithm, and may disagree with few seeds.
+difference decides what is significant. Among many differences some are significant by chance: a line says how many remain if p values
+are corrected for their number by Holm's method. The interval of the ratio is that of its logarithm, and may disagree with few seeds.
 """
 
 import re
@@ -37,13 +40,14 @@ from experiments.settings.command_line import run
 from experiments.settings.overrides import check_given_once
 from experiments.store import headings
 from experiments.store.headings import check_figure, flat, no_such_figure
-from experiments.store.intervals import Compared, compare, few_text
+from experiments.store.intervals import CONFIDENCE, Compared, compare, few_text, holm
 from experiments.store.labels import is_baseline, with_replications
 from experiments.store.notes import notes_of, tail_text
+from experiments.store.provenance import write_text
 from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
 from experiments.store.text import disagree, figures_text, intervals_text, values_text
 
-_OPTIONS = ("metric", "baseline", "runs")
+_OPTIONS = ("metric", "baseline", "runs", "csv")
 _WHICH_DECIDES = "where the intervals disagree, the difference's decides; the ratio's is computed from its logarithm"
 
 
@@ -68,9 +72,12 @@ def _compare(*arguments: str) -> None:
         keys = [text for text in others if not text.startswith("sweep=")]
         folders = [run_sweep([f"policy={','.join(names)}", *seeds, *keys, f"sweep={sweep}"])]
     elif others:
-        raise ConfigError(f"compare: {others[0]} is for policies; folders take metric=, baseline= and runs=")
+        raise ConfigError(f"compare: {others[0]} is for policies; folders take metric=, baseline=, runs= and csv=")
     rows = read_replications(folders, "".join(values["runs"]))
     print(report(rows, values["metric"], baseline, notes=len(folders) == len(names)))  # else the sweep has printed them
+    if path := "".join(values["csv"]):
+        table = table_of(pairs_of(rows, values["metric"], baseline))
+        print(f"\n{write_text(Path(path), table.to_csv(index=False))}")
 
 
 def _check_policies(names: Sequence[str], baseline: str, metrics: Sequence[str]) -> None:
@@ -134,7 +141,8 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     compared = {label for pair in pairs for label in (pair.label, pair.over)}
     others = [label for label in rows["label"].unique() if label not in compared]
     numbers = [result.number for pair in pairs if pair.replicated for result in pair.results.values()]
-    alone = [f"not compared: nothing else has the settings of {label}" for label in others] + [few_text(numbers)]
+    alone = [f"not compared: nothing else has the settings of {label}" for label in others]
+    alone += [_holm_text(pairs), few_text(numbers)]
     below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
     tails = any("p99" in key for pair in pairs for key in pair.results)
     if notes and tails and "run.counted_requests" in rows:
@@ -144,15 +152,25 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
 
 
 def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:
-    """Returns a row for each figure of each pair."""
+    """Returns a row for each figure of each pair. p_holm: corrected for the number of rows."""
+    results = [(pair, key, result) for pair in pairs for key, result in pair.results.items()]
     rows = []
-    for pair in pairs:
-        for key, result in pair.results.items():
-            ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True))
-            difference = dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True))
-            facts = {"apart": result.significant, "paired": result.paired, "replications": result.number}
-            rows.append({"label": pair.label, "over": pair.over, "figure": key, **ratio, **difference, **facts})
+    for (pair, key, result), p_holm in zip(results, holm([result.p for *_, result in results]), strict=True):
+        ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True))
+        difference = dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True))
+        facts = {"p": result.p, "p_holm": p_holm, "apart": result.significant, "paired": result.paired}
+        facts |= {"replications": result.number}
+        rows.append({"label": pair.label, "over": pair.over, "figure": key, **ratio, **difference, **facts})
     return pd.DataFrame(rows)
+
+
+def _holm_text(pairs: Sequence[Pair]) -> str:
+    """Returns how many significant differences remain after a correction for their number; empty for one difference, or none."""
+    results = [result for pair in pairs if pair.replicated for result in pair.results.values()]
+    if len(results) < 2 or not (found := sum(result.significant for result in results)):
+        return ""
+    remain = sum(p < 1 - CONFIDENCE for p in holm([result.p for result in results]))
+    return f"{found} of {len(results)} differences are significant, {remain} of them corrected for {len(results)} tests (Holm)"
 
 
 def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:

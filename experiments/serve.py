@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from shutil import copy
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,9 @@ class Result:
 
     def __str__(self) -> str:
         return run_text(self.summary)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
         return f"<Result of {title_of(self.about)}>"

@@ -74,8 +74,28 @@ class Compared(NamedTuple):
         return self._replace(difference=(factor * value, factor * low, factor * high))
 
     @property
+    def p(self) -> float:
+        """The probability of so large a difference if there is none (two-sided t test): below 0.05 where 0 is outside the interval."""
+        from scipy.special import stdtr  # loaded only where needed
+
+        difference, low, high = self.difference
+        if low == high:
+            return float(difference == 0)
+        return float(2 * stdtr(self.number - 1, -abs(difference) / ((high - low) / 2) * t_quantile(self.number)))
+
+    @property
     def significant(self) -> bool:
         return not self.difference[1] <= 0 <= self.difference[2]
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Returns p values corrected for their number (Holm, Scand. J. Statistics 1979), whatever their dependence."""
+    order, worst = np.argsort(values), 0.0
+    corrected = [0.0] * len(values)
+    for rank, place in enumerate(order):
+        worst = max(worst, min((len(values) - rank) * values[place], 1.0))
+        corrected[place] = worst
+    return corrected
 
 
 def compare(first: Mapping[Any, float], second: Mapping[Any, float], paired: bool) -> Compared:

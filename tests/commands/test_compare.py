@@ -16,7 +16,7 @@ from in_process import outcome
 
 from cbatch import ConfigError
 from experiments.compare import main, read_replications, report
-from experiments.store.intervals import compare
+from experiments.store.intervals import compare, holm
 from experiments.store.text import disagree
 
 T4 = 2.7764
@@ -36,6 +36,16 @@ def test_folders_with_unlike_columns_are_read_without_a_warning(
         write_run(tmp_path / f"{place}" / "run", settings={"seed": place}, figures={"own": values})
     rows = read_replications([tmp_path / "0", tmp_path / "1"])
     assert len(rows) == 2 and not [*recwarn]
+
+
+def test_p_values_are_those_of_t_and_holm_corrects_them() -> None:
+    """Differences of 1 and 3 have t = 2 with 1 degree of freedom: p = 1 - 2 atan(2) / pi. Of 0.01, 0.03, 0.02: 3, 2 and 1 tests are left."""
+    found = compare(numbered(0, 0), numbered(1, 3), paired=True)
+    assert found.p == pytest.approx(1 - 2 * math.atan(2) / math.pi)
+    assert compare(numbered(1, 2), numbered(1, 2), paired=True).p == 1
+    assert compare(numbered(1, 2), numbered(2, 3), paired=True).p == 0
+    assert holm([0.01, 0.03, 0.02]) == pytest.approx([0.03, 0.04, 0.04])
+    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []
 
 
 def test_pairs_take_out_what_replications_share() -> None:
