@@ -39,11 +39,11 @@ NAMES = {
     "table": "metrics side by side, in Markdown",
 }
 _CURVES = ("throughput_vs_pd", "latency_vs_rate", "attainment")
-"""Plots of the module `curves`, with a function each."""
+"""Plots in the module `curves`, each with a function."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns its exit status."""
+    """Runs the command line. Returns its exit status."""
     return run(_plot, arguments, _usage)
 
 
@@ -53,7 +53,7 @@ def _usage() -> str:
 
 
 def _keys(function: Callable[..., Any]) -> str:
-    """Returns the keys of a function, as its docstring describes them."""
+    """Returns the section of a function's docstring that describes its keys."""
     keys = str(inspect.getdoc(function)).partition("Args:\n")[2].partition("\n\n")[0]
     return indent(dedent(keys), " " * 6)
 
@@ -69,7 +69,7 @@ def _maker(name: str) -> Callable[..., Any]:
 
 
 def table(folder: Path, look: Look = PLAIN) -> tuple[str, str]:
-    """Returns a line per run, or for the runs of several seeds together, with the notes on the runs; and the table's origin.
+    """Returns a table with a row per run, or per group of runs that differ in seeds, with the notes on the runs, and the table's origin.
 
     The origin is the command with this process's arguments, and dates, commits and versions of the runs.
     """
@@ -107,7 +107,7 @@ def _plot(name: str, where: str = "", *options: str) -> None:
     content = ",".join([name, *(option for option in options if option.partition("=")[0] in (*own, "runs"))])
     path = Path(look.output) if look.output else folder / PLOTS / folder_name(content)
     path = path / folder_name(content) if path.is_dir() else path
-    with redirect_stderr(StringIO()) as said:  # an error stands alone
+    with redirect_stderr(StringIO()) as said:  # an error is printed without other lines
         if name == "table":
             text, origin = table(folder, look)
             written = [write_text(with_suffix(path, "md"), f"{text}\n\n{origin}\n")]

@@ -1,4 +1,4 @@
-"""Iterations over time: prefill, decode and padding tokens; requests running and waiting; KV cache; what prompts consist of."""
+"""Draws iterations over time: prefill, decode and padding tokens; running and waiting requests; KV cache; parts of prompts."""
 
 from math import ceil
 from pathlib import Path
@@ -15,7 +15,7 @@ from experiments.store.csv_tables import REPLICA
 from experiments.store.tables import read_requests, read_steps
 
 _MOST_STEPS = 400
-"""Iterations that are drawn one by one; of more, at most a third as many means, of several iterations each."""
+"""Maximum iterations drawn one by one. Longer runs are drawn as at most a third as many means over several iterations."""
 _TOKENS = {
     "decode": ("num_decode_tokens", DECODE),
     "prefill": ("num_prefill_tokens", PREFILL),
@@ -25,14 +25,14 @@ _TOKENS = {
 _PARTS = {"found": "#009E73", "computed": PREFILL, "recomputed": "#D55E00"}
 _MOST_REPLICAS = 4
 _MOST_PARTS = 60
-"""Parts of the time, each with the prompts of the requests that were admitted in it."""
+"""Maximum intervals of time, each with the prompts of the requests admitted in it."""
 
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Figure:
-    """Draws three panels over time, and with a prefix cache a fourth: the parts of the prompts that were admitted at the time.
+    """Draws three panels over time, and with a prefix cache a fourth panel with the parts of prompts admitted at each time.
 
-    Raises ConfigError: no finished run, or several; it has no iterations, or no such replica.
+    Raises ConfigError if there is no finished run, there are several runs, or the run has no iterations or no such replica.
 
     Args:
         replicas: the replicas that have a column each; by default the first four, if there are several.
@@ -46,14 +46,14 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     if unknown := {*replicas} - {*known}:
         raise ConfigError(f"replicas={min(unknown)}: no such replica; the run has {max(len(known), 1)}, counted from 0")
     chosen = replicas or known[:_MOST_REPLICAS]
-    parts = [(steps[steps[REPLICA] == one], served[served[REPLICA] == one]) for one in chosen] or [(steps, served)]
+    parts = [(steps[steps[REPLICA] == i], served[served[REPLICA] == i]) for i in chosen] or [(steps, served)]
     cached, how = "cached_tokens" in served, ""
     height, ratios = 4.4 + 0.9 * cached, (2, *[1] * (2 + cached))
     figure, rows = new_figure(3 + cached, len(parts), height, ratios=ratios, sharex=True, sharey="row")
-    for column, (own, requests) in enumerate(parts):
+    for column, (iterations, requests) in enumerate(parts):
         panels = [row[column] for row in rows]
-        how = _draw_column(panels, own, requests, run["limits.kv_blocks"]) if len(own) else how
-        panels[0].set_title(f"replica {chosen[column]}{'' if len(own) else ', idle'}" if chosen else "")
+        how = _draw_column(panels, iterations, requests, run["limits.kv_blocks"]) if len(iterations) else how
+        panels[0].set_title(f"replica {chosen[column]}{'' if len(iterations) else ', idle'}" if chosen else "")
         panels[-1].set_xlabel("time [s]")
     for panel in figure.axes:
         panel.set_ylim(bottom=0)
@@ -69,7 +69,7 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
 
 
 def _draw_column(panels: list[Axes], steps: pd.DataFrame, requests: pd.DataFrame, kv_blocks: int) -> str:
-    """Draws the iterations of an engine; returns a description of them."""
+    """Draws the iterations of an engine. Returns a description of the drawn iterations."""
     drawn, how = _thin_out(steps)
     shown = {name: parts for name, parts in _TOKENS.items() if drawn[parts[0]].any()}
     counts, colours = [drawn[column] for column, _ in shown.values()], [colour for _, colour in shown.values()]
@@ -84,7 +84,7 @@ def _draw_column(panels: list[Axes], steps: pd.DataFrame, requests: pd.DataFrame
 
 
 def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
-    """Draws shares of prompt tokens, of the requests admitted in each part of the time up to `end`."""
+    """Draws the shares of prompt tokens for the requests admitted in each interval of time up to `end`."""
     admitted = requests.dropna(subset="admitted")
     edges = np.linspace(0, end, min(_MOST_PARTS, max(len(admitted) // 10, 1)) + 1)
     kinds = {
@@ -101,7 +101,7 @@ def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
 
 
 def _thin_out(steps: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Returns few enough iterations to see, or means of successive ones; and a description of them. A pause is a row of zeros."""
+    """Returns the iterations, or means over successive iterations if there are too many, and a description. Pauses are rows of zeros."""
     drawn, how = steps.select_dtypes("number"), "each iteration"
     longest = max((steps["ended"] - steps["started"]).max(), steps["ended"].max() / _MOST_STEPS)
     before_pause = steps["started"].shift(-1) - steps["ended"] > longest

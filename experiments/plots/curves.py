@@ -1,7 +1,7 @@
-"""Curves: figures of the runs of a sweep against a swept setting, a line for each policy and each other setting that varies.
+"""Draws figures of a sweep's runs against a swept setting, with a line for each policy and each other setting that varies.
 
-The figures of serving papers are curves of certain columns: latency against rate (vLLM, Sarathi-Serve), attainment of objectives
-against rate (QoServe), and throughput, and its gain over a baseline policy, against P:D (SARATHI, Fig 9).
+Named plots are curves from serving papers: latency against rate (vLLM, Sarathi-Serve), attainment of objectives against rate
+(QoServe), and throughput, with its gain over a baseline policy, against P:D (SARATHI, Fig 9).
 """
 
 import sys
@@ -33,7 +33,7 @@ from experiments.store.text import figures_text
 Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 
 USUAL_BASELINE = "request_level"
-_MOST_ACROSS = 3  # panels of a page's width
+_MOST_ACROSS = 3  # panels side by side on a page
 _FUTURE = " (reads the future)"
 _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
@@ -41,7 +41,7 @@ _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 class Axis(NamedTuple):
     """A swept setting.
 
-    keys: its possible keys, of which the first that varies counts. example: values to sweep. categories: its values, if no numbers.
+    keys: possible keys; the first key that varies is drawn. example: values to sweep. categories: values, if these are not numbers.
     """
 
     text: str
@@ -53,17 +53,17 @@ class Axis(NamedTuple):
 
 _RATES = ("workload.arrivals.rate", "workload.rate", "workload.load", "workload.speed", "workload.rate_scale")
 AXES = {
-    "rate": Axis(heading_of(OFFERED).axis, _RATES, "1,2,4,8"),  # as measured, whatever the unit of the setting
+    "rate": Axis(heading_of(OFFERED).axis, _RATES, "1,2,4,8"),  # measured, in requests/s for each of these settings
     "pd": Axis(
         "P:D ratio [prefill / decode tokens]", ("workload.pd_ratio", "workload.lengths.pd_ratio"), "2,5,14,28", log=True
     ),
     "kv": Axis("size of the KV cache [tokens]", ("kv_tokens",), "20000,40000,80000", log=True),
 }
-"""Titles of x axes, by the names that `x` takes."""
+"""X axes by name in `x`."""
 
 
 def latency_vs_rate(folder: Path, look: Look = PLAIN, percentiles: tuple[int, ...] = (50, 99)) -> Figure:
-    """Draws percentiles of time to first token and between tokens against the measured rate of arrivals.
+    """Draws percentiles of the time to first token and the time between tokens against the measured rate of arrivals.
 
     Args:
         percentiles: of 50, 90, 95 and 99.
@@ -73,9 +73,9 @@ def latency_vs_rate(folder: Path, look: Look = PLAIN, percentiles: tuple[int, ..
 
 
 def attainment(folder: Path, look: Look = PLAIN, goal: Share = 0.9) -> Figure:
-    """Draws the share of requests that attain all of their objectives against the measured rate of arrivals: of all requests and of each tier.
+    """Draws the share of requests that attain all of their objectives, overall and per tier, against the measured rate of arrivals.
 
-    Without objectives of the requests, `metrics.objectives` count.
+    If requests have no objectives, `metrics.objectives` apply.
 
     Args:
         goal: the share that a thin line marks.
@@ -88,7 +88,7 @@ def attainment(folder: Path, look: Look = PLAIN, goal: Share = 0.9) -> Figure:
 
 
 def throughput_vs_pd(folder: Path, look: Look = PLAIN, baseline: str = USUAL_BASELINE) -> Figure:
-    """Draws throughput, and its gain over a baseline policy, against the ratio of prefill to decode tokens.
+    """Draws throughput and its gain over a baseline policy against the ratio of prefill to decode tokens.
 
     Args:
         baseline: the policy that gains are relative to; without a run of it, only throughput is shown.
@@ -100,14 +100,14 @@ def throughput_vs_pd(folder: Path, look: Look = PLAIN, baseline: str = USUAL_BAS
 def draw(
     folder: Path, look: Look = PLAIN, *, x: str, y: tuple[str, ...], baseline: str = "", goal: float = 0.0
 ) -> Figure:
-    """Draws a panel for each figure, of each workload, with a line for each policy and whatever else varies.
+    """Draws a panel for each figure and workload, with a line for each policy and each other setting that varies.
 
-    Of several seeds, the line is the mean, and a band its 95% interval, as in tables. The band of a ratio is the interval of
-    `experiments.compare`; runs that cannot be paired by seed have none. A figure that a pattern names and that is equal in all
-    runs is stated below instead. Equal lines are drawn once, as `first = second`. A policy without the argument x is a level line
-    without markers, an eviction that reads the future a grey, dashed line.
+    With several seeds, the line is the mean, and a band its 95% interval, as in tables. The band of a ratio is the interval of
+    `experiments.compare`; runs that cannot be paired by seed have no band. If a figure from a pattern is equal in all runs, it is
+    printed below instead. Equal lines are drawn once, as `first = second`. A policy without the argument x is drawn as a level
+    line without markers, an eviction that reads the future as a grey, dashed line.
 
-    Raises ConfigError: no finished runs, fewer than two values of x, too many series, no such figure or baseline.
+    Raises ConfigError for no finished runs, fewer than two values of x, too many series, or an unknown figure or baseline.
 
     Args:
         x: the setting on the x axis by its key; or rate, the measured requests that arrive per second; pd, the P:D ratio; kv, the size of the KV cache.
@@ -156,7 +156,7 @@ def draw(
     for panel, (of, key, over) in zip(panels, cells, strict=True):
         runs = frame[frame["of"] == of]
         points = ratios_of(runs, x, key, over) if over else points_of(runs, x, key)
-        if points.empty:  # such as ratios to 0 preemptions
+        if points.empty:  # for example ratios to 0 preemptions
             panel.set_axis_off()
             continue
         _draw_panel(panel, points, list(frame["label"].unique()), unread, heading_of(key), over)
@@ -169,17 +169,17 @@ def draw(
 
 
 def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
-    """Returns the x of each run: the first of the axis's settings that varies among the runs of its workload.
+    """Returns the x of each run: the first of the axis's settings that varies between the runs of its workload.
 
-    A rate is measured: the mean of the runs with equal settings of the workload. Raises ConfigError: a workload has none.
+    Rates are measured: means over runs with equal settings of the workload. Raises ConfigError if no run has a rate.
     """
     places = pd.Series(float("nan"), runs.index)
     if x == "rate" and OFFERED in runs:
         places = runs.groupby(["of", "served"])[OFFERED].transform("mean")
-    for _, own in runs.groupby("of") if x != "rate" else ():
-        if key := next((key for key in axis.keys if key in own and own[key].nunique() > 1), None):
-            numbers = pd.to_numeric(own[key], errors="coerce")
-            places[own.index] = own[key].map(axis.categories.index) if axis.categories else numbers
+    for _, rows in runs.groupby("of") if x != "rate" else ():
+        if key := next((key for key in axis.keys if key in rows and rows[key].nunique() > 1), None):
+            numbers = pd.to_numeric(rows[key], errors="coerce")
+            places[rows.index] = rows[key].map(axis.categories.index) if axis.categories else numbers
     if places.isna().all() and x == "rate":
         problem = "requests arrive together, without a rate, or an earlier version served them"
         raise ConfigError(f"x={x}: {problem}; give a setting that has, or draw `table`")
@@ -187,7 +187,7 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
 
 
 def _spread(runs: pd.DataFrame, x: str) -> pd.DataFrame:
-    """Returns the runs with those of policies that do not read x at each x of the others."""
+    """Repeats the runs of policies that do not read x at each x of the other runs."""
     everywhere = runs[x].dropna().unique()
     places = [everywhere if level else [place] for level, place in zip(runs["level"], runs[x], strict=True)]
     spread = runs.loc[runs.index.repeat([*map(len, places)])]
@@ -195,7 +195,7 @@ def _spread(runs: pd.DataFrame, x: str) -> pd.DataFrame:
 
 
 def _panels(workloads: Sequence[str], most_across: int) -> tuple[Figure, list[Axes]]:
-    """Returns a figure with a panel for each entry; the panels of a workload stand side by side."""
+    """Returns a figure with a panel for each entry, and the panels of a workload side by side."""
     alike = workloads.count(workloads[0])
     together = alike if alike > 1 else len(workloads)
     across = ceil(together / ceil(together / most_across))
@@ -210,9 +210,9 @@ def _panels(workloads: Sequence[str], most_across: int) -> tuple[Figure, list[Ax
 def _draw_panel(
     panel: Axes, points: pd.DataFrame, labels: Sequence[str], unread: Sequence[str], heading: Heading, over: str
 ) -> None:
-    """Draws a line for each label, and a band of its intervals.
+    """Draws a line for each label, with a band for its intervals.
 
-    unread: labels of policies that do not read x. over: the label that ratios are over; empty for means.
+    unread: labels of policies that do not read x. over: label in the denominator of ratios; empty for means.
     """
     if over:
         panel.axhline(1.0, **_GREY)
@@ -228,9 +228,9 @@ def _draw_panel(
 
 
 def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal: float, over: str) -> None:
-    """Scales the axes: latencies over a wide range are logarithmic, shares end at 100%, others begin at 0.
+    """Scales the axes: latencies over a wide range are logarithmic, shares end at 100%, other figures begin at 0.
 
-    A logarithmic axis ends at a third of the least mean, where a band that reaches to 0 or below is cut.
+    A logarithmic axis begins at a third of the smallest mean, where bands that reach to 0 or below are cut.
     """
     if kind == "log" and not over and points["mean"].max() > 3 * points["mean"].min():
         panel.set_yscale("log")
@@ -260,7 +260,7 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
 
 
 def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str], unread: Sequence[str]) -> str:
-    """Returns the policies that do not read x, figures that are equal in all runs, and what is too few."""
+    """Returns notes on policies that do not read x, on figures that are equal in all runs, and on too few runs or requests."""
     notes = [f"{', '.join(unread)}: independent of {x}, drawn as a level line"] if unread else []
     values = {heading_of(key): frame[key].iloc[0] for key in equal}
     notes.append(

@@ -1,4 +1,4 @@
-"""Distributions of the latencies that a client sees: time to first token, time between tokens, end to end."""
+"""Draws distributions of the latencies that clients observe: time to first token, time between tokens, end to end."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from experiments.store.labels import merge_equal
 from experiments.store.runs import Omitted, print_omitted
 from experiments.store.tables import read_requests, time_between_tokens
 
-_MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens
+_MOST_POINTS = 1000  # per curve; with a million gaps, no viewer would open the PDF
 _NAMES = ("time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]")
 _OBJECTIVES = (("slo_ttft_seconds", 1.0), ("slo_tbt_seconds", 1e3), ("slo_total_seconds", 1.0))  # column and factor
 _FIGURES = ("ttft_seconds.", "tbt_seconds.", "end_to_end_seconds.")
@@ -27,9 +27,9 @@ Values = NDArray[np.float64]
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
-    """Draws a line for each policy and whatever else varies; of several seeds, of all requests, with a band of the single runs.
+    """Draws a line for each policy and each other setting that varies. With several seeds, a line shows all requests, and a band the single runs.
 
-    Raises ConfigError: no finished runs, or too many; no request was served; with tiers, no request has one.
+    Raises ConfigError for no finished runs or too many runs, if no request was served, and with `tiers` if no request has a tier.
 
     Args:
         tiers: a row of panels for each tier; a dotted line marks an objective that all its requests share.
@@ -62,15 +62,15 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
 
 
 def _latencies(run: str, requests: pd.DataFrame, tier: str) -> list[Values]:
-    """Time to first token, between tokens, and end to end, of a tier's requests, or of all if it has no name."""
-    own = requests[requests["tier"] == tier] if tier else requests
+    """Returns time to first token, time between tokens and end-to-end latency for a tier's requests; empty `tier`: for all."""
+    rows = requests[requests["tier"] == tier] if tier else requests
     gaps = time_between_tokens(run)
-    latencies = own["ttft_seconds"], gaps[gaps.index.isin(own["id"])] * 1e3, own["end_to_end_seconds"]
+    latencies = rows["ttft_seconds"], gaps[gaps.index.isin(rows["id"])] * 1e3, rows["end_to_end_seconds"]
     return [np.asarray(values.dropna(), np.float64) for values in latencies]
 
 
 def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
-    """Scales and names the axes of a row, and marks the objectives of a tier."""
+    """Scales and labels the axes of a row, and marks the objectives of a tier."""
     for panel, name, (objective, factor) in zip(panels, _NAMES, _OBJECTIVES, strict=True):
         panel.set(xlabel=name, ylim=(0, 1.01), xscale="log")
         limits = requests.loc[requests["tier"] == tier, objective].unique()
@@ -82,12 +82,12 @@ def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
 
 
 def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: int, first: float = 0.5) -> None:
-    """Draws the cumulative distribution of all runs' values, by quantiles if there are many, and a band of the single runs'.
+    """Draws the cumulative distribution of all values, as quantiles if there are many, with a band of the single runs' distributions.
 
-    first: the place of the first of its four markers, 0 to 1, so that those of equal lines lie beside each other.
+    first: place of the first of four markers, 0 to 1, so that the markers of equal lines lie side by side.
     """
     values = np.concatenate(runs)
-    shares = np.linspace(0, 1, min(len(values), _MOST_POINTS) + 1) if len(values) else values  # no second tokens, say
+    shares = np.linspace(0, 1, min(len(values), _MOST_POINTS) + 1) if len(values) else values  # without second tokens
     style = {**line_style(index), "linestyle": "-", "linewidth": 1.0, "markersize": 4}
     style |= {"markevery": (int(first * len(shares) / 4), max(len(shares) // 4, 1))}
     quantiles = np.quantile(values, shares, method="inverted_cdf") if len(values) else values

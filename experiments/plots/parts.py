@@ -1,4 +1,4 @@
-"""Building blocks of figures: plain logarithmic axes, lanes of activity."""
+"""Building blocks of figures: logarithmic axes with plain numbers, lanes of activity."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -23,7 +23,7 @@ class _Apart(StrMethodFormatter):
         self._axis = axis
 
     def format_ticks(self, values: list[float]) -> list[str]:
-        """Returns the texts of ticks, empty ones for those that are left out."""
+        """Returns the texts of ticks; empty texts for omitted ticks."""
         texts, axes = super().format_ticks(values), self._axis.axes
         if self._axis is axes.yaxis or not texts:
             return texts
@@ -40,11 +40,11 @@ class _Apart(StrMethodFormatter):
 
 
 def label_log(axis: Axis, values: Sequence[float] = (), *, least_factor: float = 3.0) -> None:
-    """Labels a drawn logarithmic axis with a few plain numbers, however few decades it spans; adds minor ticks and "(log)".
+    """Labels a drawn logarithmic axis with a few plain numbers for any span. Adds minor ticks and "(log)".
 
     The axis becomes linear if it spans less than `least_factor`, or has no positive value, such as gaps in outputs of one token.
 
-    values: ascending; labels these instead, unless they are too many or too close to each other.
+    values: ascending values to label instead, unless they are too many or too close to each other.
     """
     least, most = axis.get_data_interval()
     if isinf(axis.get_minpos()) or most < least_factor * least:
@@ -54,7 +54,7 @@ def label_log(axis: Axis, values: Sequence[float] = (), *, least_factor: float =
     if 2 <= len(values) <= _MOST_VALUES and all(two >= 1.25 * one for one, two in pairwise(values)):
         axis.set_major_locator(FixedLocator(values))
     else:
-        # by the most that the ends may be apart
+        # by the maximum ratio of the ends
         steps = {8: (1, 1.5, 2, 3, 5, 7), 20: (1, 2, 3, 5), 100: (1, 2, 5)}
         others = (1, 3) if high < 1000 * low else (1,)
         axis.set_major_locator(LogLocator(subs=next((steps[most] for most in steps if high < most * low), others)))
@@ -66,7 +66,7 @@ def label_log(axis: Axis, values: Sequence[float] = (), *, least_factor: float =
 
 
 def lane_axes(panel: Axes, names: Sequence[str], begin: float, end: float) -> None:
-    """Axes of lanes from `begin` to `end`: lane i, called names[i], lies at y = i."""
+    """Prepares a panel of lanes from `begin` to `end`. Lane i, called names[i], lies at y = i."""
     panel.set(xlim=(begin, end), ylim=(-0.6, len(names) - 0.4))
     panel.set_yticks(range(len(names) - 1, -1, -1), names[::-1])
     panel.tick_params(axis="y", length=0)
@@ -75,5 +75,5 @@ def lane_axes(panel: Axes, names: Sequence[str], begin: float, end: float) -> No
 
 
 def draw_spans(panel: Axes, lane: float, spans: Iterable[tuple[float, float]], **style: Any) -> None:
-    """Draw the (begin, length) of a lane."""
+    """Draws the spans (begin, length) of a lane."""
     panel.broken_barh(list(spans), (lane - 0.4, 0.8), **({"linewidth": 0.4} | style))

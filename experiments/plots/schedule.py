@@ -1,4 +1,4 @@
-"""The schedule of a small run: a row per request, a column per iteration; the colour shows the request's activity."""
+"""Draws the schedule of a small run: a row per request, a column per iteration. Colours show each request's activity."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -25,7 +25,7 @@ class Doing(StrEnum):
     """A request's activity in an iteration.
 
     PREFILL, DECODE: computes tokens of its prompt (after a preemption, also of its output), or its newest token.
-    WAITING: has not been admitted. PAUSED: is left out and keeps its KV blocks. PREEMPTED: loses them.
+    WAITING: is not admitted yet. PAUSED: is left out and keeps its KV blocks. PREEMPTED: loses its KV blocks.
     """
 
     PREFILL = "prefill"
@@ -36,14 +36,14 @@ class Doing(StrEnum):
 
 
 class Cell(NamedTuple):
-    """A request in an iteration. tokens: its computed tokens."""
+    """A request in an iteration. tokens: tokens computed for the request."""
 
     doing: Doing
     tokens: int = 0
 
 
 Schedule = dict[int, dict[int, Cell]]
-"""By request id, then by iteration, from the arrival of a request to its end."""
+"""Cells by request id, then by iteration, from the arrival of a request to its end."""
 
 _MOST_REQUESTS = 64
 _DIGIT = 0.06  # inches
@@ -60,7 +60,7 @@ _LABELS = {Doing.PREFILL: "prefill, with its tokens", Doing.PAUSED: "paused, wit
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count = 32) -> Figure:
-    """Draws a cell for each request and iteration of a run with decisions=true; the number is that of prompt tokens.
+    """Draws a cell for each request and iteration of a run with decisions=true. Numbers in cells count prompt tokens.
 
     Args:
         first, iterations: the first iteration that is shown, and how many.
@@ -89,7 +89,7 @@ def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count =
 
 
 def schedule_of(events: Iterable[Decision | StepEnd], requests: Sequence[Request]) -> Schedule:
-    """Returns the schedule of a run. events: as `record_decisions(engine, events.append)` or a decisions file gives them."""
+    """Returns the schedule of a run. events: from `record_decisions(engine, events.append)` or a decisions file."""
     cells: Schedule = {request.id: {} for request in requests}
     for event in events:
         if isinstance(event, StepEnd):
@@ -98,7 +98,7 @@ def schedule_of(events: Iterable[Decision | StepEnd], requests: Sequence[Request
         for id_ in seen.waiting:
             cells[id_].setdefault(iteration, Cell(Doing.WAITING))
         for progress in seen.running:
-            if progress.ready:  # else its next token is still being computed
+            if progress.ready:  # otherwise its next token is still being computed
                 cells[progress.id][iteration] = Cell(Doing.PAUSED)
         for id_ in decided.preempt:
             cells[id_][iteration] = Cell(Doing.PREEMPTED)
@@ -118,7 +118,7 @@ def draw_schedule(
     names: Mapping[int, str] | None = None,
     width: float = 1.0,
 ) -> list[Patch]:
-    """Draws a schedule into a panel and returns the handles of its legend. For use in notebooks too.
+    """Draws a schedule into a panel, also in notebooks. Returns the handles of its legend.
 
     Args:
         names: requests' names by id; the default is the id with prompt and output tokens.

@@ -1,4 +1,4 @@
-"""The runs that a plot shows, with their labels, and means and ratios over repeated ones."""
+"""Selects and labels the runs that a plot shows, and computes means and ratios over repeated runs."""
 
 import math
 import re
@@ -20,9 +20,9 @@ _POINT = ["label", "x", "mean", "low", "high"]
 
 
 def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
-    """Reads the finished runs in a folder that `look.runs` chooses, each with a label of its own; prints which are left out.
+    """Reads the finished runs in a folder that `look.runs` chooses, each with a unique label. Prints the omitted runs.
 
-    Raises ConfigError: there are none, or more than `most`.
+    Raises ConfigError if there are no such runs, or more than `most`.
     """
     runs, omitted = select_runs(folder, look.runs)
     if len(runs) > most:
@@ -33,10 +33,10 @@ def load_runs(folder: Path, look: Look = PLAIN, most: int = 8) -> pd.DataFrame:
 
 
 def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -> pd.DataFrame:
-    """Reads the finished runs that `look.runs` chooses; prints which are left out.
+    """Reads the finished runs that `look.runs` chooses. Prints the omitted runs.
 
-    Runs that differ only in a seed, or in the settings `shown`, share a label. A policy that all labels would begin with is left
-    to the heading, column `heading`. Raises ConfigError: there are none.
+    Runs that differ only in seeds, or in the settings `shown`, share a label. If all labels would begin with the same policy, the
+    policy moves to the heading, column `heading`. Raises ConfigError if there are no such runs.
     """
     runs, omitted = select_runs(folder, look.runs)
     labels, policy = label_runs(runs, shown), str(runs["policy"].iloc[0])
@@ -54,10 +54,10 @@ def check_few(runs: pd.DataFrame) -> None:
 
 
 def _arrange(runs: pd.DataFrame, look: Look) -> pd.DataFrame:
-    """Returns the runs with the labels, and in the order, that the user chose."""
+    """Returns the runs with the user's labels, in the user's order."""
     known, labels = list(dict.fromkeys(runs["label"])), runs["label"].replace(dict(look.labels))
     for part, text in look.labels.items():
-        pattern = rf"(?<![\w.]){re.escape(part)}(?![\w.])"  # a part of labels: chunk=2 is none of chunk=256
+        pattern = rf"(?<![\w.]){re.escape(part)}(?![\w.])"  # a whole part of labels: chunk=2 does not match chunk=256
         if part not in known and not any(re.search(pattern, label) for label in known):
             check_known([part], known, "labels: ")
         if part not in known:
@@ -69,7 +69,7 @@ def _arrange(runs: pd.DataFrame, look: Look) -> pd.DataFrame:
 
 
 def leave_out(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
-    """Returns the rows that have a value in each column; prints which others are left out."""
+    """Returns the rows that have a value in each column. Prints the omitted runs."""
     for column in columns:
         missing = runs[column].isna()
         print_omitted(Omitted(Path(path).name, f"has no {column}") for path in runs.loc[missing, "folder"])
@@ -81,7 +81,7 @@ def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
     """Returns the mean of a figure over the repeated runs at each x, and its 95% interval, in the unit of its heading.
 
     Returns:
-        Columns label, x, mean, low, high; a row for each label, in order of appearance, and ascending x. From one run, low and
+        Columns label, x, mean, low, high; rows by label in order of appearance, then by ascending x. For a single run, low and
         high are NaN.
     """
     heading, rows = heading_of(key), []
@@ -93,10 +93,10 @@ def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
 
 
 def ratios_of(runs: pd.DataFrame, x: str, key: str, over: str) -> pd.DataFrame:
-    """Returns the ratio of a figure to that of the label `over` at each x, and the 95% interval of `experiments.compare`.
+    """Returns the ratio of a figure to the same figure of label `over` at each x, and the 95% interval of `experiments.compare`.
 
     Returns:
-        As `points_of`, where the mean of `over` is not 0. With fewer than two pairs of runs of the same requests, low and high are NaN.
+        Columns of `points_of`, if the mean of `over` is not 0. With fewer than two pairs of runs with equal requests, low and high are NaN.
 
     Args:
         runs: with a column `requests`, equal in runs that served the same requests.
@@ -109,13 +109,13 @@ def ratios_of(runs: pd.DataFrame, x: str, key: str, over: str) -> pd.DataFrame:
 
 
 def _repeated(runs: pd.DataFrame, x: str, key: str) -> dict[tuple[Hashable, ...], pd.DataFrame]:
-    """Returns the runs that have a figure by (label, x): labels in order of appearance, x ascending."""
+    """Groups the runs that have a figure by (label, x): labels in order of appearance, x ascending."""
     in_order = runs["label"].astype(pd.CategoricalDtype(runs["label"].unique().tolist()))
     return dict(iter(runs.dropna(subset=key).groupby([in_order, x], observed=True)))
 
 
 def _ratio(first: pd.DataFrame, second: pd.DataFrame, key: str) -> tuple[float, float, float]:
-    """Returns the ratio of the second runs' mean to the first ones', and the ends of its interval; NaN if there is none."""
+    """Returns the ratio of the means, second over first, and the ends of its interval; NaN if undefined."""
     before, after = (dict(zip(runs["requests"], runs[key].astype(float), strict=True)) for runs in (first, second))
     if min(len(before), len(after)) > 1 and (compared := compare(before, after, paired=True)).paired:
         return compared.ratio
@@ -124,7 +124,7 @@ def _ratio(first: pd.DataFrame, second: pd.DataFrame, key: str) -> tuple[float, 
 
 
 def describe_points(runs: pd.DataFrame, x: str) -> str:
-    """Returns a heading's text on the runs behind a point; empty if a point is a single run."""
+    """Describes the runs behind each point, for a heading; empty if each point is a single run."""
     points = runs.assign(figures=runs["summary"].map(figures_text)).groupby(["label", x])
     sizes = points.size()
     if sizes.max() == 1:

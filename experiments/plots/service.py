@@ -1,4 +1,4 @@
-"""Service that clients receive over time, and how unequal it is: the figures of VTC (OSDI 2024)."""
+"""Draws the service that clients receive over time, and its inequality: the figures of VTC (OSDI 2024)."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,18 +17,18 @@ from experiments.store.tables import read_service
 Seconds = Annotated[float, positive("seconds")]
 
 _POINTS = 400
-_MOST_CLIENTS = 8  # legend entries: the clients, or the largest ones and one for all others
+_MOST_CLIENTS = 8  # legend entries: clients, or the largest clients and an entry for all others
 _OTHERS: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.5}
 
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, window: Seconds = WINDOW_SECONDS) -> Figure:
-    """Draws over time: service received by each client since the start; its rate in a window around each moment; the service difference.
+    """Draws over time: service received by each client since the start, its rate in a window around each time, and the service difference.
 
-    Service is divided by the client's weight, if it has one. Of many clients, those that received most have a line of their
-    own; the others are grey. The service difference is left out if the last arrival comes before the end of a window.
+    Service is divided by the client's weight, if it has one. With many clients, the clients that received most have separate
+    lines; the others are grey. The service difference is left out if the last arrival comes before the end of a window.
 
-    Raises ConfigError: no finished run, several, or no request with a client.
+    Raises ConfigError for no finished run or several runs, or if no request has a client.
 
     Args:
         window: seconds of the windows of rates and of the service difference; if the arrivals span less, a tenth of the run.
@@ -64,7 +64,7 @@ def draw(folder: Path, look: Look = PLAIN, window: Seconds = WINDOW_SECONDS) -> 
 
 
 def _draw_clients(panel: Any, times: NDArray[np.float64], values: NDArray[np.float64], service: Service) -> None:
-    """values: [times, clients], to be drawn over the clients' weights."""
+    """Draws values divided by the clients' weights. values: [times, clients]."""
     shown = values / service.weight
     most = np.argsort(-service.received(np.array([np.inf]))[0], kind="stable")
     num_named = len(most) if len(most) <= _MOST_CLIENTS else _MOST_CLIENTS - 1

@@ -1,4 +1,4 @@
-"""How every plot looks: page size, series that differ in grey too, headings, and lines on where times come from."""
+"""Defines the style of all plots: page size, series that also differ in grey, headings, and notes on the origin of times."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -43,12 +43,12 @@ _SHARED = {
     "kv_tokens": "KV cache of {} tokens",
     "eviction": "eviction {}",
 }
-"""Settings that a heading names if all runs share them, and the text around their values."""
-_SPEEDS = ("workload.speed", "workload.rate_scale")  # named if they are not 1
+"""Settings in a heading if all runs share them, and the text around their values."""
+_SPEEDS = ("workload.speed", "workload.rate_scale")  # in the heading if not 1
 _HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 105, 125, 140, 135  # characters in a line as wide as a page
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
-"""Fills; they differ in lightness as well."""
+"""Fill colours, which also differ in lightness."""
 
 _SERIES = matplotlib.rc_params_from_file(Path(__file__).with_name("series.mplstyle"), use_default_template=False)
 _STYLES: list[dict[str, Any]] = list(_SERIES["axes.prop_cycle"])
@@ -85,7 +85,7 @@ Scale = Literal["linear", "log"]
 
 @dataclass(frozen=True)
 class Look:
-    """How a plot looks, and of which runs it is.
+    """The style of a plot, and the choice of its runs.
 
     Args:
         labels: texts in place of labels or of parts of them, LABEL=TEXT;LABEL=TEXT.
@@ -118,12 +118,12 @@ PLAIN = Look()
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Returns colour, marker and dashes of a series; those of the first sixteen differ, later ones are as those."""
+    """Returns colour, marker and dashes of a series. The first sixteen series differ; later series repeat them."""
     return {"linewidth": 1.2, **_STYLES[index % MOST_SERIES]}
 
 
 def visible(label: str) -> str:
-    """Returns a label that legends show: matplotlib hides those that begin with "_"."""
+    """Returns a label that legends show, since matplotlib hides labels that begin with "_"."""
     return f" {label}" if label.startswith("_") else label
 
 
@@ -145,9 +145,9 @@ def add_title(
     below: str = "",
     look: Look = PLAIN,
 ) -> None:
-    """Adds a heading of the settings that all runs share, with the legend's handles if given; below, the notes on the runs.
+    """Adds a heading with the settings that all runs share and the legend's handles, and below the figure the notes on the runs.
 
-    note: ends the heading. below: a note on the figure, after the others.
+    note: end of the heading. below: a last note on the figure.
     """
     shared = _shared_texts(runs)
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
@@ -167,7 +167,7 @@ def add_title(
 
 
 def _shared_texts(runs: pd.DataFrame) -> list[str]:
-    """Returns the settings that all runs share: those of `_SHARED`, several GPUs, and those by which the runs were chosen."""
+    """Returns the settings that all runs share: settings in `_SHARED`, several GPUs, and settings by which the runs were chosen."""
     seeds = runs.get("workload.seed", pd.Series(0, runs.index))
     if OFFERED in runs and runs.groupby(seeds, dropna=False)[OFFERED].nunique().max() == 1:
         runs = runs.assign(**{OFFERED: float(f"{runs[OFFERED].mean():.3g}")})
@@ -184,7 +184,7 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
 
 
 def wrap(text: str, width: int) -> str:
-    """Breaks a text into as few lines as `width` characters allow, of about equal length."""
+    """Breaks a text into lines of about equal length, as few as `width` characters allow."""
     lines = fill(text, width, break_on_hyphens=False).count("\n")
     longest = max(map(len, text.split()), default=0)
     widths = range(min(longest, width) or 1, width + 1)
@@ -192,9 +192,9 @@ def wrap(text: str, width: int) -> str:
 
 
 def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist], size: Size | None) -> None:
-    """Adds a heading, with the legend's handles if given; below the figure, where the times come from.
+    """Adds a heading with the legend's handles, and notes below the figure.
 
-    size: size of the figure; without one, a legend of several rows makes the figure higher.
+    size: size of the figure; None: a legend of several rows makes the figure higher.
     """
     if size:
         figure.set_size_inches(size)
@@ -225,10 +225,10 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
 
 @print_style()
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
-    """Writes a file for each format, or of that at the end of the name, atomically, and closes the figure; returns the paths.
+    """Writes a file in each format, or in the format at the end of the name, atomically. Closes the figure. Returns the paths.
 
-    The same figure makes the same files; a PDF embeds its fonts as TrueType. Raises ConfigError: matplotlib knows no such format,
-    or the texts leave no room for the panels.
+    Equal figures give equal files. PDFs embed fonts as TrueType. Raises ConfigError if matplotlib does not know a format, or if the
+    texts leave no room for the panels.
     """
     known = figure.canvas.get_supported_filetypes()
     if (ending := Path(name).suffix[1:]) in known:
@@ -251,5 +251,5 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf
 
 
 def with_suffix(path: Path, suffix: str) -> Path:
-    """Returns the path with the suffix at its end, unless it is there."""
+    """Returns the path with the suffix added, unless the path ends with it."""
     return path if path.suffix == f".{suffix}" else path.with_name(f"{path.name}.{suffix}")
