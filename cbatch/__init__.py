@@ -8,7 +8,7 @@ from cbatch.described import Described
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step, StepResult
-from cbatch.kv import CachedBlock, Eviction, KVSize, KVView, Name
+from cbatch.kv import BlockHash, CachedBlock, Eviction, KVSize, KVView
 from cbatch.limits import Limits
 from cbatch.model import ModelSpec
 from cbatch.plan import Plan, Refusal
@@ -24,6 +24,6 @@ __version__ = "0.1.0"  # CITATION.cff and CHANGELOG.md name it too
 
 __all__ = ["Engine", "Executor", "KVSize", "Limits", "ModelSpec", "RunRecord", "Server", "Step", "StepRecord"]
 __all__ += ["BatchShape", "CostFunction", "CostModel", "Described", "KVView", "Plan", "PlanBuilder"]
-__all__ += ["CachedBlock", "Eviction", "Name", "Policy", "Refusal", "View", "WholePrompts"]
+__all__ += ["BlockHash", "CachedBlock", "Eviction", "Policy", "Refusal", "View", "WholePrompts"]
 __all__ += ["SERVED", "SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status", "StepResult"]
 __all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "WorkloadError", "is_steady"]

@@ -122,7 +122,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.reject_reason, self.row = "", NEVER
         self.table: Columns | None = None
-        self.prefix: Any = None  # a `kv.names.Prefix` with a prefix cache, until the request ends
+        self.prefix: Any = None  # a `kv.hashes.Prefix` with a prefix cache, until the request ends
         self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
         self.num_output_tokens = self.num_preemptions = self.num_recomputed_tokens = 0

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.cost import CostModel
-from cbatch.kv import Freed, KVView, Name
+from cbatch.kv import BlockHash, Freed, KVView
 from cbatch.limits import Limits, Resources
 from cbatch.plan_builder import PlanBuilder
 from cbatch.record import InFlight, RunRecord, StepRecord
@@ -94,11 +94,11 @@ class EngineKVView(KVView):
         cache = self._state.cache
         return 0 if cache is None or request.status is not Status.WAITING else cache.num_shared(request)
 
-    def prefix_names(self, request: Request, at_most: int | None = None) -> Sequence[Name]:
+    def block_hashes(self, request: Request, at_most: int | None = None) -> Sequence[BlockHash]:
         cache = self._state.cache
-        return () if cache is None or request.status is not Status.WAITING else cache.names(request, at_most)
+        return () if cache is None or request.status is not Status.WAITING else cache.hashes(request, at_most)
 
-    def changed_names(self) -> Sequence[Name] | None:
+    def changed_hashes(self) -> Sequence[BlockHash] | None:
         if self._state.cache is None:
             return ()
         changes, cursor = self._state.cache.pool.changes, self._cursor

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from cbatch.kv import Name
-from cbatch.kv.names import Prefix
+from cbatch.kv import BlockHash
+from cbatch.kv.hashes import Prefix
 from cbatch.request import Request, spec_of
 
 
@@ -23,28 +23,28 @@ class Findable(NamedTuple):
 def findable_tokens(requests: Iterable[Request], block_size: int) -> dict[int, Findable]:
     """Returns the most tokens that each request can find in the cache, by id. requests: all requests of a simulated run."""
     by_arrival = sorted(requests, key=lambda request: (request.arrival_time, request.id))
-    names = [_names_of(request, block_size) for request in by_arrival]
-    seen: set[Name] = set()
-    repeated: set[Name] = set()
+    hashes = [_hashes_of(request, block_size) for request in by_arrival]
+    seen: set[BlockHash] = set()
+    repeated: set[BlockHash] = set()
     earlier = []
-    for blocks in names:
+    for blocks in hashes:
         earlier.append(_num_in(seen, blocks))
         repeated.update(blocks[: earlier[-1]])
         seen.update(blocks)
     findable = {}
-    for request, blocks, before in zip(by_arrival, names, earlier, strict=True):
+    for request, blocks, before in zip(by_arrival, hashes, earlier, strict=True):
         most = (request.num_prompt_tokens - 1) // block_size
         ever = _num_in(repeated, blocks)
         findable[request.id] = Findable(min(before, most) * block_size, min(ever, most) * block_size)
     return findable
 
 
-def _num_in(known: set[Name], names: Sequence[Name]) -> int:
+def _num_in(known: set[BlockHash], hashes: Sequence[BlockHash]) -> int:
     """Returns the number of leading names in `known`."""
-    return next((place for place, name in enumerate(names) if name not in known), len(names))
+    return next((place for place, block_hash in enumerate(hashes) if block_hash not in known), len(hashes))
 
 
-def _names_of(request: Request, block_size: int) -> Sequence[Name]:
+def _hashes_of(request: Request, block_size: int) -> Sequence[BlockHash]:
     """Returns the names of the prompt and output blocks that another request can also have."""
     spec = spec_of(request)
     held = spec.num_prompt_tokens if spec.prompt is not None else len(spec.prefix_hashes) * spec.hash_block
@@ -55,4 +55,4 @@ def _names_of(request: Request, block_size: int) -> Sequence[Name]:
         held = whole.num_known
     pool: Any = SimpleNamespace(block_size=block_size)
     table: Any = SimpleNamespace(tokens=None)
-    return Prefix(whole, pool, table).names(held // block_size)[: held // block_size]
+    return Prefix(whole, pool, table).hashes(held // block_size)[: held // block_size]

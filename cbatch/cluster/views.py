@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cbatch.engine import Engine
-from cbatch.kv import Name
-from cbatch.kv.names import prompt_names
+from cbatch.kv import BlockHash
+from cbatch.kv.hashes import prompt_hashes
 from cbatch.request import Ints, Request
 
 
@@ -33,7 +33,7 @@ class Report(NamedTuple):
     lag: int
     num_free: int
     ended: Sequence[int] = ()
-    changed: Mapping[Name, bool] = MappingProxyType({})
+    changed: Mapping[BlockHash, bool] = MappingProxyType({})
 
 
 class Reporter:
@@ -58,19 +58,19 @@ class Reporter:
         ended, self._ended = self._ended, []
         self._post(Report(at, ids, computed, 0, most - num_used, ended, self._changed()))
 
-    def _changed(self) -> Mapping[Name, bool]:
+    def _changed(self) -> Mapping[BlockHash, bool]:
         if (cache := self._state.cache) is None:
             return {}
         changes, cursor = cache.pool.changes, self._cursor
-        names, self._cursor = changes.since(cursor), changes.begin()
-        assert names is not None, "the changes between two reports are kept"
-        return {name: name in cache.pool for name in names}
+        hashes, self._cursor = changes.since(cursor), changes.begin()
+        assert hashes is not None, "the changes between two reports are kept"
+        return {block_hash: block_hash in cache.pool for block_hash in hashes}
 
 
 @lru_cache(maxsize=16)
-def _hashes_of(request: Request, block_size: int) -> Sequence[Name]:
+def _hashes_of(request: Request, block_size: int) -> Sequence[BlockHash]:
     """Returns the hashes of the full blocks of an arriving request's prompt; replicas of equal block size share them."""
-    return prompt_names(request, block_size)
+    return prompt_hashes(request, block_size)
 
 
 class ReplicaView:
@@ -89,7 +89,7 @@ class ReplicaView:
         self._sent: dict[int, tuple[Request, int]] = {}  # unfinished, with the tokens found in the cache when sent
         self._sums: list[int] = [0, 0]  # of `_sent`: prompt tokens, and longest lengths
         self._report = Report(0.0, np.zeros(0, np.int64), np.zeros(0, np.int64), 0, num_blocks)
-        self._hashes = set[Name]()
+        self._hashes = set[BlockHash]()
 
     @property
     def num_unfinished(self) -> int:
@@ -126,8 +126,8 @@ class ReplicaView:
         if not self._hashes:
             return 0
         most = (request.num_prompt_tokens - 1) // self.block_size
-        names = _hashes_of(request, self.block_size)[:most]
-        held = next((place for place, name in enumerate(names) if name not in self._hashes), len(names))
+        hashes = _hashes_of(request, self.block_size)[:most]
+        held = next((place for place, block_hash in enumerate(hashes) if block_hash not in self._hashes), len(hashes))
         return held * self.block_size
 
     # -- for the cluster ----------------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ class ReplicaView:
                 request, _ = self._sent.pop(id_)
                 self._add(request, -1)
                 ended.append((report.at, id_, request))
-            for name, held in report.changed.items():
-                (self._hashes.add if held else self._hashes.discard)(name)
+            for block_hash, held in report.changed.items():
+                (self._hashes.add if held else self._hashes.discard)(block_hash)
         return ended
 
     def _add(self, request: Request, sign: int) -> None:

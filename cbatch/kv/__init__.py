@@ -1,10 +1,10 @@
 """The KV cache: its blocks, the requests that hold them, and the blocks that outlive their requests."""
 
 from cbatch.kv.cache import PrefixCache
-from cbatch.kv.eviction import CachedBlock, Eviction, Name
+from cbatch.kv.eviction import BlockHash, CachedBlock, Eviction
 from cbatch.kv.pool import BlockPool, CountingPool, KVSize, blocks_for, blocks_lacking
 from cbatch.kv.prefix import PrefixPool
 from cbatch.kv.view import Freed, KVView
 
-__all__ = ["BlockPool", "CachedBlock", "CountingPool", "Eviction", "Freed", "KVSize", "KVView", "Name"]
+__all__ = ["BlockHash", "BlockPool", "CachedBlock", "CountingPool", "Eviction", "Freed", "KVSize", "KVView"]
 __all__ += ["PrefixCache", "PrefixPool", "blocks_for", "blocks_lacking"]

@@ -1,19 +1,19 @@
-"""The prefix cache of an engine, for `State`: connects the pool of named blocks, the requests' block names, and the eviction."""
+"""The prefix cache of an engine, for `State`: connects the pool of hashed blocks, the requests' block hashes, and the eviction."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from cbatch.errors import WorkloadError
-from cbatch.kv.eviction import Eviction, Name, call
-from cbatch.kv.names import Prefix
+from cbatch.kv.eviction import BlockHash, Eviction, call
+from cbatch.kv.hashes import Prefix
 from cbatch.kv.prefix import PrefixPool
 from cbatch.request import Ints, Request, spec_of
 from cbatch.request_table import RequestTable
 
 
 class PrefixCache:
-    """Finds, shares and names cached blocks for requests.
+    """Finds, shares and hashes cached blocks for requests.
 
     A block can be found by iterations after the iteration that computes the block, even while the latter is in flight, since
     iterations write in the order of their launch. Blocks of generated tokens can be found once the host knows the tokens. In
@@ -32,9 +32,9 @@ class PrefixCache:
         return not self.pool.eviction.dynamic and not (waiting and self.pool.version != self._planned_version)
 
     def num_unchanged(self, rows: Ints) -> int:
-        """Returns how many iterations can compute a token of each row before any row gets another named block."""
+        """Returns how many iterations can compute a token of each row before any row gets another hashed block."""
         filled = np.minimum(self._table.computed[rows], self._table.known[rows])
-        return int(((self.pool.num_named[rows] + 1) * self.pool.block_size - filled).min()) - 1
+        return int(((self.pool.num_hashed[rows] + 1) * self.pool.block_size - filled).min()) - 1
 
     def check(self, request: Request) -> None:
         """Raises WorkloadError unless the prefix hashes are cumulative ids of whole blocks."""
@@ -64,23 +64,23 @@ class PrefixCache:
                 if self._looks_ahead:
                     number = request.num_prompt_tokens // self.pool.block_size
                     self.submitted.append(request.id)
-                    call(self.pool.eviction, "on_submit", request, prefix.names(number)[:number])
+                    call(self.pool.eviction, "on_submit", request, prefix.hashes(number)[:number])
 
     def num_cached(self, request: Request) -> int:
         """Returns the prompt tokens of a request that the cache holds. The request may belong to another engine."""
         return Prefix(request, self.pool, self._table).num_cached
 
-    def found(self, request: Request) -> Sequence[Name]:
-        """Returns the names of the blocks that a waiting request finds."""
+    def found(self, request: Request) -> Sequence[BlockHash]:
+        """Returns the hashes of the blocks that a waiting request finds."""
         prefix: Prefix = request.prefix
-        return prefix.names(0)[: prefix.num_found]
+        return prefix.hashes(0)[: prefix.num_found]
 
-    def names(self, request: Request, at_most: int | None) -> Sequence[Name]:
-        """Returns the names of a waiting request's full blocks, at most the first `at_most`."""
+    def hashes(self, request: Request, at_most: int | None) -> Sequence[BlockHash]:
+        """Returns the hashes of a waiting request's full blocks, at most the first `at_most`."""
         number = request.num_known // self.pool.block_size
         number = number if at_most is None else min(number, at_most)
-        names: Sequence[Name] = request.prefix.names(number)[:number]
-        return names
+        hashes: Sequence[BlockHash] = request.prefix.hashes(number)[:number]
+        return hashes
 
     def num_shared(self, request: Request) -> int:
         """Returns the number of blocks that a waiting request finds and that are not free."""
@@ -97,39 +97,39 @@ class PrefixCache:
 
     def _admit(self, request: Request, num_tokens: int) -> None:
         pool, prefix, number = self.pool, request.prefix, num_tokens // self.pool.block_size
-        names = prefix.names(request.num_known // pool.block_size)[:number]  # makes all names of the prompt
-        pool.share(request.row, names)
+        hashes = prefix.hashes(request.num_known // pool.block_size)[:number]  # makes all hashes of the prompt
+        pool.share(request.row, hashes)
         if request.num_preemptions:
             request.num_cached_again += num_tokens
             request.num_recomputed_tokens -= min(prefix.num_lost, num_tokens)
         else:
             request.num_cached_tokens = num_tokens
-        call(pool.eviction, "on_admit", request, names, pool.now)
+        call(pool.eviction, "on_admit", request, hashes, pool.now)
 
     def register(self, requests: Sequence[Request], rows: Ints, num_tokens: Ints) -> None:
-        """Names the full blocks of a step's requests. num_tokens: tokens that are known and computed after this step, [rows]."""
+        """Hashes the full blocks of a step's requests. num_tokens: tokens that are known and computed after this step, [rows]."""
         num_full = num_tokens // self.pool.block_size
-        for place in (num_full > self.pool.num_named[rows]).nonzero()[0].tolist():
+        for place in (num_full > self.pool.num_hashed[rows]).nonzero()[0].tolist():
             self._register(requests[place], num_full.item(place))
 
     def register_repeated(self, requests: Sequence[Request], num_tokens: Ints) -> None:
         """Batch form of `register`, for consecutive decode steps."""
         size, full = self.pool.block_size, []
         for place, (request, tokens) in enumerate(zip(requests, num_tokens.tolist(), strict=True)):
-            named = self.pool.num_named.item(request.row)
-            full += [(number * size - tokens, place, number) for number in range(named + 1, tokens // size + 1)]
+            hashed = self.pool.num_hashed.item(request.row)
+            full += [(number * size - tokens, place, number) for number in range(hashed + 1, tokens // size + 1)]
         for _, place, number in sorted(full):
             self._register(requests[place], number)
 
     def release(self, request: Request) -> None:
-        """Prepares the release of a request's blocks: names all full blocks, and calls the eviction's `on_release`."""
+        """Prepares the release of a request's blocks: hashes all full blocks, and calls the eviction's `on_release`."""
         pool, table, row = self.pool, self._table, request.row
         number = min(table.computed.item(row), table.known.item(row)) // pool.block_size
         self._register(request, number)
         prefix = request.prefix
         prefix.num_lost = table.computed.item(row)
         pool.note_holder(row, table.total.item(row))
-        call(pool.eviction, "on_release", request, prefix.names(number)[:number], pool.now)
+        call(pool.eviction, "on_release", request, prefix.hashes(number)[:number], pool.now)
 
     def end(self, request: Request) -> None:
         """Prepares the end of a request in any state, and forgets the request."""
@@ -139,4 +139,4 @@ class PrefixCache:
         call(self.pool.eviction, "on_finish", request)
 
     def _register(self, request: Request, num_blocks: int) -> None:
-        self.pool.register(request.row, request.prefix.names(num_blocks), num_blocks)
+        self.pool.register(request.row, request.prefix.hashes(num_blocks), num_blocks)

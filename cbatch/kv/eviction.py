@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from cbatch import calls
 from cbatch.request import Request
 
-Name = Hashable
+BlockHash = Hashable
 """A block's hash: identifies the content of a full block and of all preceding blocks."""
 
 
@@ -16,11 +16,11 @@ class CachedBlock(NamedTuple):
     start, end: the block holds the tokens from `start` to before `end` of its prefix.
     is_spare: whether lookups find the same content without the block, because another copy is older or in use.
     num_uses: 1, plus 1 for each admission that found the block.
-    created, released: numbers that ascend in the order in which blocks got their names, and were released by their last holder.
+    created, released: numbers that ascend in the order in which blocks got their hashes, and were released by their last holder.
     released_at: seconds when the last holder released the block. holder_tokens: tokens of prompt and output of that holder.
     """
 
-    name: Name
+    hash: BlockHash
     start: int
     end: int
     is_spare: bool
@@ -45,19 +45,19 @@ class Eviction:
         """Returns a number, or a tuple of numbers, for each block. now: seconds of the current iteration."""
         return [0] * len(blocks)
 
-    def on_submit(self, request: Request, names: Sequence[Name]) -> None:
-        """Called when a request will arrive. names: of its prompt's full blocks; it finds at most blocks before its last token."""
+    def on_submit(self, request: Request, hashes: Sequence[BlockHash]) -> None:
+        """Called when a request will arrive. hashes: of its prompt's full blocks; it finds at most blocks before its last token."""
 
-    def on_admit(self, request: Request, names: Sequence[Name], now: float) -> None:
-        """Called when a request is admitted, perhaps again. names: the names of the blocks that it found."""
+    def on_admit(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
+        """Called when a request is admitted, perhaps again. hashes: the hashes of the blocks that it found."""
 
-    def on_release(self, request: Request, names: Sequence[Name], now: float) -> None:
-        """Called when a request has ended or was preempted. names: the names of the full blocks that it held."""
+    def on_release(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
+        """Called when a request has ended or was preempted. hashes: the hashes of the full blocks that it held."""
 
     def on_finish(self, request: Request) -> None:
         """Called when a request has ended."""
 
 
 def call(eviction: Eviction, method: str, *arguments: Any) -> Any:
-    """Calls a method of an eviction. Raises PolicyError, which names eviction and method, if the method fails."""
+    """Calls a method of an eviction. Raises PolicyError, which states eviction and method, if the method fails."""
     return calls.call(f"eviction {type(eviction).__name__}", getattr(eviction, method), *arguments)

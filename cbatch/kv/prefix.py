@@ -1,13 +1,13 @@
 """A pool whose blocks requests can share, and which keeps the content of blocks that no request holds.
 
              extend              register                release              extend
-    blank -----------> live ----------------> live, named -----------> cached ----------> live (its name is forgotten)
+    blank -----------> live ----------------> live, hashed ----------> cached ----------> live (its hash is forgotten)
       ^                  |                         ^                      |
       |     release      |                         |        share         |
       +------------------+                         +----------------------+
 
-A full block gets a *name*, a hash of the content of the block and of all preceding blocks, so that a lookup needs no tree (vLLM V1).
-Blocks of equal content that are computed at the same time are all kept. The pool knows no tokens: `names` makes the names.
+A full block gets a *hash* of its content and of all preceding blocks, so that a lookup needs no tree (vLLM V1).
+Blocks of equal content that are computed at the same time are all kept. The pool knows no tokens: `hashes` makes the hashes.
 """
 
 from collections import Counter, OrderedDict
@@ -22,21 +22,21 @@ from numpy.typing import NDArray
 
 from cbatch.errors import PolicyError
 from cbatch.kv.changes import Changes
-from cbatch.kv.eviction import CachedBlock, Eviction, Name, call
+from cbatch.kv.eviction import BlockHash, CachedBlock, Eviction, call
 from cbatch.kv.sharing import SharingPool
 
 
 class PrefixPool(SharingPool):
-    """Blocks with names and reference counts.
+    """Blocks with hashes and reference counts.
 
-    Each block is in one of four states: blank; *cached*: named, and in no block table; *live*: in `live` tables; *retiring*: in no
-    table, but `leaving` iterations in flight may still use it. Blank and cached blocks are free. The set of names is closed: if it
-    contains a name, it contains the names of all preceding blocks, because only *leaves* are evicted: blocks without a named
-    successor, or with another copy of their name. Cached blocks imply a cached leaf: a table with a successor also has a copy.
+    Each block is in one of four states: blank; *cached*: hashed, and in no block table; *live*: in `live` tables; *retiring*: in no
+    table, but `leaving` iterations in flight may still use it. Blank and cached blocks are free. The set of hashes is closed: if it
+    contains a hash, it contains the hashes of all preceding blocks, because only *leaves* are evicted: blocks without a hashed
+    successor, or with another copy of their hash. Cached blocks imply a cached leaf: a table with a successor also has a copy.
 
-    num_named: int64 [rows], number of leading blocks in each row that have names.
-    version: changes with the set of names. now: seconds, set by the owner for `Eviction`.
-    changes: a log of names registered or removed.
+    num_hashed: int64 [rows], number of leading blocks in each row that have hashes.
+    version: changes with the set of hashes. now: seconds, set by the owner for `Eviction`.
+    changes: a log of hashes registered or removed.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class PrefixPool(SharingPool):
     ) -> None:
         super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)
         self.eviction = eviction
-        self.num_named = np.zeros(num_rows, np.int64)
+        self.num_hashed = np.zeros(num_rows, np.int64)
         self.version = self.num_evicted = 0
         self.changes = Changes(4 * num_blocks)
         self.now = 0.0
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order of release
-        self._names: list[Name | None] = [None] * num_blocks
-        self._before: list[Name | None] = [None] * num_blocks  # names of the preceding blocks
-        self._blocks: dict[Name, int] = {}  # the oldest copy
-        self._copies: dict[Name, list[int]] = {}  # further copies
-        self._num_successors: dict[Name, int] = {}
+        self._hashes: list[BlockHash | None] = [None] * num_blocks
+        self._before: list[BlockHash | None] = [None] * num_blocks  # hashes of the preceding blocks
+        self._blocks: dict[BlockHash, int] = {}  # the oldest copy
+        self._copies: dict[BlockHash, list[int]] = {}  # further copies
+        self._num_successors: dict[BlockHash, int] = {}
         self._depth, self._num_uses, self._created = np.zeros((3, num_blocks), np.int64)
         self._released, self._holder_tokens = np.zeros((2, num_blocks), np.int64)
         self._released_at = np.zeros(num_blocks)
@@ -64,30 +64,30 @@ class PrefixPool(SharingPool):
         self._ranking = np.zeros(num_blocks, np.int64)  # of each block's latest entry; earlier entries are out of date
         self._unranked: dict[int, None] = {}  # blocks that may have become leaves since the last eviction
 
-    def __contains__(self, name: Name) -> bool:
-        return name in self._blocks
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._blocks
 
     @property
     def num_cached(self) -> int:
         """Returns the number of cached blocks, which keep their content and are in no table."""
         return len(self._cached)
 
-    def num_in_use(self, names: Iterable[Name]) -> int:
-        """Returns how many blocks with these cached names are live or retiring, so that sharing them takes no free block."""
-        blocks = self._find(names)
+    def num_in_use(self, hashes: Iterable[BlockHash]) -> int:
+        """Returns how many blocks with these cached hashes are live or retiring, so that sharing them takes no free block."""
+        blocks = self._find(hashes)
         return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks]))
 
-    def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[Name]] = ()) -> int:
-        """Returns the free blocks gained if these rows are released at once and newcomers then share the blocks with these names."""
+    def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[BlockHash]] = ()) -> int:
+        """Returns the free blocks gained if these rows are released at once and newcomers then share the blocks with these hashes."""
         held = Counter(chain.from_iterable(self.tables[row, : self.held_by(row)].tolist() for row in rows))
         freed = {block for block, number in held.items() if self.live[block] + self.leaving[block] == number}
         shared = self._find({*chain.from_iterable(newcomers)})
         num_free = len(shared) - int(np.count_nonzero(self.live[shared] + self.leaving[shared]))
         return len(freed) - num_free - len(freed.intersection(shared.tolist()))
 
-    def share(self, row: int, names: Sequence[Name]) -> None:
-        """Fills the table of an empty row with the blocks that have these names."""
-        blocks = self._find(names)
+    def share(self, row: int, hashes: Sequence[BlockHash]) -> None:
+        """Fills the table of an empty row with the blocks that have these hashes."""
+        blocks = self._find(hashes)
         unused = blocks[self.live[blocks] == 0]
         for block in unused[self.leaving[unused] == 0].tolist():
             del self._cached[block]
@@ -98,12 +98,12 @@ class PrefixPool(SharingPool):
         self._num_uses[blocks] += 1
         self.tables[row, : len(blocks)] = blocks
         self.room[row] = len(blocks) * self.block_size
-        self.num_named[row] = len(blocks)
+        self.num_hashed[row] = len(blocks)
 
-    def register(self, row: int, names: Sequence[Name], num_blocks: int) -> None:
-        """Names the first blocks of a row, which must be full. Named blocks keep their names."""
-        first = self.num_named.item(row)
-        if not (new := names[first:num_blocks]):
+    def register(self, row: int, hashes: Sequence[BlockHash], num_blocks: int) -> None:
+        """Gives the first blocks of a row, which must be full, their hashes. Hashed blocks keep theirs."""
+        first = self.num_hashed.item(row)
+        if not (new := hashes[first:num_blocks]):
             return
         blocks = self.tables[row, first:num_blocks]
         taken = blocks.tolist()
@@ -113,23 +113,23 @@ class PrefixPool(SharingPool):
             self._num_uses[blocks] = 1
             self._created[blocks] = np.arange(self._clock, self._clock + len(taken))
             self._clock += len(taken)
-        before = names[first - 1] if first else None
-        for block, name in zip(taken, new, strict=True):
-            self._names[block], self._before[block] = name, before
-            before = name
+        before = hashes[first - 1] if first else None
+        for block, block_hash in zip(taken, new, strict=True):
+            self._hashes[block], self._before[block] = block_hash, before
+            before = block_hash
         num_held = 0
         while num_held < len(new) and new[num_held] in self._blocks:
             num_held += 1
-        for block, name in zip(taken, new[:num_held], strict=False):  # further copies
-            self._unrank_copies(name)
-            self._copies.setdefault(name, []).append(block)
-        if num_held < len(new):  # no other name is known: names are closed
+        for block, block_hash in zip(taken, new[:num_held], strict=False):  # further copies
+            self._unrank_copies(block_hash)
+            self._copies.setdefault(block_hash, []).append(block)
+        if num_held < len(new):  # no other hash is known: hashes are closed
             added = new[num_held:]
             self._blocks.update(zip(added, taken[num_held:], strict=True))
             self._num_successors.update(dict.fromkeys(added[:-1], 1))
             if (before := self._before[taken[num_held]]) is not None:
                 self._num_successors[before] = self._num_successors.get(before, 0) + 1
-        self.num_named[row] = num_blocks
+        self.num_hashed[row] = num_blocks
         self.version += 1
         self.changes.add(new)
 
@@ -139,7 +139,7 @@ class PrefixPool(SharingPool):
 
     def release(self, row: int, after: int | None) -> None:
         blocks = self.tables[row, : self.held_by(row)].copy()
-        self.room[row] = self.num_named[row] = 0
+        self.room[row] = self.num_hashed[row] = 0
         self.live[blocks] -= 1
         last = int(np.count_nonzero(self.live[blocks] == 0))
         self.num_retiring += last
@@ -156,11 +156,11 @@ class PrefixPool(SharingPool):
             self._give(blocks)
 
     def grow(self, num_rows: int) -> None:
-        self.num_named = np.concatenate([self.num_named, np.zeros(num_rows - len(self.room), np.int64)])
+        self.num_hashed = np.concatenate([self.num_hashed, np.zeros(num_rows - len(self.room), np.int64)])
         super().grow(num_rows)
 
-    def _find(self, names: Iterable[Name]) -> NDArray[np.int32]:
-        return np.fromiter(map(self._blocks.__getitem__, names), np.int32)
+    def _find(self, hashes: Iterable[BlockHash]) -> NDArray[np.int32]:
+        return np.fromiter(map(self._blocks.__getitem__, hashes), np.int32)
 
     def _take(self, num_blocks: int) -> NDArray[np.int32]:
         assert num_blocks <= self.num_free, "a validated plan takes no more blocks than are free"
@@ -180,71 +180,71 @@ class PrefixPool(SharingPool):
         free = blocks[self.live[blocks] + self.leaving[blocks] == 0][::-1].tolist()
         self.num_retiring -= len(free)
         self.num_free += len(free)
-        named = [block for block in free if self._names[block] is not None]
-        self._blank += free[: len(free) - len(named)]  # the last blocks of a table
-        self._cached.update(dict.fromkeys(named))
+        hashed = [block for block in free if self._hashes[block] is not None]
+        self._blank += free[: len(free) - len(hashed)]  # the last blocks of a table
+        self._cached.update(dict.fromkeys(hashed))
         if self._in_order:
             return
-        for block in named:
-            self._unrank_copies(self._names[block])
-        self._released[named] = np.arange(self._clock, self._clock + len(named))
-        self._released_at[named] = self.now
-        self._clock += len(named)
+        for block in hashed:
+            self._unrank_copies(self._hashes[block])
+        self._released[hashed] = np.arange(self._clock, self._clock + len(hashed))
+        self._released_at[hashed] = self.now
+        self._clock += len(hashed)
 
     def _forget(self, block: int) -> None:
-        """Removes a block's name. After the last copy of a name, the preceding block may become a leaf."""
-        name, before = self._names[block], self._before[block]
-        self._names[block] = None
+        """Removes a block's hash. After the last copy of a hash, the preceding block may become a leaf."""
+        block_hash, before = self._hashes[block], self._before[block]
+        self._hashes[block] = None
         self.num_evicted += 1
         self.version += 1
-        if copies := self._copies.get(name):
-            if self._blocks[name] == block:
-                self._blocks[name] = copies.pop(0)
+        if copies := self._copies.get(block_hash):
+            if self._blocks[block_hash] == block:
+                self._blocks[block_hash] = copies.pop(0)
             else:
                 copies.remove(block)
             if not copies:
-                del self._copies[name]
-            self._unrank_copies(name)
+                del self._copies[block_hash]
+            self._unrank_copies(block_hash)
             return
-        del self._blocks[name]
-        self.changes.add((name,))
+        del self._blocks[block_hash]
+        self.changes.add((block_hash,))
         if before is not None:
             self._num_successors[before] -= 1
             if not self._num_successors[before]:
                 del self._num_successors[before]
                 self._unrank_copies(before)
 
-    def _unrank_copies(self, name: Name) -> None:
-        """Notes that blocks of this name may have become leaves, or spare, or no longer spare."""
+    def _unrank_copies(self, block_hash: BlockHash) -> None:
+        """Notes that blocks of this hash may have become leaves, or spare, or no longer spare."""
         if not self._in_order:
-            self._unranked |= dict.fromkeys((self._blocks[name], *self._copies.get(name, ())))
+            self._unranked |= dict.fromkeys((self._blocks[block_hash], *self._copies.get(block_hash, ())))
 
     def _is_leaf(self, block: int) -> bool:
-        """Returns whether a named block can be evicted first: see the class."""
-        name = self._names[block]
-        return name not in self._num_successors or name in self._copies
+        """Returns whether a hashed block can be evicted first: see the class."""
+        block_hash = self._hashes[block]
+        return block_hash not in self._num_successors or block_hash in self._copies
 
     def _evict_oldest(self, at_most: int) -> list[int]:
-        """Removes the names of the blocks released longest ago, as long as each is a leaf and the only copy. Returns the blocks."""
-        names, copies, successors = self._names, self._copies, self._num_successors
+        """Removes the hashes of the blocks released longest ago, as long as each is a leaf and the only copy. Returns the blocks."""
+        hashes, copies, successors = self._hashes, self._copies, self._num_successors
         evicted = []
         for block in islice(self._cached, at_most):
-            if (name := names[block]) in successors or name in copies:
+            if (block_hash := hashes[block]) in successors or block_hash in copies:
                 break
-            del self._blocks[name]
+            del self._blocks[block_hash]
             evicted.append(block)
             if (before := self._before[block]) is not None and (number := successors.pop(before)) > 1:
                 successors[before] = number - 1
-        self.changes.add(map(names.__getitem__, evicted))
+        self.changes.add(map(hashes.__getitem__, evicted))
         for block in evicted:
             del self._cached[block]
-            names[block] = None
+            hashes[block] = None
         self.num_evicted += len(evicted)
         self.version += len(evicted)
         return evicted
 
     def _evict(self) -> int:
-        """Removes the name of the cached leaf with the smallest key. Returns the block."""
+        """Removes the hash of the cached leaf with the smallest key. Returns the block."""
         heap, cached = self._heap, self._cached
         if self._in_order:
             block = next(filter(self._is_leaf, cached))  # a leaf exists: see the class
@@ -278,10 +278,10 @@ class PrefixPool(SharingPool):
             raise PolicyError(f"eviction {type(self.eviction).__name__}: keys() ({error}); {wanted}") from error
 
     def _describe(self, block: int) -> CachedBlock:
-        name, start = self._names[block], self._depth.item(block) * self.block_size
-        copies = [self._blocks[name], *self._copies.get(name, ())]
+        block_hash, start = self._hashes[block], self._depth.item(block) * self.block_size
+        copies = [self._blocks[block_hash], *self._copies.get(block_hash, ())]
         return CachedBlock(
-            name,
+            block_hash,
             start,
             start + self.block_size,
             copies[0] != block or bool((self.live[copies] + self.leaving[copies]).any()),

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cbatch.kv.eviction import Name
+from cbatch.kv.eviction import BlockHash
 from cbatch.kv.pool import blocks_for, blocks_lacking
 from cbatch.request import Request
 
@@ -46,15 +46,15 @@ class KVView(ABC):
         """Returns the cached blocks of a waiting request that other requests also hold, so that sharing them is free."""
         return 0
 
-    def prefix_names(self, request: Request, at_most: int | None = None) -> Sequence[Name]:
+    def block_hashes(self, request: Request, at_most: int | None = None) -> Sequence[BlockHash]:
         """Returns hashes of a waiting request's full blocks. Equal prefixes have equal hashes. Empty if unknown.
 
         The first `request.num_computed / block_size` hashes are in the prefix cache. at_most: hashes to return; default all.
         """
         return ()
 
-    def changed_names(self) -> Sequence[Name] | None:
-        """Returns names that have entered or left the prefix cache since the policy's last call; None: unknown."""
+    def changed_hashes(self) -> Sequence[BlockHash] | None:
+        """Returns hashes that have entered or left the prefix cache since the policy's last call; None: unknown."""
         return None
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Iterable[Request]) -> int:

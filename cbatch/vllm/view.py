@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cbatch.cost import BatchShape, CostModel
-from cbatch.kv import Freed, KVView, Name
+from cbatch.kv import BlockHash, Freed, KVView
 from cbatch.limits import Limits
 from cbatch.request import Request, Status
 from cbatch.view import View
@@ -91,7 +91,7 @@ class VllmKVView(KVView):
         waits = request.status is Status.WAITING
         return sum(block.ref_cnt > 0 for block in self.cached_blocks(*served([request]))) if waits else 0
 
-    def prefix_names(self, request: Request, at_most: int | None = None) -> Sequence[Name]:
+    def block_hashes(self, request: Request, at_most: int | None = None) -> Sequence[BlockHash]:
         if request.status is not Status.WAITING:
             return ()
         [waiting] = served([request])

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 from zlib import crc32
 
-from cbatch.kv.names import SIMULATED_TOKEN
+from cbatch.kv.hashes import SIMULATED_TOKEN
 from cbatch.model.checkpoint import Vocabulary
 
 _WORDS = ("the", "time", "of", "a", "token", "is", "not", "yet")

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
 
-from cbatch import CachedBlock, ConfigError, Eviction, Name, Request
+from cbatch import BlockHash, CachedBlock, ConfigError, Eviction, Request
 
 
 class SoftTTL(Eviction):
@@ -30,30 +30,30 @@ class SoftTTL(Eviction):
         self.until: dict[str, float] = {}  # by session
         self._ends_unknown: dict[str, None] = {}  # sessions, in the order of the ends of their times
         self._ended: set[str] = set()  # sessions whose last request has ended; earlier ones may still run
-        self._names: defaultdict[str, set[Name]] = defaultdict(set)
-        self._sessions: defaultdict[Name, set[str]] = defaultdict(set)
+        self._hashes: defaultdict[str, set[BlockHash]] = defaultdict(set)
+        self._sessions: defaultdict[BlockHash, set[str]] = defaultdict(set)
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[int]:
         for session in [*takewhile(lambda session: self.until[session] <= now, self._ends_unknown)]:
             self.end(session)
-        return [self._class_of(block.name, now) for block in blocks]
+        return [self._class_of(block.hash, now) for block in blocks]
 
-    def _class_of(self, name: Name, now: float) -> int:
-        sessions = self._sessions.get(name)
+    def _class_of(self, block_hash: BlockHash, now: float) -> int:
+        sessions = self._sessions.get(block_hash)
         if not sessions:
             return 0
         return 2 if any(now < self.until[session] for session in sessions) else 1
 
-    def on_release(self, request: Request, names: Sequence[Name], now: float) -> None:
+    def on_release(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
         if (session := request.session) is None or session in self._ended:
             return
         self._ends_unknown.pop(session, None)
         if request.last is None:
             self._ends_unknown[session] = None
         self.until[session] = now + self.ttl
-        self._names[session].update(names)
-        for name in names:
-            self._sessions[name].add(session)
+        self._hashes[session].update(hashes)
+        for block_hash in hashes:
+            self._sessions[block_hash].add(session)
 
     def on_finish(self, request: Request) -> None:
         if request.last and request.session is not None:
@@ -64,7 +64,7 @@ class SoftTTL(Eviction):
         """Releases a session: nothing refers to its blocks any more."""
         self.until.pop(session, None)
         self._ends_unknown.pop(session, None)
-        for name in self._names.pop(session, ()):
-            self._sessions[name].discard(session)
-            if not self._sessions[name]:
-                del self._sessions[name]
+        for block_hash in self._hashes.pop(session, ()):
+            self._sessions[block_hash].discard(session)
+            if not self._sessions[block_hash]:
+                del self._sessions[block_hash]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import attrgetter
 
-from cbatch import Name, Request, View
+from cbatch import BlockHash, Request, View
 from policies.shared.waiting import WaitingQueue
 
 
@@ -21,8 +21,8 @@ class KeptOrder(ABC):
 
     def in_order(self, view: View) -> Iterator[Request]:
         """Applies changes since the last call. Returns the waiting requests in order; taking the next request admits the previous."""
-        names = view.kv.changed_names()
-        requests = {*(view.waiting if names is None else self._expected), *self._affected(names or (), view)}
+        hashes = view.kv.changed_hashes()
+        requests = {*(view.waiting if hashes is None else self._expected), *self._affected(hashes or (), view)}
         for request in filter(view.is_waiting, requests):
             self._place(request, view)
         # the missing tokens of a preempted request may change as long as its tokens are in flight
@@ -38,8 +38,8 @@ class KeptOrder(ABC):
         """Places a request, which may already be present."""
 
     @abstractmethod
-    def _affected(self, names: Iterable[Name], view: View) -> Iterable[Request]:
-        """Returns the requests to place again after these names have entered or left the prefix cache."""
+    def _affected(self, hashes: Iterable[BlockHash], view: View) -> Iterable[Request]:
+        """Returns the requests to place again after these hashes have entered or left the prefix cache."""
 
     @abstractmethod
     def _ordered(self, view: View) -> Iterator[Request]: ...
@@ -48,14 +48,14 @@ class KeptOrder(ABC):
 class FewestUncached(KeptOrder):
     """Fewest uncached tokens first; ties: arrival.
 
-    The cache holds a name only together with all preceding names. A request's cached tokens therefore change only if its last cached
-    name leaves, or if the next name enters.
+    The cache holds a hash only together with all preceding hashes. A request's cached tokens therefore change only if its last cached
+    hash leaves, or if the next hash enters.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._queue = WaitingQueue(attrgetter("num_ready"))
-        self._watchers: defaultdict[Name, set[Request]] = defaultdict(set)
+        self._watchers: defaultdict[BlockHash, set[Request]] = defaultdict(set)
 
     def discard(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -63,12 +63,12 @@ class FewestUncached(KeptOrder):
 
     def _place(self, request: Request, view: View) -> None:
         number = request.num_computed // view.kv.block_size
-        for name in view.kv.prefix_names(request, number + 1)[max(number - 1, 0) :]:
-            self._watchers[name].add(request)
+        for block_hash in view.kv.block_hashes(request, number + 1)[max(number - 1, 0) :]:
+            self._watchers[block_hash].add(request)
         self._queue.push(request)
 
-    def _affected(self, names: Iterable[Name], view: View) -> Iterable[Request]:
-        return chain.from_iterable(self._watchers.pop(name, ()) for name in names)
+    def _affected(self, hashes: Iterable[BlockHash], view: View) -> Iterable[Request]:
+        return chain.from_iterable(self._watchers.pop(block_hash, ()) for block_hash in hashes)
 
     def _ordered(self, view: View) -> Iterator[Request]:
         return self._queue.in_order(view)

@@ -5,19 +5,21 @@ from operator import attrgetter, eq
 
 from sortedcontainers import SortedKeyList
 
-from cbatch import Name, Request, View
+from cbatch import BlockHash, Request, View
 from policies.shared.kept_orders import KeptOrder
 
 
 class Branch:
-    """Requests with a common prefix: after the blocks of `parent`, all share the blocks `names` from block `start` on.
+    """Requests with a common prefix: after the blocks of `parent`, all share the blocks `hashes` from block `start` on.
 
     requests: by arrival. is_cached: whether the prefix cache holds the first block.
     cached: cached child branches, most requests first; ties: the branch with the oldest request.
     """
 
-    def __init__(self, parent: "Branch | None", names: Sequence[Name], start: int, requests: Iterable[Request]) -> None:
-        self.parent, self.names, self.start, self.is_cached = parent, names, start, False
+    def __init__(
+        self, parent: "Branch | None", hashes: Sequence[BlockHash], start: int, requests: Iterable[Request]
+    ) -> None:
+        self.parent, self.hashes, self.start, self.is_cached = parent, hashes, start, False
         self.requests = SortedKeyList(requests, key=attrgetter("arrival_time", "id"))
         self.cached: SortedKeyList[Branch, tuple[int, float, int]] = SortedKeyList(key=attrgetter("rank"))
         self.rank = (0, 0.0, 0)
@@ -48,7 +50,7 @@ class DepthFirst(KeptOrder):
     def __init__(self) -> None:
         super().__init__()
         self._root = Branch(None, (), 0, ())
-        self._branches: dict[Name, Branch] = {}  # by first name
+        self._branches: dict[BlockHash, Branch] = {}  # by first hash
         self._ends: dict[Request, Branch] = {}  # the last branch of each request
 
     def discard(self, requests: Iterable[Request]) -> None:
@@ -59,36 +61,36 @@ class DepthFirst(KeptOrder):
                 if branch.parent is not None:
                     branch.move(branch.is_cached and bool(branch.requests))
                     if not branch.requests:
-                        del self._branches[branch.names[0]]
+                        del self._branches[branch.hashes[0]]
                 branch = branch.parent
 
     def _place(self, request: Request, view: View) -> None:
         self.discard([request])
         size, branch = view.kv.block_size, self._root
-        rest = view.kv.prefix_names(request, (request.num_known - 1) // size)
+        rest = view.kv.block_hashes(request, (request.num_known - 1) // size)
         branch.requests.add(request)
         while rest:
             lower = self._branches.get(rest[0])
             if lower is None:
-                lower = self._branches[rest[0]] = Branch(branch, rest, branch.start + len(branch.names), ())
-            elif (number := sum(map(eq, lower.names, rest))) < len(lower.names):
+                lower = self._branches[rest[0]] = Branch(branch, rest, branch.start + len(branch.hashes), ())
+            elif (number := sum(map(eq, lower.hashes, rest))) < len(lower.hashes):
                 lower = self._split(lower, number, size)
             lower.requests.add(request)
             lower.look(size)
-            branch, rest = lower, rest[len(lower.names) :]
+            branch, rest = lower, rest[len(lower.hashes) :]
         self._ends[request] = branch
 
     def _split(self, lower: Branch, number: int, block_size: int) -> Branch:
-        """Splits a branch after `number` names. Returns the new upper branch, whose child is the rest of the branch."""
-        upper = Branch(lower.parent, lower.names[:number], lower.start, lower.requests)
+        """Splits a branch after `number` hashes. Returns the new upper branch, whose child is the rest of the branch."""
+        upper = Branch(lower.parent, lower.hashes[:number], lower.start, lower.requests)
         lower.move(False)
-        lower.parent, lower.names, lower.start = upper, lower.names[number:], lower.start + number
+        lower.parent, lower.hashes, lower.start = upper, lower.hashes[number:], lower.start + number
         lower.look(block_size)
-        self._branches |= {branch.names[0]: branch for branch in (upper, lower)}
+        self._branches |= {branch.hashes[0]: branch for branch in (upper, lower)}
         return upper
 
-    def _affected(self, names: Iterable[Name], view: View) -> Iterable[Request]:
-        for branch in filter(None, map(self._branches.get, names)):
+    def _affected(self, hashes: Iterable[BlockHash], view: View) -> Iterable[Request]:
+        for branch in filter(None, map(self._branches.get, hashes)):
             branch.look(view.kv.block_size)
         return ()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from cbatch import Name, Request, View
+from cbatch import BlockHash, Request, View
 
 MOST_RANKED = 128
 """Waiting requests beyond which SGLang's `lpm` and `hrrn` are first come, first served."""
@@ -13,13 +13,13 @@ MOST_CACHED, LEAST_SHARED = 32, 32
 
 def repeated(waiting: Iterable[Request], view: View) -> set[Request]:
     """Returns requests with few cached tokens that share a prefix with an earlier request with few cached tokens."""
-    seen, later, number = set[Name](), set[Request](), view.kv.blocks_for(LEAST_SHARED)
+    seen, later, number = set[BlockHash](), set[Request](), view.kv.blocks_for(LEAST_SHARED)
     for request in waiting:
-        names = view.kv.prefix_names(request, number)
-        if request.num_computed <= MOST_CACHED and len(names) == number:
-            if names[-1] in seen:  # the name also identifies the preceding blocks
+        hashes = view.kv.block_hashes(request, number)
+        if request.num_computed <= MOST_CACHED and len(hashes) == number:
+            if hashes[-1] in seen:  # the hash also identifies the preceding blocks
                 later.add(request)
-            seen.add(names[-1])
+            seen.add(hashes[-1])
     return later
 
 

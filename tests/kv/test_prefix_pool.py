@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pool_check import check_pool
 
 from cbatch import CachedBlock, Eviction, PolicyError, Request
-from cbatch.kv import Name, PrefixPool
+from cbatch.kv import BlockHash, PrefixPool
 from cbatch.kv.changes import Changes
 from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi
 
@@ -194,7 +194,7 @@ def test_each_reader_of_changes_follows_at_its_own_pace() -> None:
     changes.add("efg")
     assert changes.since(early) == [*"bcdefg"]
     changes.add("h")
-    assert (changes.since(early), changes.since(late), len(changes._names or ())) == (None, None, 3)
+    assert (changes.since(early), changes.since(late), len(changes._hashes or ())) == (None, None, 3)
 
 
 def test_more_blocks_find_no_less_one_at_a_time() -> None:
@@ -246,7 +246,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.size, self.rows = random.randint(1, 3), random.randint(2, 5)
         kinds = [LRU, LFU, FIFO, SLRU, lambda: TLRU(3, 1), Marconi, Belady, Wild, Wild]
         self.pool = PrefixPool(random.randint(3, 10), self.size, self.rows, 12, random.choice(kinds)())
-        self.readers = dict.fromkeys((1, 3, 500), (self.pool.changes.begin(), frozenset[Name]()))
+        self.readers = dict.fromkeys((1, 3, 500), (self.pool.changes.begin(), frozenset[BlockHash]()))
         self.num_looks = 0
         self.memory: dict[int, str] = {}
         self.texts: dict[int, str] = {}  # by row
@@ -298,7 +298,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert pool.num_free == before + gained - sum(more.values())
         for row, number in counts.items():
             text, table = self.texts[row], self.table(row)
-            assert starts[row] // size >= pool.num_named[row], "a named block is not written to"
+            assert starts[row] // size >= pool.num_hashed[row], "a named block is not written to"
             for at in range(starts[row], starts[row] + number):
                 self.memory[table[at // size] * size + at % size] = text[: at + 1]
             self.computed[row] = starts[row] + number
@@ -343,7 +343,7 @@ class PoolMachine(RuleBasedStateMachine):
                 changed = self.pool.changes.since(cursor)
                 assert changed is None or held ^ now <= {*changed}, "no reader of changed names misses any"
                 self.readers[each] = self.pool.changes.begin(), now
-            for block, name in enumerate(self.pool._names):
+            for block, name in enumerate(self.pool._hashes):
                 if isinstance(name, str):
                     assert self.memory[(block + 1) * self.size - 1] == name, "a block holds what its name says"
 

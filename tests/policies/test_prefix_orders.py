@@ -288,7 +288,7 @@ def by_uncached(view: View) -> list[Request]:
 def depth_first(view: View) -> list[Request]:
     """By the path through the tree of cached prefixes: of each step, how few wait beyond it, and its place among the first seen."""
     size, waiting = view.kv.block_size, list(view.waiting)
-    names = {request: view.kv.prefix_names(request)[: request.num_computed // size] for request in waiting}
+    names = {request: view.kv.block_hashes(request)[: request.num_computed // size] for request in waiting}
     weight = Counter(chain.from_iterable(names.values()))
     place = {name: number for number, name in enumerate(weight)}
     return sorted(waiting, key=lambda request: [*((-weight[name], place[name]) for name in names[request]), (inf, 0)])

@@ -115,12 +115,12 @@ class Attentive:
         self.heard: list[Any] = []
 
     def plan(self, view: View) -> Plan:
-        self.heard.append((*OF_VIEW(view), [*(view.kv.changed_names() or ())]))
+        self.heard.append((*OF_VIEW(view), [*(view.kv.changed_hashes() or ())]))
         self.heard += ([request.id for request in part] for part in (view.decoding, view.prefilling))
         for request in (*view.waiting, *view.running):
             self.heard.append((*OF_REQUEST(request), request.num_ready))
             blocks = view.kv.num_held(request), view.kv.freed_by_preempting(request)
-            cached = view.kv.num_shared(request), [*view.kv.prefix_names(request)]
+            cached = view.kv.num_shared(request), [*view.kv.block_hashes(request)]
             self.heard.append((*blocks, *cached, view.is_in_flight(request), view.is_waiting(request)))
         plan: Plan = self.policy.plan(view)
         return plan

@@ -20,12 +20,12 @@ def check_pool(pool: PrefixPool) -> None:
     for rows in (np.arange(len(tables))[start::step] for step in (1, 2, 3) for start in range(step)):
         entries = [block for row in rows.tolist() for block in tables[row]]
         assert pool.num_shared_tokens(rows) == (len(entries) - len(set(entries))) * pool.block_size
-    named = {(name, block) for block, name in enumerate(pool._names) if name is not None}
+    named = {(name, block) for block, name in enumerate(pool._hashes) if name is not None}
     assert named == {(name, b) for name, first in pool._blocks.items() for b in (first, *pool._copies.get(name, ()))}
     assert not {block for _, block in named} & set(pool._blank)
     before = {(name, previous) for name, block in named if (previous := pool._before[block]) is not None}
     assert all(previous in pool for _, previous in before)
     assert pool._num_successors == {name: sum(name == other for _, other in before) for name in {b for _, b in before}}
     for row, table in enumerate(tables):
-        named_here = [pool._names[block] is not None for block in table]
-        assert named_here == [place < pool.num_named[row] for place in range(len(table))]
+        named_here = [pool._hashes[block] is not None for block in table]
+        assert named_here == [place < pool.num_hashed[row] for place in range(len(table))]

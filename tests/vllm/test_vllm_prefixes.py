@@ -29,7 +29,7 @@ class Comparing(FuzzPolicy):
             source: Any = request.source  # type: ignore[attr-defined]
             blocks, num_tokens, *_ = manager.get_computed_blocks(source)
             shared = sum(block.ref_cnt > 0 for block in blocks.blocks[0])
-            names = view.kv.prefix_names(request)
+            names = view.kv.block_hashes(request)
             assert (request.num_computed, request.num_ready) == (num_tokens, source.num_tokens - num_tokens)
             assert view.kv.num_shared(request) == shared and len(names) == source.num_tokens // view.kv.block_size
             assert view.kv.num_gained([], [request]) == 0

@@ -1,0 +1,101 @@
+"""Hashes the blocks of a request, and counts how many of these blocks a waiting request finds in the cache.
+
+A block's hash covers the preceding hash and the content of the block. `Request.prefix_hashes` are not these hashes but a trace's own ids,
+each for a fixed number of tokens:
+
+    real tokens    128 bits of blake2b over the token ids; the first block is preceded by the request's `salt`
+    simulation     the same if the prompt has token ids, each output token as `SIMULATED_TOKEN`; otherwise 64 bits over the trace's id
+                   that covers the block (`RequestSpec.prefix_hashes`); otherwise over the conversation or the request, and the block's
+                   place in it: many hashes are made at once
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from cbatch.kv.eviction import BlockHash
+from cbatch.kv.pool import blocks_for
+from cbatch.kv.prefix import PrefixPool
+from cbatch.request import Request, spec_of
+from cbatch.request_table import RequestTable
+
+SIMULATED_TOKEN = 7
+"""The token id of all simulated outputs: a prompt that contains an answer finds its blocks."""
+
+
+def prompt_hashes(request: Request, block_size: int) -> Sequence[BlockHash]:
+    """Returns the hashes of the full blocks of a request's prompt, which needs no place in a cache or table."""
+    number = request.num_prompt_tokens // block_size
+    outside: Any = SimpleNamespace(block_size=block_size, tokens=None)
+    return Prefix(request, outside, outside).hashes(number)[:number]
+
+
+class Prefix:
+    """The hashes of one request's blocks, made on demand. num_lost: tokens of its KV cache that the latest preemption lost."""
+
+    def __init__(self, request: Request, pool: PrefixPool, table: RequestTable) -> None:
+        self._request, self._pool, self._table = request, pool, table
+        self._prompt = None if request.prompt is None else np.asarray(request.prompt, np.int32)
+        size, spec = pool.block_size, spec_of(request)
+        self._num_parts = max(spec.hash_block // size, 1)  # blocks of a hash id
+        self._trace_ids = spec.prefix_hashes if spec.hash_block else ()
+        self._num_traced = min(len(self._trace_ids) * self._num_parts, spec.num_prompt_tokens // size)  # blocks
+        self._text = ("request", spec.id) if spec.conversation is None else ("conversation", spec.conversation)
+        self._text_hash: int | None = None  # of its first block, if all were text
+        self._hashes: list[BlockHash] = []
+        self._num_found = self.num_lost = 0
+        self._seen = (-1, -1)  # the pool's version and the known tokens when the request was looked up
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens that the cache holds of a waiting request: whole blocks, and at least one token less than all."""
+        return self.num_found * self._pool.block_size
+
+    @property
+    def num_found(self) -> int:
+        """Leading blocks that the cache holds. A lookup begins where the latest one ended, as hashes are closed (`PrefixPool`)."""
+        pool, now = self._pool, (self._pool.version, self._request.num_known)
+        if self._seen != now:
+            hashes, number, most = self._hashes, self._num_found, (now[1] - 1) // pool.block_size
+            while number and hashes[number - 1] not in pool:
+                number -= 1
+            while (
+                number < most and (hashes[number] if number < len(hashes) else self.hashes(number + 1)[number]) in pool
+            ):
+                number += 1
+            self._num_found, self._seen = number, now
+        return self._num_found
+
+    def hashes(self, num_blocks: int) -> list[BlockHash]:
+        """Returns at least the hashes of the first blocks, whose tokens are known; not to be changed."""
+        hashes = self._hashes
+        if len(hashes) < num_blocks:
+            assert num_blocks * self._pool.block_size <= self._request.num_known, "only a full block has a hash"
+        while len(hashes) < num_blocks:
+            hashes += self._next_hashes(num_blocks, hashes[-1] if hashes else spec_of(self._request).salt.encode())
+        return hashes
+
+    def _next_hashes(self, num_blocks: int, before: BlockHash) -> Sequence[BlockHash]:
+        """Returns the next hashes: as many as are made at once."""
+        index, size, tokens = len(self._hashes), self._pool.block_size, None
+        place = slice(index * size, (index + 1) * size)
+        if self._prompt is not None and (self._table.tokens is None or place.stop <= len(self._prompt)):
+            tokens = self._prompt[place]
+            tokens = np.pad(tokens, (0, size - len(tokens)), constant_values=SIMULATED_TOKEN)
+        elif self._table.tokens is not None:
+            tokens = self._table.tokens[self._request.row, place]
+        if tokens is not None:
+            assert isinstance(before, bytes)
+            return (blake2b(before + tokens.tobytes(), digest_size=16).digest(),)
+        if index < self._num_traced:
+            hashes, parts = list[BlockHash](), self._num_parts
+            for trace_id in self._trace_ids[index // parts : blocks_for(num_blocks, parts)]:
+                first = hash((hashes[-1] if hashes else before, trace_id))
+                hashes += range(first, first + parts)
+            return hashes[: self._num_traced - index]
+        if self._text_hash is None:
+            self._text_hash = hash((before, *self._text)) - index
+        return range(self._text_hash + index, self._text_hash + num_blocks)
