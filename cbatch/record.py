@@ -3,7 +3,7 @@
 Rows hold plain numbers; arrays and tables are made once, at the end. `cbatch.results` derives figures from it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +69,7 @@ class RunRecord:
         self.stages: list[StageSpans] = []  # of each step, if a pipeline computed real tokens
         self.replicas: list[int] = []  # that computed each step, if there are several
         self.replica_of: dict[int, int] = {}  # the replica of each request, by the request's id, if there are several
+        self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are pools
         self._num_taken = 0  # of the steps
 
     def add(

@@ -11,6 +11,8 @@ from pathlib import Path
 from shutil import copy
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cbatch import Engine, FinishReason, Request, RunRecord
 from cbatch.cluster import RoundRobin
 from cbatch.results.metrics import Served, collect_served
@@ -23,6 +25,7 @@ from experiments.progress import progress
 from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import Run, assemble, with_workload
+from experiments.setup.pools import Setup
 from experiments.store.csv_tables import RunTables
 from experiments.store.provenance import commit, now, versions, write_json
 from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_folder, write_results
@@ -146,8 +149,7 @@ def _result_of(
     caches = [engine.state.cache for engine in run.engine.engines]
     measures = {
         **vars(run.settings.metrics),
-        "num_blocks": run.kv.num_blocks,
-        "max_batch": run.limits.max_batch,
+        **_limits_of(run, record),
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
         "steps": streamed.steps() if streamed else None,
         "ended": ended,
@@ -166,6 +168,15 @@ def _result_of(
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
     return Result(record, served, {**about, **origin, **measured}, measures, lower, tables)
+
+
+def _limits_of(run: Run, record: RunRecord) -> dict[str, Any]:
+    """Returns the size of the KV cache and the limit of a batch; of unlike replicas, those of each iteration."""
+    if len(run.setups) == 1:
+        return {"num_blocks": run.kv.num_blocks, "max_batch": run.limits.max_batch}
+    engines = [run.engine.engines[replica] for replica in record.replicas]
+    blocks, batches = ([engine.state.pool.num_blocks for engine in engines], [e.limits.max_batch for e in engines])
+    return {"num_blocks": np.array(blocks), "max_batch": np.array(batches)}
 
 
 def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:
@@ -228,6 +239,17 @@ def _lacks(run: Run) -> list[str]:
     return [name for name in dict.fromkeys(needed) if name not in present]
 
 
+def _about_pool(setup: Setup) -> dict[str, Any]:
+    """Returns what a pool's replicas are."""
+    backend, limits = setup.settings.backend, {"batch": setup.limits.max_batch, "tokens": setup.limits.max_tokens}
+    return {
+        "policy": repr(setup.settings.policy),
+        "hardware": backend.hardware(setup.cost.profile),
+        **{key: getattr(backend, key) for key in ("replicas", "tensor_parallel", "pipeline_stages")},
+        "limits": {**limits, "kv_blocks": setup.kv.num_blocks, "block_size": setup.kv.block_size},
+    }
+
+
 def origin_of_run(settings: Settings) -> dict[str, Any]:
     """Returns the identity of a run, and its code."""
     return {"identity": settings.identity, "code": sources_of(settings.composed.keys)}
@@ -252,6 +274,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "hardware": backend.hardware(run.cost.profile),
         "execution": execution,
         "limits": {**limits, "kv_blocks": run.kv.num_blocks, "block_size": run.kv.block_size},
+        **({"pools": {setup.name: _about_pool(setup) for setup in run.setups}} if len(run.setups) > 1 else {}),
         "chosen": run.chosen,
         "requests": run.num_requests,
         "output_lengths_known": run.facts.lengths_known,  # to policies, by `max_new_tokens`

@@ -107,7 +107,7 @@ class Cluster:
         for iteration, (step, receivers, replica) in enumerate(sorted(steps, key=lambda step: step[0].received_at)):
             whole.add_step(step._replace(iteration=iteration), receivers)
             whole.replicas.append(replica)
-        whole.replica_of = self.replica_of
+        whole.replica_of, whole.pools = self.replica_of, self.pools if any(self.pools) else ()
         requests = chain.from_iterable(record.requests for record in records)
         whole.requests = sorted(requests, key=lambda request: (request.finished_at, request.id))
         return whole

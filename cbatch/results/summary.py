@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
 from cbatch.request import FinishReason
@@ -13,12 +14,15 @@ from cbatch.results.attainment import attainment, goodput
 from cbatch.results.metrics import Entry, Figures, Objectives, Served, StepColumns, Window, statistics
 from cbatch.results.service import fairness, service_of
 
+Most = int | NDArray[np.int64]
+"""A limit of all iterations, or of each."""
+
 
 def summarize(
     record: RunRecord,
     *,
-    num_blocks: int,
-    max_batch: int,
+    num_blocks: Most,
+    max_batch: Most,
     overshoot_tokens: int = 0,
     warmup_requests: int = 0,
     drain_requests: int = 0,
@@ -34,7 +38,7 @@ def summarize(
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
     Args:
-        num_blocks: size of the KV cache.
+        num_blocks, max_batch: size of the KV cache, and limit of a batch; of unlike replicas, those of each iteration.
         overshoot_tokens: `State.num_overshoot_tokens`.
         warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
         objectives: for `goodput`, of requests without objectives of their own.
@@ -76,6 +80,19 @@ def summarize(
         "service": {} if service is None else fairness(service),
         **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(ended, num_evicted_blocks)}),
         **({} if num_replicas == 1 else {"replicas": _balance(record.replica_of, num_replicas)}),
+        **({"pools": _pools(record)} if record.pools else {}),
+    }
+
+
+def _pools(record: RunRecord) -> dict[str, Figures]:
+    """Returns what each pool served in the whole run, its replicas together."""
+    served: dict[str, list[int]] = {pool: [] for pool in record.pools}
+    for request in record.requests:
+        if (replica := record.replica_of.get(request.id)) is not None:
+            served[record.pools[replica]].append(request.num_output_tokens)
+    return {
+        pool: {"replicas": record.pools.count(pool), "requests": len(tokens), "output_tokens": sum(tokens)}
+        for pool, tokens in served.items()
     }
 
 
@@ -152,12 +169,16 @@ def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
     }
 
 
-def _iterations(steps: StepColumns, window: Window, num_blocks: int, max_batch: int) -> Figures:
+def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch: Most) -> Figures:
     """Returns unweighted means over the iterations whose tokens arrived within the window."""
     inside = window.holds(steps["received_at"])
-    batch, prefill, decode, padding, kv = (
+    batch, prefill, decode, padding = (
         metrics.mean(steps[name][inside])
-        for name in ("num_requests", "num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used")
+        for name in ("num_requests", "num_prefill_tokens", "num_decode_tokens", "num_padding_tokens")
+    )
+    occupied, held = (
+        _shares(steps["num_requests"], max_batch, inside),
+        _shares(steps["kv_blocks_used"], num_blocks, inside),
     )
     seconds = window.seconds or float("nan")
     planning, absorbing, computing = (
@@ -167,11 +188,21 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: int, max_batch: 
     tokens = prefill + decode + padding
     return {
         "batch_requests": batch,
-        "batch_occupancy": batch / max_batch,
+        "batch_occupancy": occupied[0],
         "batch_tokens": tokens,
         "padding_share": padding / tokens,
-        "kv_use_mean": kv / num_blocks,
-        "kv_use_peak": float(steps["kv_blocks_used"][inside].max() / num_blocks) if inside.any() else float("nan"),
+        "kv_use_mean": held[0],
+        "kv_use_peak": held[1],
         "device_active_share": computing / seconds,
         "host_active_share": (planning + absorbing) / seconds,
     }
+
+
+def _shares(counts: NDArray[Any], most: Most, inside: NDArray[np.bool_]) -> tuple[float, float]:
+    """Returns the mean and the largest share of `most` over the iterations inside the window; NaN without any."""
+    if not inside.any():
+        return math.nan, math.nan
+    if isinstance(most, int):
+        return metrics.mean(counts[inside]) / most, float(counts[inside].max() / most)
+    shares = counts[inside] / most[inside]
+    return metrics.mean(shares), float(shares.max())

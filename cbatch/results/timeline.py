@@ -7,14 +7,14 @@
     requests  | queued | prefill | decode ...
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
-The device has one lane per pipeline stage of real tokens. The file is JSON in Chrome's trace event format, compressed with gzip.
+The device has one lane per pipeline stage of real tokens; with several replicas, host and device have one per replica. The file is JSON in Chrome's trace event format, compressed with gzip.
 Times in the file are microseconds.
 """
 
 import gzip
 import json
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 from cbatch.executor import StageSpans
@@ -35,8 +35,12 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) 
         for step, times in zip(record.steps, record.copies, strict=False)
     )
     spans = record.stages or [((step.started, step.ended),) for step in record.steps]
-    steps = map(_iteration, record.steps, spans)
-    events = chain(_lanes(bool(record.copies), len(record.stages[0]) if record.stages else 0), steps, copies, phases)
+    steps = map(_iteration, record.steps, spans, record.replicas or repeat(0))
+    stages = [f"stage {stage}" for stage in range(len(record.stages[0]) if record.stages else 0)]
+    replicas = [f"replica {replica}" for replica in range(max(record.replicas, default=-1) + 1)]
+    if record.pools:
+        replicas = [f"{name} ({pool})" for name, pool in zip(replicas, record.pools, strict=False)]
+    events = chain(_lanes(bool(record.copies), stages or replicas, hosts=replicas), steps, copies, phases)
     with gzip.open(path, "wb", compresslevel=1) as file:  # the fastest
         head = f'{{"displayTimeUnit": "ms", "otherData": {{"title": {json.dumps(title)}}}, "traceEvents": [\n'
         file.write((head + next(events)).encode("ascii"))
@@ -45,16 +49,17 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) 
         file.write(b"\n]}\n")
 
 
-def _lanes(copies: bool, num_stages: int) -> Iterator[str]:
+def _lanes(copies: bool, devices: Sequence[str], hosts: Sequence[str]) -> Iterator[str]:
     for number, name in enumerate(_LANES):
         if copies or not name.startswith("copies"):
             yield f'{{"ph": "M", "name": "process_name", "pid": {number}, "args": {{"name": "{name}"}}}}'
             yield f'{{"ph": "M", "name": "process_sort_index", "pid": {number}, "args": {{"sort_index": {number}}}}}'
-    for stage in range(num_stages):
-        yield f'{{"ph": "M", "name": "thread_name", "pid": 2, "tid": {stage}, "args": {{"name": "stage {stage}"}}}}'
+    for lane, names in ((0, hosts), (2, devices)):
+        for thread, name in enumerate(names):
+            yield f'{{"ph": "M", "name": "thread_name", "pid": {lane}, "tid": {thread}, "args": {{"name": {json.dumps(name)}}}}}'
 
 
-def _iteration(step: StepRecord, spans: StageSpans) -> str:
+def _iteration(step: StepRecord, spans: StageSpans, replica: int) -> str:
     number, started = step.iteration, f'"ts": {step.started * 1e6:.3f}'
     prefill, decode, padding = step.num_prefill_tokens, step.num_decode_tokens, step.num_padding_tokens
     tokens = f'"prefill": {prefill}, "decode": {decode}, "padding": {padding}'
@@ -63,13 +68,13 @@ def _iteration(step: StepRecord, spans: StageSpans) -> str:
     )
     held = f'"KV blocks": {step.kv_blocks_used}, "running": {step.num_running}, "queued": {step.num_waiting}'
     computed = ",\n".join(
-        f'{{{_span(2, f"compute {number}", begin, end, stage)}, "args": {{{batch}}}}}'
-        for stage, (begin, end) in enumerate(spans)
+        f'{{{_span(2, f"compute {number}", begin, end, thread)}, "args": {{{batch}}}}}'
+        for thread, (begin, end) in enumerate(spans, replica)
     )
     return f"""\
-{{{_span(0, f"plan {number}", step.planned_at, step.launched_at)}}},
-{{{_span(0, f"wait {number}", step.waited_at, step.received_at)}}},
-{{{_span(0, f"absorb {number}", step.received_at, step.done_at)}}},
+{{{_span(0, f"plan {number}", step.planned_at, step.launched_at, replica)}}},
+{{{_span(0, f"wait {number}", step.waited_at, step.received_at, replica)}}},
+{{{_span(0, f"absorb {number}", step.received_at, step.done_at, replica)}}},
 {computed},
 {{"ph": "C", "pid": 5, "name": "tokens", {started}, "args": {{{tokens}}}}},
 {{"ph": "C", "pid": 5, "name": "held", {started}, "args": {{{held}}}}}"""

@@ -33,7 +33,7 @@ _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
 REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_OUTCOME, *LATENCY_COLUMNS)
 _CACHED = {"cached_tokens": "num_cached_tokens", "cached_again_tokens": "num_cached_again"}
-REPLICA = "replica"
+REPLICA, POOL = "replica", "pool"
 EXTRA = "extra."
 """Prefix of the columns of `Request.extra` in requests.csv."""
 
@@ -43,18 +43,21 @@ REQUESTS, STEPS = "requests.csv", "steps.csv"
 class RunTables:
     """Writes requests.csv and steps.csv, at once or in pieces; closes them at the end of a `with`. Arguments: see `request_columns`."""
 
-    def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False, replicas: bool = False) -> None:
+    def __init__(
+        self, folder: Path, extra: Sequence[str] = (), cached: bool = False, placed: Sequence[str] = ()
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._extra, self._cached = extra, cached
         self._files = [_open(folder / name) for name in (REQUESTS, STEPS)]
         self._requests = csv.writer(self._files[0])
-        self._requests.writerow(request_columns(extra, cached, replicas))
-        self._files[1].write(",".join([*StepRecord._fields, *[REPLICA] * replicas]) + "\r\n")
+        self._requests.writerow(request_columns(extra, cached, placed))
+        self._files[1].write(",".join([*StepRecord._fields, *placed]) + "\r\n")
 
     def write(self, record: RunRecord, served: Served) -> None:
         """Appends the rows of a record, or of a piece of it. served: the record's served requests, from `collect_served`."""
         lines = map(_step_line, record.steps)
         lines = map("{},{}".format, lines, record.replicas) if record.replicas else lines
+        lines = map("{},{}".format, lines, map(record.pools.__getitem__, record.replicas)) if record.pools else lines
         self._files[1].writelines(f"{line}\r\n" for line in lines)
         self._requests.writerows(request_rows(record, served, self._extra, self._cached))
 
@@ -120,10 +123,15 @@ def read_extra(text: str) -> object:
         return text
 
 
-def request_columns(extra: Sequence[str], cached: bool, replicas: bool) -> list[str]:
+def place_columns(record: RunRecord) -> list[str]:
+    """Returns the columns that say where a request or an iteration was served: its replica, and the replica's pool."""
+    return [*[REPLICA] * bool(record.replica_of), *[POOL] * bool(record.pools)]
+
+
+def request_columns(extra: Sequence[str], cached: bool, placed: Sequence[str]) -> list[str]:
     """Returns the columns of requests.csv. extra: keys of `Request.extra`. cached, replicas: whether there are a prefix cache, replicas."""
     extras = [f"{EXTRA}{name}" for name in extra]
-    return [*REQUEST_COLUMNS, *(_CACHED if cached else ()), *[REPLICA] * replicas, *extras]
+    return [*REQUEST_COLUMNS, *(_CACHED if cached else ()), *placed, *extras]
 
 
 def request_rows(
@@ -143,6 +151,14 @@ def request_rows(
             *outcome(request),
             *(None if math.isnan(value) else value for value in seconds),
             *(getattr(request, name) for name in (_CACHED.values() if cached else ())),
-            *([record.replica_of[request.id]] if record.replica_of else ()),
+            *_place(record, request),
             *(extra_text(request.extra.get(name)) for name in extra),
         )
+
+
+def _place(record: RunRecord, request: Request) -> list[object]:
+    """Returns the values of `place_columns`; blank for a request that was cancelled before its arrival."""
+    replica = record.replica_of.get(request.id)
+    if replica is None:
+        return [None] * len(place_columns(record))
+    return [replica, *([record.pools[replica]] if record.pools else ())]

@@ -16,7 +16,7 @@ from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
 from experiments.store.claim import LOCK, UNFINISHED, ClaimedError, claimed, read_state, remove_empty, report_crashes
-from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
+from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, place_columns, write_csv
 from experiments.store.headings import flat
 from experiments.store.notes import origin_of
 from experiments.text import up_to_stop
@@ -134,7 +134,7 @@ def write_results(
     requests: `collect_served(record)`. summary: the run's summary, for the timeline's title. decode: None without a tokenizer.
     """
     extra, cached = extra_names(record.requests), "prefix_cache" in summary
-    with RunTables(folder, extra, cached, replicas=bool(record.replica_of)) as writer:
+    with RunTables(folder, extra, cached, place_columns(record)) as writer:
         writer.write(record, requests)
     if record.copies:
         write_csv(folder / COPIES, CopyTimes._fields, record.copies)

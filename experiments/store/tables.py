@@ -13,10 +13,12 @@ from cbatch.results.service import NO_CLIENT, Service
 from experiments.store.csv_tables import (
     EXTRA,
     LATENCY_COLUMNS,
+    POOL,
     REPLICA,
     REQUESTS,
     STEPS,
     extra_names,
+    place_columns,
     read_extra,
     request_columns,
     request_rows,
@@ -56,7 +58,7 @@ def read_steps(folder: str | Path) -> pd.DataFrame:
 def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -> pd.DataFrame:
     """Makes the frame of `read_requests` from the record of a run and `collect_served(record)`. cached: see `request_columns`."""
     extra = extra_names(record.requests)
-    names = request_columns(extra, cached, bool(record.replica_of))
+    names = request_columns(extra, cached, place_columns(record))
     frame = pd.DataFrame(request_rows(record, served, extra, cached), columns=names)
     own = {name: frame[name].map(read_extra) for name in names[len(names) - len(extra) :]}
     return frame.replace({None: np.nan, "": np.nan}).infer_objects().astype(dict.fromkeys(_NAMES, "str")).assign(**own)
@@ -65,6 +67,8 @@ def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -
 def frame_of_steps(record: RunRecord) -> pd.DataFrame:
     """Makes the frame of `read_steps` from the record of a run."""
     frame = pd.DataFrame(record.steps, columns=StepRecord._fields)
+    if record.pools:
+        frame[POOL] = [record.pools[replica] for replica in record.replicas]
     return frame.assign(**{REPLICA: record.replicas}) if record.replicas else frame
 
 

@@ -92,6 +92,9 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         if "violations" in regret:
             line += f"; {count_text(regret['violations'], 'violation')} over the lower bound of {regret['violations_bound']}"
         yield "regret", whole + line
+    for pool, figures in summary.get("pools", {}).items():
+        served = f"{count_text(figures['requests'], 'request')}, {figures['output_tokens']:,} output tokens"
+        yield f"pool {pool}", f"{served} by {count_text(figures['replicas'], 'replica')}"
     if balance := summary.get("replicas"):
         least, most = balance["least_requests"], balance["most_requests"]
         yield "replicas", f"{whole}{least:,} to {count_text(most, 'request')} each"

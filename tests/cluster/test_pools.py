@@ -1,0 +1,88 @@
+"""Unlike replicas: pools with setups of their own, and results that say which pool served what."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from commands import summary
+
+from cbatch import ConfigError
+from cbatch.cluster import ClusterView
+from cbatch.request import Request
+from experiments.api import Result, simulate
+from experiments.store.tables import read_requests, read_steps
+
+POOLS = {
+    "large": {"hardware": "h100", "batch": 8, "tensor_parallel": 2, "policy": {"chunking": {"chunk": 512}}},
+    "small": {"replicas": 2, "batch": 2, "kv_tokens": 16 * 200},
+}
+
+
+class LongToLarge:
+    """Long prompts to the large replica, the others to the small ones in turn."""
+
+    def choose(self, request: Request, view: ClusterView) -> int:
+        pools = [replica.pool for replica in view]
+        assert pools == ["large", "small", "small"] and [replica.num_blocks for replica in view][1:] == [200, 200]
+        return 0 if request.num_prompt_tokens > 700 else 1 + request.id % 2
+
+
+def served(folder: Path | None = None, **keys: object) -> Result:
+    work = {"workload": "open_loop", "requests": 120, "rate": 120, "batch": 4, "kv_tokens": 16 * 2000}
+    given = {"pools": POOLS, "router": LongToLarge(), **work, **keys}
+    return simulate("sarathi_serve", output=folder, **given)
+
+
+def test_each_pool_serves_by_its_own_setup(tmp_path: Path) -> None:
+    run = served(tmp_path / "run")
+    requests, steps = run.requests, run.steps
+    assert {*requests["pool"]} == {*steps["pool"]} == {"large", "small"}
+    assert ((requests["prompt_tokens"] > 700) == (requests["pool"] == "large")).all()
+    batches = steps.groupby("pool")
+    assert batches["num_requests"].max()["small"] == 2 and batches["num_requests"].max()["large"] > 4
+    tokens = steps["num_prefill_tokens"] + steps["num_decode_tokens"]
+    assert tokens[steps["pool"] == "large"].max() > 256 >= tokens[steps["pool"] == "small"].max(), "its own chunk"
+    about = run.summary["about"]["pools"]
+    assert [pool["hardware"].split()[1] for pool in about.values()] == ["H100", "H200,"]
+    assert [pool["limits"]["kv_blocks"] for pool in about.values()] == [2000, 200]
+    counts = requests.groupby("pool")["output_tokens"].agg(["size", "sum"])
+    for pool, replicas in (("large", 1), ("small", 2)):
+        size, output = counts.loc[pool].tolist()
+        assert run.summary["pools"][pool] == {"replicas": replicas, "requests": size, "output_tokens": output}
+    blocks = steps["pool"].map({"large": 2000, "small": 200})
+    inside = steps["kv_blocks_used"] / blocks
+    assert run.summary["iterations"]["kv_use_peak"] == inside.max()
+    assert run.summary["iterations"]["kv_use_mean"] == pytest.approx(inside.mean())
+    for frame, kept in ((requests, read_requests(tmp_path / "run")), (steps, read_steps(tmp_path / "run"))):
+        assert frame["pool"].tolist() == kept["pool"].tolist()
+    assert "pool large" in str(run) and summary(tmp_path / "run")["pools"] == run.summary["pools"]
+    lanes = json.loads(gzip.decompress((tmp_path / "run" / "timeline.json.gz").read_bytes()))["traceEvents"]
+    names = [lane["args"]["name"] for lane in lanes if lane["name"] == "thread_name" and lane["pid"] == 2]
+    assert names == ["replica 0 (large)", "replica 1 (small)", "replica 2 (small)"]
+
+
+def test_equal_pools_serve_as_replicas_do() -> None:
+    keys = {"requests": 60, "rate": 40, "batch": 4, "kv_tokens": 16 * 400, "staleness": 0.01}
+    runs = [
+        simulate("orca", "open_loop", router="least_loaded", **keys, **how)
+        for how in ({"replicas": 3}, {"pools": {"a": {}, "b": {"replicas": 2}}})
+    ]
+    assert runs[0].record.steps == runs[1].record.steps and runs[0].record.replica_of == runs[1].record.replica_of
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"replicas": 2}, "backend.replicas=2: beside backend.pools, whose replicas are 3; leave it out"),
+        ({"pools": {"a": {"batches": 3}}}, "batches"),
+        ({"pools": {"a": {"hardware": "h999"}}}, "h999"),
+        ({"pools": {"a": {"policy": {"speed": 3}}}}, "policy.speed"),
+        ({"bounds": True}, "bounds=true: lower bounds hold for equal replicas"),
+        ({"kv_tokens": 16 * 20, "pools": {"a": {}, "b": {"kv_tokens": 160}}}, "exceed"),
+    ],
+)
+def test_pools_that_cannot_be_are_refused_in_a_line(keys: dict[str, object], says: str) -> None:
+    with pytest.raises(Exception, match=says.replace(".", r"\.")) as refused:
+        served(**keys)
+    assert isinstance(refused.value, ConfigError | ValueError) and "\n" not in str(refused.value)
