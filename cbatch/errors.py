@@ -32,6 +32,10 @@ class PlanError(CbatchError):
     """A policy returned an illegal plan: the message names the policy, iteration, rule and request."""
 
 
+class OverCommitError(PlanError):
+    """A plan takes more KV blocks than are free."""
+
+
 class PolicyError(CbatchError):
     """The policy raised an exception, or modified engine state."""
 

@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from cbatch.errors import PlanError
+from cbatch.errors import OverCommitError, PlanError
 from cbatch.plan import Plan
 from cbatch.plan_builder import PlanBuilder
 from cbatch.request import Ints, Request, Status
@@ -134,7 +134,8 @@ class Rules:
         if taken and taken[-1] > free:
             place = next(place for place, total in enumerate(taken) if total > free)
             problem = f"{taken[-1]} blocks planned, {free} free"
-            self._fail("the KV blocks that a plan takes must be free", self.plan.requests[place], problem)
+            rule = "the KV blocks that a plan takes must be free"
+            self._fail(rule, self.plan.requests[place], problem, OverCommitError)
 
     def reserved_tokens(self) -> dict[int, int]:
         """Returns the tokens that the plan reserves, by the request's place in the plan."""
@@ -167,8 +168,8 @@ class Rules:
         ended = {Status.RUNNING: "running with its last token in flight", Status.FINISHED: "finished"}
         return ended.get(request.status, "not of this run, or has not arrived")
 
-    def _fail(self, rule: str, request: Request, problem: str) -> NoReturn:
-        raise PlanError(f"{self._where}, request {request.id}: illegal plan ({problem}); rule: {rule}")
+    def _fail(self, rule: str, request: Request, problem: str, kind: type[PlanError] = PlanError) -> NoReturn:
+        raise kind(f"{self._where}, request {request.id}: illegal plan ({problem}); rule: {rule}")
 
     def _check_form(self) -> None:
         """Raises PlanError if the plan is not a `Plan`, or a field has a value of the wrong type."""

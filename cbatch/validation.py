@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
 from pydantic_core import CoreSchema, core_schema
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from cbatch.errors import CbatchError, ConfigError
 
@@ -98,11 +98,10 @@ def read(kind: type[T], data: object, prefix: str = "") -> T:
 
     Raises ConfigError for an unknown or missing key, or a value of the wrong type; the message names the key.
     """
-    _check_keys(kind, data, prefix)
     try:
         built: T = _reader(kind).validate_python(data)
     except ValidationError as refusal:
-        raise ConfigError(one_line(refusal, prefix)) from None
+        raise ConfigError(one_line(refusal, prefix, kind)) from None
     return built
 
 
@@ -145,7 +144,15 @@ def shorten(value: object) -> str:
 
 
 _hints: Any = cache(get_type_hints)
-_reader: Any = cache(TypeAdapter)
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Returns an adapter that refuses unknown keys. pydantic takes a configuration for the alias of a dataclass only."""
+    alias: Any = TypeAliasType("Read", kind)
+    return TypeAdapter(alias, config=ConfigDict(extra="forbid"))
+
+
+_reader: Any = cache(_adapter)
 
 
 @cache
@@ -161,43 +168,40 @@ def _holds_dataclass(hint: Any) -> bool:
     return is_dataclass(hint) or any(map(_holds_dataclass, get_args(hint)))
 
 
-def _check_keys(kind: Any, data: object, prefix: str) -> None:
-    """Raises ConfigError for unknown keys of a dataclass and nested dataclasses, and for values that are not mappings."""
-    if NoneType in get_args(kind):
-        if data is None:
-            return
-        kind = next(part for part in get_args(kind) if part is not NoneType)
-    if is_dataclass(kind) and not is_dataclass(data):
-        hints = _hints(kind)
-        if not isinstance(data, Mapping):
-            key = f"{prefix.rstrip('.')}=".lstrip("=")
-            raise ConfigError(f"{key}{shorten(data)}: give its keys, such as {prefix}{next(iter(hints))}")
-        check_known(data, hints, prefix)
-        for name, value in data.items():
-            _check_keys(hints[name], value, f"{prefix}{name}.")
-    elif get_origin(kind) in (dict, Mapping) and isinstance(data, Mapping):
-        for name, value in data.items():
-            _check_keys(get_args(kind)[1], value, f"{prefix}{name}.")
-
-
 def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
-    """Returns pydantic's first error as one line that begins with the key. prefix: prefix of the key. kind: the class, for hints."""
-    first = refusal.errors(include_url=False)[0]
+    """Returns one error of pydantic as a line that begins with the key. prefix: prefix of the key. kind: the class, for hints.
+
+    An unknown key comes before a missing one, which may be the same key, misspelt.
+    """
+    errors = refusal.errors(include_url=False)
+    first = next((error for error in errors if error["type"] in _UNKNOWN), errors[0])
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"] if step != "[key]")
     key = f"{prefix}{steps.removeprefix('.')}".rstrip(".")
     match first["type"]:
         case "missing":
             return f"{key}: is missing; give {key}=..."
-        case "extra_forbidden" | "unexpected_keyword_argument":
+        case unknown if unknown in _UNKNOWN:
             *places, name = first["loc"]
-            for place in places if kind else ():
-                kind = get_args(kind)[0] if isinstance(place, int) else _hints(kind)[place]
-            hint = nearest(str(name), _hints(kind)).rpartition("known:")[0] if kind else ""
+            for place in places:
+                kind = _part_of(kind, place)
+            hint = nearest(str(name), _hints(_plain(kind))).rpartition("known:")[0] if kind else ""
             return f"{key}: is not supported; {hint}{'otherwise ' if hint else ''}leave it out"
         case "value_error":
             return f"{key}: {first['ctx']['error']}"
-    wanted = re.split(", unable to| or instance of| after validation", first["msg"])[0].replace("'", "")
-    wanted = re.sub(r"^Input should be|^\w+ should have", "give", wanted)
-    wanted = re.sub("^give (greater|less)", r"give a number \1", wanted)
-    wanted = wanted.replace("a valid dictionary", "its keys and values, {key: value}")
-    return f"{key}={shorten(first['input'])}: {wanted}" if key else wanted
+        case "literal_error":
+            return f"{key}={shorten(first['input'])}: give {first['ctx']['expected']}"
+    return f"{key}={shorten(first['input'])}: {first['msg']}" if key else first["msg"]
+
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""pydantic's types of the error for an unknown key."""
+
+
+def _part_of(kind: Any, place: str | int) -> Any:
+    """Returns the type of an item, of a value by its key, or of a field."""
+    return get_args(_plain(kind))[-1] if get_origin(_plain(kind)) else _hints(_plain(kind))[place]
+
+
+def _plain(kind: Any) -> Any:
+    """Returns a type without `| None`."""
+    return next(part for part in get_args(kind) if part is not NoneType) if NoneType in get_args(kind) else kind

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 from cbatch import CostFunction, CostModel, Eviction, KVSize, Limits, Policy, Request, Server
 from cbatch.described import name_of_class
-from cbatch.errors import CbatchError, ConfigError, PlanError, StallError
+from cbatch.errors import CbatchError, ConfigError, OverCommitError, StallError
 from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
 from cbatch.replay.decisions import Decided, Decision, StepEnd, record_decisions
@@ -176,9 +176,10 @@ def _serve(
             engine.run()
     except StallError as error:
         ending, why = Ending.ENDLESS, str(error)
+    except OverCommitError as error:
+        ending, why = Ending.OVER_COMMITTED, str(error)
     except CbatchError as error:
-        over_committed = isinstance(error, PlanError) and "KV blocks" in str(error)
-        ending, why = Ending.OVER_COMMITTED if over_committed else Ending.ILLEGAL, str(error)
+        ending, why = Ending.ILLEGAL, str(error)
     except Exception as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
         ending, why = Ending.ILLEGAL, f"the engine failed ({problem}); a policy may change nothing but its own state"

@@ -221,7 +221,7 @@ def test_errors_name_the_field(error: Exception, status: int, kind: str, param: 
 
 def test_a_field_that_is_refused_is_named() -> None:
     said = {
-        "max_tokens=-3: give a number greater than or equal to 1": {"max_tokens": -3},
+        "max_tokens=-3: Input should be greater than or equal to 1": {"max_tokens": -3},
         "max_token: is not supported; did you mean max_tokens? otherwise leave it out": {"max_token": 3},
         "slo.tft: is not supported; did you mean ttft? otherwise leave it out": {"slo": {"tft": 1}},
         "logit_bias: is not supported; leave it out": {"logit_bias": {"1": 2}},

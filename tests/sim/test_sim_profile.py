@@ -81,7 +81,7 @@ def test_a_damaged_profile_names_file_and_key(tmp_path: Path, where: str, value:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"{", "cannot read the profile"), (b"[]", "give its keys, such as name"), (b"\xff", "cannot read")],
+    [(b"{", "cannot read the profile"), (b"[]", "Input should be a dictionary"), (b"\xff", "cannot read")],
 )
 def test_a_file_that_is_no_profile_is_named(content: bytes, says: str, tmp_path: Path) -> None:
     (path := tmp_path / "broken.json").write_bytes(content)

@@ -140,20 +140,20 @@ def test_a_chat_has_its_special_tokens_once(vocabulary: Vocabulary) -> None:
 
 
 BAD_MESSAGES: list[tuple[Any, str]] = [
-    ([], "messages=[]: give at least 1 item"),
-    ("hello", "messages=hello: give a valid list"),
+    ([], "messages=[]: List should have at least 1 item"),
+    ("hello", "messages=hello: Input should be a valid list"),
     ([{"content": "a"}], "messages[0].role: is missing"),
     ([{"role": "user"}], "messages[0].content: is missing"),
     (
         [{"role": "user", "content": "a"}, {"role": "banana", "content": "a"}],
-        "messages[1].role=banana: give system, user",
+        "messages[1].role=banana: give 'system', 'user'",
     ),
     ([{"role": "user", "content": "a", "tool_calls": [1]}], "messages[0].tool_calls: is not supported"),
     (
         [{"role": "user", "content": [{"type": "image_url"}]}],
         "messages[0].content=[{'type': 'image_url'}]: give a text",
     ),
-    (["x"], "messages[0]=x: give its keys and values"),
+    (["x"], "messages[0]=x: Input should be a valid dictionary"),
 ]
 
 
