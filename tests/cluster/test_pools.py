@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import summary
 
-from cbatch import ConfigError
+from cbatch import CbatchError
 from cbatch.cluster import ClusterView
 from cbatch.request import Request
 from experiments.api import Result, simulate
@@ -83,6 +83,6 @@ def test_equal_pools_serve_as_replicas_do() -> None:
     ],
 )
 def test_pools_that_cannot_be_are_refused_in_a_line(keys: dict[str, object], says: str) -> None:
-    with pytest.raises(Exception, match=says.replace(".", r"\.")) as refused:
+    with pytest.raises(CbatchError, match=says.replace(".", r"\.")) as refused:
         served(**keys)
-    assert isinstance(refused.value, ConfigError | ValueError) and "\n" not in str(refused.value)
+    assert isinstance(refused.value, CbatchError) and "\n" not in str(refused.value)
