@@ -21,7 +21,7 @@ from experiments.settings.command_line import end_with_the_parent, print_any_tex
 from experiments.settings.compose import MULTIRUN
 from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.identity import columns_of
-from experiments.settings.overrides import say_unread
+from experiments.settings.overrides import log_unused
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free, new_run_folder
 from experiments.store.provenance import write_json
@@ -91,7 +91,7 @@ def run_alone(command: Command, settings: Settings) -> None:
 
     Raises CbatchError as `Command.serve`. What is kept of a run that does not finish is a note of the exception.
     """
-    say_unread(settings.composed.overrides, settings.composed.unread)
+    log_unused(settings.composed.overrides, settings.composed.unused)
     if settings.output is None:
         cache = f"_{settings.composed.choices['eviction']}" if settings.prefix_cache else ""
         name = _for_a_path(repr(settings.policy) + cache)[:_LONGEST_NAME] + f"_{command.config}" * (command != RUN)

@@ -265,7 +265,7 @@ def about_run(run: Run) -> dict[str, Any]:
     limits = {"batch": run.limits.max_batch, "tokens": run.limits.max_tokens}
     return {
         "policy": settings.identity["policy"],
-        "chunk": None if "chunk" in composed.unread else settings.chunk,
+        "chunk": None if "chunk" in composed.unused else settings.chunk,
         "workload": composed.choices["workload"].partition("(")[0],
         "model": settings.model.name,
         "runtime": settings.runtime.name,

@@ -34,7 +34,7 @@ from experiments.check.search import MOST_OUTPUT, Verdicts, search, tiny_scenari
 from experiments.progress import bar
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
-from experiments.settings.overrides import check_effects, say_unread
+from experiments.settings.overrides import check_effects, log_unused
 from experiments.settings.recipe import Recipe
 from experiments.settings.settings import PLANS_BY
 
@@ -115,7 +115,7 @@ def _policy(overrides: Sequence[str]) -> tuple[Recipe, int, Patience, Eviction |
     check_effects(overrides, (*PLANS_BY, "patience", "prefix_cache", "eviction"), "check")
     defaults = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}"]
     settings = compose_run(*defaults, *overrides)  # the last value of a key counts
-    say_unread(overrides, settings.composed.unread)
+    log_unused(overrides, settings.composed.unused)
     return settings.policy, settings.chunk or CHUNK, settings.patience, settings.eviction
 
 

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
 from cbatch import ConfigError
@@ -158,12 +158,23 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
         for key in ("chunk", "seed"):  # sections that refer to these keys require whole numbers
             if isinstance(value := config.get(key), float) and value.is_integer():  # 1e3
                 config[key] = int(value)
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    text = "".join(str(section) for key, section in plain.items() if key not in PASSED_ON)
-    text += "".join(str(plain[group]) for group in ("chunking", "predictor") if f"${{{group}" in text)
-    unread = [key for key in PASSED_ON if not re.search(rf"\$\{{{key}\b", text)]  # no section refers to them
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return Composed(keys, overrides, choices, ",".join(_shorten(named, keys)), number, swept, unread)
+    return Composed(keys, overrides, choices, ",".join(_shorten(named, keys)), number, swept, _unused(config))
+
+
+def _unused(config: DictConfig) -> list[str]:
+    """Returns the keys without which all others can be resolved; removes them."""
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    unused = []
+    with open_dict(config):
+        for key in PASSED_ON:
+            del config[key]
+            try:
+                OmegaConf.to_container(config, resolve=True)
+                unused.append(key)
+            except InterpolationResolutionError:
+                config[key] = plain[key]
+    return unused
 
 
 def _shorten(overrides: Sequence[str], keys: Mapping[str, Any]) -> list[str]:

@@ -28,8 +28,8 @@ _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # Hydra's `_convert_` and 
 
 BY_IMPORT_PATH = ("policy", "eviction")  # groups whose option may be the import path of a class
 
-PASSED_ON = ("chunk", "chunking", "predictor", "seed")
-"""Keys that have an effect only if a section refers to them, as policies do with `${chunk}`."""
+PASSED_ON = ("chunking", "predictor", "chunk", "seed")
+"""Keys that have an effect only if a section refers to them, as policies do with `${chunk}`. The first two also refer to the others."""
 
 
 def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:

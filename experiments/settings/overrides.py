@@ -107,9 +107,9 @@ def check_given_once(overrides: Iterable[str], *, sweeps: bool = False) -> None:
             raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
 
 
-def say_unread(overrides: Iterable[str], unread: Collection[str]) -> None:
+def log_unused(overrides: Iterable[str], unused: Collection[str]) -> None:
     """Prints a line for overrides of keys that no section refers to."""
-    if text := " ".join(given for given in overrides if key_of(given).split(".")[0] in unread):
+    if text := " ".join(given for given in overrides if key_of(given).split(".")[0] in unused):
         print(f"{text}: no effect, as nothing reads it; a policy of your own takes arguments as +policy.NAME=...")
 
 

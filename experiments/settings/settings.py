@@ -115,7 +115,7 @@ class Composed:
     keys: the run's keys, resolved. overrides: those of its command line. choices: the option of each group.
     name: its folder's name in a sweep, before it is shortened. number: its place in its sweep.
     swept: the values that its experiment sweeps, by key; those of `keys` are the defaults.
-    unread: keys that no section refers to, such as `chunk` with a policy without chunks.
+    unused: keys that no section refers to, such as `chunk` with a policy without chunks.
     """
 
     keys: Mapping[str, Any]
@@ -124,7 +124,7 @@ class Composed:
     name: str = ""
     number: int | None = None
     swept: Mapping[str, str] = field(default_factory=dict)
-    unread: Sequence[str] = ()
+    unused: Sequence[str] = ()
 
     def given(self) -> dict[str, str]:
         """Returns the text of the command line that sets each key, arguments of options included."""
