@@ -38,7 +38,7 @@ def serve_by_replicas(spec: ModelSpec, options: Options, num_gpus: int) -> None:
             requests = [
                 reference.request(index, 1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)
             ]
-            cluster = ReplicatedServer(servers, RoundRobin(), LiveCluster).engine(POLICIES[policy](), requests)
+            cluster = ReplicatedServer(servers, RoundRobin(), cluster=LiveCluster).engine(POLICIES[policy](), requests)
             cluster.run()
             assert [request.output for request in requests] == expected_of(references), policy
             one, other = (engine.record.steps for engine in cluster.engines)
