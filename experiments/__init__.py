@@ -5,9 +5,15 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
-# `python -m experiments.run` begins; in a notebook or inside vLLM the collector is the process's own
-if sys.argv[0] == "-m":
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import policies  # noqa: F401 - this one: a user's folder of this name comes first where it is the current one
+
+del sys.path[0]
+
+# a command begins; in a notebook or inside vLLM the collector is the process's own
+if Path(sys.argv[0]).name in ("-m", "cbatch"):
     gc.set_threshold(200_000)  # allocations: objects of imports, settings and requests are hardly ever garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise numpy starts threads that poll for work
     atexit.register(gc.freeze)  # a process that ends need not look for garbage once more

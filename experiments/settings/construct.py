@@ -17,7 +17,8 @@ from cbatch.errors import Interruption
 from cbatch.validation import nearest, shorten
 from policies.evictions import LRU
 
-_FRAMEWORK = (str(Path(__file__).parents[2] / package) for package in ("cbatch", "experiments"))
+_ROOT, _OURS = Path(__file__).parents[2], ("cbatch", "experiments", "policies")
+_FRAMEWORK = (str(_ROOT / package) for package in ("cbatch", "experiments"))
 _NOT_THE_USERS = ("<frozen", *_FRAMEWORK, *map(get_path, ("stdlib", "purelib", "platlib")))
 """Path prefixes of code in Python, installed packages and this framework."""
 
@@ -159,6 +160,12 @@ def locate(path: str, target: object) -> Any:
         remedy = "the class must be importable from the current folder: correct the name, change the folder or install the module"
         if near := get_close_matches(name, dir(sys.modules.get(module)), 1):  # the module has no such class
             remedy = f"did you mean {module}.{near[0]}?"
+        if (
+            (folder := Path(module.partition(".")[0])).name in _OURS
+            and folder.is_dir()
+            and not folder.samefile(_ROOT / folder)
+        ):
+            remedy = f"{folder} is a package of cbatch: give your folder {folder}/ another name"
         raise ConfigError(f"{typed}: cannot be imported ({_why(error)}); {remedy}") from error
     if not callable(located):
         kind = type(located).__name__

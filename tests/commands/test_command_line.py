@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
-from commands import environment, sigint_not_ignored
+from commands import QUICK, environment, sigint_not_ignored
 
 from cbatch import ConfigError
 from cbatch.validation import whole
 from experiments import plot
 from experiments import run as hydra_run
+from experiments.cli import COMMANDS
 from experiments.settings.command_line import Count, keyword_arguments, run
 
 
@@ -107,9 +108,7 @@ ENDS = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there, no process can send itself Ctrl-C")
-@pytest.mark.parametrize(
-    "name", ["run", "plot", "compare", "check", "capacity", "arena", "replay", "server", "profile", "bench"]
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_while_modules_load_prints_nothing(name: str, tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text(ENDS)  # is in the way of the module that every command loads
     with sigint_not_ignored():
@@ -121,3 +120,31 @@ def test_ctrl_c_while_modules_load_prints_nothing(name: str, tmp_path: Path) -> 
             capture_output=True,
         )
     assert (done.stdout, done.stderr) == ("130\n", "")
+
+
+CLI = ["-Pc", "import sys; sys.argv[0] = 'cbatch'; from experiments.cli import main; sys.exit(main())"]
+"""The console script, which Python starts without the current folder in its path."""
+
+
+@pytest.mark.parametrize(
+    ("start", "package", "words", "status", "said"),
+    [
+        (["-m", "experiments.run"], "policies", ["policy=orca"], 0, ""),
+        (["-m", "experiments.run"], "policies", ["policy=policies.mine.Mine"], 2, "give your folder policies/ another"),
+        ([*CLI, "run"], "experiments", ["policy=mine.Mine"], 0, ""),
+        ([*CLI, "rum"], "experiments", [], 2, "error: rum: no such command; did you mean run? "),
+        ([*CLI, "--help"], "experiments", [], 0, ""),
+    ],
+)
+def test_folders_of_a_user_do_not_replace_ours(
+    start: list[str], package: str, words: list[str], status: int, said: str, tmp_path: Path
+) -> None:
+    """The likeliest names of a project's folders; a module beside them is found."""
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "mine.py").write_text("from policies.orca import Orca\n\nclass Mine(Orca):\n    pass\n")
+    settings = [*words, "backend=sim", *QUICK] if words else []
+    done = subprocess.run(
+        [sys.executable, *start, *settings], cwd=tmp_path, env=environment(), text=True, capture_output=True
+    )
+    assert (done.returncode, said in done.stderr, done.stderr.count("\n")) == (status, True, bool(status)), done.stderr
