@@ -64,6 +64,7 @@ def _of_spec(name: str) -> Any:
 _PLACE = ("__weakref__", "_arrival_time", "_spec", "prefix", "row", "status", "table")
 _TIMES_AND_REASONS = ("admitted_at", "finish_reason", "finished_at", "reject_reason")
 _COUNTS = ("num_cached_again", "num_cached_tokens", "num_output_tokens", "num_preemptions", "num_recomputed_tokens")
+_LOST = ("num_lost_tokens", "_lost_to", "_resumed_at")
 _OUTPUT = ("output", "token_times")
 
 
@@ -75,12 +76,13 @@ class Request:
 
     arrival_time: seconds. A request that arrives by iteration gets the time when that iteration was planned.
     admitted_at, finished_at: seconds of the first admission and of the end; None before.
-    num_recomputed_tokens: tokens of KV cache lost by preemptions, minus tokens found in the prefix cache at later admissions.
-    num_cached_tokens, num_cached_again: tokens that the prefix cache held at the first admission, and at all later admissions.
+    num_lost_tokens: tokens of KV cache lost by preemptions. Of these, num_recomputed_tokens were computed again, counted at the next
+        preemption or end, and num_cached_again were found in the prefix cache; the others were not needed any more.
+    num_cached_tokens: tokens that the prefix cache held at the first admission.
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
     """
 
-    __slots__ = (*_PLACE, *_TIMES_AND_REASONS, *_COUNTS, *_OUTPUT)
+    __slots__ = (*_PLACE, *_TIMES_AND_REASONS, *_COUNTS, *_LOST, *_OUTPUT)
 
     id: Final[int] = _of_spec("id")
     num_prompt_tokens: Final[int] = _of_spec("num_prompt_tokens")
@@ -126,7 +128,10 @@ class Request:
         self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
         self.num_output_tokens = self.num_preemptions = self.num_recomputed_tokens = 0
-        self.num_cached_tokens = self.num_cached_again = 0
+        self.num_cached_tokens = self.num_cached_again = self.num_lost_tokens = 0
+        self._lost_to = self._resumed_at = (
+            0  # tokens computed before a preemption at most, and found at the latest admission
+        )
         self.admitted_at: float | None = None  # seconds; first admission
         self.finished_at: float | None = None  # seconds
 
@@ -135,6 +140,22 @@ class Request:
         self.status = Status.WAITING
         if self._spec.arrival_iteration:
             self._arrival_time = now
+
+    def lose(self, num_computed: int) -> None:
+        """Counts a preemption that takes the KV cache of `num_computed` tokens."""
+        self.count_recomputed(num_computed)
+        self.num_preemptions += 1
+        self.num_lost_tokens += num_computed
+        self._lost_to, self._resumed_at = max(self._lost_to, num_computed), 0
+
+    def resume(self, num_found: int) -> None:
+        """Counts tokens that a preempted request finds in the prefix cache at its admission."""
+        self._resumed_at = num_found
+        self.num_cached_again += min(num_found, self._lost_to)
+
+    def count_recomputed(self, num_computed: int) -> None:
+        """Counts the lost tokens computed again since the latest admission, when `num_computed` tokens are in the KV cache."""
+        self.num_recomputed_tokens += max(min(num_computed, self._lost_to) - self._resumed_at, 0)
 
     @property
     def deadline(self) -> float | None:

@@ -188,8 +188,7 @@ class State(Queues):
         """Frees a request's blocks and makes the request wait again; its output is kept."""
         self.leave(request)
         row = request.row
-        request.num_preemptions += 1
-        request.num_recomputed_tokens += int(self.table.computed[row])
+        request.lose(self.table.computed.item(row))
         if self.cache is not None:
             self.cache.release(request)
         self.table.computed[row] = 0
@@ -268,6 +267,7 @@ class State(Queues):
         if request.table is not None:
             row, last = request.row, self.in_flight_until(request)
             self.pool.release(row, last)
+            request.count_recomputed(self.table.computed.item(row))
             request.token_times = self.table.token_times(row)
             request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
             request.table, request.row = None, NEVER

@@ -100,8 +100,7 @@ class PrefixCache:
         hashes = prefix.hashes(request.num_known // pool.block_size)[:number]  # makes all hashes of the prompt
         pool.share(request.row, hashes)
         if request.num_preemptions:
-            request.num_cached_again += num_tokens
-            request.num_recomputed_tokens -= min(prefix.num_lost, num_tokens)
+            request.resume(num_tokens)
         else:
             request.num_cached_tokens = num_tokens
         call(pool.eviction, "on_admit", request, hashes, pool.now)
@@ -126,10 +125,8 @@ class PrefixCache:
         pool, table, row = self.pool, self._table, request.row
         number = min(table.computed.item(row), table.known.item(row)) // pool.block_size
         self._register(request, number)
-        prefix = request.prefix
-        prefix.num_lost = table.computed.item(row)
         pool.note_holder(row, table.total.item(row))
-        call(pool.eviction, "on_release", request, prefix.hashes(number)[:number], pool.now)
+        call(pool.eviction, "on_release", request, request.prefix.hashes(number)[:number], pool.now)
 
     def end(self, request: Request) -> None:
         """Prepares the end of a request in any state, and forgets the request."""

@@ -1,7 +1,7 @@
 """Hashes the blocks of a request, and counts how many of these blocks a waiting request finds in the cache.
 
-A block's hash covers the preceding hash and the content of the block. `Request.prefix_hashes` are not these hashes but a trace's own ids,
-each for a fixed number of tokens:
+`Request.prefix_hashes` are other hashes: a trace's own ids, each for a fixed number of tokens. Here a block's hash covers the preceding hash
+and the content of the block:
 
     real tokens    128 bits of blake2b over the token ids; the first block is preceded by the request's `salt`
     simulation     the same if the prompt has token ids, each output token as `SIMULATED_TOKEN`; otherwise 64 bits over the trace's id
@@ -34,7 +34,7 @@ def prompt_hashes(request: Request, block_size: int) -> Sequence[BlockHash]:
 
 
 class Prefix:
-    """The hashes of one request's blocks, made on demand. num_lost: tokens of its KV cache that the latest preemption lost."""
+    """The hashes of one request's blocks, made on demand."""
 
     def __init__(self, request: Request, pool: PrefixPool, table: RequestTable) -> None:
         self._request, self._pool, self._table = request, pool, table
@@ -46,7 +46,7 @@ class Prefix:
         self._text = ("request", spec.id) if spec.conversation is None else ("conversation", spec.conversation)
         self._text_hash: int | None = None  # of its first block, if all were text
         self._hashes: list[BlockHash] = []
-        self._num_found = self.num_lost = 0
+        self._num_found = 0
         self._seen = (-1, -1)  # the pool's version and the known tokens when the request was looked up
 
     @property

@@ -190,8 +190,7 @@ class _Replay(Hooked):
         """Carries out the recorded plan on the requests."""
         known, decided = self._requests, event.decided
         for request in (known[id_] for id_ in decided.preempt):
-            request.num_preemptions += 1
-            request.num_recomputed_tokens += request.computed
+            request.lose(request.computed)
             request.status, request.computed, request.held, request.ready = Status.WAITING, 0, 0, request.total
         for id_, why in decided.reject:
             known[id_].reject_reason = why
@@ -248,6 +247,7 @@ class _Replay(Hooked):
 def _mark(request: ReplayedRequest, reason: FinishReason, now: float) -> None:
     """Marks a request as ended."""
     request.status, request.finish_reason, request.finished_at = Status.FINISHED, reason, now
+    request.count_recomputed(request.computed)
     request.num_output_tokens = request.known - request.num_prompt_tokens
     request.computed = request.held = request.ready = 0
     request.total = request.known

@@ -47,6 +47,8 @@ class Ended(NamedTuple):
     finished_at: float
     finish_reason: FinishReason
     num_preemptions: int
+    num_output_tokens: int
+    num_lost_tokens: int
     num_recomputed_tokens: int
     is_cut: bool
     num_prompt_tokens: int

@@ -134,16 +134,21 @@ def _run(
 ) -> Figures:
     """Returns figures of the whole run, warm-up and drain included; `counted_*` are those of the window."""
     computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
+    lost = sum(request.num_lost_tokens for request in ended)
     recomputed = sum(request.num_recomputed_tokens for request in ended)
+    rejected = (request for request in ended if request.finish_reason is FinishReason.REJECTED)
+    num_broken_off = sum(request.num_output_tokens > 0 for request in rejected)
     return {
         "requests": len(ended),
-        "rejected_requests": len(ended) - len(requests.id) - num_cancelled,
+        "rejected_requests": len(ended) - len(requests.id) - num_cancelled - num_broken_off,
+        **({"broken_off_requests": num_broken_off} if num_broken_off else {}),
         **({"cancelled_requests": num_cancelled} if num_cancelled else {}),
         "counted_requests": num_counted,
         "iterations": len(steps["done_at"]),
         "seconds": float(steps["done_at"][-1] - metrics.began(steps, requests)) if len(steps["done_at"]) else 0.0,
         "counted_seconds": window.seconds,
         "preemptions": sum(request.num_preemptions for request in ended),
+        **({"lost_tokens": lost} if lost != recomputed else {}),
         "recomputed_tokens": recomputed,
         "recomputed_share": recomputed / computed if computed else float("nan"),
     }

@@ -70,6 +70,7 @@ class ServedRequest(Request):
 
     def end(self, reason: FinishReason, why: str, now: float) -> None:
         self.num_output_tokens = self.source.num_output_tokens
+        self.count_recomputed(self.source.num_computed_tokens)
         self.status, self.finish_reason, self.reject_reason, self.finished_at = Status.FINISHED, reason, why, now
         self.source = None
 
@@ -89,8 +90,7 @@ class Population(Queues):
     def preempt(self, request: ServedRequest) -> None:
         """Moves a request to the waiting ones. Call before vLLM frees the request's blocks."""
         self.leave(request)
-        request.num_preemptions += 1
-        request.num_recomputed_tokens += request.source.num_computed_tokens
+        request.lose(request.source.num_computed_tokens)
         self.wait(request)
 
     def advance(self, scheduled: list[ServedRequest], now: float) -> None:

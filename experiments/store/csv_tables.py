@@ -32,7 +32,11 @@ _LATENCIES = ("scheduling_delay", "ttft", "tpot", "end_to_end")
 _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
 REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_OUTCOME, *LATENCY_COLUMNS)
-_CACHED = {"cached_tokens": "num_cached_tokens", "cached_again_tokens": "num_cached_again"}
+_CACHED = {
+    "cached_tokens": "num_cached_tokens",
+    "cached_again_tokens": "num_cached_again",
+    "lost_tokens": "num_lost_tokens",
+}
 REPLICA, POOL = "replica", "pool"
 EXTRA = "extra."
 """Prefix of the columns of `Request.extra` in requests.csv."""

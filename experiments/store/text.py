@@ -64,13 +64,15 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     run, speed, mean, goodput = (summary[key] for key in ("run", "throughput", "iterations", "goodput"))
     number, share = format_number, format_share
     rejected, cancelled, counted = run["rejected_requests"], run.get("cancelled_requests", 0), run["counted_requests"]
-    served, seconds, whole = run["requests"] - rejected - cancelled, number(run["counted_seconds"]), ""
+    broken_off = run.get("broken_off_requests", 0)
+    served, seconds, whole = run["requests"] - rejected - broken_off - cancelled, number(run["counted_seconds"]), ""
     if counted < served:
         whole = "whole run: "
         yield "counted", f"{counted} of {served} served, {seconds} of {number(run['seconds'])} s"
     total, prefill, decode = (number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode"))
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
     lost = f"{'; ' if whole else ', '}{whole}{rejected} rejected" + (f", {cancelled} cancelled" if cancelled else "")
+    lost += f", {broken_off} ended by the policy after their first tokens" if broken_off else ""
     if (offered := number(run.get("offered_requests_per_second"))) != "-":
         lost += f", {offered} per second offered"
     yield "requests/s", f"{number(speed['requests_per_second'])}: {counted} served in {seconds} s{lost}"

@@ -76,7 +76,7 @@ def text_of(request: Request) -> list[int]:
 
 
 class Hashing(SimExecutor):
-    """Simulated time. `num_computed`: tokens computed of each request."""
+    """Simulated time. By request: tokens computed, tokens computed again, and tokens found that it had not computed before."""
 
     needs_tokens = True
 
@@ -84,7 +84,8 @@ class Hashing(SimExecutor):
         table, size = step.table, step.pool.block_size
         assert table.tokens is not None
         if not step.index:
-            self.cache, self.num_computed = [0] * step.pool.num_tokens, Counter[int]()
+            self.cache = [0] * step.pool.num_tokens
+            self.num_computed, self.num_again, self.num_found, self.most = (Counter[int]() for _ in range(4))
             self.sampled: deque[Any] = deque(maxlen=self.num_stages)
         output = np.zeros(len(step.rows), np.int32)
         for place, (row, start, count) in enumerate(zip(step.rows, step.start, step.num_tokens, strict=True)):
@@ -97,7 +98,11 @@ class Hashing(SimExecutor):
             for slot, token in zip(slots[start:], inputs, strict=True):
                 self.cache[slot] = state = after(state, token)
             output[place] = sampled([self.cache[slot] for slot in slots])
-            self.num_computed[step.requests[place].id] += int(count)
+            id_ = step.requests[place].id
+            self.num_computed[id_] += int(count)
+            self.num_again[id_] += max(min(int(start + count), self.most[id_]) - int(start), 0)
+            self.num_found[id_] += max(int(start) - self.most[id_], 0)
+            self.most[id_] = max(self.most[id_], int(start + count))
         self.sampled.append(output)
         return super().launch(step), output
 
@@ -205,7 +210,6 @@ def serve(make: Callable[[random.Random], Any], seed: int, mode: str) -> tuple[i
         for request in engine.view.waiting:
             assert request.num_computed == request.num_computed <= (request.num_known - 1) // size * size
             assert request.num_ready >= 1 and engine.view.kv.num_shared(request) * size <= request.num_computed
-        assert all(request.num_cached_again <= lost.of[request.id] + LONGEST for request in requests)
 
     engine.run(look)
     assert pool.num_used == 0
@@ -215,10 +219,14 @@ def serve(make: Callable[[random.Random], Any], seed: int, mode: str) -> tuple[i
         assert request.output == (text if whole else text[: request.num_output_tokens]), (
             f"seed {seed}, request {request.id}"
         )
+        assert request.num_recomputed_tokens == executor.num_again[request.id]
+        left = lost.of[request.id] - request.num_recomputed_tokens - request.num_cached_again
+        assert request.num_lost_tokens == lost.of[request.id] and left >= 0
         if request.finish_reason is FinishReason.LENGTH:
-            found = request.num_cached_tokens + request.num_cached_again
+            found = executor.num_found[request.id] + request.num_cached_again
             computed = request.num_prompt_tokens + request.num_output_tokens - 1 + lost.of[request.id]
             assert executor.num_computed[request.id] + found == computed, "what is not computed was found"
+            assert not left, "what was lost was computed again or found"
     return sum(request.num_cached_tokens for request in requests), sum(request.num_cached_again for request in requests)
 
 

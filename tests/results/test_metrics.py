@@ -62,6 +62,32 @@ def test_what_the_prefix_cache_held_counts_once_per_admitted_request() -> None:
     assert found == {"hit_share": 0.5, "cached_tokens": 6, "cached_again_tokens": 5, "evicted_blocks": 7}
 
 
+def test_lost_tokens_that_nobody_needs_are_not_recomputed() -> None:
+    """0 is preempted with 6 of 7 tokens in the cache and computed again; 1 is preempted with 3, and ended by the policy; 2 is rejected."""
+
+    class Moody:
+        def plan(self, view: View) -> Plan:
+            plan, known = view.plan(), {request.id: request for request in (*view.running, *view.waiting)}
+            if view.iteration == 2 and known[1] in view.running:
+                plan.preempt(known[0])
+                plan.preempt(known[1])
+            elif view.iteration == 2:
+                plan.reject(known[1], "enough")
+                plan.reject(known[2], "too late")
+            for id_ in (0, 1):
+                if id_ in known and not plan.plan.preempt and not (id_ and view.iteration == 2):
+                    plan.add(known[id_])
+            return plan.build()
+
+    engine = make_engine(Moody(), LIMITS, asynchronous=False)
+    requests = [Request(0, 5, 4), Request(1, 2, 9), Request(2, 3, 1)]
+    engine.submit(requests)
+    run = summarize(engine.run(), num_blocks=100, max_batch=4)["run"]
+    assert [(each.num_lost_tokens, each.num_recomputed_tokens) for each in requests] == [(6, 6), (3, 0), (0, 0)]
+    assert (run["lost_tokens"], run["recomputed_tokens"], run["recomputed_share"]) == (9, 6, 6 / (5 + 2 + 2 + 7 + 1))
+    assert (run["rejected_requests"], run["broken_off_requests"], run["preemptions"]) == (1, 1, 2)
+
+
 @pytest.mark.parametrize(("timeout", "requests_per_second"), [(None, 1 / 7), (0.5, 0.0)], ids=["one", "all"])
 def test_what_was_computed_for_clients_that_left_takes_time(timeout: float | None, requests_per_second: float) -> None:
     """Request 0 ends at 1 s, unless its client leaves; an iteration for request 1 is in flight until 7 s when its client leaves."""

@@ -78,6 +78,7 @@ def make_record(*, copies: bool = False, slo: SLO = MISSED) -> RunRecord:
             num_output_tokens=2,
             token_times=(11.0, 12.0),
             num_preemptions=1,
+            num_lost_tokens=4,
             num_recomputed_tokens=4,
         ),
     ]
