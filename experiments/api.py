@@ -148,4 +148,4 @@ def _serve(
         raise ConfigError(f"{key}={keys[key]}: applies to files only; give output=FOLDER")
     settings = settings_of(policy, workload, {**defaults, **keys})
     folder = None if output is None else Path(output)
-    return serve_settings(settings, folder, say=lambda line: None, bar="progress" in keys)
+    return serve_settings(settings, folder, log=lambda line: None, bar="progress" in keys)

@@ -38,7 +38,10 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command line. Returns its exit status."""
     kept = "files already written are complete"
     return run(
-        lambda *options: serve(**keyword_arguments(serve, options, "bench")), arguments, lambda: str(__doc__), kept=kept
+        lambda *options: serve(**keyword_arguments(serve, options, "bench")),
+        arguments,
+        lambda: str(__doc__),
+        resume_hint=kept,
     )
 
 

@@ -35,8 +35,8 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.capacity.folder import RESULT, read_searches
 from experiments.run import run_sweep
-from experiments.settings.choices import option_names
 from experiments.settings.command_line import run
+from experiments.settings.option_arguments import option_names
 from experiments.settings.overrides import check_given_once
 from experiments.store import headings
 from experiments.store.headings import check_figure, flat, no_such_figure

@@ -108,7 +108,7 @@ def run_alone(command: Command, settings: Settings) -> None:
             return
         check_free(folder)  # before weights are loaded
         try:
-            summary = command.serve(settings, folder, say=partial(print, flush=True))
+            summary = command.serve(settings, folder, log=partial(print, flush=True))
         except BaseException as error:
             if command.resume_hint and any(folder.glob("*")):
                 error.add_note(f"{command.resume_hint}; the same command with output={folder} goes on")
@@ -189,8 +189,8 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool, pro
             check_free(folder)
             if talks := alone and command.resume_hint:
                 print(f"{folder.name} ...", flush=True)
-            say = partial(print, " ", flush=True) if talks else lambda line: None
-            summary = command.serve(settings, folder, replace=True, say=say, bar=alone)
+            log = partial(print, " ", flush=True) if talks else lambda line: None
+            summary = command.serve(settings, folder, replace=True, log=log, bar=alone)
             done = progress.text(num_finished(folder.parent, command.result))
             print(f"{command.line(folder.name, summary)}; {done}", flush=True)
             return

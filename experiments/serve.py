@@ -95,7 +95,7 @@ def serve(
     folder: Path | None = None,
     *,
     replace: bool = False,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     bar: bool = True,
     largest: Request | None = None,
     loop: Loop | None = None,
@@ -105,7 +105,7 @@ def serve(
     Args:
         folder: for the results; None: nothing is written.
         replace: overwrite a complete run in this folder.
-        say: receives lines about automatic choices and about long steps.
+        log: receives lines about automatic choices and about long steps.
         bar: False: no progress bar, whatever the settings say.
         largest, loop: see `assemble`: for a server, which serves its clients' requests in place of the workload's.
 
@@ -115,11 +115,11 @@ def serve(
     began, origin = time.perf_counter(), origin_of_run(settings)
     gc.freeze()  # imported modules outlive the run: the collector need not traverse them while requests are made
     resolved, share, rate = (settings, None, None) if largest else resolve_load(settings)
-    run = assemble(resolved if folder else with_workload(resolved, resolved.workload), say, largest=largest)
+    run = assemble(resolved if folder else with_workload(resolved, resolved.workload), log, largest=largest)
     run.load = None if share is None or rate is None else {"load": share, "rate": rate}
     bounds = bounds_of(run) if settings.bounds else None
     if run.chosen:
-        say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
+        log("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
     with ExitStack() as held:
         held.callback(gc.unfreeze)
         if folder:
@@ -131,7 +131,7 @@ def serve(
         if folder:
             if settings.tables and not run.streamed:
                 if len(record.requests) >= 20_000:  # whose tables take seconds to write
-                    say(f"writing the tables of {len(record.requests):,} requests")
+                    log(f"writing the tables of {len(record.requests):,} requests")
                 write_results(
                     folder, record, result.served, result.summary, timeline=settings.timeline, decode=run.decode
                 )

@@ -44,4 +44,4 @@ def run_benchmark(arguments: Sequence[str], benchmarks: Mapping[str, Benchmark],
         texts = {name: f"{known.about}{notes[known.needs_gpu]}" for name, known in benchmarks.items()}
         return f"{usage}\n{listed(texts)}"
 
-    return run(measure, arguments, describe, kept="files already written are complete")
+    return run(measure, arguments, describe, resume_hint="files already written are complete")

@@ -74,7 +74,7 @@ def measure(
     folder: Path,
     *,
     replace: bool = False,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     bar: bool = True,
 ) -> dict[str, Any]:
     """Searches a capacity and writes its folder; returns the content of capacity.json. The arguments are those of `serve`.
@@ -97,8 +97,8 @@ def measure(
     work, others = partial(simulate, settings), settings.other_code == "keep"
     with open_simulations(folder, **origin, simulate=work, cores=cores, other_code=others) as simulations:
         if simulations.outcomes:
-            say(f"{len(simulations.outcomes)} simulations of an earlier search are kept")
-        search = Search(goal, simulations, say)
+            log(f"{len(simulations.outcomes)} simulations of an earlier search are kept")
+        search = Search(goal, simulations, log)
         capacity = search.run()
         about["wall_seconds"] = time.perf_counter() - began
         about["execution"]["iterations_outside_measured_range"] = sum(outcome.outside for outcome in search.outcomes)

@@ -38,7 +38,7 @@ from experiments.settings.command_line import keyword_arguments, run
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run(_profile, arguments, lambda: str(__doc__), composes=True, kept="files written are complete")
+    return run(_profile, arguments, lambda: str(__doc__), composes=True, resume_hint="files written are complete")
 
 
 def _profile(*options: str) -> None:

@@ -20,7 +20,7 @@ from cbatch import ConfigError
 from cbatch.errors import check_installed
 from experiments.job import Command
 from experiments.run import main
-from experiments.server.engine import Say
+from experiments.server.engine import Log
 from experiments.server.link import engine_of
 from experiments.server.settings import ServerSettings, read_server_settings
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from experiments.server.door import Door
 
 
-def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **options: Any) -> dict[str, Any]:
+def serve_http(settings: ServerSettings, folder: Path, *, log: Log = print, **options: Any) -> dict[str, Any]:
     """Serves clients until a signal ends it, and writes the folder of the run; returns its figures. options: as for `serve`.
 
     Raises CbatchError: as `serve`; the port is in use; the engine has failed.
@@ -48,7 +48,7 @@ def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **op
         listener = socket.create_server((bind, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise ConfigError(f"bind={bind} port={port}: {error.strerror or error}; give another one") from None
-    with listener, engine_of(settings, folder, say=say, **options) as engine:
+    with listener, engine_of(settings, folder, log=log, **options) as engine:
         door = Door(settings, engine)
         config = uvicorn.Config(
             make_app(door),
@@ -63,10 +63,10 @@ def serve_http(settings: ServerSettings, folder: Path, *, say: Say = print, **op
         web = uvicorn.Server(config)
         web.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            return runner.run(_serve(door, web, listener, say))
+            return runner.run(_serve(door, web, listener, log))
 
 
-async def _serve(door: "Door", web: "Server", listener: socket.socket, say: Say) -> dict[str, Any]:
+async def _serve(door: "Door", web: "Server", listener: socket.socket, log: Log) -> dict[str, Any]:
     settings, loop, calls = door.settings, asyncio.get_running_loop(), count()
 
     def end(*_: object) -> None:
@@ -83,12 +83,12 @@ async def _serve(door: "Door", web: "Server", listener: socket.socket, say: Say)
     closed.add_done_callback(end)
     bind = settings.server.bind
     place = f"http://{f'[{bind}]' if ':' in bind else bind}:{listener.getsockname()[1]}"
-    say(f"serving {settings.model.name} on {place}; stop it with Ctrl-C or SIGTERM")
+    log(f"serving {settings.model.name} on {place}; stop it with Ctrl-C or SIGTERM")
     await web.serve([listener])
     door.put(None)
     figures = await closed
     if settings.backend.simulated:
-        say(f"time_scale={figures['about']['chosen']['time_scale']}")
+        log(f"time_scale={figures['about']['chosen']['time_scale']}")
     return figures
 
 

@@ -46,7 +46,7 @@ class Turn(NamedTuple):
 
 Inbox = SimpleQueue[Message]
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Send, **options: Any) -> None:

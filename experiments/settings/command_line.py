@@ -33,14 +33,14 @@ def run(
     *,
     bare: bool = False,
     composes: bool = False,
-    kept: str = "",
+    resume_hint: str = "",
 ) -> int:
     """Runs a command; a user error becomes one line on stderr.
 
     Args:
         usage: printed for --help, and when there are no arguments unless the command works without (`bare`).
         composes: the command reads settings, with Hydra's --config-dir and options with arguments, if given.
-        kept: what Ctrl-C leaves, in words.
+        resume_hint: printed after Ctrl-C: what is left.
 
     Returns:
         The exit status: the command's own, or 0; 2 after a user error; 130 after Ctrl-C; 141 if the reader of its output has ended.
@@ -58,13 +58,13 @@ def run(
             check_given_once(given)
         return command(*given) or 0
 
-    return exit_status(read_and_run, kept)
+    return exit_status(read_and_run, resume_hint)
 
 
-def exit_status(command: Callable[[], int], kept: str) -> int:
+def exit_status(command: Callable[[], int], resume_hint: str) -> int:
     """Runs a command; a user error becomes one line on stderr. Returns the exit status.
 
-    130 after Ctrl-C, which is answered by the line of a policy that was running, and by what is `kept`, unless the error has notes;
+    130 after Ctrl-C, which is answered by the line of a policy that was running, and by `resume_hint` unless the error has notes;
     143 after SIGTERM where `sigterm_raises`.
     141, as after SIGPIPE, if the reader of its output has ended, as `head` does; 2 after a user error, and if the output cannot be
     written for another reason, such as a full disk. Else that of the command.
@@ -77,7 +77,7 @@ def exit_status(command: Callable[[], int], kept: str) -> int:
             status = command()
         except KeyboardInterrupt as error:
             place = f" in {error}" if str(error) else ""
-            left = getattr(error, "__notes__", ()) or filter(None, [kept])
+            left = getattr(error, "__notes__", ()) or filter(None, [resume_hint])
             print("; ".join([f"\ninterrupted{place}", *left]), file=sys.stderr)
             status = 130
         except TerminatedError as error:

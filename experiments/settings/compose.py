@@ -29,10 +29,10 @@ from yaml import YAMLError
 from cbatch import ConfigError
 from experiments.keys import key_of
 from experiments.progress import bar
-from experiments.settings.choices import with_arguments
 from experiments.settings.construct import PASSED_ON
 from experiments.settings.error_lines import explain
 from experiments.settings.groups import CONFIG_FOLDER, VERSION, compose_config, initialized, parse, version_of_files
+from experiments.settings.option_arguments import with_arguments
 from experiments.settings.overrides import check_search_path
 from experiments.settings.settings import Composed, Settings, read_settings
 

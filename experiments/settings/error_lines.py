@@ -86,7 +86,7 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
 
 def _unknown_option(missing: str, options: Sequence[str]) -> str:
     group, _, option = missing.partition("/") if missing.partition("/")[0] in GROUPS else missing.rpartition("/")
-    plain = filter(str.isidentifier, options)  # the other options have arguments: see `choices`
+    plain = filter(str.isidentifier, options)  # the other options have arguments: see `option_arguments`
     known = {*plain, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
     yours = f"{group}=my_module.My{group.capitalize()}"
     remedy = f"; for yours give the import path of its class, {yours}, or its --config-dir" * (group in BY_IMPORT_PATH)

@@ -13,10 +13,10 @@ import numpy as np
 from cbatch import ConfigError, Policy
 from cbatch.described import name_of_class
 from cbatch.validation import nearest, shorten
-from experiments.settings.choices import with_arguments
 from experiments.settings.compose import compose, keys_within
 from experiments.settings.construct import PASSED_ON, check_eviction, parameters_of
 from experiments.settings.error_lines import default_keys
+from experiments.settings.option_arguments import with_arguments
 from experiments.settings.recipe import Recipe
 from experiments.settings.settings import GROUPS, Settings, read_settings
 from experiments.workloads import Workload

@@ -75,11 +75,11 @@ class Run:
 
 
 def assemble(
-    settings: Settings, say: Callable[[str], None] = lambda line: None, *, largest: Request | None = None
+    settings: Settings, log: Callable[[str], None] = lambda line: None, *, largest: Request | None = None
 ) -> Run:
     """Builds a run; no weights are loaded before everything else is checked. A load must be resolved (`trials.load`).
 
-    say: called with a line before weights are loaded, if that takes long.
+    log: called with a line before weights are loaded, if that takes long.
     largest: a request as large as any to come, if clients send the requests; None: the workload makes them.
     Raises CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and why.
     """
@@ -112,7 +112,7 @@ def assemble(
         if spec.weight_bytes >= LARGE:
             kind = "random weights" if spec.path is None else f"weights from {spec.path}"
             where = backend.hardware(setups[0].cost.profile)
-            say(f"loading {spec.name} on {where}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
+            log(f"loading {spec.name} on {where}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
     server = _server(settings, setups)
     try:
         policies = [setup.policy for setup in setups for _ in range(setup.settings.backend.replicas)]

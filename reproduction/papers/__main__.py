@@ -42,7 +42,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run(_paper, arguments, _usage, bare=True, kept="files already written are complete")
+    return run(_paper, arguments, _usage, bare=True, resume_hint="files already written are complete")
 
 
 def _paper(*arguments: str) -> int:

@@ -54,7 +54,7 @@ def serve_on(
 
 def summary_of(*overrides: str) -> dict[str, Any]:
     """The figures of a simulated run, as in summary.json; nothing is written. overrides: as for `experiments.run`."""
-    return serve(compose_run("backend=sim", *overrides), say=lambda line: None, bar=False).summary
+    return serve(compose_run("backend=sim", *overrides), log=lambda line: None, bar=False).summary
 
 
 def crossing(rates: Sequence[float], shares: Sequence[float], most: float) -> float:

@@ -128,7 +128,7 @@ def simulate(settings: Settings, profile: Profile, path: Path, number: int) -> p
     Raises ConfigError: fewer than `number` are served. CbatchError: as `serve`.
     """
     write_text(path, profile_text(profile))
-    result = serve(replace(settings, hardware=str(path)), say=lambda line: None, bar=False)
+    result = serve(replace(settings, hardware=str(path)), log=lambda line: None, bar=False)
     table = result.requests.dropna(subset=[TTFT]).sort_values("id", ignore_index=True)
     if len(table) < number:
         problem = f"simulation serves {len(table)} of {number} recorded requests"

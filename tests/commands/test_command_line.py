@@ -88,7 +88,7 @@ def raising(error: BaseException) -> Callable[..., int]:
 def test_each_end_has_its_status(
     command: Callable[..., int | None], status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(command, ["x"], lambda: "usage", kept="all is lost") == status
+    assert run(command, ["x"], lambda: "usage", resume_hint="all is lost") == status
     assert capsys.readouterr().err == said
 
 

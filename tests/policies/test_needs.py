@@ -22,7 +22,7 @@ NEEDS = {
 
 def lacks(*arguments: str) -> list[str]:
     settings = ("backend=sim", "batch=4", "workload=chat", "workload.num_requests=12", "workload.turns=3", *arguments)
-    about = serve(compose_run(*settings), say=lambda _: None, bar=False).about
+    about = serve(compose_run(*settings), log=lambda _: None, bar=False).about
     names: list[str] = about["lacks"]
     assert len(notes_of([about])) >= len(names)
     return names
@@ -47,5 +47,5 @@ def test_a_run_says_what_its_eviction_needs() -> None:
     assert lacks("eviction=soft_ttl", "prefix_cache=true") == []
     sessionless = ("workload=open_loop", "workload.num_requests=4", "prefix_cache=true")
     settings = compose_run("backend=sim", "eviction=soft_ttl", *sessionless)
-    assert serve(settings, say=lambda _: None, bar=False).about["lacks"] == ["sessions"]
+    assert serve(settings, log=lambda _: None, bar=False).about["lacks"] == ["sessions"]
     assert lacks("policy=past_future", "policy.admission=optimum") == [], "which is given true lengths"

@@ -67,13 +67,13 @@ def served(folder: Path, clients: Callable[[Live], T], *arguments: str, ends: bo
             if not is_over:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         if address := _ADDRESS.match(line):
             answers.append(pool.submit(work, Live(int(address[1]))))
 
     with ThreadPoolExecutor(1) as pool, patch.object(main, "engine_of", engine_in_thread):
         try:
-            figures = main.serve_http(settings, folder, say=say)
+            figures = main.serve_http(settings, folder, log=log)
         finally:
             [answer] = answers
             answer.result(PATIENCE)

@@ -8,8 +8,8 @@ import yaml
 from commands import QUICK, command
 from omegaconf import OmegaConf
 
-from experiments.settings.choices import with_arguments
 from experiments.settings.compose import compose, compose_sweep
+from experiments.settings.option_arguments import with_arguments
 
 POLICY = """
 from cbatch import Plan, View
