@@ -11,9 +11,8 @@ Times are seconds on the executor's clock.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from queue import Empty, SimpleQueue
@@ -23,66 +22,12 @@ from typing import Any, Protocol
 from sortedcontainers import SortedKeyList
 
 from cbatch.errors import StallError, WorkloadError
+from cbatch.facts import Facts, facts_of
 from cbatch.limits import Limits
-from cbatch.request import Request, Status, leaves_at, spec_of
-from cbatch.request_spec import LATEST_ARRIVAL, NO_SLO
+from cbatch.request import Request, Status, leaves_at
+from cbatch.request_spec import LATEST_ARRIVAL
 
 _BETWEEN_LOOKS = 1e-3  # seconds between looks for messages while a pipeline computes
-
-
-@dataclass(eq=False)
-class Facts:
-    """Facts about all requests of a run, needed before the run serves any.
-
-    number: of requests; None if it is not known beforehand. longest: the request with the most tokens. longest_prompt: that with the longest prompt. clients: None stands
-    for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
-    every request's true length. stated: what requests name, as policies depend on it (`Policy`). by_iteration: some requests arrive by iteration. prefixes: some have `prefix_hashes`.
-    """
-
-    longest: Request
-    longest_prompt: Request
-    number: int | None = 0
-    clients: set[str | None] = field(default_factory=set)
-    extra: dict[str, None] = field(default_factory=dict)
-    stated: set[str] = field(default_factory=set)
-    lengths_known: bool = True
-    by_iteration: bool = False
-    prefixes: bool = False
-
-
-def facts_of(requests: Iterable[Request]) -> Facts:
-    """Reads each request once, and keeps only the longest. requests: at least one.
-
-    Raises:
-        WorkloadError: some requests arrive by iteration and others by time: the first that has not arrived would hold up all others.
-    """
-    by_time, sessions, priorities = False, set[str](), set[int]()
-    others = iter(requests)
-    facts = Facts(first := next(others), first)
-    for facts.number, request in enumerate(chain([first], others), 1):
-        if request.max_tokens > facts.longest.max_tokens:
-            facts.longest = request
-        if request.num_prompt_tokens > facts.longest_prompt.num_prompt_tokens:
-            facts.longest_prompt = request
-        facts.clients.add(request.client)
-        priorities.add(request.priority)
-        slo, session = request.slo, request.session
-        if slo is not NO_SLO:
-            limits = {"ttft": slo.ttft, "tbt": slo.tbt, "objectives": slo.ttft or slo.tbt or slo.total}
-            facts.stated.update(name for name, seconds in limits.items() if seconds is not None)
-        if session is not None:
-            facts.stated.update(("sessions", *["turns"] * (session in sessions)))
-            sessions.add(session)
-        facts.extra.update(dict.fromkeys(request.extra))
-        facts.lengths_known &= not (spec_of(request).has_hidden_length or spec_of(request).can_stop)
-        facts.by_iteration |= request.arrival_iteration > 0
-        facts.prefixes |= bool(request.prefix_hashes)
-        by_time |= request.arrival_time > 0
-    facts.stated.update([*["clients"] * (facts.clients != {None}), *["priorities"] * (len(priorities) > 1)])
-    if facts.by_iteration and by_time:
-        problem = "some requests have an arrival_iteration and some an arrival_time, and the two have no common order"
-        raise WorkloadError(f"workload: {problem}; give all requests one of the two")
-    return facts
 
 
 class Arrivals(Protocol):

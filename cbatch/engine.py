@@ -1,108 +1,28 @@
-"""The serving loop: plan, launch, wait, absorb - and the asynchronous form that plans while the device computes.
+"""An engine: serves the requests that are submitted to it, or that its arrivals bring. `turns` has its turns, `host` the loop."""
 
-    sync     host    | plan 0 |          | absorb 0, plan 1 |          | absorb 1 ...
-             device           | compute 0 |                 | compute 1 |
+from collections.abc import Callable, Iterable
 
-    async    host    | plan 0 | plan 1 | wait 0 | absorb 0, plan 2 | wait 1 | absorb 1, plan 3 ...
-             device           | compute 0       | compute 1               | compute 2 ...
-
-In the asynchronous form iteration 1 is planned from predicted counters, before the tokens of iteration 0 exist. The device
-carries these tokens over. The host blocks in one place: `executor.wait`.
-"""
-
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from math import inf
-from typing import Any, Protocol, cast
-
-from cbatch.arrivals import Arrivals, Departures, Listed, check_all, check_fits, not_submitted
-from cbatch.calls import call
-from cbatch.cost import CostModel
+from cbatch.arrivals import Arrivals, Listed, check_all, check_fits
 from cbatch.errors import PolicyError
-from cbatch.executor import Executor, Turn
 from cbatch.host import advance, drive
-from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
-from cbatch.leap import entered, foresee
-from cbatch.limits import Limits
-from cbatch.plan import Plan
-from cbatch.plan_check import check_plan
-from cbatch.policy import HOOKS, Policy, check_policy, ignore, is_steady, optional_method
-from cbatch.record import InFlight, RunRecord
-from cbatch.request import FinishReason, Request, Status, read_only
-from cbatch.request_table import RequestTable
-from cbatch.stall import PATIENCE, Patience, StallWatch, standstill
-from cbatch.state import State
-from cbatch.view import EngineView
-
-_BETWEEN_LOOKS = 1e-4  # seconds between looks at an iteration of a real pipeline
+from cbatch.record import RunRecord
+from cbatch.request import Request, read_only
+from cbatch.stall import standstill
+from cbatch.turns import Turns
 
 
-class Observer(Protocol):
-    """Follows an engine's state, for a router."""
+class Engine(Turns):
+    """Serves requests with one policy on one executor.
 
-    def ended(self, request: Request) -> None:
-        """A request has ended."""
-
-    def changed(self, changes: Sequence[tuple[float, int]]) -> None:
-        """Iterations were launched or absorbed. changes: seconds and KV blocks in use, of each iteration of a leap, or of one."""
-
-
-class Engine:
-    """Serves requests with one policy on one executor, turn by turn; `host.drive` has the loop.
-
-    arrivals: the requests of `run`: those that are submitted, unless the owner sets others before the run.
-    leaps: whether a turn may be a leap over many.
+    arrivals: the requests of `run`: those that are submitted, unless `attach` sets others before the run.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        executor: Executor,
-        limits: Limits,
-        cost: CostModel,
-        *,
-        num_blocks: int,
-        block_size: int,
-        asynchronous: bool = True,
-        patience: Patience = PATIENCE,
-        prefix_cache: Eviction | None = None,
-    ) -> None:
-        """
-        Args:
-            num_blocks, block_size: size of the KV cache, and tokens per block.
-            asynchronous: keep `executor.num_stages` iterations in flight while another one is planned; else one fewer.
-            prefix_cache: the eviction of the prefix cache; None: no prefix cache.
-        """
-        self.policy, self.policy_name = policy, type(policy).__name__
-        self.executor, self.limits = executor, limits
-        check_policy(policy, limits)
-        rows = limits.max_running + limits.max_batch
-        table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
-        size = (num_blocks, block_size, rows, limits.max_request_tokens)
-        kind = BlockPool if executor.needs_tokens else CountingPool
-        self.state = State(table, kind(*size) if prefix_cache is None else PrefixPool(*size, prefix_cache))
-        self.record = RunRecord()
-        self._in_flight: deque[InFlight] = deque()
-        self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
-        self.arrivals: Arrivals = Listed()
-        self.arrivals.server_seconds = getattr(executor, "server_seconds", 0.0)
-        self._departures, self._stall_watch = Departures(), StallWatch(patience)
-        self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
-        self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
-        self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
-        self._timed: Callable[[Any], Any] = getattr(executor, "timed", lambda plan: plan)
-        self._may_leap = "steady" in vars(type(policy)) and getattr(executor, "repeats", False)
-        self.leaps = True
-        self._arrived: list[Request] = []  # and not taken in by a plan yet
-        self._ended: list[Request] = []  # and not returned by a turn yet
-        self._asleep = False  # the latest plan was empty, and nothing has changed
-        self._wake_at = self._arrived_at = inf  # seconds: of the empty plan, and when the first of `_arrived` did
-        self._waiting_since: float | None = None  # for the oldest iteration, if asleep
-        self._empty_plan = Plan()
-        self.observer: Observer | None = None  # of a cluster
-        hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
-        self._may_leap &= self._on_tokens is ignore  # nothing observes single tokens
+    def check_fits(self, request: Request) -> None:
+        """Raises WorkloadError for a request that cannot be served, or was submitted before."""
+        num_at_once = self._call(self._num_at_once, request) or 1
+        check_fits(request, self.limits, self.state.pool.num_tokens, self.policy_name, num_at_once)
+        if self.state.cache is not None:
+            self.state.cache.check(request)
 
     @property
     def engines(self) -> list["Engine"]:
@@ -126,24 +46,6 @@ class Engine:
             self.state.cache.expect(arrivals.known)
         arrivals.server_seconds = self.arrivals.server_seconds
         self.arrivals = arrivals
-
-    def cancel(self, request: Request) -> None:
-        """Ends a request whose client has left, between two turns. A request that has ended stays as it is.
-
-        Raises WorkloadError if the request was not submitted to this engine.
-        """
-        if request.status is Status.FINISHED:
-            return
-        if pending := request.status is Status.PENDING:
-            if request in self._arrived:
-                self._arrived.remove(request)
-            else:
-                self.arrivals.withdraw(request)
-        elif not self.state.holds(request):
-            raise not_submitted(request)
-        self._latest, self._asleep = None, False  # a new plan is due
-        self.state.end(request, FinishReason.CANCELLED, self.executor.now())
-        self._end(request, known=not pending)
 
     @property
     def num_unfinished(self) -> int:
@@ -174,202 +76,13 @@ class Engine:
         return self.executor.now()
 
     def next_at(self) -> float:
-        now = self.executor.now()
-        if not self._asleep:
-            return now
-        at = self.executor.ends_at(self._in_flight[0].handle) if self._in_flight else self._wake_at
-        at = min(at, self._arrived_at if self._arrived else inf, self._departures.next_at)
-        return max(at, now)
+        return self._waiting.next_at()
 
     def arrive(self, request: Request, now: float) -> None:
-        if not self._arrived:
-            self._arrived_at = now
-        self._arrived.append(request)
+        self._waiting.arrive(request, now)
 
     def sleep_until(self, time: float) -> None:
-        if self._in_flight:  # in a real pipeline, their ends are not known beforehand
-            oldest = self._in_flight[0].handle
-            while (now := self.executor.now()) < time and self.executor.ends_at(oldest) == inf:
-                self.executor.sleep_until(min(time, now + _BETWEEN_LOOKS))
-            time = min(time, self.executor.ends_at(oldest))
-        self.executor.sleep_until(time)
-
-    def turn(self, until: float) -> Sequence[Request]:
-        if self._asleep:
-            self.sleep_until(self.next_at())
-        if not (self._may_leap and self.leaps) or self._arrived or not self._leap(until):
-            self._step(until)
-            if self.observer is not None:
-                self.observer.changed([(self.executor.now(), self.state.pool.num_used)])
-        ended, self._ended = self._ended, []
-        return ended
+        self._waiting.sleep_until(time)
 
     def standstill(self, num_unfinished: int) -> PolicyError:
         return standstill(self._where(), self.view, self._empty_plan, num_unfinished)
-
-    def _step(self, until: float) -> None:
-        """Plans and launches an iteration, and completes the oldest one in flight if there are more than may stay in flight.
-
-        After an empty plan the oldest iteration is waited for, in a pipeline with idle stages only until a request arrives.
-        """
-        in_flight, now = self._in_flight, self.executor.now()
-        if self._asleep and in_flight and not self._arrived and self._departures.next_at > now:  # the oldest has ended
-            self._asleep = False
-            self._complete(in_flight.popleft())
-            return
-        if launched := self._launch_next():
-            in_flight.append(launched)
-        if len(in_flight) > self._depth:
-            self._complete(in_flight.popleft())
-        elif in_flight and not launched:
-            now, change = self.executor.now(), min(until, self._departures.next_at)
-            if len(in_flight) < self.limits.num_stages and now < change < self.executor.ends_at(in_flight[0].handle):
-                self._asleep, self._waiting_since = True, now
-            else:
-                self._complete(in_flight.popleft())
-
-    def _launch_next(self) -> InFlight | None:
-        """Plans the next iteration and hands it to the device. Returns None if the policy plans nothing."""
-        planned_at = self._take_arrivals()
-        self._asleep, self._waiting_since = False, None
-        plan = call(self._where, self._timed(self.policy.plan), self.view)
-        self._latest = None
-        checked = check_plan(plan, self.state, self.view, self.policy_name)
-        for request in plan.preempt:
-            self.state.preempt(request)
-        self._num_preempted += len(plan.preempt)
-        for request, why in plan.reject:
-            self.state.end(request, FinishReason.REJECTED, planned_at, why)
-            self._end(request)
-        if not plan.requests:
-            if not self._in_flight and not plan.preempt and not plan.reject:
-                self._idle(plan)
-            return None
-        self._stall_watch.note_launch()
-        state = self.state
-        step = state.apply(checked, planned_at)
-        counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
-        self._num_preempted = 0
-        launched = InFlight(step, self.executor.launch(step), (planned_at, self.executor.now()), counts)
-        if step.num_batch_tokens == step.num_decode_tokens and not plan.preempt and not plan.reject:
-            self._latest = launched
-        if self.observer is not None:
-            self.observer.changed([(self.executor.now(), state.pool.num_used)])
-        return launched
-
-    def _leap(self, until: float) -> bool:
-        """Takes the turns before `until` that repeat the latest turn; returns False if there are none."""
-        latest, executor, change = self._latest, cast(Any, self.executor), min(until, self._departures.next_at)
-        if latest is None or executor.now() >= change or not self._call(is_steady, self.policy):
-            return False
-        if not (foreseen := self.foresee()):
-            return False
-        turns: list[Turn] = []
-        try:
-            in_flight = latest.handle if self._depth else None
-            turns.extend(executor.repeat(latest.step, len(foreseen), change, in_flight))
-        finally:  # it may fail
-            if turns:
-                num_computed = executor.graph_tokens(latest.step.shape()) or latest.step.pad_to
-                self._repeated(latest, foreseen, turns, num_computed)
-        return True
-
-    def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int) -> None:
-        """Enters turns that repeated the latest turn in the state and the record."""
-        first, num_turns, received_at = latest.step, len(turns), turns[-1][-1]
-        last, steps = entered(latest, foreseen, turns, num_computed, self._depth)
-        self.record.steps += steps
-        self.record.receivers += [self.state.table.id[first.rows]] * num_turns
-        self.state.repeat(first, num_turns, received_at)
-        self._latest = last._replace(state=(*last.state[:3], len(self.state.running)))
-        if self._depth:
-            self._in_flight[0] = self._latest
-        self._stall_watch.note_progress(received_at)
-        if self.observer is not None:
-            self.observer.changed([(turn[1], num_used) for turn, num_used in zip(turns, foreseen, strict=False)])
-        if self._on_step is not ignore:
-            for step in steps:
-                self._call(self._on_step, step)
-
-    def foresee(self, *, ends: bool = False) -> list[int]:
-        """Returns the KV blocks in use after each of the next iterations for which a steady policy repeats the latest plan.
-
-        ends: include the iteration after which a request has ended, which cannot be leapt over.
-        """
-        return foresee(self._latest, self.state, self._depth, ends) if len(self._in_flight) == self._depth else []
-
-    def _complete(self, launched: InFlight) -> None:
-        """Waits for the oldest step in flight and absorbs its tokens."""
-        step, waited_at = launched.step, self.executor.now()
-        if self._waiting_since is not None:
-            waited_at, self._waiting_since = self._waiting_since, None
-        result = self.executor.wait(launched.handle)
-        received_at = self.executor.now()
-        absorbed = self.state.absorb(step, result.tokens, received_at)
-        record = self.record.add(launched, result, waited_at, received_at, self.executor.now(), absorbed.receivers)
-        if self._on_tokens is not ignore and len(absorbed.receivers):
-            self._call(self._on_tokens, [step.requests[place] for place in absorbed.places.tolist()])
-        if self._on_step is not ignore:
-            self._call(self._on_step, record)
-        for request in absorbed.finished:
-            self._end(request)
-        if len(absorbed.receivers):
-            self._stall_watch.note_progress(received_at)
-        else:
-            self._stall_watch.check(received_at, self.view, self._where)
-
-    def _take_arrivals(self) -> float:
-        """Queues requests that have arrived, and cancels requests whose clients have left; returns the time."""
-        now = self.executor.now()
-        vars(self.view)["now"] = now  # as `view.update`, in a tenth of its time
-        leaving = self._departures.next_at <= now
-        if self._arrived or leaving:
-            if self._asleep and not self._in_flight:
-                self._stall_watch.note_progress(now)
-            arrived, self._arrived = self._arrived, []
-            for request in arrived:
-                self._arrive(request, now)
-        if leaving or self._departures.next_at <= now:
-            for request in self._departures.due(now):
-                self.cancel(request)
-        return now
-
-    def _arrive(self, request: Request, now: float) -> None:
-        request.arrive(now)
-        if self.state.cache is not None:
-            self.state.cache.expect([request])
-        self.state.waiting.add(request)
-        self._departures.arrived(request)
-        self._call(self._on_arrival, request)
-
-    def _idle(self, plan: Plan) -> None:
-        """Falls asleep until an arrival, a departure or the plan's `wake_at`: nothing is in flight and the plan is empty."""
-        now, self._asleep, self._wake_at, self._empty_plan = self.view.now, True, inf, plan
-        if plan.wake_at is not None and plan.wake_at > now and (self.state.waiting or self.state.running):
-            self._stall_watch.note_empty_plan()
-            self._stall_watch.check(now, self.view, self._where)
-            self._wake_at = plan.wake_at
-
-    def _end(self, request: Request, known: bool = True) -> None:
-        """Reports the end of a request. known: the policy knows of the request's arrival."""
-        self._ended.append(request)
-        if self.observer is not None:
-            self.observer.ended(request)
-        self._departures.ended(request)
-        self.record.requests.append(request)
-        if known:
-            self._call(self._on_finish, request)
-
-    def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
-        """Calls a method of the policy; an exception in it becomes an error that names the policy."""
-        return call(self._where, method, argument)
-
-    def _where(self) -> str:
-        return f"policy {self.policy_name}, iteration {self.state.iteration}"
-
-    def check_fits(self, request: Request) -> None:
-        """Raises WorkloadError for a request that cannot be served, or was submitted before."""
-        num_at_once = self._call(self._num_at_once, request) or 1
-        check_fits(request, self.limits, self.state.pool.num_tokens, self.policy_name, num_at_once)
-        if self.state.cache is not None:
-            self.state.cache.check(request)

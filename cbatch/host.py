@@ -52,6 +52,16 @@ class Host(Protocol):
         """Returns the error for requests that are left although nothing computes and nothing arrives."""
 
 
+class Observer(Protocol):
+    """Follows an engine's state, for a router."""
+
+    def ended(self, request: Request) -> None:
+        """A request has ended."""
+
+    def changed(self, changes: Sequence[tuple[float, int]]) -> None:
+        """Iterations were launched or absorbed. changes: seconds and KV blocks in use, of each iteration of a leap, or of one."""
+
+
 def drive(host: Host, arrivals: Arrivals, on_turn: Callable[[Any], object] = lambda host: None) -> RunRecord:
     """Serves until every request has ended. on_turn: called with the host after each turn or leap."""
     while arrivals.num_unfinished or host.num_in_flight:

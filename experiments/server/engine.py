@@ -21,7 +21,8 @@ from traceback import format_exception
 from typing import Any, NamedTuple
 
 from cbatch import CbatchError, Request, RequestSpec, RunRecord, Status
-from cbatch.arrivals import Posted, facts_of
+from cbatch.arrivals import Posted
+from cbatch.facts import facts_of
 from experiments.serve import decisions_of, serve
 from experiments.server.settings import ServerSettings
 from experiments.settings.error_lines import one_line

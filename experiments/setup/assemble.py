@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, Request, Server
-from cbatch.arrivals import Arrivals, Facts, Listed, Streamed, facts_of
+from cbatch.arrivals import Arrivals, Listed, Streamed
 from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer
+from cbatch.facts import Facts, facts_of
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.results.service import NO_CLIENT
 from cbatch.results.streamed import StreamedRun

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cbatch import ConfigError, KVSize, Limits, ModelSpec, Policy, Server
-from cbatch.arrivals import Facts
+from cbatch.facts import Facts
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost

@@ -140,7 +140,7 @@ def serve(
     engine: Engine | Cluster = engines[0] if replicas == 1 else Cluster(engines, LeastLoaded())
     engine.submit(requests)
     record = engine.run()
-    cached = [[pool._names[block] for block in pool._cached] for pool in pools_of(engines)]
+    cached = [[pool._hashes[block] for block in pool._cached] for pool in pools_of(engines)]
     return [tell(record), cost.num_outside, [each.executor.accounts() for each in engines], cached]
 
 

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from cbatch import SLO, Request, RequestSpec, Sampling, WorkloadError
-from cbatch.arrivals import facts_of
+from cbatch.facts import facts_of
 from cbatch.request import spec_of
 
 FULL = RequestSpec(

@@ -166,7 +166,7 @@ class Pair:
 
     def compare(self) -> None:
         """The names, and the free blocks in the order in which they would be taken."""
-        theirs, names, pool = self.manager.block_pool, self.pool._names, copy(self.pool)
+        theirs, names, pool = self.manager.block_pool, self.pool._hashes, copy(self.pool)
         vars(pool).update({key: copy(value) for key, value in vars(pool).items()}, _copies=deepcopy(pool._copies))
         ours = [names[pool._take(1).item()] for _ in range(pool.num_free)]
         free = theirs.free_block_queue.get_all_free_blocks()

@@ -15,7 +15,7 @@ from in_process import message
 from test_workloads import Letters, closed, facts, open_loop, prompt_file
 
 from cbatch import SLO, FinishReason
-from cbatch.arrivals import facts_of
+from cbatch.facts import facts_of
 from cbatch.request import Request, spec_of
 from experiments.workloads import TraceReplay
 from experiments.workloads.readers.traces import read_trace
