@@ -56,6 +56,7 @@ def test_violations_are_linear_in_their_logarithm_between_two_rates() -> None:
     assert capacity.crossing([9, 10, 11], [1.0, 0.95, 0.8], 400, 0.9) == pytest.approx(10.5)  # 5%, 10%, 20%
 
 
+@pytest.mark.long
 def test_a_kept_run_on_each_side_gives_the_capacity(trace: str, tmp_path: Path) -> None:
     found = capacity.simulated_capacity(at(1.0, 1.0), trace, 0.9, PROFILE)
     cases = [QUEUED, at(0.9 * found, 0.9), at(1.1 * found, 1.1)]

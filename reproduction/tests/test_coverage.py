@@ -35,6 +35,7 @@ def test_the_engine_is_the_queue(name: str) -> None:
     np.testing.assert_allclose(served, found[:, 0, 0], atol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUEUES)
 def test_intervals_cover_the_truth(name: str, num_repetitions: int) -> None:
     """In 93 to 97% of 1,000 repetitions, of fewer within three standard errors of that; the naive ones in less than 75%."""

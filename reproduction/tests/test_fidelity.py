@@ -150,6 +150,7 @@ def test_the_load_of_a_case_is_of_the_capacity_of_its_own_server(trace: str) -> 
             assert full.fits(case) and (full.loop, full.load) == (case.loop, None) and SERVE in full.policies, case.name
 
 
+@pytest.mark.long
 def test_the_command_compares_kept_runs_and_stamps_the_profile(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

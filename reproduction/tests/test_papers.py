@@ -83,6 +83,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) 
     return folder / "paper"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*QUICK, *SLOWER])
 def test_a_figure_leaves_its_files_and_its_claims_are_those_stored(
     made: Path, name: str, pytestconfig: pytest.Config
@@ -100,6 +101,7 @@ def test_a_figure_leaves_its_files_and_its_claims_are_those_stored(
         assert left["left_out"] == ["a100 is left out: give tables=.../aiconfigurator/a100_sxm"]
 
 
+@pytest.mark.long
 def test_sarathis_end_results_follow_from_its_single_iterations(pytestconfig: pytest.Config) -> None:
     """The claims of SARATHI on the A6000, as stored, and the error that its profile states. --slow: also nine peaks over P:D ratios."""
     chosen = end_results()

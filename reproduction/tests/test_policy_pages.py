@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from commands import ROOT
 from PIL import Image
 
@@ -18,6 +19,7 @@ def test_each_policy_has_a_page_and_each_page_a_policy() -> None:
     assert {f"policies/{name}.md" for name in policy_names()} <= set(re.findall(r"\]\((.*?)\)", overview))
 
 
+@pytest.mark.long
 def test_the_schedules_of_the_pages_are_todays() -> None:
     """All differ but trail, which makes no preemption here, so that shortest first is left."""
     made = {}

@@ -17,6 +17,7 @@ RUN = (
 )
 
 
+@pytest.mark.long
 def test_the_prices_of_a_simulated_engine_are_found_again(tmp_path: Path) -> None:
     done = command("run", *RUN.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -35,6 +35,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
+@pytest.mark.long
 def test_a_cell_is_runs_at_its_rate(folder: Path) -> None:
     """Replication k is the run with seed k at the cell's rate: 0.7 of the highest one, the same for all policies."""
     printed = arena(*ARENA)

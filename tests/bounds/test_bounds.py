@@ -160,6 +160,7 @@ def num_instances(pytestconfig: pytest.Config) -> int:
     return number
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("instances", [unit_instances, line_instances])
 def test_no_bound_exceeds_the_optimum(instances: Callable[[int], Instances], num_instances: int) -> None:
     shares = []

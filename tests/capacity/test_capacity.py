@@ -98,6 +98,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
+@pytest.mark.long
 def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve = one_percent_at_7(scatter=0.5)
     simulate_curve(monkeypatch, curve)
@@ -121,6 +122,7 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
     assert simulated.isdisjoint(curve.pairs)
 
 
+@pytest.mark.long
 def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heaviest 1% may wait for ever: 99% of the requests can be sustained at a slightly higher rate than all."""
     simulate_curve(monkeypatch, one_percent_at_7(scatter=0.5))
@@ -222,6 +224,7 @@ def test_named_objectives_are_those_of_the_requests() -> None:
     assert slos == {"none": {SLO()}, "strict": {SLO(1.0, 0.05)}, "relaxed": {SLO(5.0, 0.25)}, "tiers": tiers}
 
 
+@pytest.mark.long
 def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each search has settings of its own, and the highest capacity comes first."""
     seen: set[tuple[str, SLO]] = set()
@@ -278,6 +281,7 @@ def test_a_search_that_ends_early_names_its_folder_and_goes_on_there(
     assert "9 simulations of an earlier search are kept" in run(f"output={search}", without=["output"])
 
 
+@pytest.mark.long
 def test_what_can_be_gone_on_with_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_curve(monkeypatch, one_percent_at_7(scatter=0.9))
     assert "replications=" in run("replications=16")

@@ -46,6 +46,7 @@ def lacking(verdicts: Verdicts) -> set[str]:
     return {name for name, counterexample in verdicts.items() if counterexample is not None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [

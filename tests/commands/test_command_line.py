@@ -107,6 +107,7 @@ def test_usage_is_printed_when_asked_for_and_when_nothing_is_given(capsys: pytes
 ENDS = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="there, no process can send itself Ctrl-C")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_while_modules_load_prints_nothing(name: str, tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def test_a_full_disk_leaves_no_half_results(tmp_path: Path, decisions: str) -> N
     assert unfinished(tmp_path / "out")["status"] == "failed"
 
 
+@pytest.mark.long
 def test_names_that_are_no_unicode_are_escaped(tmp_path: Path) -> None:
     """A file named in Latin-1, half a surrogate pair as a client, and a terminal of ASCII."""
     name = os.fsdecode(b"caf\xe9")
@@ -205,6 +206,7 @@ def test_names_that_are_no_unicode_are_escaped(tmp_path: Path) -> None:
     assert r",\ud800x," in (tmp_path / f"{name}_out" / "requests.csv").read_text()
 
 
+@pytest.mark.long
 def test_output_that_cannot_be_written_loses_no_run(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "experiments.run", "-m", "policy=orca,request_level", "sweep=full", *QUICK]
     with open("/dev/full", "w") as full:
@@ -217,6 +219,7 @@ def test_output_that_cannot_be_written_loses_no_run(tmp_path: Path) -> None:
     assert not (tmp_path / "multirun" / "full" / "errors.log").exists()
 
 
+@pytest.mark.long
 def test_sigterm_ends_a_run_with_its_folder_saying_so(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     process = start(*WAITING, "+policy.at=5", f"+policy.begun={begun}", "output=out", cwd=tmp_path)
@@ -238,6 +241,7 @@ def runs_on(process: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     """Both workers wait in a run, and further runs are queued."""
     begun = tmp_path / "begun"
@@ -256,6 +260,7 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     assert "terminated" in {unfinished(path.parent)["status"] for path in folders.glob("*/unfinished.json")}
 
 
+@pytest.mark.long
 def test_a_killed_worker_leaves_finished_runs_and_its_folder_behind(tmp_path: Path) -> None:
     killer = MOODY.replace('raise ValueError("a mood")', "os.kill(os.getpid(), 9)")
     (tmp_path / "moody.py").write_text(killer)

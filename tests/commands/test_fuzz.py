@@ -114,6 +114,7 @@ def test_option_files(fuzz: Fuzz, folder: Path) -> None:
     fuzz(0.02, contents, test)
 
 
+@pytest.mark.long
 def test_settings(fuzz: Fuzz, folder: Path) -> None:
     def serve(config: Any) -> None:
         made = assemble(read_settings(Composed(config)))
@@ -184,6 +185,7 @@ def test_recorded_decisions(fuzz: Fuzz, folder: Path, recorded: dict[str, bytes]
     fuzz(0.05, st.builds(lambda file, rest: (*file, rest), files | files | configs, overrides), test)
 
 
+@pytest.mark.long
 def test_results_to_plot(fuzz: Fuzz, folder: Path, recorded: dict[str, bytes]) -> None:
     summary = json.loads(recorded[SUMMARY])
     spoiled = spoiled_json(summary).map(lambda value: json.dumps(value).encode())

@@ -54,6 +54,7 @@ def figures(summary: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "words", "keys"),
     [
@@ -88,6 +89,7 @@ def test_nothing_is_written_and_an_object_is_a_workload_as_its_name_is(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_an_eviction_and_a_router_are_objects_as_their_names_are() -> None:
     cached = {"requests": 40, "batch": 8, "prefix_cache": True, "kv_tokens": 6000, "replicas": 2}
     named = simulate("orca", "chat", eviction="soft_ttl", ttl=5.0, router="least_loaded", **cached)
@@ -151,6 +153,7 @@ def test_a_comparison_is_of_two_policies(policies: Any) -> None:
         compare(policies, "open_loop", rate=1)
 
 
+@pytest.mark.long
 def test_a_comparison_has_the_intervals_of_the_command(tmp_path: Path) -> None:
     policies = ["policy=sarathi_serve,sarathi_serve(chunking=fixed),tiring.Tiring"]
     metrics = ["ttft_seconds.p50", "throughput.total_tokens_per_second"]

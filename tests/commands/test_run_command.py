@@ -59,6 +59,7 @@ def test_a_run_leaves_one_folder_with_everything(tmp_path: Path) -> None:
     assert json.loads(gzip.decompress((finished / "timeline.json.gz").read_bytes()))["traceEvents"]
 
 
+@pytest.mark.long
 def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
     code = (
         "import atexit, runpy, sys; "
@@ -136,6 +137,7 @@ def test_text_in_and_text_out_of_a_checkpoint(tmp_path: Path) -> None:
     assert summary(tmp_path / "out")["about"]["chosen"]["model"] == "model (of model.path)"
 
 
+@pytest.mark.long
 def test_stop_strings_and_the_models_own_end_end_outputs(tmp_path: Path) -> None:
     """The output ends with the token that completes a stop string, the text before the string; the same in every loop."""
     from tiny_models import save_model_of_words
@@ -186,6 +188,7 @@ def test_stop_strings_and_the_models_own_end_end_outputs(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     begun, folder = tmp_path / "begun", tmp_path / "work"

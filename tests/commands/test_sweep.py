@@ -110,6 +110,7 @@ def test_a_sweep_that_ends_before_its_first_run_leaves_no_folder(arguments: list
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
 @pytest.mark.parametrize(
     ("launcher", "sent", "said", "status"),

@@ -79,6 +79,7 @@ def tokens_found(requests: list[Request], kv: KVSize, policy: Policy, eviction: 
     return sum(request.num_cached_tokens for request in requests)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", [RequestLevel, BlockByBlock])
 def test_no_choice_finds_more_than_belady(policy: type[Policy], num_workloads: int) -> None:
     num_above = 0

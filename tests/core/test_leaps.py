@@ -170,6 +170,7 @@ def tell(record: RunRecord) -> list[object]:
     return [record.steps, *(column.tolist() for column in record.tokens()), requests]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("eviction", [LRU, LFU, FIFO, SLRU, Marconi, Belady])
 @pytest.mark.parametrize("name", ["orca", "prefill_first", "sarathi_serve"])
 def test_leaps_change_nothing_with_a_prefix_cache(name: str, eviction: type[Eviction], num_workloads: int) -> None:

@@ -53,6 +53,7 @@ def calls(name: str, num_waiting: int, prefix_cache: bool) -> int:
     return sum(policy.calls[WARM_UP:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EVERY_POLICY)
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_a_plan_with_four_times_the_queue_makes_as_many_calls(name: str, prefix_cache: bool) -> None:

@@ -245,6 +245,7 @@ def test_any_plan_gives_the_tokens_of_each_request_alone(mode: str, num_cancella
     assert all(map(sum, zip(*counts, strict=True))), "some tokens are found, at first and later"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EVERY_POLICY)
 def test_the_policies_serve_with_a_cache(name: str, num_cancellations: int, draw: int) -> None:
     for seed in range(draw, draw + max(num_cancellations // 4, 2)):

@@ -148,6 +148,7 @@ def run(text: str, document: str, folder: Path) -> None:
         exec(compile(text, document, "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path, pytestconfig: pytest.Config) -> None:
     """Documents are read after the README, whose files are there."""
@@ -166,6 +167,7 @@ def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path,
                 follow(line, folder)
 
 
+@pytest.mark.long
 def test_each_workload_is_listed_with_keys_that_it_has() -> None:
     rows = re.findall(r"^\| (.+) \| .+ \| (.+) \|$", (ROOT / "docs" / "real-input.md").read_text(), re.M)
     listed = {name: keys for names, keys in rows for name in re.findall(r"`(\w+)`", names)}

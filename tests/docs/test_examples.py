@@ -15,6 +15,7 @@ def test_examples_have_at_most_40_lines() -> None:
     assert sizes.keys() == LEAVES.keys() and max(sizes.values()) <= 40, sizes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LEAVES)
 def test_an_example_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It prints figures of each policy that it names, and writes its files."""

@@ -90,16 +90,6 @@ def test_pre_commit_runs_the_pinned_ruff() -> None:
     assert f"ruff-pre-commit\n    rev: v{pinned}\n" in (ROOT / ".pre-commit-config.yaml").read_text()
 
 
-def test_an_installed_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    where = "import cbatch, experiments, policies; print(cbatch.__file__, experiments.__file__, policies.__file__)"
-    said = python("-c", where, cwd=tmp_path, PYTHONPATH=str(installed))
-    assert said.split() == [str(installed / package / "__init__.py") for package in PACKAGES]
-    arguments = ("-m", "experiments.run", "policy=orca", "backend=sim", "output=run", *QUICK)
-    said = python(*arguments, cwd=tmp_path, PYTHONPATH=str(installed))
-    assert said.endswith("results: run\n"), said
-    assert summary(tmp_path / "run")["about"]["requests"] == 20
-
-
 @pytest.fixture(scope="module")
 def base(installed: Path) -> str:
     """A PYTHONPATH for `python -S` with what `pip install .` installs: the wheel, and its dependencies without any extra."""
@@ -120,30 +110,35 @@ def base(installed: Path) -> str:
     return f"{installed}{os.pathsep}{site}"
 
 
-def test_simulation_needs_no_extra(base: str, tmp_path: Path) -> None:
-    """Runs, sweeps, plots, comparisons, capacities and replays work without torch, transformers and hypothesis."""
+@pytest.mark.long
+def test_simulation_needs_no_extra(base: str, installed: Path, tmp_path: Path) -> None:
+    """In an empty folder runs, sweeps, plots, comparisons, capacities and replays work without torch, transformers and hypothesis."""
 
     def run(command: str) -> str:
         module, *arguments = command.split()
         return python("-S", "-m", f"experiments.{module}", *arguments, cwd=tmp_path, PYTHONPATH=base)
 
-    absent = (
-        "import importlib.util as u; print([u.find_spec(name) for name in ('torch', 'transformers', 'hypothesis')])"
+    found = (
+        "import importlib.util as u; print([(s := u.find_spec(name)) and s.origin for name in "
+        f"{[*PACKAGES, 'torch', 'transformers', 'hypothesis']}])"
     )
-    assert python("-S", "-c", absent, cwd=tmp_path, PYTHONPATH=base) == "[None, None, None]\n"
+    ours = [str(installed / package / "__init__.py") for package in PACKAGES]
+    assert python("-S", "-c", found, cwd=tmp_path, PYTHONPATH=base) == f"{[*ours, None, None, None]}\n"
     quick = " ".join(QUICK)
-    search = "accuracy=0.2 requests=500 replications=6 slo.ttft=1 output=found"
+    small = "model=tiny workload.lengths={min_length:16,max_length:24,pd_ratio:10} slo.ttft=0.003 requests=400"
+    search = f"policy=orca batch=2 workload=open_loop {small} replications=3 accuracy=0.9 cores=1 output=found"
     for command, shown in (
         (f"run {quick} decisions=true output=run", "results: run"),
         ("replay run", "Sarathi makes the same 37 plans"),
         (f"run -m {quick} policy=orca,sarathi workload.pd_ratio=5,10 sweep=few", "results: multirun/few"),
         ("plot throughput_vs_pd multirun/few baseline=orca", "throughput_vs_pd,baseline=orca.png"),
         (f"compare orca sarathi {quick} batch=4", "preemptions"),
-        (f"capacity policy=orca batch=16 workload=open_loop {search}", "results: found"),
+        (f"capacity {search}", "results: found"),
         ("profile show hardware=h200", "prediction error:"),
     ):
         said = run(command)
         assert shown in said and "Error" not in said, said
+    assert summary(tmp_path / "run")["about"]["requests"] == 20
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for command, missing in (
         ("run backend=cpu", "torch[real]"),

@@ -32,6 +32,7 @@ def begin(folder: Path) -> NotebookNode:
     return nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {folder}")  # type: ignore[no-any-return, no-untyped-call]
 
 
+@pytest.mark.long
 def test_the_notebooks_run(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     """As stored: the same cells print, show a table or draw a picture, and none fails.
 

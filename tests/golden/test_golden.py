@@ -13,7 +13,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,14 @@ def cases() -> dict[str, tuple[str, str]]:
     return {left.split()[0]: (" ".join(left.split()[1:]), right) for left, _, right in lines}
 
 
-@pytest.mark.parametrize("name", cases())
+def marked() -> Iterator[Any]:
+    """Yields the names; cases of more than one run are long."""
+    for name, (_, commands) in cases().items():
+        one = commands.startswith("run ") and " ; " not in commands and " -m " not in commands
+        yield pytest.param(name, marks=() if one else pytest.mark.long)
+
+
+@pytest.mark.parametrize("name", [*marked()])
 def test_commands_make_the_same(name: str, tmp_path: Path, golden: str) -> None:
     before, commands = cases()[name]
     for file in ("own_code.py", "trace.csv"):

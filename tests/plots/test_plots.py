@@ -409,6 +409,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str,
     return {name: rates if "rate" in name or name == "attainment" else folder for name in NAMES} | others
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_writes_files(name: str, folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     options = {"table": [], "curves": [f"y={SPEED}", "x=workload.pd_ratio"]}.get(name, ["format=png"])

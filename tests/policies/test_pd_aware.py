@@ -43,6 +43,7 @@ def best_for(pd_ratio: float) -> int:
     return best_total(TiledCost(), Limits(BATCH, 4096, 4096, tile=TILE), [prompt], output)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pd_ratio", [2, 14, 50])
 def test_its_throughput_is_within_2_percent_of_the_best_of_a_sweep(pd_ratio: float) -> None:
     lengths = [split(pd_ratio)] * 120
@@ -51,6 +52,7 @@ def test_its_throughput_is_within_2_percent_of_the_best_of_a_sweep(pd_ratio: flo
         assert throughput(selector, lengths) >= 0.98 * max(swept.values()), (selector.total, swept)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("prompt", "output"), [(2000, 60), (300, 300)])
 def test_requests_of_all_lengths_are_served_within_3_percent_of_the_sweep(prompt: int, output: int) -> None:
     random = np.random.default_rng(0)

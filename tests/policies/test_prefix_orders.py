@@ -225,6 +225,7 @@ class LooksAtAll(DLPM):
                 self.deficits[request.client] -= cost
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_beyond_128_waiting_clients_with_deficits_are_served_by_arrival(asynchronous: bool) -> None:
     """As if each plan looked at all who wait, also where some are preempted and where fewer wait in between."""

@@ -138,6 +138,7 @@ class Attentive:
         return hook
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("num_stages", "asynchronous", "eviction"), [(1, False, None), (3, True, None), (1, False, Belady), (3, True, LRU)]
 )
@@ -430,6 +431,7 @@ def test_a_replay_predicts_as_the_run_did(folder: Path, settings: tuple[str, ...
     )
 
 
+@pytest.mark.long
 def test_a_replay_finds_the_settings_of_the_runs_config_dir(folder: Path) -> None:
     """Its own policy with other arguments, with another policy, and after the folder was moved."""
     own = folder / "my_conf"

@@ -109,6 +109,7 @@ def save(family: str, settings: dict[str, Any], folder: Path) -> dict[str, torch
     return model.state_dict()  # type: ignore[no-any-return]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_tokens_are_those_of_transformers(family: str, name: str, tmp_path: Path) -> None:
     settings = (COMPUTED | OF_FAMILIES[family])[name]

@@ -11,6 +11,7 @@ from cbatch.model import ModelSpec
 from policies.evictions import LRU
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spec", "num_stages", "num_ranks", "asynchronous"),
     [

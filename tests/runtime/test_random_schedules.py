@@ -169,6 +169,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("name", "turn", "num_drawn"), cases, ids=[f"{name}-{turn}" for name, turn, _ in cases])
 
 
+@pytest.mark.long
 def test_any_schedule_makes_the_tokens_of_generate(
     name: str, turn: int, num_drawn: int, pytestconfig: pytest.Config
 ) -> None:

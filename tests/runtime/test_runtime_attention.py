@@ -54,6 +54,7 @@ def row_lengths(draw: st.DrawFn) -> list[tuple[int, int]]:
     return [(draw(st.sampled_from((1, context)) | st.integers(0, context)), context) for context in contexts]
 
 
+@pytest.mark.long
 @given(lengths=row_lengths(), block_size=st.sampled_from((1, 3, 16)), heads=st.sampled_from(((4, 4), (4, 2), (6, 1))))
 def test_it_is_causal_attention_of_the_last_queries(
     lengths: list[tuple[int, int]], block_size: int, heads: tuple[int, int]

@@ -25,6 +25,7 @@ SPECS += [replace(LLAMA, num_heads=4, num_kv_heads=1, head_dim=12, tied_embeddin
 LIMITS = Limits(max_batch=4, max_tokens=16, max_request_tokens=64)
 
 
+@pytest.mark.long
 def test_compiled_layers_give_the_same_tokens_and_are_compiled_once(
     monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:

@@ -42,6 +42,7 @@ PREEMPTING = ("prefill_first", "sarathi_serve", "vllm_v1", "fuzz")
 NAMES = ("request_level", "orca", "sarathi", "fuzz_rejects", *PREEMPTING)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "asynchronous"), [("orca", False), *((name, True) for name in NAMES)])
 def test_policies_make_the_tokens_of_generate(name: str, asynchronous: bool) -> None:
     """Greedy and drawn tokens. The KV cache is little larger than a request: policies preempt, or wait for blocks."""

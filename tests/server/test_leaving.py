@@ -92,6 +92,7 @@ def test_ten_thousand_requests_of_a_thousand_clients_leave_nothing(tmp_path: Pat
         assert live.stop() == 0
 
 
+@pytest.mark.long
 def test_the_others_get_the_tokens_of_a_run_without_those_who_leave(tmp_path: Path, capfd: Any) -> None:
     bodies, manners = bodies_and_manners(60, 512)
     tiny, folder = ("backend=cpu", "model=tiny", "batch=6"), tmp_path / "run"

@@ -71,6 +71,7 @@ def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_pa
     )
 
 
+@pytest.mark.long
 def test_a_third_signal_ends_a_plan_that_does_not_return_and_the_run_is_written(tmp_path: Path) -> None:
     loops = ("policy=orca", "policy._target_=failing_policies.Loops", *SLOW[1:])
     with serving(tmp_path, *loops) as live:
@@ -86,6 +87,7 @@ def test_a_third_signal_ends_a_plan_that_does_not_return_and_the_run_is_written(
     assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 1
 
 
+@pytest.mark.long
 def test_the_engine_ends_with_a_server_that_is_killed_before_it_serves(tmp_path: Path) -> None:
     sleeps = ("policy=orca", "policy._target_=failing_policies.Sleeps", *SLOW[1:])
     arguments, engine = [sys.executable, "-m", "experiments.server", *sleeps], tmp_path / "pid"

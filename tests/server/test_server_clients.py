@@ -16,6 +16,7 @@ from cbatch.model.checkpoint import MADE
 SMALL_MODEL = MADE.expanduser()
 
 
+@pytest.mark.long
 def test_the_openai_package_reads_answers_streams_and_errors(tmp_path: Path) -> None:
     from openai import BadRequestError, OpenAI  # takes a second, which other processes of `pytest -n` need not
 

@@ -125,6 +125,7 @@ def test_an_experiment_sweeps_options_with_arguments_unless_the_command_line_doe
     ]
 
 
+@pytest.mark.long
 def test_a_sweep_crosses_own_arguments_with_built_in_policies(tmp_path: Path) -> None:
     """In other processes, and again in this one."""
     (tmp_path / "greedy.py").write_text(POLICY)

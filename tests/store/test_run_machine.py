@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
+import pytest
 import yaml
 from commands import Ended, command
 from hypothesis import assume, settings
@@ -185,6 +186,7 @@ class RunMachine(RuleBasedStateMachine):
             os._exit(status)
 
 
+@pytest.mark.long
 def test_a_finished_run_is_what_its_settings_and_its_code_say(num_workloads: int) -> None:
     run_state_machine_as_test(
         RunMachine, settings=settings(max_examples=max(num_workloads // 2, 4), stateful_step_count=8)

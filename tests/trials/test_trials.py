@@ -100,6 +100,7 @@ def settings(workload: Workload) -> Settings:
     return replace(compose_run("model=tiny", "backend=sim", "batch=4"), workload=workload)
 
 
+@pytest.mark.long
 def test_a_load_is_a_share_of_the_highest_rate_of_all_replications_together(trace: TraceReplay) -> None:
     of_a_trace = [replace(trace, load=0.5, replications=2, seed=seed) for seed in (0, 1)]
     drawn = [replace(OPEN, load=0.5, replications=2, seed=seed) for seed in (0, 1)]
