@@ -85,7 +85,7 @@ def open_run_folder(
 ) -> Iterator[None]:
     """Claims the folder and writes config.yaml. A failed run leaves a crash report; an interrupted run leaves no files.
 
-    identity: everything that the run depends on; see `experiments.settings.identity`.
+    identity: everything that the run depends on; see `Settings.identity`.
     replace: whether a complete run in this folder may be overwritten.
 
     Raises:
