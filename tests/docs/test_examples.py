@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, as_in_a_new_process
 
-LEAVES = {"own_policy": [], "sweep_and_plot": ["latency.png"]}
+LEAVES: dict[str, list[str]] = {"own_policy": [], "own_router": [], "sweep_and_plot": ["latency.png"]}
 """The files that each example writes."""
 
 
