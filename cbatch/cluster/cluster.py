@@ -87,15 +87,6 @@ class Cluster:
         self.record = self.merge()
         return self.record
 
-    def cancel(self, request: Request) -> None:
-        """As `Engine.cancel`."""
-        if (replica := self.replica_of.get(request.id)) is None:
-            self.arrivals.withdraw(request)
-            self.arrivals.ended(request)
-        else:
-            self.engines[replica].cancel(request)
-            self._schedule(replica)
-
     def merge(self) -> RunRecord:
         """Returns one record of all replicas, with steps renumbered in the order in which tokens were received.
 

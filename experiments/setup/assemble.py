@@ -67,12 +67,14 @@ class Run:
 
     @property
     def requests(self) -> Sequence[Request]:
-        """The requests known before the run; empty if they are made as they arrive."""
-        return self.engine.arrivals.known
+        """All requests; empty if they are made as they arrive, or as others end."""
+        arrivals = self.engine.arrivals
+        return () if arrivals.follow_ends else arrivals.known
 
     @property
     def num_requests(self) -> int:
-        return self.facts.number or 0
+        """Requests of the run, as far as they are known."""
+        return max(self.facts.number or 0, len(self.engine.record.requests))
 
 
 def assemble(
