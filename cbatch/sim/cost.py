@@ -6,6 +6,7 @@ Iterations without prompts have separate tables if the runtime computes them dif
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from cbatch.model.topology import Topology
 from cbatch.sim.measured import DecodeOnly
 from cbatch.sim.power import STEADY, Pace
 from cbatch.sim.profile import Operations, Profile
-from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, Compared, not_measured
+from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
 from cbatch.sim.roofline import Seconds
 
 
@@ -188,20 +189,18 @@ class ProfileCost:
         asynchronous: which loop; None: neither. own_host: whether the run, not the profile, states the host time.
         """
         profile, origins = self.profile, self.origins()
-        known = profile.error_of(self.spec, self.topology.num_gpus, asynchronous)
+        known, otherwise = profile.error_of(self.spec, self.topology.num_gpus, asynchronous), profile.error
         if asynchronous is None:
             del origins["host"]
         elif own_host:
-            origins["host"], known = "assumed: given for the run", Compared((), known.gpus, error=NOT_COMPARED)
+            origins["host"], known, otherwise = "assumed: given for the run", None, NOT_COMPARED
         return {
             "profile": profile.name,
             "card": profile.card.text,
             "hardware": profile.hardware,
             "source": profile.source,
-            "error": known.error,
-            "error_in_brief": known.brief,
-            "batches_compared": list(known.batches),
-            "loads_compared": list(known.loads),
+            "error": known.text if known else otherwise,
+            "compared": asdict(known) if known else {},
             "gpus": self.topology.num_gpus,
             "times_of": profile.similar_to(self.spec),
             "not_measured": not_measured(origins),

@@ -75,8 +75,7 @@ class Profile:
     """One kind of GPU. The fields are the keys of a profile's file; each object in the file may state its origin as "from".
 
     name, hardware, source: the GPU, and the source of the numbers.
-    error: how far simulated times were from real runs, or that this is unknown. compared: the runs that `error` covers, by
-        loop; empty: the text of `error` states them.
+    compared: real runs and the errors of their simulation, by loop. error: the text for runs that `compared` does not cover.
     memory_bytes: memory of the device.
     ceilings: for unmeasured parts. attention, small_operations: for models that resemble no measured model.
     host: host time per iteration for models without their own; None: not measured.
@@ -87,7 +86,7 @@ class Profile:
     name: str
     hardware: str
     source: str
-    error: str
+    error: str = NOT_COMPARED
     compared: Mapping[Loop, Compared] = field(default_factory=dict)
     memory_bytes: Bytes
     ceilings: Ceilings
@@ -114,16 +113,16 @@ class Profile:
         times = (model and model.host) or self.host
         return times["async" if asynchronous else "sync"] if times else HostTime(0.0)
 
-    def error_of(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> Compared:
-        """Returns the error of such runs, and the real runs that established it; without models if there were none.
+    def error_of(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> Compared | None:
+        """Returns the error of such runs, or None if none was compared.
 
         asynchronous: which loop; None: neither, as for single iterations.
         """
         measured = self.models.get(name := self.measured_as(spec) or spec.name)
         for loop, known in self.compared.items() if not (measured and measured.differs(spec)) else ():
             if asynchronous in (None, loop == "async") and name in known.models and num_gpus == known.gpus:
-                return replace(known, error=known.error or self.error)
-        return Compared((), num_gpus, error=NOT_COMPARED if self.compared else self.error)
+                return known
+        return None
 
     def origin(self, *place: str) -> str:
         """Returns the origin of an entry: stated by the entry, by the innermost enclosing object, or by the file's source."""

@@ -11,18 +11,22 @@ the file's "source". The first word of an origin states its kind:
 A simulated result counts as measured only if every entry that it uses was measured.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
+from cbatch.sim.schema import NotNegative
 from cbatch.validation import whole
 
 MEASURED, FALLBACK = "measured", "fallback"
 KINDS = (MEASURED, "derived", "assumed", FALLBACK)
 UNSTATED = "not stated"
 NOT_COMPARED = "not compared with real runs"
+
+STATISTICS = ("mean", "P50", "P90", "P99", "gain")
+"""Ends of the names of figures; each result states the largest error of each."""
 
 FROM = "from"
 Place = tuple[str, ...]
@@ -35,19 +39,36 @@ _ENDS = AfterValidator(lambda values: (min(values), max(values)) if values else 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The real runs in one loop that established an error: their models and GPUs.
+    """Real runs in one loop, and the largest relative error of their simulation in each figure, such as "TTFT P99".
 
     batches, loads: the smallest and largest limit of requests per iteration, and share of the highest rate that the policy
         sustains; empty: not stated.
-    error: empty: the profile's error. brief: short form, printed with each result; empty: not stated.
+    runs, cards: their numbers. see: the command or page with all errors.
     """
 
     models: tuple[str, ...]
     gpus: Annotated[int, whole(1, unit="number of GPUs")]
+    largest_error: Annotated[Mapping[str, NotNegative], Field(min_length=1)]
+    runs: Annotated[int, whole(1, unit="number of runs")]
+    cards: Annotated[int, whole(1, unit="number of cards")]
+    date: str
+    see: str
     batches: Annotated[tuple[int, ...], _ENDS] = ()
     loads: Annotated[tuple[float, ...], _ENDS] = ()
-    brief: str = ""
-    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """Returns "largest error: mean 8%, P50 28%, P90 14%, P99 24%; batch 48, load 70-90%"."""
+        sizes = {end: [size for name, size in self.largest_error.items() if name.endswith(end)] for end in STATISTICS}
+        errors = ", ".join(f"{end} {max(found):.0%}" for end, found in sizes.items() if found)
+        conditions = [f"batch {_span(self.batches)}"] if self.batches else []
+        if self.loads:
+            conditions.append(f"load {_span([round(100 * load) for load in self.loads])}%")
+        return "; ".join(filter(None, (f"largest error: {errors}", ", ".join(conditions))))
+
+
+def _span(ends: Iterable[int]) -> str:
+    return "-".join(map(str, dict.fromkeys(ends)))
 
 
 def kind_of(origin: str) -> str:

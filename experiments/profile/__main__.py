@@ -32,7 +32,7 @@ from tabulate import tabulate
 from cbatch.errors import check_installed
 from cbatch.sim import load_profile
 from cbatch.sim.profile_file import profile_content
-from cbatch.sim.provenance import NOT_COMPARED, Place, kind_of
+from cbatch.sim.provenance import Place, kind_of
 from experiments.settings.command_line import keyword_arguments, run
 
 
@@ -74,12 +74,11 @@ def show(hardware: str) -> None:
     rows = [[".".join(place), kind_of(origin), origins.index(origin) + 1] for place, origin in entries.items()]
     print(tabulate(rows, ["entry", "kind", "origin"]), end="\n\n")
     print(*(f"{number}  {origin}" for number, origin in enumerate(origins, 1)), sep="\n", end="\n\n")
-    print(f"prediction error: {profile.error}")
     for loop, known in profile.compared.items():
-        if known.error:
-            print(f"prediction error: {known.error}")
-        where = f"{', '.join(known.models)}; loop: {loop}; GPUs: {known.gpus}"
-        print(f"printed for models: {where}; elsewhere: {NOT_COMPARED}")
+        print(f"{known.text}; runs: {known.runs}, cards: {known.cards}; {known.date}; {known.see}")
+        print(tabulate([[name, f"{error:.1%}"] for name, error in known.largest_error.items()], tablefmt="plain"))
+        print(f"printed for models: {', '.join(known.models)}; loop: {loop}; GPUs: {known.gpus}", end="\n\n")
+    print(f"other models, loops and GPUs: {profile.error}")
 
 
 def _entries(content: dict[str, Any], place: Place = ()) -> Iterator[Place]:

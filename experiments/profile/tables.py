@@ -15,7 +15,7 @@ from cbatch.model import DTYPE_BYTES
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import CapturedGraphs, DecodeOnly, HostTimes, Measured
-from cbatch.sim.provenance import FROM
+from cbatch.sim.provenance import FROM, NOT_COMPARED
 from cbatch.sim.roofline import Ceilings
 from experiments.profile.kernels import ShareOf
 from experiments.profile.measure import Iterations
@@ -23,7 +23,6 @@ from experiments.profile.measure import Iterations
 DIGITS = 5
 """Significant digits of the numbers in a file."""
 
-UNCOMPARED = "not compared with real runs since it was measured"
 
 ORIGINS = {
     "embedding": "measured within other",
@@ -63,7 +62,7 @@ def new_content(
     name: str, hardware: str, origin: str, memory_bytes: float, ceilings: Ceilings, ceilings_from: str
 ) -> dict[str, Any]:
     """Returns the content of a new profile, without models. origin: origin of all numbers except the ceilings."""
-    about = {"name": name, "hardware": hardware, "source": origin, "error": UNCOMPARED}
+    about = {"name": name, "hardware": hardware, "source": origin}
     return {**about, "memory_bytes": memory_bytes, "ceilings": {FROM: ceilings_from, **asdict(ceilings)}}
 
 
@@ -111,7 +110,7 @@ def put_model(
         model["host"] = {loop: asdict(time) for loop, time in host.items()}
         first = next(name for name in models if "host" in models[name])
         fallback = f"fallback: of {first}, for models without their own"
-        content |= {"host": {FROM: fallback, **models[first]["host"]}, "error": UNCOMPARED, "compared": {}}
+        content |= {"host": {FROM: fallback, **models[first]["host"]}, "error": NOT_COMPARED, "compared": {}}
 
 
 def captured_graphs(decodes: Sequence[int], *machines: Sequence[int]) -> CapturedGraphs | None:

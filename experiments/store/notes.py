@@ -101,8 +101,7 @@ def origin_of(about: About) -> str:
 
 def simulated_text(profile: Mapping[str, Any]) -> str:
     """Returns a profile's name and error, and the names or the number of parts that are not measured, such as derived parts."""
-    error = str(profile["error"]) if len(profile["error"]) < 60 else "error: see summary.json"  # fits on a line
-    limits = [profile.get("error_in_brief") or error]
+    limits = [profile["error"]]
     others: dict[str, list[str]] = {}
     for name, kind in (other.rstrip(")").split(" (") for other in profile.get("not_measured", ())):
         others.setdefault(kind, []).append(name)
@@ -119,13 +118,14 @@ def beyond_text(abouts: Iterable[About]) -> str:
 
     The load is known only with `workload.load`. A server counts as overloaded if more requests wait, on average, than may run.
     """
-    known = [about for about in abouts if about["simulated"] and about["execution"].get("batches_compared")]
+    known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
     waiting = [each for about in known if (each := about.get("mean_waiting", 0)) > about["limits"]["batch"]]
     several = "" if len(known) == 1 else " in {} of {} runs"
     texts = []
-    for name, key, form in (("batch", "batches_compared", "d"), ("load", "loads_compared", ".0%")):
+    for name, key, form in (("batch", "batches", "d"), ("load", "loads", ".0%")):
         given = [
-            ({**about["limits"], **(about.get("load") or {})}.get(name), about["execution"].get(key)) for about in known
+            ({**about["limits"], **(about.get("load") or {})}.get(name), about["execution"]["compared"][key])
+            for about in known
         ]
         if found := [value for value, ends in given if value and ends and not ends[0] <= value <= ends[1]]:
             values = ", ".join(format(value, form) for value in sorted(set(found)))

@@ -17,9 +17,8 @@ speedup, the position of a peak - is an input: the profile is to predict those. 
 * The paper prints no times of embedding and output head; they are part of "other".
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -28,7 +27,7 @@ from cbatch import ModelSpec
 from cbatch.sim import PROFILES
 from cbatch.sim.profile_file import make_profile, profile_text
 from experiments.settings.presets import load_spec
-from experiments.store.provenance import write_text
+from experiments.store.provenance import today, write_text
 from reproduction.papers import quantities
 from reproduction.papers.claims import Claim, Verdict, check, read_claims
 from reproduction.papers.machines import Machines
@@ -79,8 +78,8 @@ def linear_by_tile() -> dict[int, float]:
     return tops
 
 
-def profile(error: str, brief: str) -> dict[str, Any]:
-    """Content of the profile file, see `cbatch.sim.profile_file`. error, brief: of its predictions."""
+def profile(compared: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the content of the profile's file, see `cbatch.sim.profile_file`. compared: the error of its predictions."""
     spec = load_spec(MODEL)
     layer_bytes = spec.weight_bytes - 2 * 2 * spec.vocab_size * spec.hidden_size
     return {
@@ -88,8 +87,9 @@ def profile(error: str, brief: str) -> dict[str, Any]:
         "hardware": "NVIDIA RTX A6000, 48 GB",
         "source": "derived from printed numbers of SARATHI (arXiv 2308.16369): Table 2, Figs 4a, 7 and 13; "
         "made by python -m reproduction.papers a6000",
-        "error": error,
-        "compared": {loop: {"models": [spec.name], "gpus": 1, "brief": brief} for loop in ("sync", "async")},
+        "compared": {loop: {"models": [spec.name], "gpus": 1, **compared} for loop in ("sync", "async")}
+        if compared
+        else {},
         "memory_bytes": 48e9,
         "ceilings": {
             "from": "derived from Table 2: weights read in 44.28 ms; 1,024 tokens computed in 224.8 ms",
@@ -145,9 +145,9 @@ def _tables() -> dict[str, Any]:
 def main(folder: str = str(PROFILES)) -> None:
     """Writes the profile with the error of the gains that it predicts."""
     path = Path(folder) / f"{NAME}.json"
-    write_text(path, profile_text(make_profile(profile("not yet compared", ""))))
+    write_text(path, profile_text(make_profile(profile())))
     verdicts = list(check(end_results(), Machines(a6000=str(path)), quantities, pd.DataFrame()))
-    write_text(path, profile_text(make_profile(profile(*error_of_gains(verdicts)))))
+    write_text(path, profile_text(make_profile(profile(error_of_gains(verdicts)))))
     print(f"written: {path}")
 
 
@@ -157,13 +157,12 @@ def end_results() -> list[Claim]:
     return [claim for claim in claims if hasattr(quantities, claim.quantity)]
 
 
-def error_of_gains(verdicts: Sequence[Verdict]) -> tuple[str, str]:
-    """Returns how far our gains are from those that the paper prints for LLaMA-13B: the profile's error, in full and in brief."""
-    gains = [verdict for verdict in verdicts if verdict.claim.gain is not None]
-    differences = [abs(verdict.value - (verdict.claim.printed or 0.0)) for verdict in gains]
-    most = f"{max(differences):.3f}"
-    printed = f"{len(gains)} gains printed in the paper for LLaMA-13B: median difference {median(differences):.3f}"
-    return f"{printed}, largest {most} (python -m reproduction.papers a6000)", f"gains within {most}"
+def error_of_gains(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Returns how far our gains are from those that the paper prints for LLaMA-13B, as in `cbatch.sim.provenance.Compared`."""
+    gains = [(verdict.value, verdict.claim.printed) for verdict in verdicts if verdict.claim.gain is not None]
+    largest = max(abs(ours / printed - 1) for ours, printed in gains if printed)
+    about = {"runs": len(gains), "cards": 1, "date": today(), "see": "python -m reproduction.papers a6000"}
+    return {"largest_error": {"gain": round(largest, 4)}, **about}
 
 
 def _round(value: float) -> float:

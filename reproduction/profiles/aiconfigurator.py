@@ -33,7 +33,6 @@ from cbatch.sim import Profile
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import Measured, MeasuredModel
-from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.sim.roofline import Ceilings
 from reproduction.profiles.columns import add_up, curve, only_file, read_columns, shares, split
 
@@ -74,7 +73,6 @@ def convert(folder: Path, specs: Sequence[ModelSpec]) -> Profile:
         name=f"aiconfigurator-{folder.name}",
         hardware=hardware,
         source=f"measured by others: aiconfigurator's published kernel timings, {folder.parent.name}/{folder.name}",
-        error=NOT_COMPARED,
         memory_bytes=memory,
         ceilings=products.ceilings(),
         links=_links(only_file(folder, "nccl-*.csv*")),

@@ -18,7 +18,6 @@ from cbatch.sim import Profile
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import Measured, MeasuredModel
-from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.sim.roofline import Ceilings
 from reproduction.profiles.columns import curve, grid, read_columns, shares, split
 
@@ -50,7 +49,6 @@ def convert(folder: Path, specs: Sequence[ModelSpec]) -> Profile:
         name=f"vidur-{folder.name}",
         hardware=hardware,
         source=f"measured by others: Vidur's published operator timings, {folder.parent.name}/{folder.name}",
-        error=NOT_COMPARED,
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
         links=read_links(network) if network.is_dir() else Links(),

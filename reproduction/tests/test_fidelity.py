@@ -14,6 +14,7 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
 from experiments.profile.machine import Machine
 from experiments.settings.presets import load_spec
+from experiments.store.provenance import today
 from reproduction.validation import fidelity, stored
 from reproduction.validation import runs as runs_file
 from reproduction.validation.__main__ import main
@@ -167,7 +168,8 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
     assert set(result["cases"]) == {QUEUED.name, OPEN.name}
     stamped = json.loads((tmp_path / "h200.json").read_text())
     assert stamped["models"] == profile["models"]
-    brief = "largest error: mean 0%, P50 0%, P90 0%, P99 0%; batch 16, load 45%"  # the runs are simulated
-    compared = {"models": ["llama-3.1-8b"], "gpus": 1, "batches": [16, 16], "loads": [0.45, 0.45], "brief": brief}
-    assert stamped["compared"] == {"async": compared}
-    assert "6 real runs of llama-3.1-8b on 1 card (batch 16, load 45%; 3 of 6 queued)," in stamped["error"]
+    compared = stamped["compared"].pop("async")
+    assert not stamped["compared"] and {*compared.pop("largest_error").values()} == {0.0}  # the runs are simulated
+    conditions = {"models": ["llama-3.1-8b"], "gpus": 1, "batches": [16, 16], "loads": [0.45, 0.45]}
+    assert compared == conditions | {"runs": 6, "cards": 1, "date": today(), "see": compared["see"]}
+    assert "largest error: mean 0%, P50 0%, P90 0%, P99 0%; batch 16, load 45%" in printed

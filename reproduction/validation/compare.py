@@ -105,7 +105,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
 
 
 def tables_of(profile: Profile) -> str:
-    """Returns a digest of the tables of one GPU in a profile, by which all compared runs are simulated: of all but its error, links and shapes."""
+    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, links, shapes and wider formats."""
     models = {
         name: replace(
             model,
@@ -114,7 +114,8 @@ def tables_of(profile: Profile) -> str:
         )
         for name, model in profile.models.items()
     }
-    text = profile_text(replace(profile, error="", compared={}, models=models, links=Links()))
+    ceilings = replace(profile.ceilings, flops_per_second_by_dtype={})
+    text = profile_text(replace(profile, error="", compared={}, ceilings=ceilings, models=models, links=Links()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

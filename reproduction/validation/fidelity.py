@@ -20,12 +20,12 @@ from cbatch import ConfigError
 from cbatch.sim import PROFILES, Profile, load_profile
 from cbatch.sim.profile_file import make_profile, profile_text
 from cbatch.validation import Switch, whole
-from experiments.store.provenance import write_benchmark, write_text
+from experiments.store.provenance import today, write_benchmark, write_text
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation import runs as kept_runs
 from reproduction.validation.cases import CASES, chosen_cases
 from reproduction.validation.compare import CLOSED, TARGETS, by_card, card_of, compare, pair, simulate, speed_of
-from reproduction.validation.report import brief_error, error_line, show
+from reproduction.validation.report import show
 from reproduction.validation.runs import ServedRun, figures
 from reproduction.validation.stored import pool, stored_runs
 
@@ -86,8 +86,9 @@ def main(
         comparisons = [_compare_kept(kept, profile, name, folder)]
     if stamp:
         stamped, stated = PROFILES / f"{hardware}.json", statement(comparisons, profile.name)
-        write_text(stamped, profile_text(make_profile(json.loads(stamped.read_text()) | stated)))
-        print(f"{stamped}: {stated['error']}")
+        written_profile = make_profile(json.loads(stamped.read_text()) | stated)
+        write_text(stamped, profile_text(written_profile))
+        print(*(f"{stamped}, {loop}: {known.text}" for loop, known in written_profile.compared.items()), sep="\n")
 
 
 def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str) -> Path:
@@ -108,8 +109,8 @@ def _compared(runs: Sequence[ServedRun], profile: Profile) -> dict[str, Any]:
 
 
 def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
-    """Returns what a profile says of its error, `error` and `compared`, from written comparisons."""
-    command = f"{VALIDATION} fidelity measured={','.join(map(str, comparisons))} hardware={profile} stamp=on"
+    """Returns a profile's `compared`, from written comparisons, which also name the commits of the runtime and the traces."""
+    command = f"{VALIDATION} fidelity measured={','.join(map(str, comparisons))} hardware={profile}"
     compared = {}
     for loop, result in pool(comparisons, profile).items():
         runs = [run for policies in result["cases"].values() for run in policies.values()]
@@ -117,12 +118,15 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
         compared[loop] = {
             "models": sorted({run["model"] for run in runs}),
             "gpus": 1,
-            "batches": [min(batches), max(batches)],
-            "loads": [min(loads), max(loads)] if loads else [],
-            "brief": brief_error(result),
-            "error": error_line(result, command),
+            "largest_error": {name: round(error, 4) for name, error in result["largest_error"].items()},
+            "runs": len(runs),
+            "cards": len({origin.get("card", number) for number, origin in enumerate(result["measured"])}),
+            "date": today(),
+            "see": command,
+            "batches": batches,
+            "loads": loads,
         }
-    return {"error": next(iter(compared.values())).pop("error"), "compared": compared}
+    return {"compared": compared}
 
 
 def errors_at_card_speed(runs: Sequence[ServedRun], profile: Profile) -> dict[str, dict[str, float]]:

@@ -20,7 +20,7 @@ from cbatch.sim.measured import CapturedGraphs, HostTime, HostTimes, Measured, M
 from cbatch.sim.power import GpuClock, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile, make_profile, profile_content, profile_text
-from cbatch.sim.provenance import Compared
+from cbatch.sim.provenance import NOT_COMPARED, Compared
 from cbatch.sim.roofline import Ceilings
 from experiments.profile import host, laboratory
 from experiments.profile.__main__ import main
@@ -37,15 +37,7 @@ from experiments.profile.batches import (
 from experiments.profile.kernels import Kernel, Shares, shares, times_in_turn
 from experiments.profile.laboratory import Batch, FittedLaboratory, Laboratory, features, fit_prices
 from experiments.profile.measure import measure, mixed_bases
-from experiments.profile.tables import (
-    UNCOMPARED,
-    captured_graphs,
-    captured_rows,
-    model_tables,
-    put_links,
-    put_model,
-    raise_ceiling,
-)
+from experiments.profile.tables import captured_graphs, captured_rows, model_tables, put_links, put_model, raise_ceiling
 from experiments.settings.presets import load_spec
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
@@ -227,7 +219,7 @@ def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees() -> N
     assert (profile.error, profile.host) == ("x", None)
     again = with_model(profile, "measured again", tables_of(lab), host_times, 1)
     assert linear_origins(again) == ["measured again", "measured on two"]
-    assert (again.error, again.compared, again.host_time(True).seconds) == (UNCOMPARED, {}, 0.2)
+    assert (again.error, again.compared, again.host_time(True).seconds) == (NOT_COMPARED, {}, 0.2)
     assert again.origin("host") == f"fallback: of {SPEC.name}, for models without their own"
 
 
@@ -414,14 +406,17 @@ def test_the_command_measures_a_model_and_keeps_the_others(
         monkeypatch.setattr(laboratory, name, 0.0)
     monkeypatch.setattr(host, "NEW", 8)
     path = tmp_path / "mine.json"
-    before = replace(profile_of(lab_of(Clockwork())), compared={"sync": Compared((SPEC.name,), 1)})
+    before = replace(
+        profile_of(lab_of(Clockwork())),
+        compared={"sync": Compared((SPEC.name,), 1, {"TTFT mean": 0.1}, 1, 1, "2026-01-01", "a page")},
+    )
     path.write_text(profile_text(before))
     assert main(["model=tiny", "backend=cpu", "batch=2,4", "max_tokens=64", "longest=128", f"output={path}"]) == 0
     printed = capsys.readouterr().out
     assert "between: " in printed and "measured batches are predicted within" in printed
     profile = load_profile(str(path))
     assert profile.models[SPEC.name] == before.models[SPEC.name] and set(profile.models) == {SPEC.name, "tiny"}
-    assert profile.error == UNCOMPARED and not profile.compared
+    assert profile.error == NOT_COMPARED and not profile.compared
     assert profile.host == profile.models["tiny"].host and profile.origin("host").startswith("fallback: of tiny")
     assert all(profile.host_time(asynchronous).seconds > 0 for asynchronous in (False, True))
     origin = profile.origin("models", "tiny")

@@ -2,7 +2,7 @@
 
 import json
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.measured import HostTime
 from cbatch.sim.profile_file import PROFILES, load_profile, profile_names
-from cbatch.sim.provenance import NOT_COMPARED, Compared, not_measured, put_origins, take_origins
+from cbatch.sim.provenance import NOT_COMPARED, not_measured, put_origins, take_origins
 from experiments.profile.__main__ import main
 from experiments.settings.presets import load_spec
 
@@ -105,11 +105,10 @@ def test_an_error_is_stated_only_where_it_was_established(
 ) -> None:
     profile = load_profile("h200")
     found = ProfileCost(profile, load_spec(model), topology).provenance(asynchronous)
-    brief = profile.compared["async"].brief
-    assert (found["error"], found["error_in_brief"]) == ((profile.error, brief) if stated else (NOT_COMPARED, ""))
-    compared = [found["batches_compared"], found["loads_compared"]]
-    assert compared == ([[16, 128], [0.45, 0.9]] if stated else [[], []])  # as the error says
-    assert "batch 16-128, load 45-90%" in brief
+    text = "largest error: mean 10%, P50 10%, P90 23%, P99 16%; batch 16-128, load 45-90%"
+    assert found["error"] == (text if stated else NOT_COMPARED)
+    assert found["compared"] == (asdict(profile.compared["async"]) if stated else {})
+    json.dumps(found)
 
 
 def test_a_checkpoint_of_any_name_has_the_tables_and_the_error_of_its_shape() -> None:
@@ -140,11 +139,13 @@ def test_each_loop_states_its_own_error() -> None:
     """One that was not compared has none, whatever the other has."""
     profile = load_profile("h200")
     sync = profile.compared["sync"]
-    assert "4 of 6 queued" in sync.error and sync.error != profile.error
+    assert sync.text == "largest error: mean 8%, P50 10%, P90 11%, P99 5%; batch 48, load 75%"
     assert profile.error_of(LLAMA_8B, 1, asynchronous=False) == sync
     alone = replace(profile, compared={"async": profile.compared["async"]})
-    assert alone.error_of(LLAMA_8B, 1, asynchronous=False) == Compared((), 1, error=NOT_COMPARED)
-    assert replace(profile, compared={}).error_of(LLAMA_8B, 9, asynchronous=True).error == profile.error
+    assert alone.error_of(LLAMA_8B, 1, asynchronous=False) is None
+    stated = ProfileCost(replace(profile, compared={}, error="within 5%"), LLAMA_8B)
+    errors = [stated.provenance(True, own_host=own_host)["error"] for own_host in (False, True)]
+    assert errors == ["within 5%", NOT_COMPARED]
     given = ProfileCost(profile, LLAMA_13B).provenance(True, own_host=True)
     assert "host (assumed)" in given["not_measured"] and given["error"] == NOT_COMPARED, "no error covers an assumption"
 
