@@ -10,11 +10,10 @@ Times are seconds on the executor's clock.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from math import inf
-from operator import attrgetter
 from queue import Empty, SimpleQueue
 from threading import TIMEOUT_MAX
 from typing import Any, Protocol
@@ -37,6 +36,7 @@ class Arrivals(Protocol):
     num_unfinished: known requests that have not ended, arrived or not. The run ends when it is 0.
     server_seconds: spent by a request in a server before the engine sees the request; part of its latencies.
     follow_ends: whether a request may arrive because another one has ended.
+    iterations: by id, from 1: such a request arrives no earlier, or as soon as nothing is left to compute. The others arrive by time.
     """
 
     facts: Facts
@@ -44,6 +44,7 @@ class Arrivals(Protocol):
     num_unfinished: int = 0
     server_seconds: float = 0.0
     follow_ends: bool = False
+    iterations: Mapping[int, int] = {}
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         """Takes out the requests that have arrived.
@@ -95,8 +96,9 @@ class Departures:
 class Listed(Arrivals):
     """Requests whose arrival times and iterations are known before the run, or that are added during the run."""
 
-    def __init__(self, requests: Sequence[Request] = ()) -> None:
+    def __init__(self, requests: Sequence[Request] = (), iterations: Mapping[int, int] = {}) -> None:
         """Raises WorkloadError as `note_id`."""
+        self.iterations = {id_: iteration for id_, iteration in iterations.items() if iteration}
         self._ids = set[int]()
         self._pending: deque[Request] = deque()
         self.known = requests
@@ -104,19 +106,22 @@ class Listed(Arrivals):
 
     @cached_property
     def facts(self) -> Facts:  # type: ignore[override]
+        if self.iterations and any(request.arrival_time for request in self.known):
+            problem = "some requests arrive by iteration and some by time, and the two have no common order"
+            raise WorkloadError(f"workload: {problem}; give all requests one of the two")
         return facts_of(self.known)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Raises WorkloadError as `note_id`."""
         for request in requests:
             note_id(request, self._ids)
-        by_arrival = attrgetter("arrival_time", "arrival_iteration", "id")
-        self._pending = deque(sorted([*self._pending, *requests], key=by_arrival))
+        pending, at = [*self._pending, *requests], self.iterations.get
+        self._pending = deque(sorted(pending, key=lambda each: (each.arrival_time, at(each.id, 0), each.id)))
         self.num_unfinished += len(requests)
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
-        pending, arrived, latest = self._pending, list[Request](), now - self.server_seconds
-        while pending and pending[0].arrival_time <= latest and pending[0].arrival_iteration <= (iteration or 0):
+        pending, arrived, latest, at = self._pending, list[Request](), now - self.server_seconds, self.iterations.get
+        while pending and pending[0].arrival_time <= latest and at(pending[0].id, 0) <= (iteration or 0):
             arrived.append(pending.popleft())
         if iteration is None and not arrived and pending and pending[0].arrival_time <= latest:
             arrived.append(pending.popleft())
@@ -143,7 +148,7 @@ class Streamed(Listed):
             make: makes the requests anew, in the order of their arrival times; called for the facts, and for the run.
 
         Raises:
-            WorkloadError: a request arrives before an earlier one, arrives by iteration, or has a known id. `due` raises it, too.
+            WorkloadError: a request arrives before an earlier one, or has a known id. `due` raises it, too.
         """
         super().__init__()
         self._make, self._latest = make, 0.0
@@ -175,8 +180,8 @@ class Streamed(Listed):
 
     def _create(self) -> None:
         for request in islice(self._left or (), 1):
-            if request.arrival_time < self._latest or request.arrival_iteration:
-                problem = f"request {request.id} arrives by iteration, or before an earlier one"
+            if request.arrival_time < self._latest:
+                problem = f"request {request.id} arrives before an earlier one"
                 raise WorkloadError(f"{problem}; order a stream by arrival time")
             self.check(request)
             self._latest = request.arrival_time
@@ -228,8 +233,8 @@ class Posted(Listed):
 
 
 def listed(requests: Arrivals | Iterable[Request]) -> Arrivals:
-    """Returns requests as arrivals."""
-    return Listed(list(requests)) if isinstance(requests, Iterable) else requests
+    """Returns requests as arrivals; a workload's sequence has `iterations`."""
+    return Listed(list(requests), getattr(requests, "iterations", {})) if isinstance(requests, Iterable) else requests
 
 
 def check_all(arrivals: Arrivals, check: Callable[[Request], object]) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from cbatch.errors import WorkloadError
 from cbatch.request import Request, spec_of
 from cbatch.request_spec import NO_SLO
 
@@ -15,7 +14,7 @@ class Facts:
 
     number: of requests; None if it is not known beforehand. longest: the request with the most tokens. longest_prompt: that with the longest prompt. clients: None stands
     for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
-    every request's true length. stated: what requests name, as policies depend on it (`Policy`). by_iteration: some requests arrive by iteration. prefixes: some have `prefix_hashes`.
+    every request's true length. stated: what requests name, as policies depend on it (`Policy`). prefixes: some have `prefix_hashes`.
     """
 
     longest: Request
@@ -25,17 +24,12 @@ class Facts:
     extra: dict[str, None] = field(default_factory=dict)
     stated: set[str] = field(default_factory=set)
     lengths_known: bool = True
-    by_iteration: bool = False
     prefixes: bool = False
 
 
 def facts_of(requests: Iterable[Request]) -> Facts:
-    """Reads each request once, and keeps only the longest. requests: at least one.
-
-    Raises:
-        WorkloadError: some requests arrive by iteration and others by time: the first that has not arrived would hold up all others.
-    """
-    by_time, sessions, priorities = False, set[str](), set[int]()
+    """Reads each request once, and keeps only the longest. requests: at least one."""
+    sessions, priorities = set[str](), set[int]()
     others = iter(requests)
     facts = Facts(first := next(others), first)
     for facts.number, request in enumerate(chain([first], others), 1):
@@ -54,11 +48,6 @@ def facts_of(requests: Iterable[Request]) -> Facts:
             sessions.add(session)
         facts.extra.update(dict.fromkeys(request.extra))
         facts.lengths_known &= not (spec_of(request).has_hidden_length or spec_of(request).can_stop)
-        facts.by_iteration |= request.arrival_iteration > 0
         facts.prefixes |= bool(request.prefix_hashes)
-        by_time |= request.arrival_time > 0
     facts.stated.update([*["clients"] * (facts.clients != {None}), *["priorities"] * (len(priorities) > 1)])
-    if facts.by_iteration and by_time:
-        problem = "some requests have an arrival_iteration and some an arrival_time, and the two have no common order"
-        raise WorkloadError(f"workload: {problem}; give all requests one of the two")
     return facts

@@ -89,7 +89,6 @@ class Request:
     max_new_tokens: Final[int] = _of_spec("max_new_tokens")
     max_tokens: Final[int] = _of_spec("max_tokens")
     arrival_time: Final[float] = read_only("_arrival_time")
-    arrival_iteration: Final[int] = _of_spec("arrival_iteration")
     prompt: Final[Sequence[int] | None] = _of_spec("prompt")
     sampling: Final[Sampling] = _of_spec("sampling")
     stop_tokens: Final[tuple[int, ...]] = _of_spec("stop_tokens")
@@ -135,10 +134,10 @@ class Request:
         self.admitted_at: float | None = None  # seconds; first admission
         self.finished_at: float | None = None  # seconds
 
-    def arrive(self, now: float) -> None:
-        """Makes the request wait. now: seconds; becomes the arrival time if the request arrives by iteration."""
+    def arrive(self, now: float | None = None) -> None:
+        """Makes the request wait. now: seconds; becomes the arrival time of a request that arrives by iteration."""
         self.status = Status.WAITING
-        if self._spec.arrival_iteration:
+        if now is not None:
             self._arrival_time = now
 
     def lose(self, num_computed: int) -> None:

@@ -62,8 +62,6 @@ class RequestSpec:
     arrival_time: seconds from the start of the run.
     timeout: seconds from the arrival until the client leaves; an unfinished request is then cancelled before the next
         iteration is planned. None: the client stays.
-    arrival_iteration: the request arrives no earlier than this iteration, independent of the hardware's speed. If no other
-        request is left to run, the request arrives at once.
     prompt: token ids; None if only lengths matter (simulation).
     stop_tokens: token ids that end the request, as the last token of the output.
     stop_strings: texts that end the request; the output's last token completes such a text. See `State.ends_text`.
@@ -88,7 +86,6 @@ class RequestSpec:
     true_new_tokens: int | None = None
     arrival_time: float = 0.0
     timeout: float | None = None
-    arrival_iteration: int = 0
     prompt: Sequence[int] | None = None
     sampling: Sampling = GREEDY
     stop_tokens: tuple[int, ...] = ()
@@ -113,7 +110,7 @@ class RequestSpec:
             raise ValueError(f"request {self.id}: prompt and output need at least 1 token each, {lengths}")
         if self.true_new_tokens is not None and self.true_new_tokens < 1:
             raise ValueError(f"request {self.id}: true_new_tokens={self.true_new_tokens} must be at least 1")
-        if self.arrival_time < 0 or self.arrival_iteration < 0:
+        if self.arrival_time < 0:
             raise ValueError(f"request {self.id}: arrival must not be negative")
         if not self.arrival_time <= LATEST_ARRIVAL:
             problem = f"arrival_time={self.arrival_time} is not in seconds from the start of the run"

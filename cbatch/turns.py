@@ -246,7 +246,7 @@ class Turns:
         return now
 
     def _arrive(self, request: Request, now: float) -> None:
-        request.arrive(now)
+        request.arrive(now if request.id in self.arrivals.iterations else None)
         if self.state.cache is not None:
             self.state.cache.expect([request])
         self.state.waiting.add(request)

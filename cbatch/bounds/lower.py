@@ -48,7 +48,7 @@ class Bounds:
         findable: by id, from `findable_tokens` over all requests of the run; None without a prefix cache.
 
     Raises:
-        ConfigError: there is no request, or a request arrives by iteration, so that its arrival depends on the schedule.
+        ConfigError: there is no request.
     """
 
     def __init__(
@@ -61,9 +61,8 @@ class Bounds:
         findable: Mapping[int, Findable] | None = None,
     ) -> None:
         specs = [spec_of(request) for request in requests]
-        if not specs or any(spec.arrival_iteration for spec in specs):
-            problem = "a request arrives by iteration" if specs else "there are no requests"
-            raise ConfigError(f"lower bounds: {problem}; give requests with arrival times")
+        if not specs:
+            raise ConfigError("lower bounds: there are no requests; give at least one")
         outputs = [min(spec.max_new_tokens, spec.true_new_tokens or spec.max_new_tokens) for spec in specs]
         self.arrival = np.array([spec.arrival_time for spec in specs], float)
         self._slo = np.array([(spec.slo.ttft or np.inf, spec.slo.total or np.inf) for spec in specs])

@@ -59,16 +59,15 @@ class Cluster:
         self.arrivals.add(new)
 
     def attach(self, arrivals: Arrivals) -> None:
-        """As `Engine.attach`."""
+        """As `Engine.attach`; refuses arrivals by iteration."""
+        if arrivals.iterations:
+            raise WorkloadError("requests arrive by iteration, which several replicas do not share; give arrival times")
         check_all(arrivals, self.check_fits)
         arrivals.server_seconds = self.arrivals.server_seconds
         self.arrivals = arrivals
 
     def check_fits(self, request: Request) -> None:
-        """Raises WorkloadError for a request that no replica can serve, or that arrives by iteration."""
-        if request.arrival_iteration:
-            problem = f"request {request.id} arrives by iteration, which several replicas do not share"
-            raise WorkloadError(f"{problem}; give arrival times")
+        """Raises WorkloadError for a request that no replica can serve."""
         able = [engine for engine, view in zip(self.engines, self._views, strict=True) if view.fits(request)]
         for engine in able or self.engines[:1]:
             engine.check_fits(request)

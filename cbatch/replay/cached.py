@@ -25,7 +25,7 @@ class Hooked:
     """Base class of replays: calls a policy's hooks, and knows the recorded end of each iteration."""
 
     def __init__(self, recorded: Recorded, policy: Policy) -> None:
-        self._policy = policy
+        self._policy, self._iterations = policy, recorded.iterations
         self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
         hooks = (optional_method(policy, name) for name in HOOKS)
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
@@ -69,7 +69,7 @@ class CachedReplay(Hooked):
                 self._cancel(request, seen.now)
         for request in map(self._requests.__getitem__, seen.waiting):
             if request.status is Status.PENDING:
-                request.arrive(seen.now)
+                request.arrive(seen.now if request.id in self._iterations else None)
                 self._cache.expect([request])
                 state.waiting.add(request)
                 self._tell(self._on_arrival, request)

@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -98,6 +98,7 @@ class Recorded(NamedTuple):
     """The facts on which a run's decisions depend, except its requests.
 
     events: in order. prefix_cache: whether blocks outlive requests. token_values: whether blocks are named by their tokens.
+    iterations: see `Arrivals`.
     """
 
     limits: Limits
@@ -106,12 +107,13 @@ class Recorded(NamedTuple):
     events: Sequence[Decision | StepEnd] = ()
     prefix_cache: bool = False
     token_values: bool = False
+    iterations: Mapping[int, int] = {}
 
     @classmethod
     def of(cls, engine: Engine, events: Sequence[Decision | StepEnd] = ()) -> "Recorded":
         pool, cached = engine.state.pool, engine.state.cache is not None
         values = cached and engine.state.table.tokens is not None
-        return cls(engine.limits, pool.num_blocks, pool.block_size, events, cached, values)
+        return cls(engine.limits, pool.num_blocks, pool.block_size, events, cached, values, engine.arrivals.iterations)
 
 
 Sink = Callable[[Decision | StepEnd], None]

@@ -180,7 +180,7 @@ class _Replay(Hooked):
         for request in waiting:
             request.status = Status.WAITING
         for request in arrived:
-            request.arrive(seen.now)
+            request.arrive(seen.now if request.id in self._iterations else None)
         view.update(waiting=waiting, running=running, decoding=decoding)
         view.update(prefilling=[request for request in running if request not in decoding])
         for request in arrived:

@@ -6,6 +6,7 @@ from enum import Enum
 from functools import cached_property, partial
 
 from cbatch import CostFunction, CostModel, Eviction, KVSize, Limits, Policy, Request, Server
+from cbatch.arrivals import Listed
 from cbatch.described import name_of_class
 from cbatch.errors import CbatchError, ConfigError, OverCommitError, StallError
 from cbatch.kv import blocks_for
@@ -59,15 +60,14 @@ class Scenario:
     def limits(self) -> Limits:
         return Limits(self.batch, self.max_tokens, max(arrival.tokens for arrival in self.arrivals), tile=1)
 
-    def requests(self) -> list[Request]:
-        """Returns the requests, with ids in the order of `arrivals`."""
+    def source(self) -> Listed:
+        """Returns the requests, with ids in the order of `arrivals`, and their iterations."""
         requests, size = [], 0 if self.eviction is None else self.block_size
         for id_, arrival in enumerate(self.arrivals):
             first, lengths = (id_ in (2, 3)) * 10**6, (arrival.prompt, arrival.output)
             hashes = tuple(range(first, first + arrival.prompt // size)) if size else ()
-            made = Request(id_, *lengths, arrival_iteration=arrival.iteration, prefix_hashes=hashes, hash_block=size)
-            requests.append(made)
-        return requests
+            requests.append(Request(id_, *lengths, prefix_hashes=hashes, hash_block=size))
+        return Listed(requests, {id_: arrival.iteration for id_, arrival in enumerate(self.arrivals)})
 
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
@@ -169,7 +169,7 @@ def _serve(
         how = scenario.asynchronous, patience, scenario.eviction
         server = Server(SimExecutor(EVEN_COST), scenario.limits, cost, kv, *how)
         try:
-            engine = server.engine(build(), scenario.requests())
+            engine = server.engine(build(), scenario.source())
         except ConfigError as error:
             return History(scenario, decisions, Ending.REFUSED, str(error))
         with record_decisions(engine, record):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, Request, Server
-from cbatch.arrivals import Arrivals, Listed, Streamed
+from cbatch.arrivals import Arrivals, Listed, Streamed, listed
 from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer
 from cbatch.facts import Facts, facts_of
 from cbatch.model.checkpoint import Vocabulary
@@ -103,7 +103,7 @@ def assemble(
         obstacles = {
             f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
             "several replicas are not served in turn": backend.replicas > 1,
-            "requests arrive by iteration": facts.by_iteration,
+            "requests arrive by iteration": bool(arrivals.iterations),
         }
         for why in (why for why, met in obstacles.items() if met):
             raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
@@ -140,8 +140,8 @@ def _arrivals(settings: Settings, vocabulary: Vocabulary | None) -> Arrivals:
     if not settings.stream and isinstance(workload, Workload):
         return workload.source(vocabulary)
     requests = workload.requests(vocabulary)
-    if not settings.stream:
-        return Listed(requests)
+    if not settings.stream or getattr(requests, "iterations", None):  # which a stream cannot count
+        return listed(requests)
     if isinstance(requests, Drawn):
         return Streamed(requests.stream)
     return Streamed(lambda: sorted(requests, key=lambda request: (request.arrival_time, request.id)))

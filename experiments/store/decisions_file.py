@@ -1,7 +1,7 @@
 """The file of a run's decisions, `decisions.jsonl.gz`: one JSON object per line, written during the run.
 
     {"run": ...}        limits, KV cache, the command line
-    {"request": ...}    a request of the workload, by the fields of `cbatch.RequestSpec`
+    {"request": ...}    a request of the workload, by the fields of `cbatch.RequestSpec`, and its `arrival_iteration`
     {"plan": ...}       a `cbatch.replay.decisions.Decision`, by its fields
     {"step": ...}       a `cbatch.replay.decisions.StepEnd`, by its fields
     {"finish": ...}     the output tokens of a request that vLLM has served
@@ -49,12 +49,13 @@ class DecisionsWriter:
     def begin(self, recorded: Recorded) -> None:
         """Writes the facts about the run. recorded: its events are ignored."""
         run = {**recorded._asdict(), "limits": asdict(recorded.limits), "overrides": list(self._overrides)}
-        del run["events"]
+        del run["events"], run["iterations"]
+        self._iterations = recorded.iterations
         self._write(run=run)
 
     def request(self, spec: RequestSpec) -> None:
         try:
-            fields = asdict(replace(spec, prompt=None))
+            fields = {**asdict(replace(spec, prompt=None)), "arrival_iteration": self._iterations.get(spec.id, 0)}
             if spec.prompt is not None:
                 fields["prompt"] = list(map(int, spec.prompt))
             self._write(request={name: value for name, value in fields.items() if value not in (None, {}, ())})
@@ -109,7 +110,7 @@ def read_decisions(path: Path) -> DecisionsFile:
     """Reads a file, up to where it is truncated. Raises ReplayError if it is missing or malformed."""
     run: dict[str, Any] = {}
     cut = False
-    requests: list[Request] = []
+    requests, iterations = list[Request](), dict[int, int]()
     events: list[Decision | StepEnd] = []
     for number, (kind, fields) in enumerate(_lines(path), 1):
         try:
@@ -117,7 +118,9 @@ def read_decisions(path: Path) -> DecisionsFile:
                 case "run":
                     run = fields
                 case "request":
-                    requests.append(Request.from_spec(read_spec(fields)))
+                    spec, iteration = read_spec(fields)
+                    requests.append(Request.from_spec(spec))
+                    iterations |= {spec.id: iteration} if iteration else {}
                 case "plan":
                     events.append(read(Decision, fields, "plan."))
                 case "step":
@@ -128,7 +131,7 @@ def read_decisions(path: Path) -> DecisionsFile:
             raise ReplayError(f"{path}, line {number}: is damaged ({error}); record the run again") from error
     try:
         overrides = run.pop("overrides")
-        recorded = read(Recorded, {**run, "events": ()}, "run.")._replace(events=events)
+        recorded = read(Recorded, {**run, "events": ()}, "run.")._replace(events=events, iterations=iterations)
     except (ConfigError, TypeError, KeyError, AttributeError) as error:
         raise ReplayError(f"{path}: its first line does not describe a run ({error}); record the run again") from error
     return DecisionsFile(recorded, requests, overrides, cut)
@@ -149,13 +152,14 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         raise ReplayError(f"{path}: cannot be read ({error}); record the run again") from error
 
 
-def read_spec(fields: dict[str, Any]) -> RequestSpec:
-    """Returns the request of a line. Earlier versions wrote `can_stop` in place of the sampling, the stop tokens and the stop strings."""
-    for name in ("id", "num_prompt_tokens", "max_new_tokens", "arrival_iteration"):
+def read_spec(fields: dict[str, Any]) -> tuple[RequestSpec, int]:
+    """Returns the request of a line, and its iteration. Earlier versions wrote `can_stop` in place of the sampling, the stop tokens and the stop strings."""
+    for name in ("id", "num_prompt_tokens", "max_new_tokens"):
         read(int, fields[name], name)
+    iteration: int = read(int, fields.pop("arrival_iteration"), "arrival_iteration")
     fields["arrival_time"] = read(float, fields["arrival_time"], "arrival_time")
     if fields.pop("can_stop", False):
         fields["stop_tokens"] = (1,)  # stands for any stop tokens
     fields |= {name: tuple(fields[name]) for name in ("stop_tokens", "stop_strings", "prefix_hashes") if name in fields}
     fields |= {name: made(**fields[name]) for name, made in (("slo", SLO), ("sampling", Sampling)) if name in fields}
-    return RequestSpec(**fields)
+    return RequestSpec(**fields), iteration

@@ -25,6 +25,8 @@ def bounds_of(run: Run) -> BoundsOf:
         raise ConfigError(
             "bounds=true: lower bounds hold for equal replicas, not for backend.pools; leave one of them out"
         )
+    if run.engine.arrivals.iterations:  # arrivals depend on the schedule
+        raise ConfigError("lower bounds: a request arrives by iteration; give requests with arrival times")
     cost, replicas = run.cost, run.cost.topology.replicas
     machine = pickle.dumps((cost.profile, cost.spec, cost.topology, cost.max_batch))
     lines = _minorants(machine, run.limits)

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from cbatch import SLO, Described, Request, Sampling, WorkloadError
-from cbatch.arrivals import Arrivals, Listed
+from cbatch.arrivals import Arrivals, listed
 from cbatch.model.checkpoint import Vocabulary as Vocabulary  # for the workloads of a user
 from cbatch.request_spec import NO_SLO
 from cbatch.validation import Give, check, not_negative, positive, whole
@@ -111,7 +111,7 @@ class Workload(Described, ABC):
 
         A workload whose requests depend on the ends of others overrides this method: see `Arrivals.ended`.
         """
-        return Listed(self.requests(vocabulary))
+        return listed(self.requests(vocabulary))
 
     def within(self, positions: int) -> Self:
         """Returns the workload for a model with this many positions: `too_long` of lengths from a file applies to them as well."""
@@ -133,7 +133,8 @@ class Workload(Described, ABC):
             columns["prompt"] = self._with_shared(prompts, trace, vocabulary.size)
         seeds = request_seeds(self.seed, Stream.SAMPLING, len(trace))
         stops = () if vocabulary is None or self.ignore_eos else vocabulary.stop_tokens
-        return Drawn(columns, Sampling(**vars(self.sampling)), seeds, stops)
+        iterations = {id_: int(at) for id_, at in enumerate(columns.pop("arrival_iteration", ())) if at}
+        return Drawn(columns, Sampling(**vars(self.sampling)), seeds, stops, iterations)
 
     def _with_shared(self, prompts: list[list[int]], trace: Trace, vocabulary_size: int) -> list[list[int]]:
         """Replaces the tokens that prompts share: all tokens of a conversation, and the tokens of each hash id."""

@@ -19,12 +19,14 @@ class Drawn(Sequence[Request]):
 
     columns: fields of `RequestSpec` by name, [requests]; None stands for the default. sampling, stop_tokens: equal for all.
     seeds: sampling seeds of the requests, where `sampling` is no column.
+    iterations: at which requests arrive, by id, of those that arrive by iteration.
     """
 
     columns: Mapping[str, NDArray[Any] | Sequence[Any]]
     sampling: Sampling
     seeds: NDArray[np.uint64]
     stop_tokens: tuple[int, ...]
+    iterations: Mapping[int, int]
 
     @cached_property
     def _made(self) -> list[Request]:

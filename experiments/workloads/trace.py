@@ -30,7 +30,7 @@ class Trace:
     prompt_tokens, output_tokens: at least 1 each.
     arrival_time: seconds since the first row of a file, never decreasing; None if the source has no times.
     line: line number of each row in its file, from 1; None for generated rows.
-    fields: other fields of `RequestSpec` by name. Rows without a value have None.
+    fields: other fields of `RequestSpec` by name, and `arrival_iteration`. Rows without a value have None.
     """
 
     source: str

@@ -33,11 +33,7 @@ SHAPES = [
     BatchShape((), 1, 8),
 ]
 GOLD: Any = {"tier": "gold", "slo": SLO(ttft=4.0, total=9.0)}
-ASKED = [
-    Request(0, 5, 3, arrival_time=0.25, **GOLD),
-    Request(1, 7, 2, arrival_time=1.5),
-    Request(3, 3, 1, arrival_iteration=2, **GOLD),
-]
+ASKED = [Request(0, 5, 3, arrival_time=0.25, **GOLD), Request(1, 7, 2, arrival_time=1.5), Request(3, 3, 1, **GOLD)]
 
 
 def test_figures_of_a_run() -> None:
@@ -72,7 +68,6 @@ def test_a_run_is_kept_in_microseconds_from_its_first_plan(served: ServedRun) ->
         "request.true_output": [0, 0, 0],
         "request.tier": [0, -1, 0],
         "request.arrival": [250_000, 1_500_000, 0],
-        "request.arrival_iteration": [0, 0, 2],
         "request.first_token": [2_000_000, 10_000_000, 7_000_000],
         "request.last_token": [7_000_000, 11_000_000, 7_000_000],
         "step.planned_at": [0, 2_250_000, 4_500_000, 7_250_000, 10_250_000],
@@ -91,7 +86,7 @@ def test_a_run_is_kept_in_microseconds_from_its_first_plan(served: ServedRun) ->
     assert {name: column.tolist() for name, column in served.columns.items()} == expected
     assert (served.name, served.shapes()) == (("trace", "orca"), SHAPES)
     again = served.requests()
-    for name in ("num_prompt_tokens", "max_new_tokens", "arrival_time", "arrival_iteration", "tier", "slo"):
+    for name in ("num_prompt_tokens", "max_new_tokens", "arrival_time", "tier", "slo"):
         assert [getattr(each, name) for each in again] == [getattr(each, name) for each in ASKED], name
 
 

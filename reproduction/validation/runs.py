@@ -64,14 +64,13 @@ class ServedRun:
     def requests(self) -> Sequence[Request]:
         """Returns the same requests, new and without token values."""
         tiers = [*self.settings.get("tiers", {}).items(), (None, ())]  # tier -1 is the last one: none
-        names = ("prompt", "output", "true_output", "arrival", "arrival_iteration", "tier")
+        names = ("prompt", "output", "true_output", "arrival", "tier")
         rows = zip(*(self.columns[f"request.{name}"].tolist() for name in names), strict=True)
         found = []
-        for index, (prompt, output, true_output, arrival, iteration, place) in enumerate(rows):
+        for index, (prompt, output, true_output, arrival, place) in enumerate(rows):
             tier, slo = tiers[place]
-            times = {"arrival_time": arrival / 1e6, "arrival_iteration": iteration}
             asked = {"client": tier, "tier": tier, "slo": SLO(*slo), "true_new_tokens": true_output or None}
-            found.append(Request(index, prompt, output, **times, **asked))
+            found.append(Request(index, prompt, output, arrival_time=arrival / 1e6, **asked))
         return found
 
     def shapes(self) -> list[BatchShape]:
@@ -162,7 +161,6 @@ def asked_run(
         "request.true_output": [spec_of(request).true_new_tokens or 0 for request in asked],
         "request.tier": [place.get(request.tier, -1) for request in asked],
         "request.arrival": [spec_of(request).arrival_time * 1e6 for request in asked],
-        "request.arrival_iteration": [request.arrival_iteration for request in asked],
     }
     rounded = {name: np.rint(column).astype(np.int64) for name, column in {**of_requests, **columns}.items()}
     return ServedRun({**settings, "tiers": tiers}, figures, rounded)

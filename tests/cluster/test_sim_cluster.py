@@ -11,6 +11,7 @@ from commands import QUICK, command, summary
 from schedules import UnitCost, make_engine
 
 from cbatch import Engine, KVSize, Limits, Plan, Policy, Request, RunRecord, Server, View
+from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LMetric, RoundRobin, Router, make_router
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
@@ -163,12 +164,12 @@ def test_a_merged_record_is_one_run() -> None:
 
 
 def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
-    for request, says in (
-        (Request(3, 4, 1, arrival_iteration=2), "request 3 arrives by iteration, which several replicas do not share"),
-        (Request(4, 200, 1), r"request 4: 200 prompt \+ 1 new tokens exceed the 100 positions"),
+    for arrivals, says in (
+        (Listed([Request(3, 4, 1)], {3: 2}), "requests arrive by iteration, which several replicas do not share"),
+        (Listed([Request(4, 200, 1)]), r"request 4: 200 prompt \+ 1 new tokens exceed the 100 positions"),
     ):
         with pytest.raises(WorkloadError, match=says):
-            serve(replicas(2), [request], RoundRobin())
+            Cluster(replicas(2), RoundRobin()).attach(arrivals)
     for router, says in (
         ("random", "router=random is unknown; choose round_robin, least_loaded, lmetric, or one of yours"),
         (Orca(), r"router: Orca has no method choose\(request, view\)"),

@@ -29,6 +29,7 @@ from spoiled_settings import SMALL, command_lines, configurations
 from spoiled_traces import LENGTHS, OTHERS, spoiled_traces
 
 from cbatch import CbatchError, Limits, Request
+from cbatch.arrivals import Listed
 from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.check.__main__ import main as check
@@ -137,7 +138,7 @@ def test_plans(fuzz: Fuzz) -> None:
 
     def serve(policy: Once) -> None:
         engine = make_engine(policy, Limits(3, 100, 64, tile=4), num_blocks=20, asynchronous=policy.when % 2 == 0)
-        engine.submit(Request(id_, 5 + 7 * id_, 4 + id_, arrival_iteration=id_) for id_ in range(5))
+        engine.attach(Listed([Request(id_, 5 + 7 * id_, 4 + id_) for id_ in range(5)], {id_: id_ for id_ in range(5)}))
         engine.run()
 
     fuzz(0.25, once, lambda policy: succeed_or_refuse(partial(serve, policy)))

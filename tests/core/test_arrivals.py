@@ -19,14 +19,15 @@ def ids(requests: Sequence[Request]) -> list[int]:
 
 
 def test_recorded_requests_arrive_by_time_and_iteration() -> None:
-    arrivals = Listed()
-    arrivals.add([Request(0, 4, 1, arrival_time=2.0), Request(1, 4, 1, arrival_iteration=3)])
-    arrivals.add([Request(2, 4, 1, arrival_iteration=5), Request(3, 4, 1)])
+    arrivals = Listed([Request(0, 4, 1, arrival_time=2.0), Request(1, 4, 1)], {1: 3, 2: 5})
+    arrivals.add([Request(2, 4, 1), Request(3, 4, 1)])
     assert arrivals.next() == 0.0 and ids(arrivals.due(1.0, 0)) == [3]
     assert ids(arrivals.due(1.0, 2)) == [] and ids(arrivals.due(1.0, 3)) == [1]
     assert ids(arrivals.due(1.0, None)) == [2], "no iteration would come"
     assert arrivals.next() == 2.0 and ids(arrivals.due(1.0, None)) == [] and ids(arrivals.due(2.0, 9)) == [0]
     assert arrivals.next() == inf and arrivals.num_unfinished == 4
+    with pytest.raises(WorkloadError, match="give all requests one of the two"):
+        _ = arrivals.facts
 
 
 def test_a_stream_makes_one_request_ahead_and_checks_it() -> None:
@@ -44,7 +45,7 @@ def test_a_stream_makes_one_request_ahead_and_checks_it() -> None:
     arrivals.check = checked.append
     assert arrivals.num_unfinished == 1 and arrivals.next() == 0.0 and arrivals.num_unfinished == 1
     assert ids(arrivals.due(1.0, 0)) == [0, 1] and made == ids(checked) == [0, 1, 2]
-    with pytest.raises(WorkloadError, match="request 1 arrives by iteration, or before an earlier one"):
+    with pytest.raises(WorkloadError, match="request 1 arrives before an earlier one"):
         Streamed(lambda: [Request(0, 4, 1, arrival_time=1.0), Request(1, 4, 1)]).due(1.0, 0)
 
 

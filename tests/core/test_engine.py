@@ -6,6 +6,7 @@ import pytest
 from schedules import make_engine
 
 from cbatch import SLO, Limits, Plan, PolicyError, Request, View
+from cbatch.arrivals import Listed
 from cbatch.errors import WorkloadError
 from policies.orca import Orca
 
@@ -75,7 +76,7 @@ def test_an_empty_plan_waits_for_its_wake_time_or_the_next_arrival(built: bool) 
 
 def test_arrivals_by_iteration_wait_for_it_unless_nothing_else_is_left() -> None:
     engine = make_engine(Orca(), LIMITS)
-    engine.submit([Request(0, 3, 4), Request(1, 3, 1, arrival_iteration=2), Request(2, 3, 1, arrival_iteration=50)])
+    engine.attach(Listed([Request(0, 3, 4), Request(1, 3, 1), Request(2, 3, 1)], {1: 2, 2: 50}))
     record = engine.run()
     times = {request.id: (request.arrival_time, request.admitted_at) for request in record.requests}
     assert times == {0: (0.0, 0.0), 1: (2.0, 2.0), 2: (4.0, 4.0)}
@@ -91,8 +92,8 @@ def test_requests_that_arrive_by_iteration_wait_in_the_order_of_arrival_and_show
             return super().plan(view)
 
     engine = make_engine(Alone(), Limits(max_batch=1, max_tokens=40, max_request_tokens=100))
-    iterations = enumerate((0, 2, 1, 3))
-    engine.submit([Request(id_, 3, 5, arrival_iteration=at, slo=SLO(total=9.0)) for id_, at in iterations])
+    requests = [Request(id_, 3, 5, slo=SLO(total=9.0)) for id_ in range(4)]
+    engine.attach(Listed(requests, {1: 2, 2: 1, 3: 3}))
     engine.run()
     assert seen[4] == [(2, 1.0, 10.0), (1, 2.0, 11.0), (3, 3.0, 12.0)]
 

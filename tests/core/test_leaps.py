@@ -32,6 +32,7 @@ from cbatch import (
     View,
     is_steady,
 )
+from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, LeastLoaded
 from cbatch.kv import KVSize, PrefixPool, blocks_for
 from cbatch.model.topology import Topology
@@ -76,7 +77,7 @@ AT_TIMES = {name: make for name, make in EVERY_POLICY.items() if vars(type(make(
 AT_TIMES["mlfq_short"] = lambda chunk: MLFQ(quantum=1e-3, promote_after=0.05)
 
 
-def draw_requests(numbers: random.Random) -> list[Request]:
+def draw_requests(numbers: random.Random) -> Listed:
     """Many at once or spread in time, some by iteration; with hidden lengths, objectives, deadlines and clients that leave."""
     arrive = numbers.choice(("at once", "in time", "in bursts", "by iteration"))
     hidden, now, found = numbers.random() < 0.4, 0.0, []
@@ -91,14 +92,13 @@ def draw_requests(numbers: random.Random) -> list[Request]:
                 prompt,
                 output,
                 arrival_time=now,
-                arrival_iteration=4 * index if arrive == "by iteration" else 0,
                 true_new_tokens=numbers.randint(1, output) if hidden else None,
                 slo=SLO(total=numbers.random() if numbers.random() < 0.5 else None),
                 priority=numbers.randint(0, 2),
                 timeout=numbers.choice((1e-5, 0.02, 0.1)) if numbers.random() < 0.2 else None,
             )
         )
-    return found
+    return Listed(found, {id_: 4 * id_ for id_ in range(len(found))} if arrive == "by iteration" else {})
 
 
 def make_cost(numbers: random.Random) -> ProfileCost:
@@ -122,23 +122,23 @@ def serve(
 ) -> list[Any]:
     """Everything that a run tells. `count` is called for each plan. places: `max_running` for a batch. eviction: of a prefix cache."""
     numbers = random.Random(seed)
-    requests, cost = draw_requests(numbers), make_cost(numbers)
+    arrivals, cost = draw_requests(numbers), make_cost(numbers)
     if eviction is not None:
-        requests = [sharing(request, numbers) for request in requests]
+        arrivals = Listed([sharing(request, numbers) for request in arrivals.known], arrivals.iterations)
     block_size, batch, stages = numbers.choice((1, 3, 16)), numbers.randint(1, WIDEST), cost.topology.pipeline_stages
     limits = Limits(batch, LONGEST + batch, LONGEST, tile=8, num_stages=stages, max_running=places(batch))
-    longest = max(blocks_for(request.max_tokens, block_size) for request in requests)
+    longest = max(blocks_for(request.max_tokens, block_size) for request in arrivals.known)
     kv = KVSize(longest + numbers.choice((1, 4, 1000)), block_size)
     chunk = 8 * numbers.randint(1, 3)
     host, asynchronous = HostTime(1e-5, numbers.choice((0.0, 1e-6, 1e-3))), numbers.random() < 0.7
-    replicas = 2 if requests[-1].arrival_iteration == 0 and numbers.random() < 0.2 else 1
+    replicas = 2 if not arrivals.iterations and numbers.random() < 0.2 else 1
     policies = [make(chunk) for _ in range(replicas)]
     for policy in policies:
         policy.plan = counted(policy.plan, count)  # type: ignore[method-assign]
     servers = [Server(SimExecutor(cost, host), limits, cost, kv, asynchronous, prefix_cache=eviction) for _ in policies]
     engines = [server.engine(policy) for server, policy in zip(servers, policies, strict=True)]
     engine: Engine | Cluster = engines[0] if replicas == 1 else Cluster(engines, LeastLoaded())
-    engine.submit(requests)
+    engine.attach(arrivals)
     record = engine.run()
     cached = [[pool._hashes[block] for block in pool._cached] for pool in pools_of(engines)]
     return [tell(record), cost.num_outside, [each.executor.accounts() for each in engines], cached]

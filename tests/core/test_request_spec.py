@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from cbatch import SLO, Request, RequestSpec, Sampling, WorkloadError
+from cbatch import SLO, Request, RequestSpec, Sampling
 from cbatch.facts import facts_of
 from cbatch.request import spec_of
 
@@ -15,7 +15,6 @@ FULL = RequestSpec(
     true_new_tokens=5,
     arrival_time=1.5,
     timeout=77.5,
-    arrival_iteration=2,
     sampling=Sampling(0.5, seed=3),
     stop_tokens=(1,),
     stop_strings=("end",),
@@ -60,7 +59,6 @@ def test_a_request_shows_what_was_asked_for_except_its_true_length_and_when_the_
         ),
         ({"arrival_time": float("nan")}, "request 0: arrival_time=nan is not in seconds"),
         ({"timeout": 0.0}, "request 0: timeout=0.0 must be above 0 seconds"),
-        ({"arrival_iteration": -1}, "request 0: arrival must not be negative"),
         ({"prompt": [1, 2]}, "request 0: prompt has 2 tokens, num_prompt_tokens says 3"),
     ],
 )
@@ -72,20 +70,13 @@ def test_a_record_that_makes_no_sense_is_refused(fields: dict[str, object], mess
 
 
 def test_totals_by_hand() -> None:
-    hidden, late = Request(0, 3, 4, true_new_tokens=2), Request(1, 5, 1, client="ann", arrival_iteration=3)
+    hidden, late = Request(0, 3, 4, true_new_tokens=2), Request(1, 5, 1, client="ann")
     last = Request(2, 2, 2, extra={"tier": 1}, prefix_hashes=(7,))
     found = facts_of([hidden, late, last])
     assert (found.longest, found.longest_prompt) == (hidden, late)
-    told = (found.clients, list(found.extra), found.lengths_known, found.by_iteration, found.prefixes)
-    assert told == ({None, "ann"}, ["tier"], False, True, True)
+    told = (found.clients, list(found.extra), found.lengths_known, found.prefixes)
+    assert told == ({None, "ann"}, ["tier"], False, True)
     assert not facts_of([hidden, late]).prefixes
     assert not facts_of([Request(0, 3, 4, stop_tokens=(7,))]).lengths_known, "a stop token may end it"
     alone = facts_of([last])
-    assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)
-
-
-def test_arrivals_by_time_and_by_iteration_are_not_mixed() -> None:
-    """Ordered by time, then by iteration, request 1 would wait for iteration 30, behind request 0."""
-    mixed = [Request(0, 3, 4, arrival_iteration=30), Request(1, 3, 4, arrival_time=0.1)]
-    with pytest.raises(WorkloadError, match="give all requests one of the two"):
-        facts_of(mixed)
+    assert (alone.clients, alone.lengths_known) == ({None}, True)

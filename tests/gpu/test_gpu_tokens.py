@@ -15,6 +15,7 @@ from schedules import UnitCost
 from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, plain_model, sampled_references
 
 from cbatch import Limits, Policy, Server
+from cbatch.arrivals import Listed
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.request_spec import Sampling
@@ -54,11 +55,9 @@ def serve(
     limits: Limits = LIMITS,
 ) -> tuple[list[list[int]], int]:
     """Tokens of each request, and the number of preemptions."""
-    requests = [
-        reference.request(index, 1 + index % LONGEST_OUTPUT, arrival_iteration=index // 2)
-        for index, reference in enumerate(references)
-    ]
-    Server(executor, limits, UnitCost(), KVSize(num_blocks, BLOCK_SIZE), asynchronous).serve(policy, requests)
+    requests = [each.request(index, 1 + index % LONGEST_OUTPUT) for index, each in enumerate(references)]
+    arrivals = Listed(requests, {index: index // 2 for index in range(len(requests))})
+    Server(executor, limits, UnitCost(), KVSize(num_blocks, BLOCK_SIZE), asynchronous).serve(policy, arrivals)
     return [request.output for request in requests], sum(request.num_preemptions for request in requests)
 
 
@@ -81,13 +80,10 @@ def test_requests_that_find_their_prompts_get_the_tokens_of_generate(
     executor = poisoned(gpu.build, with_same_weights(TINY_LLAMA, checkpoints), limits, KV, options)
     for name, make in POLICIES.items():
         for num_blocks in (AMPLE, SCARCE):
-            requests = [
-                references[index % 3].request(index, 1 + index % LONGEST_OUTPUT, arrival_iteration=2 * index)
-                for index in range(24)
-            ]
+            requests = [references[index % 3].request(index, 1 + index % LONGEST_OUTPUT) for index in range(24)]
             size = KVSize(num_blocks, BLOCK_SIZE)
             server = Server(executor, limits, UnitCost(), size, asynchronous, prefix_cache=LRU())
-            server.serve(make(), requests)
+            server.serve(make(), Listed(requests, {index: 2 * index for index in range(24)}))
             expected = [references[index % 3].expected(1 + index % LONGEST_OUTPUT) for index in range(24)]
             assert [request.output for request in requests] == expected, f"{name}, {num_blocks} blocks"
             assert sum(request.num_cached_tokens for request in requests) > 12 * BLOCK_SIZE

@@ -8,6 +8,7 @@ from schedules import make_engine
 from unit_machine import golden
 
 from cbatch import Limits, Policy, Request, WorkloadError
+from cbatch.arrivals import Listed
 from experiments.settings.compose import compose_run, policy_names
 from policies.chunking import Filling, Fixed, TileAligned
 from policies.orca import Orca
@@ -54,7 +55,7 @@ def test_every_policy_has_its_name_uses_the_whole_cache_and_refuses_what_no_iter
     ):  # the second is above 12 with its output, which no iteration computes at once
         engine = make_engine(make(), Limits(3, 12, 1000, tile=4), num_blocks=16)
         try:
-            engine.submit([Request(0, *lengths), Request(1, 4, 4, arrival_iteration=1), Request(2, 4, 5)])
+            engine.attach(Listed([Request(0, *lengths), Request(1, 4, 4), Request(2, 4, 5)], {1: 1}))
         except WorkloadError as error:
             refused[lengths] = str(error)
         else:

@@ -201,18 +201,13 @@ def test_clients_that_leave_during_one_iteration_leave_in_the_same_order_again(
 def test_a_run_of_real_tokens_is_replayed_without_a_model(eviction: type[Eviction] | None, tmp_path: Path) -> None:
     """End-of-sequence tokens shorten requests by surprise. Without a prefix cache, where they came is all that is kept of tokens."""
 
-    def asked() -> list[Request]:
-        references = [*enumerate(greedy_references(LLAMA)[:12])]
-        twice = [(id_ + 12, reference) for id_, reference in references]
-        return [
-            reference.request(id_, 16, (reference.output[id_ % 12],), arrival_iteration=id_ % 12 + id_ // 12)
-            for id_, reference in [*references, *twice]
-        ]
-
-    first, again, served = Attentive(PrefillFirst()), Attentive(PrefillFirst()), asked()
+    references = [*enumerate(greedy_references(LLAMA)[:12])]
+    twice = [(id_ + 12, reference) for id_, reference in references]
+    served = [one.request(id_, 16, (one.output[id_ % 12],)) for id_, one in [*references, *twice]]
+    first, again = Attentive(PrefillFirst()), Attentive(PrefillFirst())
     with closing(make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)) as executor:
         engine = make(first, executor, prefix_cache=eviction and eviction())
-        engine.submit(served)
+        engine.attach(Listed(served, {id_: id_ % 12 + id_ // 12 for id_ in range(24)}))
         with write_decisions(path := tmp_path / "file", engine, served, []):
             engine.run()
     file = read_decisions(path)
@@ -352,7 +347,7 @@ def test_files_that_hold_something_else_are_refused(content: bytes | None, says:
 def test_recorded_requests_are_served_again_with_their_true_lengths(tmp_path: Path) -> None:
     """As vLLM's: its requests end by themselves, out of the order of their arrival, and one gets no token."""
     more: dict[str, Any] = {"client": "a", "session": "chat", "tier": "batch", "priority": -2, "stop_tokens": (1,)}
-    more |= {"slo": SLO(1.0, 0.05, 4.0), "predicted_new_tokens": 7, "prefix_hashes": (11, 12), "arrival_iteration": 2}
+    more |= {"slo": SLO(1.0, 0.05, 4.0), "predicted_new_tokens": 7, "prefix_hashes": (11, 12)}
     specs = [RequestSpec(id_, 5 + 2 * id_, 30, arrival_time=time) for id_, time in ((1, 2.5), (2, 4.0))]
     specs = [RequestSpec(0, 5, 30, arrival_time=2.0, **more), *specs]
     writer = DecisionsWriter(tmp_path / DECISIONS)

@@ -51,7 +51,7 @@ def test_a_row_of_requests_csv_says_what_was_asked_and_what_came_of_it(folder: P
 def test_a_request_that_left_after_its_first_token_has_the_times_until_then_and_no_latencies() -> None:
     """It came with iteration 2, which was planned at 5.5 s."""
     record = make_record()
-    late = Request(4, 1, 1, arrival_iteration=2)
+    late = Request(4, 1, 1)
     late.arrive(5.5)
     record.requests = [end(late, 6.0, 9.0, FinishReason.CANCELLED, token_times=(7.0, 8.0))]
     [row] = request_rows(record, collect_served(record))

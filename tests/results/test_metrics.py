@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schedules import make_engine
 
 from cbatch import SLO, BatchShape, Engine, FinishReason, Limits, Plan, Request, RunRecord, View
+from cbatch.arrivals import Listed
 from cbatch.results.metrics import Window, busy_seconds, collect_served
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
@@ -132,34 +133,33 @@ class Varying:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[Request]:
+def workloads(draw: st.DrawFn) -> Listed:
     lengths = st.tuples(st.integers(1, 30), st.integers(1, 12), st.floats(0, 5), st.integers(0, 6))
-    return [
-        Request(index, prompt, output, arrival_time=0.0 if iteration else time, arrival_iteration=iteration)
-        for index, (prompt, output, time, iteration) in enumerate(draw(st.lists(lengths, min_size=1, max_size=12)))
-    ]
+    drawn = [*enumerate(draw(st.lists(lengths, min_size=1, max_size=12)))]
+    requests = [Request(id_, *lengths, arrival_time=0.0 if at else time) for id_, (*lengths, time, at) in drawn]
+    return Listed(requests, {id_: at for id_, (*_, at) in drawn})
 
 
 @settings(max_examples=40)
 @given(workloads(), st.integers(0, 4), st.integers(0, 4), st.booleans(), st.integers(12, 40))
 def test_figures_equal_plain_loops(
-    requests: list[Request], warmup: int, drain: int, asynchronous: bool, num_blocks: int
+    arrivals: Listed, warmup: int, drain: int, asynchronous: bool, num_blocks: int
 ) -> None:
     executor = SimExecutor(Varying(), HostTime(0.05))
     policy, asked = PrefillFirst(), dict[int, float]()  # when it was first asked for each iteration
     plan = policy.plan
     policy.plan = lambda view: (asked.setdefault(view.iteration, view.now), plan(view))[1]  # type: ignore[method-assign]
     engine = Engine(policy, executor, LIMITS, Varying(), num_blocks=num_blocks, block_size=4, asynchronous=asynchronous)
-    engine.submit(requests)
+    engine.attach(arrivals)
     record = engine.run()
     summary = summarize(record, num_blocks=num_blocks, max_batch=4, warmup_requests=warmup, drain_requests=drain)
-    for group, expected in by_loops(record, asked, num_blocks, warmup, drain).items():
+    for group, expected in by_loops(record, arrivals, asked, num_blocks, warmup, drain).items():
         found = summary[group]
         assert {key: found[key] for key in expected} == pytest.approx(expected, nan_ok=True), group
 
 
 def by_loops(
-    record: RunRecord, asked: dict[int, float], num_blocks: int, warmup: int, drain: int
+    record: RunRecord, arrivals: Listed, asked: dict[int, float], num_blocks: int, warmup: int, drain: int
 ) -> dict[str, dict[str, float]]:
     """The same figures, a request and a token at a time. asked: when the policy was first asked for an iteration, perhaps in vain."""
     times: dict[int, list[float]] = {}
@@ -177,7 +177,7 @@ def by_loops(
 
     def arrival(request: Request) -> float:
         planned = {**{step.iteration: step.planned_at for step in record.steps}, **asked}
-        by_iteration = planned.get(request.arrival_iteration, math.inf) if request.arrival_iteration else 0.0
+        by_iteration = planned.get(at, math.inf) if (at := arrivals.iterations.get(request.id)) else 0.0
         assert request.admitted_at is not None
         return min(max(request.arrival_time, by_iteration), request.admitted_at)
 

@@ -11,6 +11,7 @@ from schedules import UnitCost
 from small_cluster import make_engine, make_executor
 
 from cbatch import BatchShape, Engine, FinishReason, Limits, Plan, Policy, Request, RunRecord, Server, Step, View
+from cbatch.arrivals import Listed
 from cbatch.kv import KVSize
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.executor import SimExecutor
@@ -244,10 +245,10 @@ def test_a_request_recomputed_while_its_newest_token_is_in_flight_decodes_again(
 ) -> None:
     """Preempted with a token in flight, it recomputes all others before that one arrives: one is left, as in a decode."""
     draw = random.Random(seed)
-    requests = [Request(i, draw.randint(1, 80), draw.randint(1, 16), arrival_iteration=i // 2) for i in range(10)]
+    requests = [Request(i, draw.randint(1, 80), draw.randint(1, 16)) for i in range(10)]
     limits = Limits(4, 256, 96, tile=32, num_stages=2)
     record = Server(make_executor(2), limits, UnitCost(), KVSize(7, 16)).serve(
-        policy(), requests, on_step=check_latest_step
+        policy(), Listed(requests, {id_: id_ // 2 for id_ in range(10)}), on_step=check_latest_step
     )
     assert len(record.requests) == 10 and any(request.num_preemptions for request in requests)
 

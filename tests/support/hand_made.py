@@ -65,7 +65,7 @@ def make_record(*, copies: bool = False, slo: SLO = MISSED) -> RunRecord:
         record.copies = [
             CopyTimes(step.planned_at, step.launched_at, step.ended - 0.125, step.ended) for step in record.steps
         ]
-    late = Request(3, 3, 4, arrival_iteration=2)
+    late = Request(3, 3, 4)
     late.arrive(5.5)
     record.requests = [
         end(Request(2, 9, 9, arrival_time=2.0), None, 5.5, FinishReason.REJECTED, reject_reason="too long"),

@@ -15,6 +15,7 @@ from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, stage_models
 
 from cbatch import Engine, Eviction, FinishReason, Limits, Policy, Request, Server, Status
+from cbatch.arrivals import Listed
 from cbatch.kv import KVSize, PrefixPool
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
@@ -42,7 +43,7 @@ class Ask:
     def request(self, id_: int, references: Sequence[Reference]) -> Request:
         reference = self._continued(references)
         stop_tokens = () if self.stop_at is None else (reference.output[self.stop_at],)
-        return reference.request(id_, self.max_new_tokens, stop_tokens, self.arrival_iteration)
+        return reference.request(id_, self.max_new_tokens, stop_tokens)
 
     def expected(self, request: Request, references: Sequence[Reference]) -> list[int]:
         return self._continued(references).expected(self.max_new_tokens, request.stop_tokens)
@@ -144,7 +145,8 @@ def build(
     requests = [ask.request(id_, references) for id_, ask in enumerate(asks)]
     expected = [ask.expected(request, references) for ask, request in zip(asks, requests, strict=True)]
     server = Server(executor, limits, UnitCost(), kv, asynchronous, prefix_cache=prefix_cache)
-    engine = server.engine(policy, requests)
+    iterations = {id_: ask.arrival_iteration for id_, ask in enumerate(asks)}
+    engine = server.engine(policy, Listed(requests, iterations))
     return Rig(slots, iterations, executor, engine, requests, expected)
 
 

@@ -48,17 +48,9 @@ class Reference(NamedTuple):
     sampling: Sampling
     output: list[int]
 
-    def request(
-        self, id: int, max_new_tokens: int, stop_tokens: tuple[int, ...] = (), arrival_iteration: int = 0
-    ) -> Request:
+    def request(self, id: int, max_new_tokens: int, stop_tokens: tuple[int, ...] = ()) -> Request:
         return Request(
-            id,
-            len(self.prompt),
-            max_new_tokens,
-            prompt=self.prompt,
-            sampling=self.sampling,
-            stop_tokens=stop_tokens,
-            arrival_iteration=arrival_iteration,
+            id, len(self.prompt), max_new_tokens, prompt=self.prompt, sampling=self.sampling, stop_tokens=stop_tokens
         )
 
     def expected(self, max_new_tokens: int, stop_tokens: tuple[int, ...] = ()) -> list[int]:

@@ -41,7 +41,6 @@ def specs(draw: st.DrawFn, with_prompts: bool) -> RequestSpec:
         draw(st.integers(1, 50)),
         true_new_tokens=draw(counts),
         timeout=draw(seconds),
-        arrival_iteration=draw(st.integers(0, 9)),
         prompt=prompt if with_prompts else None,
         sampling=Sampling(
             draw(st.floats(0, 5)), draw(st.integers(0, 9)), draw(st.floats(0.01, 1)), draw(st.integers(0, 2**64 - 1))
@@ -70,15 +69,19 @@ def test_every_field_of_a_request_comes_back(tmp_path_factory: Any, data: st.Dat
         replace(spec, id=id_, arrival_time=time)
         for id_, (spec, time) in enumerate(zip(drawn, [0.0, *times], strict=True))
     ]
+    iterations = {spec.id: data.draw(st.integers(1, 9)) for spec in asked[::2]}
     path = tmp_path_factory.getbasetemp() / "decisions.jsonl.gz"
     writer = DecisionsWriter(path)
-    writer.begin(Recorded(Limits(2, 100, 100), 10, 4))
+    writer.begin(Recorded(Limits(2, 100, 100), 10, 4, iterations=iterations))
     for spec in asked:
         writer.request(spec)
     writer.close()
     for vocabulary in (None, *[Letters()] * with_prompts):
-        assert [spec_of(request) for request in TraceReplay(path=str(path)).requests(vocabulary)] == asked
-    assert [spec_of(request) for request in read_decisions(path).requests] == asked
+        arrivals = TraceReplay(path=str(path)).source(vocabulary)
+        assert [spec_of(request) for request in arrivals.known] == asked
+        assert arrivals.iterations == iterations
+    file = read_decisions(path)
+    assert ([*map(spec_of, file.requests)], file.recorded.iterations) == (asked, iterations)
 
 
 def record_server() -> None:

@@ -56,7 +56,7 @@ class Letters:
 
 
 facts = attrgetter(
-    *("id", "num_prompt_tokens", "max_new_tokens", "arrival_time", "arrival_iteration", "prompt", "sampling"),
+    *("id", "num_prompt_tokens", "max_new_tokens", "arrival_time", "prompt", "sampling"),
     *("stop_tokens", "priority", "client"),
 )
 """Returns all that a workload without annotations says of a request."""
@@ -169,7 +169,7 @@ def test_prompt_and_output_sum_to_the_length_in_about_the_ratio(length: int, sha
 def test_staggers_by_hand() -> None:
     def arrivals(stagger: Any) -> list[int]:
         workload = ClosedBatch(length=12, pd_ratio=1, batch=3, num_requests=5, stagger=stagger)  # P = D = 6
-        return [request.arrival_iteration for request in workload.requests(None)]
+        return [workload.source(None).iterations.get(id_, 0) for id_ in range(5)]
 
     assert arrivals(0) == [0, 0, 0, 0, 0]
     assert arrivals("even") == [0, 2, 4, 4, 4]  # as drawn in closed.py
@@ -187,8 +187,9 @@ def test_an_even_stagger_stays_even_for_ever(batch: int, num_output: int) -> Non
     workload = ClosedBatch(length=2 * num_output, pd_ratio=1, batch=batch, stagger="even", num_requests=6 * batch)
     free_at = [0] * batch
     starts = []
-    for request in workload.requests(None):
-        starts.append(max(request.arrival_iteration, heapq.heappop(free_at)))
+    arrivals = workload.source(None)
+    for request in arrivals.known:
+        starts.append(max(arrivals.iterations.get(request.id, 0), heapq.heappop(free_at)))
         heapq.heappush(free_at, starts[-1] + request.max_new_tokens)
     assert starts == [math.floor(i * num_output / batch + 0.5) for i in range(6 * batch)]
 

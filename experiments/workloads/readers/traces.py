@@ -66,8 +66,8 @@ FORMATS: Mapping[str, Columns] = {
 }
 
 _DECISIONS = Columns("num_prompt_tokens", "output_tokens", "arrival_time")
-_FURTHER = RequestSpec.__dataclass_fields__.keys() - {"id", _DECISIONS.prompt, _DECISIONS.arrival}
-"""Fields of `RequestSpec` that a decisions file has in addition to `_DECISIONS`."""
+_FURTHER = {"arrival_iteration", *RequestSpec.__dataclass_fields__} - {"id", _DECISIONS.prompt, _DECISIONS.arrival}
+"""Columns that a decisions file has in addition to `_DECISIONS`."""
 _EMPTY: tuple[Any, ...] = (None, (), {})
 
 _OTHER_WORKLOADS = {"window_start_s": "servegen", "prompt": "prompts", "token_ids": "prompts"}
@@ -155,11 +155,12 @@ def _arrivals(table: Table, known: Columns) -> Column:
 def _recorded(path: str, text: str) -> Table:
     """Returns the requests with tokens in a decisions file, in order of arrival, with their fields and `output_tokens`."""
     lines, specs, stopped, received = dict[int, int](), dict[int, RequestSpec](), dict[int, int](), Counter[int]()
+    iterations = dict[int, int]()
     for number, line in enumerate(text.split("\n"), 1):
         try:
             if line.startswith('{"request"'):
-                spec = read_spec(json.loads(line)["request"])
-                specs[spec.id], lines[spec.id] = spec, number
+                spec, iteration = read_spec(json.loads(line)["request"])
+                specs[spec.id], lines[spec.id], iterations[spec.id] = spec, number, iteration
             elif line.startswith('{"step"'):
                 step = json.loads(line)["step"]
                 received.update(step["received"])
@@ -175,6 +176,7 @@ def _recorded(path: str, text: str) -> Table:
         raise WorkloadError(f"{path}: no request received a token; record a run that serves some")
     served = sorted(specs.values(), key=attrgetter("arrival_time", "id"))
     columns = {name: [getattr(spec, name) for spec in served] for name in RequestSpec.__dataclass_fields__}
+    columns["arrival_iteration"] = [iterations[spec.id] for spec in served]
     outputs = [spec.true_new_tokens or stopped.get(spec.id, spec.max_new_tokens) for spec in served]
     return Table(path, {**columns, "output_tokens": outputs}, [lines[spec.id] for spec in served])
 
