@@ -92,6 +92,10 @@ class AnyOrderEvent:
         if self.latest is not None:
             self._order.reach(self.latest)
 
+    def is_reached(self) -> bool:
+        self._order.let_others_go()
+        return self.latest is None or self.latest.time is not None
+
     def time(self) -> float:
         assert self.latest is not None and self.latest.time is not None, "only an event that was reached has a time"
         return self.latest.time
