@@ -150,6 +150,7 @@ def test_no_view_holds_anything_after_its_time(policy: str, seed: int) -> None:
     assert ends == sorted(ends) and len({*router.ended}) == len(ends)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_views_are_the_same_with_leaps(policy: str, seed: int) -> None:

@@ -127,6 +127,7 @@ CLI = ["-Pc", "import sys; sys.argv[0] = 'cbatch'; from experiments.cli import m
 """The console script, which Python starts without the current folder in its path."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("start", "package", "words", "status", "said"),
     [

@@ -28,6 +28,7 @@ def lacks(*arguments: str) -> list[str]:
     return names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("needs", NEEDS)
 def test_a_run_says_what_its_policy_or_router_needs(needs: str) -> None:
     name, remedy = NEEDS[needs]
