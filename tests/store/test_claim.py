@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_a_run_of_a_sweep_waits_for_a_worker_that_runs_it(tmp_path: Path, monkey
     folder = tmp_path / "multirun" / "one" / "chunk=128,length=256,num_requests=20"
     worker = claimed(folder)
     worker.__enter__()
-    clock = SimpleNamespace(sleep=lambda _: worker.__exit__(None, None, None))
+    clock = SimpleNamespace(time=time, sleep=lambda _: worker.__exit__(None, None, None))
     monkeypatch.setattr("experiments.job.time", clock)
     done = command("run", "-m", "sweep=one", "chunk=128", *QUICK, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
