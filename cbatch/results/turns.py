@@ -21,9 +21,8 @@ def early_turns(ended: Iterable[Entry], served: Served) -> dict[str, int]:
         served.prompt_tokens,
         served.output_tokens,
     )
-    latest: dict[
-        str, tuple[float, int]
-    ] = {}  # when the answers so far are complete; tokens of the latest turn and its answer
+    # by session: when the answers so far are complete; tokens of the latest turn and its answer
+    latest: dict[str, tuple[float, int]] = {}
     turns = arrived = answered = 0
     for row in np.lexsort((served.id, served.arrival)).tolist():
         id_, arrival, first_token, last_token, prompt, output = (column[row].item() for column in columns)

@@ -68,18 +68,9 @@ def _read_labels(text: str) -> dict[str, str]:
 Inches = Annotated[float, Field(gt=0)]
 Labels = Annotated[Mapping[str, str], BeforeValidator(_read_labels), Give("LABEL=TEXT;LABEL=TEXT")]
 Order = Annotated[tuple[str, ...], BeforeValidator(lambda text: tuple(filter(None, text.split(";"))))]
-Size = Annotated[
-    tuple[Inches, Inches],
-    BeforeValidator(lambda text: tuple(map(float, text.split(",")))),
-    Give("width and height in inches, as in size=3.5,2.5"),
-]
-
-
-Limits = Annotated[
-    tuple[float, float],
-    BeforeValidator(lambda text: tuple(map(float, text.split(",")))),
-    Give("the ends of the axis, as in ylim=0,2.5"),
-]
+_Numbers = BeforeValidator(lambda text: tuple(map(float, text.split(","))))
+Size = Annotated[tuple[Inches, Inches], _Numbers, Give("width and height in inches, as in size=3.5,2.5")]
+Limits = Annotated[tuple[float, float], _Numbers, Give("the ends of the axis, as in ylim=0,2.5")]
 Scale = Literal["linear", "log"]
 
 

@@ -153,13 +153,11 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def read_spec(fields: dict[str, Any]) -> tuple[RequestSpec, int]:
-    """Returns the request of a line, and its iteration. Earlier versions wrote `can_stop` in place of the sampling, the stop tokens and the stop strings."""
+    """Returns the request of a line, and the iteration at which it arrives."""
     for name in ("id", "num_prompt_tokens", "max_new_tokens"):
         read(int, fields[name], name)
     iteration: int = read(int, fields.pop("arrival_iteration"), "arrival_iteration")
     fields["arrival_time"] = read(float, fields["arrival_time"], "arrival_time")
-    if fields.pop("can_stop", False):
-        fields["stop_tokens"] = (1,)  # stands for any stop tokens
     fields |= {name: tuple(fields[name]) for name in ("stop_tokens", "stop_strings", "prefix_hashes") if name in fields}
     fields |= {name: made(**fields[name]) for name, made in (("slo", SLO), ("sampling", Sampling)) if name in fields}
     return RequestSpec(**fields), iteration

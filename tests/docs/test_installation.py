@@ -134,7 +134,7 @@ def test_simulation_needs_no_extra(base: str, installed: Path, tmp_path: Path) -
         ("plot throughput_vs_pd multirun/few baseline=orca", "throughput_vs_pd,baseline=orca.png"),
         (f"compare orca sarathi {quick} batch=4", "preemptions"),
         (f"capacity {search}", "results: found"),
-        ("profile show hardware=h200", "prediction error:"),
+        ("profile show hardware=h200", "largest error:"),
     ):
         said = run(command)
         assert shown in said and "Error" not in said, said
