@@ -104,6 +104,7 @@ def assemble(
             f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
             "several replicas are not served in turn": backend.replicas > 1,
             "requests arrive by iteration": bool(arrivals.iterations),
+            "requests follow the ends of others": arrivals.follow_ends,
         }
         for why in (why for why, met in obstacles.items() if met):
             raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
@@ -137,7 +138,7 @@ def assemble(
 def _arrivals(settings: Settings, vocabulary: Vocabulary | None) -> Arrivals:
     """Returns the requests of the workload, made as they arrive with stream=on."""
     workload: Any = settings.workload
-    if not settings.stream and isinstance(workload, Workload):
+    if isinstance(workload, Workload) and (workload.answers_back or not settings.stream):
         return workload.source(vocabulary)
     requests = workload.requests(vocabulary)
     if not settings.stream or getattr(requests, "iterations", None):  # which a stream cannot count

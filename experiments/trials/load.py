@@ -21,6 +21,8 @@ BoundsOf = Callable[[Sequence[Request]], Bounds]
 
 def bounds_of(run: Run) -> BoundsOf:
     """Returns a function that computes the lower bounds of some of a run's requests. Raises ConfigError where they are not valid."""
+    if run.engine.arrivals.follow_ends:
+        raise ConfigError("bounds=true: lower bounds hold for known requests, and here some follow the ends of others")
     if len(run.setups) > 1:
         raise ConfigError(
             "bounds=true: lower bounds hold for equal replicas, not for backend.pools; leave one of them out"

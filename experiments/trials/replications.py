@@ -105,6 +105,9 @@ def first_arrivals(specs: Iterable[RequestSpec]) -> tuple[list[float], list[floa
 def _drawn(pickled: bytes, number: int | None, num_requests: int | None) -> Sequence[RequestSpec]:
     """Returns the requests of a workload with another seed and length. None keeps seed and length of the settings."""
     workload: Any = pickle.loads(pickled)
+    if getattr(workload, "answers_back", False):
+        problem = "requests follow the ends of others, so that no rate of arrivals describes them"
+        raise ConfigError(f"workload={workload!r}: {problem}; leave out workload.load, and do not search its capacity")
     if number is not None:
         workload = replace(workload, seed=workload.seed + number, num_requests=num_requests)
     return [spec_of(request) for request in workload.requests(None)]

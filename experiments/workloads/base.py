@@ -106,6 +106,11 @@ class Workload(Described, ABC):
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary prompts stay None."""
 
+    @property
+    def answers_back(self) -> bool:
+        """Whether requests may follow the ends of others, so that `requests` are not all."""
+        return type(self).source is not Workload.source
+
     def source(self, vocabulary: Vocabulary | None) -> Arrivals:
         """Returns the arrivals of a run: by default the requests of `requests`, all known beforehand.
 

@@ -136,3 +136,12 @@ def test_a_workload_of_a_user_may_answer_back(tmp_path: Path, replicas: int) -> 
     assert done.returncode == 0, done.stderr
     figures = summary(tmp_path / "run")
     assert figures["run"]["requests"] == figures["about"]["requests"] == 10 and figures["run"]["seconds"] > 9
+
+
+@pytest.mark.parametrize("key", ["stream=true", "bounds=true", "+workload.load=0.5"])
+def test_what_needs_all_requests_beforehand_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "answers.py").write_text(WORKLOAD)
+    (tmp_path / "mine" / "workload").mkdir(parents=True)
+    (tmp_path / "mine" / "workload" / "answers.yaml").write_text("_target_: answers.Answers\nnum_requests: 9\n")
+    done = command("run", "backend=sim", "workload=answers", "output=run", "--config-dir", "mine", key, cwd=tmp_path)
+    assert done.returncode == 2 and "follow the ends of others" in done.stderr and done.stderr.count("\n") == 1
