@@ -106,11 +106,37 @@ def close_figures() -> Iterator[None]:
         pyplot.close("all")
 
 
-def option(flag: str) -> Any:
-    """Makes a fixture that has the value of an option."""
-    return pytest.fixture(lambda pytestconfig: pytestconfig.getoption(flag))
+@pytest.fixture
+def num_workloads(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--workloads")
+    return number
 
 
-num_workloads, num_cancellations = option("--workloads"), option("--cancellations")
-num_repetitions, num_instances, num_runs = option("--repetitions"), option("--instances"), option("--runs")
-golden, draw = option("--golden"), option("--draw")
+@pytest.fixture
+def num_cancellations(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--cancellations")
+    return number
+
+
+@pytest.fixture
+def num_repetitions(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--repetitions")
+    return number
+
+
+@pytest.fixture
+def num_runs(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--runs")
+    return number
+
+
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> str:
+    mode: str = pytestconfig.getoption("--golden")
+    return mode
+
+
+@pytest.fixture
+def draw(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--draw")
+    return number

@@ -151,14 +151,11 @@ class Streamed(Listed):
             WorkloadError: a request arrives before an earlier one, or has a known id. `due` raises it, too.
         """
         super().__init__()
-        self._make, self._latest = make, 0.0
+        self.make, self._latest = make, 0.0
         self.check: Callable[[Request], object] = lambda request: None
         self._left: Iterator[Request] | None = None
-        self.num_unfinished = 1  # the stream, until its first request is made
-
-    @cached_property
-    def facts(self) -> Facts:  # type: ignore[override]
-        return facts_of(self._make())
+        self.facts = facts_of(make())
+        self.num_unfinished = self.facts.number or 0
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         arrived = list[Request]()
@@ -169,9 +166,8 @@ class Streamed(Listed):
 
     def next(self) -> float:
         if self._left is None:
-            self._left = iter(self._make())
+            self._left = iter(self.make())
             self._create()
-            self.num_unfinished -= 1
         return super().next()
 
     def withdraw(self, request: Request) -> None:
@@ -186,6 +182,7 @@ class Streamed(Listed):
             self.check(request)
             self._latest = request.arrival_time
             self.add([request])
+            self.num_unfinished -= 1  # counted from the start
 
 
 class Posted(Listed):

@@ -3,7 +3,7 @@
 Rows hold plain numbers; arrays and tables are made once, at the end. `cbatch.results` derives figures from it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,11 +99,6 @@ class RunRecord:
         """receivers: ids of the requests that received a token, [receivers]."""
         self.steps.append(step)
         self.receivers.append(receivers)
-
-    def drain(self, receive: Callable[["RunRecord"], object], at_once: int = 1000) -> None:
-        """Passes a piece from `take` to `receive` if there are more than `at_once` iterations."""
-        if len(self.steps) > at_once:
-            receive(self.take())
 
     def take(self) -> "RunRecord":
         """Returns the part added since the last call, and drops it except the latest iteration, which views read."""

@@ -59,12 +59,12 @@ def memory_text() -> str:
 
 @contextmanager
 def progress(setting: Setting, num_requests: int) -> Iterator[Callable[..., None]]:
-    """Yields a callback for `Engine.run(on_step=...)`. In a streamed run, it also takes the number of requests still to submit.
+    """Yields a callback for `Engine.run`.
 
     "auto" shows a bar if stderr is a terminal, and lines otherwise.
     """
     if setting == "off":
-        yield lambda engine, to_come=0: None
+        yield lambda engine: None
         return
     watch = _Watch(num_requests, setting == "on" or sys.stderr.isatty())
     try:
@@ -81,7 +81,7 @@ class _Watch:
         self._next = self._start + (_DELAY if terminal else _BETWEEN_LINES)
         self._num_steps = self._num_tokens = 0
 
-    def __call__(self, engine: Engine, to_come: int = 0) -> None:
+    def __call__(self, engine: Engine) -> None:
         now = time()
         if now < self._next:
             return
@@ -98,4 +98,4 @@ class _Watch:
             taken = steps and steps[0].iteration  # a streamed run drops its results; a cluster has none yet
             rate = f"{self._num_tokens / seconds:,.0f} tokens/s" if steps and not taken else f"{seconds:,.0f} s served"
             self.bar.set_postfix_str(f"{rate}{memory_text()}", refresh=False)
-        self.bar.update(self._num_requests - to_come - engine.num_unfinished - self.bar.n)
+        self.bar.update(self._num_requests - engine.num_unfinished - self.bar.n)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cbatch import Engine, FinishReason, Request, RunRecord
+from cbatch.arrivals import Streamed
 from cbatch.cluster import RoundRobin
-from cbatch.results.metrics import Served, collect_served
+from cbatch.results.gathered import Gathered
+from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
-from cbatch.results.streamed import StreamedRun
 from cbatch.results.summary import summarize
 from cbatch.results.turns import early_turns
 from experiments.progress import progress
@@ -40,20 +41,22 @@ if TYPE_CHECKING:
 
 Loop = Callable[[Run, Path | None], RunRecord]
 
+AT_ONCE = 1000  # iterations that a streamed run holds before it keeps them
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """The result of a run. Figures and frames are made when they are first read; `print` shows the figures.
 
-    record: the iterations, and the requests in the order of their ends, each with its tokens (`output`); empty if streamed.
-    served: the times of the requests that were served, as columns.
+    record: the iterations, and the requests in the order of their ends, each with its tokens (`output`); if streamed, the last of them.
+    gathered: what the figures need of the record.
     about: where the figures come from. measures: further arguments of `summarize`.
     regret: returns the figures of `bounds=true`; None without.
     streamed: the folder in which a streamed run has its tables.
     """
 
     record: RunRecord
-    served: Served
+    gathered: Gathered
     about: Mapping[str, Any]
     measures: Mapping[str, Any]
     regret: Callable[[], Mapping[str, float]] | None = None
@@ -62,7 +65,7 @@ class Result:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The figures by group and name, as summary.json has them; docs/metrics.md defines them."""
-        figures = summarize(self.record, requests=self.served, **self.measures)
+        figures = summarize(self.gathered, **self.measures)
         return {"about": self.about, **figures, **({"regret": self.regret()} if self.regret else {})}
 
     @cached_property
@@ -70,8 +73,8 @@ class Result:
         """A row for each request, in the order of their ends: the columns of requests.csv, seconds and tokens."""
         from experiments.store.tables import frame_of_requests, read_requests  # loads pandas
 
-        cached = self.measures.get("num_evicted_blocks") is not None
-        return read_requests(self.streamed) if self.streamed else frame_of_requests(self.record, self.served, cached)
+        cached, served = self.measures.get("num_evicted_blocks") is not None, self.gathered.served
+        return read_requests(self.streamed) if self.streamed else frame_of_requests(self.record, served, cached)
 
     @cached_property
     def steps(self) -> "pd.DataFrame":
@@ -125,49 +128,55 @@ def serve(
         if folder:
             keys, own = settings.composed.keys, origin["identity"]
             held.enter_context(open_run_folder(folder, keys, own, replace=replace))
-        record = loop(run, folder) if loop else _run(run, folder, bar)
-        origin["wall_seconds"] = time.perf_counter() - began
-        result = _result_of(run, record, bounds, origin, folder if run.streamed else None)
+        columns = list(run.facts.extra), settings.prefix_cache
+        with RunTables(folder, *columns) if folder and settings.tables else nullcontext() as tables:
+            keep = partial(_keep, run.gathered, tables)
+            record = loop(run, folder) if loop else _run(run, folder, bar, keep)
+            origin["wall_seconds"] = time.perf_counter() - began
+            if len(record.requests) >= 20_000 and folder:  # whose tables take seconds to write
+                log(f"writing the tables of {len(record.requests):,} requests")
+            served = keep(record)
+        result = _result_of(run, record, bounds, origin, folder if settings.stream else None)
         if folder:
-            if settings.tables and not run.streamed:
-                if len(record.requests) >= 20_000:  # whose tables take seconds to write
-                    log(f"writing the tables of {len(record.requests):,} requests")
-                write_results(
-                    folder, record, result.served, result.summary, timeline=settings.timeline, decode=run.decode
-                )
+            if settings.tables and not settings.stream:
+                parts = folder, record, served, result.summary
+                write_results(*parts, timeline=settings.timeline, decode=run.decode)
             write_json(folder / SUMMARY, result.summary)  # last: says that the run is complete
     return result
+
+
+def _keep(gathered: Gathered, tables: RunTables | None, piece: RunRecord) -> Served:
+    """Takes the record of a run, or the next piece of it; returns the requests that were served in it."""
+    served = gathered.add(piece)
+    if tables is not None:
+        tables.write(piece, served)
+    return served
 
 
 def _result_of(
     run: Run, record: RunRecord, bounds: BoundsOf | None, origin: dict[str, Any], tables: Path | None
 ) -> Result:
     """Returns the result of a run that has ended; it holds no executor, whose weights may fill a GPU. tables: folder of a streamed run."""
-    about, streamed = about_run(run), run.streamed
-    served = streamed.served() if streamed else collect_served(record)
-    ended = streamed.ended if streamed else record.requests
-    caches = [engine.state.cache for engine in run.engine.engines]
+    about, gathered = about_run(run), run.gathered
+    served, ended, caches = gathered.served, gathered.ended, [engine.state.cache for engine in run.engine.engines]
     measures = {
         **vars(run.settings.metrics),
         **_limits_of(run, record),
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
-        "steps": streamed.steps() if streamed else None,
-        "ended": ended,
-        "submitted": run.requests or None,
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
         "num_replicas": len(caches),
     }
     measured = {
         "load": run.load,
         "mean_waiting": served.mean_waiting,
-        "iterations": len(streamed.steps()["ended"]) if streamed else len(record.steps),
+        "iterations": len(gathered.steps["ended"]),
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
         **({"early_turns": early} if (early := early_turns(ended, served)) else {}),
         **run.end,
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
-    return Result(record, served, {**about, **origin, **measured}, measures, lower, tables)
+    return Result(record, gathered, {**about, **origin, **measured}, measures, lower, tables)
 
 
 def _limits_of(run: Run, record: RunRecord) -> dict[str, Any]:
@@ -179,35 +188,20 @@ def _limits_of(run: Run, record: RunRecord) -> dict[str, Any]:
     return {"num_blocks": np.array(blocks), "max_batch": np.array(batches)}
 
 
-def _run(run: Run, folder: Path | None, bar: bool) -> RunRecord:
-    """Serves the requests to their end. The record of a streamed run is empty."""
+def _run(run: Run, folder: Path | None, bar: bool, keep: Callable[[RunRecord], Served]) -> RunRecord:
+    """Serves the requests to their end. Returns the record; of a streamed run, the piece that `keep` has not taken yet."""
     shown = progress(run.settings.progress if bar else "off", run.num_requests)
     with closing(run.server), decisions_of(run, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
-        if run.settings.stream and folder:
-            return _stream(run, folder, on_step)
-        record = run.engine.run(on_step)
-        gc.freeze()  # nor the record while it is written
-        return record
-
-
-def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> RunRecord:
-    """Makes and submits requests as they arrive, and writes their results as they end."""
-    [engine] = run.engine.engines
-    streamed = run.streamed = StreamedRun()
-    with RunTables(folder, list(run.facts.extra), run.settings.prefix_cache) as tables:
-
-        def take(piece: RunRecord) -> None:
-            tables.write(piece, streamed.take(piece))
 
         def show_and_drain(engine: Engine) -> None:
-            num_ended = len(streamed.ended) + len(engine.record.requests)
-            on_step(engine, run.num_requests - num_ended - engine.num_unfinished)
-            engine.record.drain(take)
+            on_step(engine)
+            if len(engine.record.steps) > AT_ONCE:
+                keep(engine.record.take())
 
-        engine.run(show_and_drain)
-        take(engine.record.take())
-    return RunRecord()
+        record = run.engine.run(show_and_drain if run.settings.stream else on_step)
+        gc.freeze()  # nor the record while it is written
+        return record.take() if run.settings.stream else record
 
 
 def decisions_of(run: Run, folder: Path | None) -> "AbstractContextManager[DecisionsWriter | None]":
@@ -218,7 +212,9 @@ def decisions_of(run: Run, folder: Path | None) -> "AbstractContextManager[Decis
 
     if run.settings.hardware == CPU and (measured := cpu_profile(run.settings.model)).is_file():
         copy(measured, folder / PROFILE)  # for a replay on another machine
-    return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, run.settings.composed.overrides)
+    arrivals = run.engine.arrivals
+    requests = arrivals.make() if isinstance(arrivals, Streamed) else arrivals.known
+    return write_decisions(folder / DECISIONS, run.engine.engines[0], requests, run.settings.composed.overrides)
 
 
 def _lacks(run: Run) -> list[str]:

@@ -8,7 +8,6 @@ docs/metrics.md defines the metrics, with a picture. This module does not know w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -89,7 +88,10 @@ class Served:
     """The requests that received their whole output, in the order of their ends, as columns [requests].
 
     id: int64. arrival, admitted, first_token, last_token: seconds. prompt_tokens, output_tokens: int64.
-    token_ids, token_times: request id and time in seconds of every received token, sorted by request and time, [tokens].
+    longest_gap: the longest time between two tokens (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token.
+    gap_times, gap_seconds, gap_counts: ends of gaps between tokens (TBT), lengths of the gaps, and the numbers of gaps with this
+        end and length. First tokens end none. Stalls are visible in TBT but averaged away in TPOT (Sarathi-Serve, OSDI 2024).
+    tokens: request id and time of every token, sorted by request and time, [tokens] each; None if they are not kept.
     """
 
     id: NDArray[np.int64]
@@ -99,8 +101,11 @@ class Served:
     last_token: Floats
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
-    token_ids: NDArray[np.int64]
-    token_times: Floats
+    longest_gap: Floats
+    gap_times: Floats
+    gap_seconds: Floats
+    gap_counts: NDArray[np.int32]
+    tokens: tuple[NDArray[np.int64], Floats] | None = None
 
     @property
     def scheduling_delay(self) -> Floats:
@@ -135,34 +140,14 @@ class Served:
         """Returns the end-to-end latency per output token (Orca, OSDI 2022; vLLM, SOSP 2023)."""
         return self.end_to_end / self.output_tokens
 
-    def gaps(self) -> tuple[Floats, Floats]:
-        """Returns the times between tokens (TBT), as lengths in seconds and times of the later token; first tokens have none.
-
-        Stalls are visible in TBT but averaged away in TPOT (Sarathi-Serve, OSDI 2024).
-        """
-        same = self.token_ids[1:] == self.token_ids[:-1]
-        return np.diff(self.token_times)[same], self.token_times[1:][same]
-
     def gap_statistics(self, window: Window) -> dict[str, float]:
         """Returns mean and percentiles of the gaps that end in the window."""
-        gaps, times = self.gaps()
-        return statistics(gaps[window.holds(times)])
+        inside = window.holds(self.gap_times)
+        return counted_statistics(self.gap_seconds[inside], self.gap_counts[inside])
 
     def num_tokens(self, window: Window) -> int:
-        """Returns the number of tokens that arrive in the window."""
-        return int(window.holds(self.token_times).sum())
-
-    @cached_property
-    def longest_gap(self) -> Floats:
-        """Returns each request's longest time between two tokens (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token."""
-        first, last = np.searchsorted(self.token_ids, self.id), np.searchsorted(self.token_ids, self.id, "right") - 1
-        several = np.flatnonzero(last > first)
-        several = several[np.argsort(first[several])]
-        longest = np.full(len(self.id), np.nan)
-        if len(several):
-            ends = np.stack([first[several], last[several]], axis=1).ravel()  # of each request's gaps
-            longest[several] = np.maximum.reduceat(np.diff(self.token_times, append=np.nan), ends)[::2]
-        return longest
+        """Returns the number of tokens that arrive in the window: first tokens, and those that end a gap."""
+        return int(window.holds(self.first_token).sum() + self.gap_counts[window.holds(self.gap_times)].sum())
 
 
 def mean(values: Any) -> float:
@@ -171,8 +156,9 @@ def mean(values: Any) -> float:
 
 
 def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
-    """Returns every field of `StepRecord` except the note, as columns [iterations]."""
-    kinds = {name: kind for name, kind in StepRecord.__annotations__.items() if kind is not str}
+    """Returns every field of `StepRecord` except the note, as columns [iterations], int32 or float64."""
+    types = {int: np.int32, float: np.float64}
+    kinds = {name: types[kind] for name, kind in StepRecord.__annotations__.items() if kind is not str}
     columns = list(zip(*steps, strict=True)) or [()] * len(kinds)
     return {
         name: np.fromiter(column, kind, len(steps))
@@ -192,22 +178,37 @@ def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_time
     least = token_ids.min() if len(token_ids) else 0
     few = int(token_ids.max(initial=0)) - least < 2**16  # numpy sorts 16-bit numbers in linear time
     order = np.argsort((token_ids - least).astype(np.uint16) if few else token_ids, kind="stable")
-    token_ids, token_times = token_ids[order], token_times[order]
-    first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
-    if (end - first).sum() < len(token_ids):  # later rejected or cancelled requests also have tokens
-        kept = np.isin(token_ids, id_)
-        token_ids, token_times = token_ids[kept], token_times[kept]
-        first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
+    ids = token_ids[order]
+    first, end = np.searchsorted(ids, id_), np.searchsorted(ids, id_, "right")
+    if (end - first).sum() < len(ids):  # later rejected or cancelled requests also have tokens
+        order = order[np.isin(ids, id_)]
+        ids = token_ids[order]
+        first, end = np.searchsorted(ids, id_), np.searchsorted(ids, id_, "right")
+    times = token_times[order]
+    gaps = np.diff(times, prepend=np.nan)
+    gaps[first] = np.nan
+    longest, place = np.full(len(id_), np.nan), np.argsort(first)
+    if len(place):
+        longest[place] = np.fmax.reduceat(gaps, first[place])
+    seconds = np.full(len(token_ids), np.nan)
+    seconds[order] = gaps  # sorted by time: equal gaps are neighbours
+    changes = (token_times[1:] != token_times[:-1]) | (seconds[1:] != seconds[:-1])
+    unequal = np.flatnonzero(np.append(True, changes)[: len(seconds)])
+    counts, ends_gap = np.diff(unequal, append=len(seconds)), ~np.isnan(seconds[unequal])
+    unequal = unequal[ends_gap]
     return Served(
         id=id_,
         arrival=np.array([request.arrival_time for request in requests], np.float64),
         admitted=np.array([request.admitted_at for request in requests], np.float64),
-        first_token=token_times[first],
-        last_token=token_times[end - 1],
+        first_token=times[first],
+        last_token=times[end - 1],
         prompt_tokens=np.array([request.num_prompt_tokens for request in requests], np.int64),
         output_tokens=end - first,
-        token_ids=token_ids,
-        token_times=token_times,
+        longest_gap=longest,
+        gap_times=token_times[unequal],
+        gap_seconds=seconds[unequal],
+        gap_counts=counts[ends_gap].astype(np.int32),
+        tokens=(ids, times),
     )
 
 
@@ -243,6 +244,20 @@ def statistics(values: Floats) -> dict[str, float]:
     if not len(values):
         return dict.fromkeys(names, float("nan"))
     return dict(zip(names, [float(values.mean()), *np.percentile(values, PERCENTILES).tolist()], strict=True))
+
+
+def counted_statistics(values: Floats, counts: NDArray[Any]) -> dict[str, float]:
+    """Returns `statistics` of values that occur `counts` times. Percentiles are equal; the mean may differ in the last digits."""
+    if not len(values):
+        return statistics(values)
+    order = np.argsort(values)
+    values, last = values[order], np.cumsum(counts[order])
+    place = (last[-1] - 1) * np.true_divide(PERCENTILES, 100)
+    below, above = (values[np.searchsorted(last, whole, "right")] for whole in (np.floor(place), np.ceil(place)))
+    share, step = place % 1, above - below
+    percentiles = np.where(share < 0.5, below + step * share, above - step * (1 - share))  # as numpy interpolates
+    average = float(values @ counts[order]) / int(last[-1])
+    return dict(zip(statistics(values[:0]), [average, *percentiles.tolist()], strict=True))
 
 
 def busy_seconds(begin: Floats, end: Floats, window: Window) -> float:

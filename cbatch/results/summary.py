@@ -11,6 +11,7 @@ from cbatch.record import RunRecord
 from cbatch.request import FinishReason
 from cbatch.results import metrics
 from cbatch.results.attainment import attainment, goodput
+from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Entry, Figures, Objectives, Served, StepColumns, Window, statistics
 from cbatch.results.service import fairness, service_of
 
@@ -19,7 +20,7 @@ Most = int | NDArray[np.int64]
 
 
 def summarize(
-    record: RunRecord,
+    record: RunRecord | Gathered,
     *,
     num_blocks: Most,
     max_batch: Most,
@@ -28,10 +29,6 @@ def summarize(
     drain_requests: int = 0,
     objectives: Objectives = Objectives(),  # noqa: B008 - frozen
     client_weights: Mapping[str, float] | None = None,
-    requests: Served | None = None,
-    steps: StepColumns | None = None,
-    ended: Collection[Entry] | None = None,
-    submitted: Collection[Entry] | None = None,
     num_evicted_blocks: int | None = None,
     num_replicas: int = 1,
 ) -> dict[str, Any]:
@@ -43,27 +40,21 @@ def summarize(
         warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
         objectives: for `goodput`, of requests without objectives of their own.
         client_weights: see `service_of`.
-        requests, steps: `collect_served(record)` and `step_columns(record.steps)`, if already computed; a record whose steps were
-            taken needs them.
-        ended: the requests in the order of their ends; None: those of the record.
-        submitted: every request of the run, for `goodput` and `attainment`; None: all of them ended.
         num_evicted_blocks: cached blocks that were overwritten; None without a prefix cache.
         num_replicas: for `replicas`, of which there must be several.
     """
-    requests = requests or metrics.collect_served(record)
-    steps = steps or metrics.step_columns(record.steps)
-    ended = record.requests if ended is None else ended
+    run = Gathered(record) if isinstance(record, RunRecord) else record
+    requests, steps, ended = run.served, run.steps, run.ended
     num_cancelled = sum(request.finish_reason is FinishReason.CANCELLED for request in ended)
     window = metrics.find_window(steps, requests, warmup_requests, drain_requests, num_cancelled > 0)
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
-    submitted = ended if submitted is None else submitted
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
     service = service_of(ended, requests, client_weights)
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
-            "offered_requests_per_second": offered_rate(submitted),
+            "offered_requests_per_second": offered_rate(ended),
             "overshoot_tokens": overshoot_tokens,
         },
         "throughput": _throughput(requests, window, num_counted),
@@ -75,23 +66,23 @@ def summarize(
         "end_to_end_seconds": statistics(requests.end_to_end[counts]),
         "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counts]),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
-        "goodput": goodput(submitted, requests, ends, objectives, window.seconds),
-        "attainment": attainment(submitted, requests, ends),
+        "goodput": goodput(ended, requests, ends, objectives, window.seconds),
+        "attainment": attainment(ended, requests, ends),
         "service": {} if service is None else fairness(service),
         **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(ended, num_evicted_blocks)}),
-        **({} if num_replicas == 1 else {"replicas": _balance(record.replica_of, num_replicas)}),
-        **({"pools": _pools(record)} if record.pools else {}),
+        **({} if num_replicas == 1 else {"replicas": _balance(run.replica_of, num_replicas)}),
+        **({"pools": _pools(run)} if run.pools else {}),
     }
 
 
-def _pools(record: RunRecord) -> dict[str, Figures]:
+def _pools(run: Gathered) -> dict[str, Figures]:
     """Returns what each pool served in the whole run, its replicas together."""
-    served: dict[str, list[int]] = {pool: [] for pool in record.pools}
-    for request in record.requests:
-        if (replica := record.replica_of.get(request.id)) is not None:
-            served[record.pools[replica]].append(request.num_output_tokens)
+    served: dict[str, list[int]] = {pool: [] for pool in run.pools}
+    for request in run.ended:
+        if (replica := run.replica_of.get(request.id)) is not None:
+            served[run.pools[replica]].append(request.num_output_tokens)
     return {
-        pool: {"replicas": record.pools.count(pool), "requests": len(tokens), "output_tokens": sum(tokens)}
+        pool: {"replicas": run.pools.count(pool), "requests": len(tokens), "output_tokens": sum(tokens)}
         for pool, tokens in served.items()
     }
 

@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cbatch import ConfigError, Request
 from cbatch.request import spec_of
@@ -20,17 +19,6 @@ def count_attained(requests: Sequence[Request], served: Served) -> tuple[int, in
     """Returns how many requests meet all of their objectives ttft, tbt and total, and how many have any."""
     requests = [request for request in requests if request.slo != NO_SLO]
     return int(judge(requests, served).met.all(axis=0).sum()), len(requests)
-
-
-def select(served: Served, first: int, end: int) -> Served:
-    """Returns the served requests with ids from `first` to before `end`."""
-    rows = (served.id >= first) & (served.id < end)
-    tokens = (served.token_ids >= first) & (served.token_ids < end)
-    columns: dict[str, Any] = {
-        field.name: getattr(served, field.name)[tokens if field.name.startswith("token_") else rows]
-        for field in fields(served)
-    }
-    return replace(served, **columns)
 
 
 def _mean_pause(requests: Sequence[Request]) -> float:
@@ -74,8 +62,7 @@ def simulate(settings: Settings, number: int, rate: float, num_requests: int, wa
     run = assemble(replicate(settings, number, rate, num_requests))
     record = run.engine.run()
     served, first, end = collect_served(record), warmup, num_requests - warmup
-    part = select(served, first, end)
-    counts = count_attained(run.requests[first:end], part)
+    counts = count_attained(run.requests[first:end], served)
     seconds_in_system = float(served.end_to_end.mean()) + _mean_pause(run.requests) if len(served.id) else inf
     seconds = time.process_time() - began
     return Outcome(rate, number, num_requests, warmup, *counts, rate * seconds_in_system, seconds, run.cost.num_outside)

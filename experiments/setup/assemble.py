@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from cbatch.arrivals import Arrivals, Listed, Streamed, listed
 from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer
 from cbatch.facts import Facts, facts_of
 from cbatch.model.checkpoint import Vocabulary
+from cbatch.results.gathered import Gathered
 from cbatch.results.service import NO_CLIENT
-from cbatch.results.streamed import StreamedRun
 from cbatch.sim import ProfileCost
 from cbatch.validation import nearest
 from experiments.settings.error_lines import one_line
@@ -35,7 +36,7 @@ class Run:
     facts: about all requests. load: share and rate in requests per second, of a workload with a load.
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
     decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
-    streamed: the data of the summary, gathered during a run that streams; None before its start.
+    gathered: the data of the summary; empty before the run.
     end: of a server: the number of requests that it cut, `cut`, and the `error` and `traceback` that ended it; stored with the results.
     """
 
@@ -47,7 +48,7 @@ class Run:
     decode: Decode | None
     chosen: dict[str, str]
     load: Mapping[str, float] | None = None
-    streamed: StreamedRun | None = None
+    gathered: Gathered = field(default_factory=Gathered)
     end: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -105,6 +106,7 @@ def assemble(
             "several replicas are not served in turn": backend.replicas > 1,
             "requests arrive by iteration": bool(arrivals.iterations),
             "requests follow the ends of others": arrivals.follow_ends,
+            "bounds=true needs all requests before the run": settings.bounds,
         }
         for why in (why for why, met in obstacles.items() if met):
             raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
@@ -143,9 +145,8 @@ def _arrivals(settings: Settings, vocabulary: Vocabulary | None) -> Arrivals:
     requests = workload.requests(vocabulary)
     if not settings.stream or getattr(requests, "iterations", None):  # which a stream cannot count
         return listed(requests)
-    if isinstance(requests, Drawn):
-        return Streamed(requests.stream)
-    return Streamed(lambda: sorted(requests, key=lambda request: (request.arrival_time, request.id)))
+    in_order = partial(sorted, requests, key=lambda request: (request.arrival_time, request.id))
+    return Streamed(requests.stream if isinstance(requests, Drawn) else in_order)
 
 
 def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedServer:

@@ -47,18 +47,19 @@ REQUESTS, STEPS = "requests.csv", "steps.csv"
 class RunTables:
     """Writes requests.csv and steps.csv, at once or in pieces; closes them at the end of a `with`. Arguments: see `request_columns`."""
 
-    def __init__(
-        self, folder: Path, extra: Sequence[str] = (), cached: bool = False, placed: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._extra, self._cached = extra, cached
         self._files = [_open(folder / name) for name in (REQUESTS, STEPS)]
         self._requests = csv.writer(self._files[0])
-        self._requests.writerow(request_columns(extra, cached, placed))
-        self._files[1].write(",".join([*StepRecord._fields, *placed]) + "\r\n")
+        self._has_header = False
 
     def write(self, record: RunRecord, served: Served) -> None:
-        """Appends the rows of a record, or of a piece of it. served: the record's served requests, from `collect_served`."""
+        """Appends the rows of a record, or of a piece of it. served: the served requests of the record, or of the piece."""
+        if not self._has_header:
+            placed, self._has_header = place_columns(record), True
+            self._requests.writerow(request_columns(self._extra, self._cached, placed))
+            self._files[1].write(",".join([*StepRecord._fields, *placed]) + "\r\n")
         lines = map(_step_line, record.steps)
         lines = map("{},{}".format, lines, record.replicas) if record.replicas else lines
         lines = map("{},{}".format, lines, map(record.pools.__getitem__, record.replicas)) if record.pools else lines

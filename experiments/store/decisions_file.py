@@ -12,7 +12,7 @@ Together with the policy and the cost model in config.yaml, the file suffices to
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -84,7 +84,7 @@ class DecisionsWriter:
 
 @contextmanager
 def write_decisions(
-    path: Path, engine: Engine, requests: Sequence[Request], overrides: Sequence[str]
+    path: Path, engine: Engine, requests: Iterable[Request], overrides: Sequence[str]
 ) -> Iterator[DecisionsWriter]:
     """Writes the decisions that an engine makes inside the `with` to a file, up to an error if one occurs.
 

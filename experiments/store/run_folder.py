@@ -16,7 +16,7 @@ from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
 from experiments.store.claim import LOCK, UNFINISHED, ClaimedError, claimed, read_state, remove_empty, report_crashes
-from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, place_columns, write_csv
+from experiments.store.csv_tables import REQUESTS, STEPS, has_rows, write_csv
 from experiments.store.headings import flat
 from experiments.store.notes import origin_of
 from experiments.text import up_to_stop
@@ -129,19 +129,17 @@ def write_results(
     timeline: bool,
     decode: Decode | None = None,
 ) -> None:
-    """Writes the tables of a run, its tokens and its timeline.
+    """Writes what a run has beside `RunTables`: times of copies and stages, tokens and the timeline.
 
     requests: `collect_served(record)`. summary: the run's summary, for the timeline's title. decode: None without a tokenizer.
     """
-    extra, cached = extra_names(record.requests), "prefix_cache" in summary
-    with RunTables(folder, extra, cached, place_columns(record)) as writer:
-        writer.write(record, requests)
     if record.copies:
         write_csv(folder / COPIES, CopyTimes._fields, record.copies)
     if record.stages:
         times = [f"{name}_{stage}" for stage in range(len(record.stages[0])) for name in ("started", "ended")]
         write_csv(folder / STAGES, times, (chain.from_iterable(spans) for spans in record.stages))
-    np.savez_compressed(folder / TOKENS, request_id=requests.token_ids.astype(np.int32), time=requests.token_times)
+    if requests.tokens:
+        np.savez_compressed(folder / TOKENS, request_id=requests.tokens[0].astype(np.int32), time=requests.tokens[1])
     if any(request.output for request in record.requests):
         in_order = sorted(record.requests, key=lambda request: request.id)
         lines = [json.dumps(_output(request, decode)) for request in in_order]

@@ -122,7 +122,7 @@ def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:
     requests = collect_served(record)
     return {
         "TTFT": requests.ttft,
-        "TBT": requests.gaps()[0],
+        "TBT": np.repeat(requests.gap_seconds, requests.gap_counts),
         "TPOT": requests.tpot,
         "end to end": requests.end_to_end,
         "longest gap": requests.longest_gap,

@@ -154,6 +154,12 @@ def line_instances(number: int) -> Instances:
         yield [Ask(draw.randint(1, 3), draw.randint(1, 3), 2 * draw.random(), due) for _ in range(3)], machine, [line]
 
 
+@pytest.fixture
+def num_instances(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--instances")
+    return number
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("instances", [unit_instances, line_instances])
 def test_no_bound_exceeds_the_optimum(instances: Callable[[int], Instances], num_instances: int) -> None:

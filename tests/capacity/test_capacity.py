@@ -23,7 +23,7 @@ from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
 from experiments.capacity import control
 from experiments.capacity.search import TooFewError
-from experiments.capacity.simulation import Outcome, count_attained, select, simulate
+from experiments.capacity.simulation import Outcome, count_attained, simulate
 from experiments.run import main
 from experiments.settings.compose import compose, compose_run
 from experiments.settings.construct import construct
@@ -45,15 +45,15 @@ def served_requests() -> tuple[list[Request], Served]:
     gaps = [(1.0, 1.0), (1.0, 2.5), (2.0, 2.0), (1.0, 1.0)]
     times = np.array([[first, first + a, first + a + b] for first, (a, b) in enumerate(gaps, start=1)])
     zeros, ids = np.zeros(4), np.arange(4)
-    first, last, lengths = times[:, 0], times[:, -1], (ids + 1, ids * 0 + 3)
-    return requests, Served(ids, zeros, ids.astype(float), first, last, *lengths, np.repeat(ids, 3), times.ravel())
+    first, last, lengths, longest = times[:, 0], times[:, -1], (ids + 1, ids * 0 + 3), np.diff(times).max(axis=1)
+    return requests, Served(ids, zeros, ids.astype(float), first, last, *lengths, longest, *np.zeros((3, 0)))
 
 
 def test_requests_that_meet_all_objectives_count_in_the_window() -> None:
     """Request 1 has a gap of 2.5 s, 2 and 3 a TTFT of 3 and 4 s, 4 was rejected."""
     requests, served = served_requests()
     assert count_attained(requests, served) == (1, 5)
-    assert [count_attained(requests[a:b], select(served, a, b)) for a, b in ((0, 2), (2, 4))] == [(1, 2), (0, 2)]
+    assert [count_attained(requests[a:b], served) for a, b in ((0, 2), (2, 4))] == [(1, 2), (0, 2)]
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -315,7 +315,7 @@ def test_early_turns_are_those_before_the_answer_in_their_prompt() -> None:
     sessions, *columns = zip(*rows, strict=True)
     ended = [Request(id_, 1, 1, session=session) for id_, session in enumerate(sessions)]
     arrival, first, last, prompts, outputs = map(np.array, columns)
-    served = Served(np.arange(7), arrival, arrival, first, last, prompts, outputs, np.zeros(0, int), np.zeros(0))
+    served = Served(np.arange(7), arrival, arrival, first, last, prompts, outputs, *np.zeros((4, 0)))
     assert early_turns(ended, served) == {"turns": 2, "arrived": 2, "answered": 1}
     assert early_turns(ended[5:], served) == {}
 

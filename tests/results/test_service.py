@@ -293,12 +293,3 @@ def test_the_summary_has_them_where_the_requests_do() -> None:
     without = make_summary(record)
     assert without["attainment"] == without["service"] == {}
     assert "SLOs" not in run_text(without)
-
-
-def test_the_unfinished_count_in_the_summary_unless_the_end_of_the_run_is_left_out() -> None:
-    record = make_record()
-    asked = [*record.requests, Request(9, 1, 1, slo=SLO(total=1.0))]
-    options: dict[str, Any] = {"submitted": asked}
-    assert make_summary(record, **options)["attainment"]["requests"] == 2
-    assert make_summary(record, drain_requests=1, **options)["attainment"]["requests"] == 0
-    assert make_summary(record, warmup_requests=1, **options)["attainment"]["requests"] == 2

@@ -1,9 +1,9 @@
 """Results that are taken while a run goes on are those of the whole run, and its memory does not grow with its requests."""
 
+import gzip
 import json
 import random
 from collections.abc import Sequence
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -20,8 +20,8 @@ from cbatch import ConfigError, Limits, Policy, Request, RequestSpec, RunRecord,
 from cbatch.arrivals import Streamed
 from cbatch.kv import KVSize
 from cbatch.model.topology import Topology
-from cbatch.results.metrics import Objectives, Served, collect_served, statistics
-from cbatch.results.streamed import StreamedRun, counted_statistics
+from cbatch.results.gathered import Gathered
+from cbatch.results.metrics import Objectives, Served, collect_served, counted_statistics, statistics
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from experiments import run
@@ -40,17 +40,17 @@ def make_server(asynchronous: bool = True) -> Server:
     return Server(SimExecutor(cost, 1e-5), Limits(4, 130, 120, tile=1), cost, KVSize(40, 4), asynchronous)
 
 
-def serve_in_pieces(server: Server, policy: Policy, requests: Sequence[Request], folder: Path) -> StreamedRun:
-    engine, streamed = server.engine(policy), StreamedRun()
+def serve_in_pieces(server: Server, policy: Policy, requests: Sequence[Request], folder: Path) -> Gathered:
+    engine, gathered = server.engine(policy), Gathered()
     with RunTables(folder) as tables:
 
         def take(piece: RunRecord) -> None:
-            tables.write(piece, streamed.take(piece))
+            tables.write(piece, gathered.add(piece))
 
         engine.attach(Streamed(lambda: requests))
-        engine.run(lambda engine: engine.record.drain(take, at_once=3))
+        engine.run(lambda engine: take(engine.record.take()) if len(engine.record.steps) > 3 else None)
         take(engine.record.take())
-    return streamed
+    return gathered
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -72,14 +72,9 @@ def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchro
         run_of_pieces = serve_in_pieces(make_server(asynchronous), policy, again.known, tmp_path / "streamed")
         for name in ("steps.csv", "requests.csv"):
             assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / name).read_bytes(), f"workload {seed}"
-        streamed: dict[str, Any] = {
-            "requests": run_of_pieces.served(),
-            "steps": run_of_pieces.steps(),
-            "ended": run_of_pieces.ended,
-        }
         for some in ({}, {"warmup_requests": 1, "drain_requests": 1}):
             options: dict[str, Any] = {"num_blocks": 40, "max_batch": 4, "objectives": Objectives(ttft=0.05), **some}
-            whole, found = summarize(record, **options), summarize(RunRecord(), **streamed, **options)
+            whole, found = summarize(record, **options), summarize(run_of_pieces, **options)
             mean = found["tbt_seconds"].pop("mean")
             assert mean == pytest.approx(whole["tbt_seconds"].pop("mean"), rel=1e-12, nan_ok=True)
             assert repr(found) == repr(whole), f"workload {seed}"  # NaN where there is nothing
@@ -104,10 +99,14 @@ def a_run(folder: Path, *arguments: str) -> Outcome:
 
 def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(tmp_path: Path) -> None:
     streamed, whole = tmp_path / "streamed", tmp_path / "whole"
-    a_run(streamed, "stream=on")
-    a_run(whole, "stream=off")
+    a_run(streamed, "stream=on", "decisions=on")
+    a_run(whole, "stream=off", "decisions=on")
     for name in ("requests.csv", "steps.csv"):
         assert (streamed / name).read_bytes() == (whole / name).read_bytes()
+    decisions = [
+        gzip.decompress((folder / "decisions.jsonl.gz").read_bytes()).splitlines() for folder in (streamed, whole)
+    ]
+    assert decisions[0][1:] == decisions[1][1:], "all but the command lines"
     figures = [json.loads((folder / "summary.json").read_text()) for folder in (streamed, whole)]
     means = [found["tbt_seconds"].pop("mean") for found in figures]
     assert means[0] == pytest.approx(means[1], rel=1e-12)
@@ -123,19 +122,19 @@ def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is about to arrive, a few run, and those that end within 40 iterations are not written yet."""
-    made, held, begin, take = WeakSet[Request](), list[int](), Request._begin, StreamedRun.take
+    made, held, begin, add = WeakSet[Request](), list[int](), Request._begin, Gathered.add
 
     def note_made(request: Request, spec: RequestSpec) -> None:
         begin(request, spec)
         made.add(request)
 
-    def note_held(streamed: StreamedRun, piece: RunRecord) -> Served:
+    def note_held(gathered: Gathered, piece: RunRecord) -> Served:
         held.append(len(made))
-        return take(streamed, piece)
+        return add(gathered, piece)
 
     monkeypatch.setattr(Request, "_begin", note_made)
-    monkeypatch.setattr(StreamedRun, "take", note_held)
-    monkeypatch.setattr(RunRecord, "drain", partialmethod(RunRecord.drain, at_once=40))
+    monkeypatch.setattr(Gathered, "add", note_held)
+    monkeypatch.setattr("experiments.serve.AT_ONCE", 40)
     short = ("workload.lengths.min_length=30", "workload.lengths.max_length=60", "workload.arrivals.rate=20")
     done = a_run(tmp_path / "run", *short, "stream=on", "workload.num_requests=800")
     assert done.complaint == "" and len(read_requests(tmp_path / "run")) == 800

@@ -21,6 +21,7 @@ from cbatch.executor import CopyTimes
 from cbatch.request import Status
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.summary import summarize
+from experiments.store.csv_tables import RunTables, extra_names
 from experiments.store.headings import flat
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import SUMMARY, write_results
@@ -126,6 +127,9 @@ def write_run(
         summary["throughput"]["total_tokens_per_second"] = speed
     for group, values in figures.items():
         summary.setdefault(group, {}).update(values)
-    write_results(folder, record, collect_served(record), summary, timeline=True)
+    served = collect_served(record)
+    with RunTables(folder, extra_names(record.requests)) as tables:
+        tables.write(record, served)
+    write_results(folder, record, served, summary, timeline=True)
     write_json(folder / SUMMARY, summary)
     return folder

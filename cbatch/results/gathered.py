@@ -1,0 +1,70 @@
+"""Gathers what a summary needs from the record of a run, at once or in pieces.
+
+When a request ends, its times become a row, and the gaps between its tokens are counted by time and length. Memory thus grows
+with requests and iterations, not with tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.record import RunRecord
+from cbatch.results import metrics
+from cbatch.results.metrics import Ended, Served, StepColumns
+
+Growing = dict[str, tuple[np.dtype[Any], bytearray]]
+"""Columns that grow in place: joining pieces would take twice the memory."""
+
+_row_of = attrgetter(*Ended._fields)
+
+
+class Gathered:
+    """The data of a summary. ended: ended requests in the order of their ends. replica_of, pools: as in `RunRecord`."""
+
+    def __init__(self, *pieces: RunRecord) -> None:
+        self.ended: list[Ended] = []
+        self.replica_of: Mapping[int, int] = {}
+        self.pools: Sequence[str] = ()
+        self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of unfinished requests
+        self._steps: Growing = {}
+        self._served: Growing = {}
+        for piece in pieces:
+            self.add(piece)
+
+    @property
+    def served(self) -> Served:
+        """Returns all served requests, without their tokens."""
+        return Served(**_arrays(self._served))
+
+    @property
+    def steps(self) -> StepColumns:
+        """Returns the columns of all steps that a summary reads."""
+        return _arrays(self._steps)
+
+    def add(self, piece: RunRecord) -> Served:
+        """Adds a record, or the next piece of it. Returns the piece's served requests, with their tokens."""
+        ids, times = piece.tokens()
+        if len(self._token_ids):
+            ids, times = np.concatenate([self._token_ids, ids]), np.concatenate([self._token_times, times])
+        served = metrics.served_of(piece.requests, ids, times)
+        some_left, ended = served.output_tokens.sum() < len(ids), [request.id for request in piece.requests]
+        left = np.isin(ids, ended, invert=True) if some_left else slice(0)
+        self._token_ids, self._token_times = ids[left], times[left]
+        _add(self._served, {name: values for name, values in vars(served).items() if name != "tokens"})
+        columns = metrics.step_columns(piece.steps)
+        _add(self._steps, {name: columns[name] for name in metrics.SUMMARIZED})
+        self.ended += map(Ended._make, map(_row_of, piece.requests))
+        self.replica_of, self.pools = piece.replica_of, piece.pools
+        return served
+
+
+def _add(columns: Growing, more: Mapping[str, NDArray[Any]]) -> None:
+    for name, values in more.items():
+        columns.setdefault(name, (values.dtype, bytearray()))[1].extend(values.tobytes())
+
+
+def _arrays(columns: Growing) -> dict[str, Any]:
+    return {name: np.frombuffer(content, kind) for name, (kind, content) in columns.items()}
