@@ -103,7 +103,7 @@ def assemble(
     if settings.stream:
         obstacles = {
             f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
-            "several replicas are not served in turn": backend.replicas > 1,
+            "the records of several replicas are merged at the end": backend.replicas > 1,
             "requests arrive by iteration": bool(arrivals.iterations),
             "requests follow the ends of others": arrivals.follow_ends,
             "bounds=true needs all requests before the run": settings.bounds,
