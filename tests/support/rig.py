@@ -145,8 +145,8 @@ def build(
     requests = [ask.request(id_, references) for id_, ask in enumerate(asks)]
     expected = [ask.expected(request, references) for ask, request in zip(asks, requests, strict=True)]
     server = Server(executor, limits, UnitCost(), kv, asynchronous, prefix_cache=prefix_cache)
-    iterations = {id_: ask.arrival_iteration for id_, ask in enumerate(asks)}
-    engine = server.engine(policy, Listed(requests, iterations))
+    arriving = {id_: ask.arrival_iteration for id_, ask in enumerate(asks)}
+    engine = server.engine(policy, Listed(requests, arriving))
     return Rig(slots, iterations, executor, engine, requests, expected)
 
 
