@@ -39,7 +39,7 @@ SERVED = (FinishReason.LENGTH, FinishReason.STOP)
 """Reasons that end a request with its whole output."""
 
 
-class Columns(Protocol):
+class RequestColumns(Protocol):
     """The columns of a `RequestTable` that requests read."""
 
     known: Ints
@@ -122,7 +122,7 @@ class Request:
         self.status = Status.PENDING
         self.finish_reason: FinishReason | None = None
         self.reject_reason, self.row = "", NEVER
-        self.table: Columns | None = None
+        self.table: RequestColumns | None = None
         self.prefix: Any = None  # a `kv.hashes.Prefix` with a prefix cache, until the request ends
         self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbatch import ConfigError, Policy
+from experiments.report.headings import check_figure
 from experiments.serve import Result
 from experiments.serve import serve as serve_settings
 from experiments.settings.hardware import count_gpus
 from experiments.settings.keywords import OF_FILES, settings_of
-from experiments.store.headings import check_figure
 from experiments.workloads import Workload
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def compare(
         CbatchError: as `simulate`; fewer than two policies, or two that print alike; no such figure.
     """
     from experiments import compare as command  # loads pandas
-    from experiments.store.labels import with_replications
+    from experiments.report.labels import with_replications
+    from experiments.report.text import figures_text
     from experiments.store.runs import frame_of
-    from experiments.store.text import figures_text
 
     if isinstance(policies, str) or len(policies) < 2 or seeds < 1:
         raise ConfigError(f"compare: give a list of at least two policies, and seeds={seeds} above 0")

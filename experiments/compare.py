@@ -34,18 +34,18 @@ from tabulate import tabulate
 from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.capacity.folder import RESULT, read_searches
+from experiments.report import headings
+from experiments.report.headings import check_figure, flat, no_such_figure
+from experiments.report.intervals import CONFIDENCE, Compared, compare, few_text, holm
+from experiments.report.labels import is_baseline, with_replications
+from experiments.report.notes import notes_of, tail_text
+from experiments.report.text import disagree, figures_text, intervals_text, values_text
 from experiments.run import run_sweep
 from experiments.settings.command_line import run
 from experiments.settings.option_arguments import option_names
 from experiments.settings.overrides import check_given_once
-from experiments.store import headings
-from experiments.store.headings import check_figure, flat, no_such_figure
-from experiments.store.intervals import CONFIDENCE, Compared, compare, few_text, holm
-from experiments.store.labels import is_baseline, with_replications
-from experiments.store.notes import notes_of, tail_text
 from experiments.store.provenance import write_text
 from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
-from experiments.store.text import disagree, figures_text, intervals_text, values_text
 
 _OPTIONS = ("metric", "baseline", "runs", "csv")
 _WHICH_DECIDES = "where the intervals disagree, the difference's decides; the ratio's is computed from its logarithm"

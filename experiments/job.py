@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cbatch import ConfigError
+from experiments.report.text import run_line, run_text
 from experiments.serve import serve
 from experiments.settings.command_line import end_with_the_parent, print_any_text
 from experiments.settings.compose import MULTIRUN
@@ -27,7 +28,6 @@ from experiments.store.claim import ClaimedError, check_free, new_run_folder
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, read_finished
 from experiments.store.sources import differences, sources_of
-from experiments.store.text import run_line, run_text
 from experiments.sweep import table_of_sweep
 from experiments.workloads.readers.table import read_text
 

@@ -19,10 +19,10 @@ from cbatch.calls import call
 from cbatch.validation import check_known
 from experiments.job import folder_name
 from experiments.plots.style import PLAIN, Look, save, with_suffix
+from experiments.report.headings import COLUMNS, MORE_COLUMNS
+from experiments.report.notes import made_text
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
 from experiments.settings.construct import locate
-from experiments.store.headings import COLUMNS, MORE_COLUMNS
-from experiments.store.notes import made_text
 from experiments.store.provenance import arguments, write_text
 from experiments.store.run_folder import PLOTS
 from experiments.store.runs import run_table, select_runs

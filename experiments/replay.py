@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from cbatch.errors import ReplayError
 from cbatch.replay.decisions import Decided
-from cbatch.replay.replay import Comparison, replay
+from cbatch.replay.replay import ReplayComparison, replay
 from experiments.keys import key_of
 from experiments.settings.command_line import run
 from experiments.settings.compose import compose_run
@@ -45,7 +45,7 @@ def _replay(run_folder: str, *overrides: str) -> int:
     policy = (_policy(file, overrides) if overrides else settings.policy)()
     hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings.hardware)
     cost = settings.backend.cost(hardware, settings.model, settings.batch)
-    comparisons: list[Comparison] = []
+    comparisons: list[ReplayComparison] = []
     try:
         replay(file.recorded, file.requests, policy, cost, comparisons.append, settings.eviction)
     except ReplayError as error:
@@ -66,7 +66,7 @@ def _replay(run_folder: str, *overrides: str) -> int:
     return 1 if different else 0
 
 
-def _count(different: Sequence[Comparison], num_plans: int, name: str) -> str:
+def _count(different: Sequence[ReplayComparison], num_plans: int, name: str) -> str:
     """Returns a line: at how many views a policy's plans differ from the recorded plans, and how."""
     num_illegal = sum(bool(comparison.problem) for comparison in different)
     num_reserves = sum(comparison.same_but_reserves for comparison in different)
@@ -75,7 +75,7 @@ def _count(different: Sequence[Comparison], num_plans: int, name: str) -> str:
     return f"{name} decides differently at {len(different)} of {num_plans} views{reserves}{illegal}"
 
 
-def _difference(comparison: Comparison, name: str) -> str:
+def _difference(comparison: ReplayComparison, name: str) -> str:
     """Describes a view at which two policies differ, and both plans."""
     recorded, now = comparison.recorded, comparison.decided
     before = recorded.decided

@@ -23,6 +23,7 @@ from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
 from cbatch.results.turns import early_turns
 from experiments.progress import progress
+from experiments.report.text import run_text, title_of
 from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import Run, assemble, with_workload
@@ -31,7 +32,6 @@ from experiments.store.csv_tables import RunTables
 from experiments.store.provenance import commit, now, versions, write_json
 from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_folder, write_results
 from experiments.store.sources import sources_of
-from experiments.store.text import run_text, title_of
 from experiments.trials.load import BoundsOf, bounds_of, resolve_load
 
 if TYPE_CHECKING:

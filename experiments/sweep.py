@@ -6,10 +6,10 @@ from datetime import datetime
 from pathlib import Path
 
 from cbatch import ConfigError
+from experiments.report.text import count_text
 from experiments.settings.compose import MULTIRUN
 from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, new_run_folder, read_state, remove_empty
 from experiments.store.run_folder import CONFIG, ERRORS, run_folders
-from experiments.store.text import count_text
 
 _SWEEP = "sweep"  # what a claimed folder is of
 

@@ -39,7 +39,7 @@ _KEYS = ("policy", "chunking", "predictor", "chunk", "batch", "model", "hardware
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keys:
+class VllmKeys:
     """The section `vllm` of conf/vllm.yaml."""
 
     mode: Mode
@@ -116,19 +116,21 @@ def _predicts(policy: Callable[[], Policy]) -> bool:
     return bool(shapes)
 
 
-def _compose(overrides: Sequence[str], tensor_parallel: int = 1) -> tuple[Mapping[str, Sequence[str]], Keys, Settings]:
+def _compose(
+    overrides: Sequence[str], tensor_parallel: int = 1
+) -> tuple[Mapping[str, Sequence[str]], VllmKeys, Settings]:
     """Returns the overrides' values by key, the section `vllm`, and a run's settings, with the `hardware` for predictions."""
     values = values_by_key(overrides)
     check_given_once(overrides)
     if "hardware" in values and "model" not in values:
         raise ConfigError(f"hardware={values['hardware'][-1]}: predicts nothing without a model; give model=NAME too")
     for key in values:
-        if key in Keys.__dataclass_fields__:
+        if key in VllmKeys.__dataclass_fields__:
             raise ConfigError(f"{key}: no such key; did you mean vllm.{key}?")
         if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
             raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
     config = dict(compose(*overrides, name="vllm").keys)
-    keys = read(Keys, config.pop("vllm"), "vllm.")
+    keys = read(VllmKeys, config.pop("vllm"), "vllm.")
     settings = read_settings(Composed(config, overrides))
     if "model" in values and "hardware" not in values:
         gpu = profile_of_gpu() or "h200"

@@ -21,7 +21,7 @@ from cbatch.request_spec import RequestSpec
 from cbatch.view import View, predict_end
 
 
-class Comparison(NamedTuple):
+class ReplayComparison(NamedTuple):
     """A recorded decision, and another policy's plan from the same view.
 
     problem: why the other plan is illegal or the policy failed; empty if the plan could be carried out.
@@ -50,7 +50,7 @@ def replay(
     requests: Sequence[Request],
     policy: Policy,
     cost: CostModel,
-    report: Callable[[Comparison], None],
+    report: Callable[[ReplayComparison], None],
     eviction: Eviction | None = None,
 ) -> None:
     """Calls `report` with the plan of `policy` at each recorded view.
@@ -72,7 +72,7 @@ def replay(
                 shown.end(event)
                 continue
             shown.look(event)
-            report(Comparison(event, *ask(policy, shown.view)))
+            report(ReplayComparison(event, *ask(policy, shown.view)))
             if event is not recorded.events[-1]:  # the last plan may be illegal
                 shown.carry_out(event)
     except LookupError as error:  # not the policy's: its errors have another type

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model import Layers, ModelSpec
-from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.batch import Extents, Fields
 
 
 class PagedCache:
@@ -57,7 +57,7 @@ class Attention(Protocol):
     """Name that is printed and stored with a run's results."""
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Extents, *, scaling: float
     ) -> Tensor:
         """
         Args:
@@ -82,7 +82,7 @@ class ReferenceAttention:
     name = "reference"
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Extents, *, scaling: float
     ) -> Tensor:
         output = torch.zeros_like(query)  # [tokens, heads, head dim]
         starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()

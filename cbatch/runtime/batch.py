@@ -79,7 +79,7 @@ class Fields(Generic[Array]):
     block_tables: Array
 
 
-class Bounds(NamedTuple):
+class Extents(NamedTuple):
     """Upper bounds over the rows of an iteration, padding included, as numbers on the host.
 
     max_query_len: tokens in a row. max_context_len: tokens in a row's context. max_chunks: rows with several tokens.
@@ -94,14 +94,14 @@ class Work(NamedTuple):
     """Shape and bounds of an iteration. sampling: whether any row's temperature is above 0."""
 
     shape: Shape
-    bounds: Bounds
+    bounds: Extents
     sampling: bool
 
     @classmethod
     def of(cls, shape: Shape, packed: Fields[NDArray[Any]]) -> "Work":
         """Returns the work of packed inputs, with the tightest bounds."""
         query_lens = np.diff(packed.query_starts)
-        bounds = Bounds(int(query_lens.max()), int(packed.context_lens.max()), int((query_lens > 1).sum()))
+        bounds = Extents(int(query_lens.max()), int(packed.context_lens.max()), int((query_lens > 1).sum()))
         return cls(shape, bounds, bool(packed.temperature.any()))
 
 

@@ -19,7 +19,7 @@ import torch
 from cbatch.errors import CapacityError, ModelError
 from cbatch.executor import Step
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Bounds, Shape, Work, host_views, pack_dummies
+from cbatch.runtime.batch import Extents, Shape, Work, host_views, pack_dummies
 from cbatch.runtime.gpu.ranks import finish
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import RankSlot, StageSlot
@@ -172,7 +172,7 @@ class GraphedIteration:
     def _work(self, shape: Shape) -> Work:
         """Returns a work whose bounds hold for every iteration of this shape."""
         max_query_len = 1 if is_decode(shape) else shape.num_tokens
-        bounds = Bounds(max_query_len, shape.num_blocks * self.caches[0].size.block_size, max_chunks(shape))
+        bounds = Extents(max_query_len, shape.num_blocks * self.caches[0].size.block_size, max_chunks(shape))
         return Work(shape, bounds, sampling=False)
 
     def _guard(self, shape: Shape, operation: Callable[[Shape], None]) -> None:

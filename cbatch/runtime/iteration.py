@@ -11,7 +11,7 @@ import torch
 
 from cbatch.executor import Step
 from cbatch.model import Layers
-from cbatch.runtime.batch import Bounds, Fields, Shape, Work, device_views
+from cbatch.runtime.batch import Extents, Fields, Shape, Work, device_views
 from cbatch.runtime.carry import carry_over
 from cbatch.runtime.gpu.ranks import Steps, lockstep
 from cbatch.runtime.sampling import sample
@@ -31,7 +31,7 @@ class Model(Protocol):
     layers: Layers
 
     def steps(
-        self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds, leaving: torch.Tensor | None = None
+        self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Extents, leaving: torch.Tensor | None = None
     ) -> Steps[torch.Tensor]: ...
 
     def choose(self, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]: ...

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from cbatch.model import Layers
 from cbatch.runtime.attention import Attention, PagedCache
-from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.batch import Extents, Fields
 from cbatch.runtime.gpu.ranks import Steps
 from cbatch.runtime.iteration import Send, copy
 from cbatch.runtime.sampling import greedy
@@ -38,7 +38,7 @@ class PagedCall:
     attention: Attention
     batch: Fields[Tensor]
     kv_indices: Tensor
-    bounds: Bounds
+    bounds: Extents
 
 
 @torch.compiler.disable(reason="it changes the cache in place, by kernels of its own")  # type: ignore[untyped-decorator]
@@ -104,7 +104,7 @@ class PagedModel:
         self._dtype = cache.keys.dtype
 
     def steps(
-        self, inputs: Tensor, batch: Fields[Tensor], bounds: Bounds, leaving: Tensor | None = None
+        self, inputs: Tensor, batch: Fields[Tensor], bounds: Extents, leaving: Tensor | None = None
     ) -> Steps[Tensor]:
         """Computes one iteration.
 

@@ -7,9 +7,9 @@ from typing import Annotated
 from cbatch.errors import ProfileError
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.roofline import Seconds
-from cbatch.sim.schema import Columns, NumGpus
+from cbatch.sim.schema import NumGpus, TableColumns
 
-ByBytes = Annotated[Seconds, Columns("bytes", positive=True, link=True)]
+ByBytes = Annotated[Seconds, TableColumns("bytes", positive=True, link=True)]
 TO_ADD = "with bytes and seconds, to the profile's file (docs/adding.md, A GPU)"
 _OR_MEASURED = f"{TO_ADD}, or choose hardware whose links were measured"
 

@@ -15,21 +15,21 @@ from cbatch.sim.power import PowerLimit
 from cbatch.sim.provenance import Loop
 from cbatch.sim.roofline import Affine
 from cbatch.sim.schema import (
-    Columns,
     Grid,
     HostSeconds,
     NotNegative,
     NumGpus,
     NumLayers,
     Positive,
+    TableColumns,
     check_ascending,
     check_length,
 )
 from cbatch.validation import whole
 
-ByTokens = Annotated[PiecewiseLinear, Columns("tokens")]
-ByRequests = Annotated[PiecewiseLinear, Columns("requests")]
-Products = Annotated[PiecewiseLinear, Columns("tokens", positive=True)]
+ByTokens = Annotated[PiecewiseLinear, TableColumns("tokens")]
+ByRequests = Annotated[PiecewiseLinear, TableColumns("requests")]
+Products = Annotated[PiecewiseLinear, TableColumns("tokens", positive=True)]
 AttentionGrid = Annotated[BilinearGrid, Grid("sizes", "contexts")]
 
 PARTS = ("linear", "attention", "other", "head")
@@ -135,7 +135,7 @@ class Measured:
     chunks: AttentionGrid | None = None
     decodes: AttentionGrid | None = None
     mixed_decodes: AttentionGrid | None = None
-    shared_reads: Annotated[PiecewiseLinear, Columns("requests", "share")] | None = None
+    shared_reads: Annotated[PiecewiseLinear, TableColumns("requests", "share")] | None = None
     power: PowerLimit | None = None
     captured_rows: Annotated[BilinearGrid, Grid("requests", "tokens")] | None = None
     captured_graphs: CapturedGraphs | None = None

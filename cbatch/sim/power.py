@@ -20,7 +20,7 @@ from math import expm1
 from typing import Annotated, NamedTuple
 
 from cbatch.sim.interpolation import PiecewiseLinear
-from cbatch.sim.schema import Columns, NotNegative, Positive
+from cbatch.sim.schema import NotNegative, Positive, TableColumns
 
 
 class Pace(NamedTuple):
@@ -52,11 +52,11 @@ class PowerLimit:
     idle_rise_seconds: time constant of the clock's rise when idle.
     """
 
-    gain: Annotated[PiecewiseLinear, Columns("tokens", "share")]
-    loss: Annotated[PiecewiseLinear, Columns("tokens", "share")]
+    gain: Annotated[PiecewiseLinear, TableColumns("tokens", "share")]
+    loss: Annotated[PiecewiseLinear, TableColumns("tokens", "share")]
     reserve_seconds: NotNegative
-    decode_loss: Annotated[PiecewiseLinear, Columns("requests", "share")]
-    rise_seconds: Annotated[PiecewiseLinear, Columns("requests", positive=True)]
+    decode_loss: Annotated[PiecewiseLinear, TableColumns("requests", "share")]
+    rise_seconds: Annotated[PiecewiseLinear, TableColumns("requests", positive=True)]
     idle_rise_seconds: Positive
 
     def of_prompts(self, num_tokens: int, seconds: float) -> Pace:

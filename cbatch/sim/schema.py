@@ -1,6 +1,6 @@
 """The JSON form of the numbers and tables in a profile's file, which pydantic reads and writes.
 
-    Annotated[PiecewiseLinear, Columns("tokens")]        {"tokens": [1, 128], "seconds": [0.005, 0.007]}
+    Annotated[PiecewiseLinear, TableColumns("tokens")]        {"tokens": [1, 128], "seconds": [0.005, 0.007]}
     Annotated[BilinearGrid, Grid("sizes", "contexts")]   {"sizes": [16], "contexts": [0, 1024], "seconds": [[1e-6, null]]}
 
 Every number is checked on reading, so that a damaged file raises an error instead of giving a strange result.
@@ -48,7 +48,7 @@ NumGpus = Annotated[int, Give("a number of GPUs", core_schema.int_schema(ge=1))]
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """Annotates a `PiecewiseLinear` with the keys of its sizes and values. positive: no value may be 0.
 
     link: the values are seconds of messages, which must be plausible; see `_check_link`.

@@ -23,7 +23,7 @@ Scheduled = dict[str, tuple[int, int, int]]
 """By vLLM's id: tokens computed before, tokens scheduled, and known tokens, including tokens in flight."""
 
 
-class Ending(Future[ModelRunnerOutput]):
+class EndingFuture(Future[ModelRunnerOutput]):
     """An iteration that ends at a time of `time.perf_counter`."""
 
     def __init__(self, output: ModelRunnerOutput, at: float) -> None:
@@ -46,7 +46,7 @@ class Device:
         self._prompts: dict[str, int] = {}
         self._free_at = 0.0
 
-    def launch(self, scheduled: Any) -> Ending:
+    def launch(self, scheduled: Any) -> EndingFuture:
         """Begins vLLM's scheduled iteration when the preceding iteration has ended."""
         parts = self._parts(scheduled)
         ids = list(parts)
@@ -54,7 +54,9 @@ class Device:
         self._free_at = max(self._free_at, time.perf_counter()) + self._cost.predict(self._shape(parts))
         for id_ in scheduled.finished_req_ids:
             self._prompts.pop(id_, None)
-        return Ending(ModelRunnerOutput(ids, {id_: place for place, id_ in enumerate(ids)}, tokens), self._free_at)
+        return EndingFuture(
+            ModelRunnerOutput(ids, {id_: place for place, id_ in enumerate(ids)}, tokens), self._free_at
+        )
 
     def _parts(self, scheduled: Any) -> Scheduled:
         parts: Scheduled = {}
@@ -93,7 +95,7 @@ class SimulatedExecutor(Executor):
             remedy = f"on {self.parallel_config.world_size} GPUs; give the model that vLLM serves, on one GPU"
             raise ConfigError(f"model={spec.name}: {problem} {remedy}")
         self._device = Device(self._cost, token=self.model_config.get_vocab_size() // 2)
-        self._launched: Ending | None = None
+        self._launched: EndingFuture | None = None
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         result: Any = None

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 from experiments.capacity.command import slo_text
-from experiments.store.headings import heading_of
-from experiments.store.intervals import compare, mean_of
-from experiments.store.labels import label_runs
-from experiments.store.notes import made_text, notes_of
+from experiments.report.headings import heading_of
+from experiments.report.intervals import compare, mean_of
+from experiments.report.labels import label_runs
+from experiments.report.notes import made_text, notes_of
 from experiments.store.run_folder import ERRORS, run_folders
 from experiments.store.runs import read_runs
 

@@ -18,10 +18,10 @@ from experiments.capacity.estimate import Shares
 from experiments.capacity.folder import RESULT, open_simulations
 from experiments.capacity.search import LEAST, Capacity, Goal, Search
 from experiments.capacity.simulation import replicate, simulate
+from experiments.report.intervals import CONFIDENCE
 from experiments.serve import about_run, origin_of_run
 from experiments.settings.settings import Keys, Settings
 from experiments.setup.assemble import assemble
-from experiments.store.intervals import CONFIDENCE
 from experiments.store.provenance import write_json
 from experiments.trials.load import bounds_together
 from experiments.trials.replications import check_random, natural_rate, num_recorded

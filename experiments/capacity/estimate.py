@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from experiments.store.intervals import CONFIDENCE
+from experiments.report.intervals import CONFIDENCE
 
 Floats = NDArray[np.float64]
 

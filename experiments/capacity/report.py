@@ -5,8 +5,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from experiments.capacity.folder import read_searches
-from experiments.store.notes import notes_of
-from experiments.store.text import Summary, format_share, title_of
+from experiments.report.notes import notes_of
+from experiments.report.text import Summary, format_share, title_of
 
 
 def capacity_text(summary: Summary) -> str:
@@ -59,7 +59,7 @@ def capacity_line(name: str, summary: Summary) -> str:
 
 def capacity_table(root: Path) -> str:
     """Returns the capacities in and below a folder, the highest first."""
-    from experiments.store.labels import label_runs  # loads pandas
+    from experiments.report.labels import label_runs  # loads pandas
 
     runs = read_searches(root)
     runs = runs.assign(label=label_runs(runs, apart=True)).sort_values("capacity.requests_per_second", ascending=False)

@@ -29,7 +29,7 @@ from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from cbatch.validation import Switch, nearest
 from experiments.check.properties import NAMES, PROPERTIES
-from experiments.check.scenario import SHORT, Ending, History
+from experiments.check.scenario import SHORT, Ending, PolicyHistory
 from experiments.check.search import MOST_OUTPUT, Verdicts, search, tiny_scenarios
 from experiments.progress import bar
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
@@ -73,7 +73,7 @@ def _check(*arguments: str) -> int:
     ended: list[tuple[Ending, str]] = []
     with bar(unit=" workloads", delay=0.1) as tried:
 
-        def count(history: History) -> None:
+        def count(history: PolicyHistory) -> None:
             ended.append((history.ending, history.why))
             tried.update()
 

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from cbatch.replay.decisions import Decided, Decision
-from experiments.check.scenario import LATER, Ending, History
+from experiments.check.scenario import LATER, Ending, PolicyHistory
 
 OVERTAKEN_LIMIT = 8
 """A waiting request starves if more than this many times `batch` later requests are admitted before it."""
@@ -33,21 +33,21 @@ class Property(NamedTuple):
 
     name: str
     needed: bool
-    violations: Callable[[History, int], Violations]
+    violations: Callable[[PolicyHistory, int], Violations]
     text: str
 
-    def violation(self, history: History, chunk: int) -> Violation | None:
+    def violation(self, history: PolicyHistory, chunk: int) -> Violation | None:
         """Returns the first violation; None if the history satisfies the property."""
         return next(self.violations(history, chunk), None)
 
 
-def _find_ending(ending: Ending, history: History, chunk: int) -> Violations:
+def _find_ending(ending: Ending, history: PolicyHistory, chunk: int) -> Violations:
     """Finds runs with this ending."""
     if history.ending is ending:
         yield Violation(len(history.decisions) - 1, history.why)
 
 
-def _find_other_plan(history: History, chunk: int) -> Violations:
+def _find_other_plan(history: PolicyHistory, chunk: int) -> Violations:
     """Finds the first plan that differs between two runs of the same workload with copies of the same policy."""
     if history.second_run is not None and history.second_run != history.decisions:
         pairs = enumerate(zip_longest(history.decisions, history.second_run))
@@ -56,7 +56,7 @@ def _find_other_plan(history: History, chunk: int) -> Violations:
         yield Violation(min(index, len(history.decisions) - 1), f"a second run decides {_text(other, first)}")
 
 
-def _find_unsteady_plan(history: History, chunk: int) -> Violations:
+def _find_unsteady_plan(history: PolicyHistory, chunk: int) -> Violations:
     """Finds a plan that differs from the preceding plan, which decoded all running requests, although nothing changed."""
     plans = [(index, history.decisions[index].decided, "nothing has changed") for index in sorted(history.repeatable)]
     if history.delayed is not None:
@@ -67,7 +67,7 @@ def _find_unsteady_plan(history: History, chunk: int) -> Violations:
             yield Violation(index, f"{_text(before, plan)} is followed by {_text(plan, before)}, although {change}")
 
 
-def _find_starvation(history: History, chunk: int) -> Violations:
+def _find_starvation(history: PolicyHistory, chunk: int) -> Violations:
     """Finds admissions that make an earlier, waiting request starve."""
     overtakers: dict[int, set[int]] = {}  # by waiting request: later requests admitted while it waits
     for index, decision in enumerate(history.decisions):
@@ -80,7 +80,7 @@ def _find_starvation(history: History, chunk: int) -> Violations:
                 yield Violation(index, f"request {id_} waits while {len(later)} that came after it are admitted")
 
 
-def _find_idling(history: History, chunk: int) -> Violations:
+def _find_idling(history: PolicyHistory, chunk: int) -> Violations:
     """Finds iterations that compute nothing, although a running request, or every waiting request, could be computed."""
     for index, decision in enumerate(history.decisions):
         if decision.decided.entries or decision.decided.preempt or decision.decided.reject:
@@ -92,7 +92,7 @@ def _find_idling(history: History, chunk: int) -> Violations:
             yield Violation(index, "nothing is computed, although any waiting request would fit")
 
 
-def _find_closed_batch(history: History, chunk: int) -> Violations:
+def _find_closed_batch(history: PolicyHistory, chunk: int) -> Violations:
     """Finds decode-only iterations, although every waiting request could be admitted."""
     for index, decision in enumerate(history.decisions):
         planned = dict(decision.decided.entries).keys()
@@ -103,7 +103,7 @@ def _find_closed_batch(history: History, chunk: int) -> Violations:
             yield Violation(index, why)
 
 
-def _find_stall(history: History, chunk: int) -> Violations:
+def _find_stall(history: PolicyHistory, chunk: int) -> Violations:
     """Finds running requests whose next token is left out, although the KV cache has room for the token."""
     for index, decision in enumerate(history.decisions):
         planned = {id_ for id_, _ in decision.decided.entries} | set(decision.decided.preempt)
@@ -112,7 +112,7 @@ def _find_stall(history: History, chunk: int) -> Violations:
                 yield Violation(index, f"request {id_} has a token to compute and is left out")
 
 
-def _find_long_gap(history: History, chunk: int) -> Violations:
+def _find_long_gap(history: PolicyHistory, chunk: int) -> Violations:
     """Finds more than a chunk of prompt tokens between two tokens of a request, including the iteration of the second token."""
     between: dict[int, int] = {}  # by decoding request: prompt tokens since its last token
     for index, decision in enumerate(history.decisions):
@@ -150,7 +150,7 @@ def _text(plan: Decided | None, other: Decided | None) -> str:
     return repr(plan) if str(plan) == str(other) else str(plan)
 
 
-def _decoding(history: History, decision: Decision) -> dict[int, int]:
+def _decoding(history: PolicyHistory, decision: Decision) -> dict[int, int]:
     """Returns the running requests with only their newest token left to compute, as id to computed tokens."""
     seen = decision.seen
     return {
@@ -158,7 +158,7 @@ def _decoding(history: History, decision: Decision) -> dict[int, int]:
     }
 
 
-def _all_fit(history: History, decision: Decision) -> bool:
+def _all_fit(history: PolicyHistory, decision: Decision) -> bool:
     """Returns whether there are waiting requests, and every one could be admitted at its full length."""
     scenario = history.scenario
     if not decision.seen.waiting or len(decision.seen.running) >= scenario.limits.max_running:
@@ -168,13 +168,13 @@ def _all_fit(history: History, decision: Decision) -> bool:
     return scenario.blocks_for(longest) <= _free_after(history, decision) and longest <= free_tokens
 
 
-def _next_fits(history: History, decision: Decision, computed: int) -> bool:
+def _next_fits(history: PolicyHistory, decision: Decision, computed: int) -> bool:
     """Returns whether the KV cache has room for one more token of a request after the plan."""
     blocks_for = history.scenario.blocks_for
     return blocks_for(computed + 1) - blocks_for(computed) <= _free_after(history, decision)
 
 
-def _free_after(history: History, decision: Decision) -> int:
+def _free_after(history: PolicyHistory, decision: Decision) -> int:
     """Returns a lower bound of the KV blocks that are free after the plan: with a prefix cache newcomers may need fewer."""
     blocks_for, reserved = history.scenario.blocks_for, dict(decision.decided.reserve)
     before = {progress.id: progress.computed for progress in decision.seen.running}

@@ -95,7 +95,7 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class History:
+class PolicyHistory:
     """A policy's plans for a scenario, with the views before each plan, and how the run ended.
 
     why: explains any ending except COMPLETE.
@@ -124,7 +124,7 @@ class History:
 
 def play(
     policy: Policy | Callable[[], Policy], scenario: Scenario, patience: Patience = SHORT, cost: CostModel = EVEN_COST
-) -> History:
+) -> PolicyHistory:
     """Serves a scenario in simulation, twice if three or more requests run asynchronously, and once more with a pause.
 
     policy: copied for each run; or a function that builds the policy. cost: becomes `view.cost`.
@@ -143,7 +143,7 @@ def play(
 
 def _serve(
     build: Callable[[], Policy], scenario: Scenario, patience: Patience, cost: CostModel, delayed: int | None = None
-) -> History:
+) -> PolicyHistory:
     """Serves a scenario; stops after many more plans than the scenario can need.
 
     delayed: index of the last decision, before which `LATER` seconds pass; None: serve to the end without a pause.
@@ -171,7 +171,7 @@ def _serve(
         try:
             engine = server.engine(build(), scenario.source())
         except ConfigError as error:
-            return History(scenario, decisions, Ending.REFUSED, str(error))
+            return PolicyHistory(scenario, decisions, Ending.REFUSED, str(error))
         with record_decisions(engine, record):
             engine.run()
     except StallError as error:
@@ -183,4 +183,4 @@ def _serve(
     except Exception as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
         ending, why = Ending.ILLEGAL, f"the engine failed ({problem}); a policy may change nothing but its own state"
-    return History(scenario, decisions, ending, why, repeatable)
+    return PolicyHistory(scenario, decisions, ending, why, repeatable)

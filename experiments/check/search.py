@@ -16,7 +16,7 @@ from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from experiments.check.properties import OVERTAKEN_LIMIT, Property, Violation
-from experiments.check.scenario import SHORT, Arrival, Ending, History, Scenario, play
+from experiments.check.scenario import SHORT, Arrival, Ending, PolicyHistory, Scenario, play
 
 _LARGEST_BATCH = 4
 MOST_OUTPUT = 12  # tokens
@@ -26,7 +26,7 @@ _SHOWN = 30  # plans of a counterexample's text; earlier ones are left out
 class Counterexample(NamedTuple):
     """A schedule that violates a property. Its text ends at the violating plan."""
 
-    history: History
+    history: PolicyHistory
     violation: Violation
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def search(
     tiny: Iterable[Scenario] | None = None,
     patience: Patience = SHORT,
     eviction: Eviction | None = None,
-    tick: Callable[[History], object] = lambda history: None,
+    tick: Callable[[PolicyHistory], object] = lambda history: None,
 ) -> Verdicts:
     """Searches for the smallest history that violates each property.
 
@@ -83,7 +83,7 @@ def search(
                 held.remove(prop)
 
     @lru_cache(256)  # all properties draw the same scenarios
-    def serve(scenario: Scenario) -> History:
+    def serve(scenario: Scenario) -> PolicyHistory:
         tick(history := play(policy, replace(scenario, eviction=eviction), patience))
         return history
 
@@ -135,7 +135,7 @@ def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Itera
 
 
 def _search_random(
-    serve: Callable[[Scenario], History], prop: Property, chunk: int, num_random: int
+    serve: Callable[[Scenario], PolicyHistory], prop: Property, chunk: int, num_random: int
 ) -> Counterexample | None:
     """Tries random scenarios. Returns a counterexample, shrunk by hypothesis, or None."""
     from hypothesis import find, settings  # loaded only when needed

@@ -23,12 +23,12 @@ from cbatch.validation import Give
 from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of, ratios_of
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
-from experiments.store.headings import OFFERED, Heading, check_figure, heading_of
-from experiments.store.intervals import few_text
-from experiments.store.labels import is_argument, is_baseline, merge_equal, with_replications
-from experiments.store.notes import tail_text
+from experiments.report.headings import OFFERED, Heading, check_figure, heading_of
+from experiments.report.intervals import few_text
+from experiments.report.labels import is_argument, is_baseline, merge_equal, with_replications
+from experiments.report.notes import tail_text
+from experiments.report.text import figures_text
 from experiments.store.runs import matching, read_runs
-from experiments.store.text import figures_text
 
 Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 

@@ -13,7 +13,7 @@ from cbatch import ConfigError
 from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, load_series
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
-from experiments.store.labels import merge_equal
+from experiments.report.labels import merge_equal
 from experiments.store.runs import Omitted, print_omitted
 from experiments.store.tables import read_requests, time_between_tokens
 

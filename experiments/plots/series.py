@@ -10,11 +10,11 @@ import pandas as pd
 from cbatch import ConfigError
 from cbatch.validation import check_known
 from experiments.plots.style import MOST_SERIES, PLAIN, Look, visible
-from experiments.store.headings import heading_of
-from experiments.store.intervals import compare, mean_of
-from experiments.store.labels import label_runs
+from experiments.report.headings import heading_of
+from experiments.report.intervals import compare, mean_of
+from experiments.report.labels import label_runs
+from experiments.report.text import count_text, figures_text
 from experiments.store.runs import Omitted, print_omitted, select_runs
-from experiments.store.text import count_text, figures_text
 
 _POINT = ["label", "x", "mean", "low", "high"]
 

@@ -25,10 +25,10 @@ from pydantic import BeforeValidator, Field
 from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots.parts import LOG, label_log
-from experiments.store.headings import OFFERED
-from experiments.store.notes import made_text, notes_of
+from experiments.report.headings import OFFERED
+from experiments.report.notes import made_text, notes_of
+from experiments.report.text import gpus_texts
 from experiments.store.provenance import atomic_write
-from experiments.store.text import gpus_texts
 
 PAGE = 7.0  # inches: text width of a printed page
 _SHARED = {

@@ -45,7 +45,7 @@ class KernelTrace:
                 self.on_gpu.setdefault(event.device_index, []).append(kernel)
 
 
-class Shares(NamedTuple):
+class KernelShares(NamedTuple):
     """Shares of an iteration, excluding attention: the layers' matrix products, output head with sampling, and the rest."""
 
     linear: float
@@ -53,13 +53,13 @@ class Shares(NamedTuple):
     other: float
 
 
-ShareOf = Callable[[float], Shares]
+ShareOf = Callable[[float], KernelShares]
 """Returns the shares of an iteration's kernels by its tokens."""
 
 
-def unknown(tokens: float) -> Shares:
+def unknown(tokens: float) -> KernelShares:
     """Counts all time as matrix products, for devices whose kernels cannot be distinguished."""
-    return Shares(1.0, 0.0, 0.0)
+    return KernelShares(1.0, 0.0, 0.0)
 
 
 def kernel_times(compute: Callable[[], object]) -> list[tuple[str, float]]:
@@ -85,7 +85,7 @@ def times_in_turn(kernels: Iterable[Kernel]) -> list[tuple[str, float]]:
     return times
 
 
-def shares(kernels: list[tuple[str, float]]) -> Shares:
+def shares(kernels: list[tuple[str, float]]) -> KernelShares:
     """Returns the shares. The output head follows the fused model's last norm; without that norm the head counts as `other`."""
     norms = [place for place, (name, _) in enumerate(kernels) if NORM in name]
     body, after = (kernels[: norms[-1] + 1], kernels[norms[-1] + 1 :]) if norms else (kernels, [])
@@ -93,7 +93,7 @@ def shares(kernels: list[tuple[str, float]]) -> Shares:
     linear = sum(time for name, time in body if PRODUCT.search(name))
     head = sum(time for _, time in after)
     whole = sum(time for _, time in body) + head
-    return Shares(linear / whole, head / whole, 1 - (linear + head) / whole) if whole else unknown(0)
+    return KernelShares(linear / whole, head / whole, 1 - (linear + head) / whole) if whole else unknown(0)
 
 
 @cache

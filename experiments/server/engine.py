@@ -66,7 +66,7 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
     with closing(run.server), decisions_of(run, folder) as writer:
         longest = min(settings.longest, run.kv.num_tokens + 1)  # the last token never enters the KV cache
         engine.check_fits(Request(0, longest - 1, 1))  # so does any other
-        clients = Clients(settings, run, writer.request if writer else lambda spec: None, inbox, send)
+        clients = ClientArrivals(settings, run, writer.request if writer else lambda spec: None, inbox, send)
         engine.attach(clients)
         engine.leaps = False  # clients see each token when it comes
         send(longest)
@@ -83,7 +83,7 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
     return engine.record
 
 
-class Clients(Posted):
+class ClientArrivals(Posted):
     """The requests of clients, through an inbox. Until the door closes, it counts as an unfinished request.
 
     lag: the most seconds by which the tokens of a simulated iteration came too late.

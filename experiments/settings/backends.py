@@ -16,9 +16,9 @@ from cbatch.model.topology import Degree, Topology, split_ranks
 from cbatch.runtime.options import AttentionName, Options
 from cbatch.sim import HostTime, PlanningExecutor, Profile, ProfileCost, SimExecutor
 from cbatch.validation import Give, Switch, check, not_negative
+from experiments.report.notes import PLANNING
 from experiments.settings.backend import Backend
 from experiments.settings.hardware import CPU, card_name, cost_model, count_gpus, cpu_name
-from experiments.store.notes import PLANNING
 from experiments.workloads import Vocabulary
 
 Graphs = Literal["off", "decode", "all"]

@@ -17,10 +17,10 @@ from yaml import MarkedYAMLError
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.keys import key_of
+from experiments.report.headings import flat
 from experiments.settings.construct import BY_IMPORT_PATH, check_argument
 from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, parse, version_of_files
 from experiments.settings.settings import GROUPS
-from experiments.store.headings import flat
 
 _LAUNCHERS = ("hydra", "joblib", "submitit", "ray")
 

@@ -15,10 +15,10 @@ from cbatch import ConfigError, Request, RunRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
+from experiments.report.headings import flat
+from experiments.report.notes import origin_of
 from experiments.store.claim import LOCK, UNFINISHED, ClaimedError, claimed, read_state, remove_empty, report_crashes
 from experiments.store.csv_tables import REQUESTS, STEPS, has_rows, write_csv
-from experiments.store.headings import flat
-from experiments.store.notes import origin_of
 from experiments.text import up_to_stop
 
 CONFIG, SUMMARY, COPIES, STAGES = "config.yaml", "summary.json", "copies.csv", "stages.csv"

@@ -17,13 +17,13 @@ import pandas as pd
 from tabulate import tabulate
 
 from cbatch import ConfigError
+from experiments.report.headings import COLUMNS, flat, heading_of
+from experiments.report.intervals import few_text, mean_of
+from experiments.report.labels import chosen_settings, code_text, label_runs, settings_of
+from experiments.report.notes import notes_of, tail_text
+from experiments.report.text import Summary, count_text, figures_text, format_mean
 from experiments.store.claim import read_state
-from experiments.store.headings import COLUMNS, flat, heading_of
-from experiments.store.intervals import few_text, mean_of
-from experiments.store.labels import chosen_settings, code_text, label_runs, settings_of
-from experiments.store.notes import notes_of, tail_text
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, read_summary, run_folders
-from experiments.store.text import Summary, count_text, figures_text, format_mean
 
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error)
 

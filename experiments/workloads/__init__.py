@@ -8,7 +8,7 @@ from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.clients import Clients
 from experiments.workloads.closed import ClosedBatch
 from experiments.workloads.lengths import FixedLengths, Lengths, MixedLengths, TraceLengths, UniformLengths, ZipfLengths
-from experiments.workloads.open_loop import AllAtOnce, Arrivals, Chat, GammaArrivals, OpenLoop, PrefixGroups
+from experiments.workloads.open_loop import AllAtOnce, ArrivalProcess, Chat, GammaArrivals, OpenLoop, PrefixGroups
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.servegen import ServeGen
@@ -16,4 +16,4 @@ from experiments.workloads.trace import Trace
 
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
 __all__ += ["FixedLengths", "Lengths", "MixedLengths", "TraceLengths", "UniformLengths", "ZipfLengths"]
-__all__ += ["AllAtOnce", "Arrivals", "Chat", "GammaArrivals", "PrefixGroups", "Trace"]
+__all__ += ["AllAtOnce", "ArrivalProcess", "Chat", "GammaArrivals", "PrefixGroups", "Trace"]

@@ -19,7 +19,7 @@ from cbatch.model.checkpoint import Vocabulary as Vocabulary  # for the workload
 from cbatch.request_spec import NO_SLO
 from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.workloads.drawn import Drawn
-from experiments.workloads.seeds import Stream, generator, request_seeds
+from experiments.workloads.seeds import Purpose, generator, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Column, Ints, Trace
 
 MOST_REQUESTS = 10_000_000
@@ -132,11 +132,11 @@ class Workload(Described, ABC):
             others = columns.get(name)
             columns[name] = column if others is None else np.where(column == None, others, column)  # noqa: E711 - of each row
         if vocabulary is not None and "prompt" not in trace.fields:
-            generators = map(np.random.default_rng, request_seeds(self.seed, Stream.PROMPTS, len(trace)).tolist())
+            generators = map(np.random.default_rng, request_seeds(self.seed, Purpose.PROMPTS, len(trace)).tolist())
             drawn = zip(generators, trace.prompt_tokens.tolist(), strict=True)
             prompts = [numbers.integers(vocabulary.size, size=length).tolist() for numbers, length in drawn]
             columns["prompt"] = self._with_shared(prompts, trace, vocabulary.size)
-        seeds = request_seeds(self.seed, Stream.SAMPLING, len(trace))
+        seeds = request_seeds(self.seed, Purpose.SAMPLING, len(trace))
         stops = () if vocabulary is None or self.ignore_eos else vocabulary.stop_tokens
         iterations = {id_: int(at) for id_, at in enumerate(columns.pop("arrival_iteration", ())) if at}
         return Drawn(columns, Sampling(**vars(self.sampling)), seeds, stops, iterations)
@@ -146,7 +146,7 @@ class Workload(Described, ABC):
 
         @lru_cache(maxsize=10_000)
         def drawn(kind: int, number: int, length: int) -> list[int]:
-            numbers = generator(self.seed, Stream.PROMPTS, kind, number)
+            numbers = generator(self.seed, Purpose.PROMPTS, kind, number)
             tokens: list[int] = numbers.integers(vocabulary_size, size=length).tolist()
             return tokens
 
@@ -169,7 +169,7 @@ class Workload(Described, ABC):
             output_tokens = np.repeat(longest, self.pad_outputs)[:num]
         columns = self._limited(output_tokens)
         if self.prediction is not None:
-            errors = np.exp(self.prediction.error * generator(seed, Stream.PREDICTIONS).standard_normal(num))
+            errors = np.exp(self.prediction.error * generator(seed, Purpose.PREDICTIONS).standard_normal(num))
             generated = np.minimum(output_tokens, columns["max_new_tokens"])
             predicted = np.clip(np.floor(generated * errors + 0.5), 1, MOST_TOKENS)
             columns["predicted_new_tokens"] = predicted.astype(np.int64)
@@ -179,7 +179,7 @@ class Workload(Described, ABC):
             columns["slo"] = np.full(num, self.slo, object)
         if self.tiers:
             shares = np.array([tier.share for tier in self.tiers.values()])
-            drawn = generator(seed, Stream.TIERS).choice(len(shares), num, p=shares / shares.sum())
+            drawn = generator(seed, Purpose.TIERS).choice(len(shares), num, p=shares / shares.sum())
             of_tiers = [(name, tier.priority, tier.slo or self.slo or NO_SLO) for name, tier in self.tiers.items()]
             columns |= zip(("tier", "priority", "slo"), np.array(of_tiers, object)[drawn].T, strict=True)
         return columns

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from cbatch import Described, Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
-from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.seeds import Purpose, generator
 from experiments.workloads.trace import MOST_TOKENS, Floats, Ints, join_clients
 
 _Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
@@ -130,7 +130,7 @@ class Clients(Workload):
 
     def _draw(self, key: str, client: Client) -> tuple[Any, Floats, Ints, Ints]:
         """Draws names, times, prompt and output tokens of the requests of one entry."""
-        stream = partial(generator, self.seed, Stream.CLIENTS, crc32(key.encode(errors="surrogatepass")))
+        stream = partial(generator, self.seed, Purpose.CLIENTS, crc32(key.encode(errors="surrogatepass")))
         times = client.times(stream(0), self.duration)
         prompts, outputs = (
             stream(1 + part).integers(*length, len(times), endpoint=True)

@@ -14,7 +14,7 @@ from cbatch.calls import call
 from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.lengths import LONGEST, Lengths, UniformLengths, limit_lengths
-from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.seeds import Purpose, generator
 from experiments.workloads.trace import Column, Floats, Trace
 
 Draw = Callable[[np.random.Generator, int], Any]
@@ -22,7 +22,7 @@ _Tokens = Annotated[int, whole(1, LONGEST)]
 
 
 @runtime_checkable
-class Arrivals(Protocol):
+class ArrivalProcess(Protocol):
     """An arrival process."""
 
     def times(self, generator: np.random.Generator, num: int, /) -> Floats:
@@ -66,7 +66,7 @@ class DrawnRequests(Workload):
     """Base of workloads whose arrivals and lengths are drawn from separate streams: changing one does not affect the other."""
 
     num_requests: Annotated[int, whole(1, MOST_REQUESTS)] = 512
-    arrivals: Annotated[Arrivals, Give("keys of it, as in workload.arrivals._target_=...; it must have times()")]
+    arrivals: Annotated[ArrivalProcess, Give("keys of it, as in workload.arrivals._target_=...; it must have times()")]
     lengths: Annotated[Lengths, Give("keys of it, as in workload.lengths._target_=...; it must have draw()")] = field(
         default_factory=partial(UniformLengths, min_length=256, max_length=1024, pd_ratio=4)
     )
@@ -80,7 +80,7 @@ class DrawnRequests(Workload):
 
     def _lengths(self, num: int) -> Column:
         """Draws prompt and output tokens, [2, num]. Raises WorkloadError: `lengths` failed, or drew something else."""
-        random, wanted = generator(self.seed, Stream.LENGTHS), f"prompt and output tokens, {num} whole numbers each"
+        random, wanted = generator(self.seed, Purpose.LENGTHS), f"prompt and output tokens, {num} whole numbers each"
         return _drawn("lengths", self.lengths.draw, random, num, ((2, num), "iu", wanted))
 
     def _times(self, random: np.random.Generator, num: int) -> Column:
@@ -99,7 +99,7 @@ class OpenLoop(DrawnRequests):
         return replace(self, lengths=limit_lengths(self.lengths, positions, self.max_new_tokens))
 
     def trace(self) -> Trace:
-        times = self._times(generator(self.seed, Stream.ARRIVALS), self.num_requests) / self.rate_scale
+        times = self._times(generator(self.seed, Purpose.ARRIVALS), self.num_requests) / self.rate_scale
         prompts, outputs = self._lengths(self.num_requests)
         return Trace(source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times)
 
@@ -116,13 +116,13 @@ class PrefixGroups(DrawnRequests):
 
     def trace(self) -> Trace:
         prompts, outputs = self._lengths(self.num_requests)
-        groups = generator(self.seed, Stream.GROUPS).integers(self.groups, size=self.num_requests)
+        groups = generator(self.seed, Purpose.GROUPS).integers(self.groups, size=self.num_requests)
         ids = [(group,) for group in groups.tolist()]
         return Trace(
             source="prefix groups",
             prompt_tokens=self.prefix + prompts,
             output_tokens=outputs,
-            arrival_time=self._times(generator(self.seed, Stream.ARRIVALS), self.num_requests),
+            arrival_time=self._times(generator(self.seed, Purpose.ARRIVALS), self.num_requests),
             fields={"prefix_hashes": np.fromiter(ids, object, len(ids)), "hash_block": np.full(len(ids), self.prefix)},
         )
 
@@ -147,7 +147,7 @@ class Chat(DrawnRequests):
         shape = num_chats, self.turns
         new, answers = self._lengths(num_chats * self.turns).reshape(2, *shape)
         before = np.cumsum(new + answers, axis=1) - new - answers
-        numbers = generator(self.seed, Stream.ARRIVALS)
+        numbers = generator(self.seed, Purpose.ARRIVALS)
         starts = self._times(numbers, num_chats)
         pauses = numbers.exponential(self.pause, shape)
         pauses[:, 0] = 0

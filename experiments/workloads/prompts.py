@@ -14,7 +14,7 @@ from cbatch.validation import Give, read, whole
 from experiments.text import Messages
 from experiments.workloads.base import SamplingKeys, Timeout, Vocabulary, Workload
 from experiments.workloads.readers.table import at_line, json_objects, read_text
-from experiments.workloads.seeds import Stream, request_seeds
+from experiments.workloads.seeds import Purpose, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Column, Fit, Ints, Trace
 
 _TIME = f"seconds from the start of the run, at most {LATEST_ARRIVAL:g}"
@@ -78,7 +78,7 @@ class PromptFile(Workload, Fit):
         if self.too_long != "drop":
             del lines[self.num_requests or len(lines) :]
         prompts = [_prompt(self.path, number, line, vocabulary) for number, line in enumerate(lines, start=1)]
-        seeds = request_seeds(self.seed, Stream.SAMPLING, len(lines)).tolist()
+        seeds = request_seeds(self.seed, Purpose.SAMPLING, len(lines)).tolist()
         columns = {name: [getattr(line, name) for line in lines] for name in _FIELDS}
         columns["sampling"] = [
             Sampling(line.temperature, line.top_k, line.top_p, seed) for seed, line in zip(seeds, lines, strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Stream(IntEnum):
+class Purpose(IntEnum):
     """Purposes of random numbers. The values are part of every seed: never reorder them."""
 
     ARRIVALS = 0
@@ -24,12 +24,12 @@ class Stream(IntEnum):
     GROUPS = 8
 
 
-def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
+def generator(seed: int, stream: Purpose, *key: int) -> np.random.Generator:
     """Returns the generator of a stream. key: numbers from 0 that identify a part of the stream, such as a client."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream, *key)))
 
 
-def request_seeds(seed: int, stream: Stream, num_requests: int) -> NDArray[np.uint64]:
+def request_seeds(seed: int, stream: Purpose, num_requests: int) -> NDArray[np.uint64]:
     """Returns a seed for each request, [num_requests], from 0 to 2^63 - 1. Seed i depends only on `seed`, `stream` and i."""
     words = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(num_requests, np.uint64)
     return words >> np.uint64(1)  # fits a signed 64-bit integer

@@ -28,7 +28,7 @@ from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary
 from experiments.workloads.readers.table import at_line, parse_table, read_text
 from experiments.workloads.recorded import Replay
-from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.seeds import Purpose, generator
 from experiments.workloads.trace import Floats, Ints, Strings, Trace, join_clients
 
 WINDOW_SECONDS, LENGTHS_SECONDS = 600, 21_600
@@ -108,7 +108,7 @@ class ServeGen(Replay):
 
     def _draw(self, window: Any, lengths: "_Lengths") -> tuple[Strings, Floats, Ints, Ints]:
         """Draws client, time, prompt and output tokens of one window's requests that fall into the range."""
-        random = generator(self.seed, Stream.SERVEGEN, window.client, window.start // WINDOW_SECONDS)
+        random = generator(self.seed, Purpose.SERVEGEN, window.client, window.start // WINDOW_SECONDS)
         num = int(window.rate * WINDOW_SECONDS + random.random())  # a fraction is a chance of one more
         draw = random.standard_gamma if window.family == "Gamma" else random.weibull
         intervals = draw(window.shape, num + 1)

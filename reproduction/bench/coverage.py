@@ -17,9 +17,9 @@ from scipy.optimize import brentq
 
 from experiments.capacity.control import Control
 from experiments.capacity.estimate import Shares
+from experiments.report.intervals import mean_of
 from experiments.settings.command_line import Count
 from experiments.settings.hardware import cpu_name
-from experiments.store.intervals import mean_of
 from experiments.store.provenance import write_benchmark
 from reproduction import BENCH, RESULTS
 

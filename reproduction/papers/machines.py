@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cbatch.sim import Profile, ProfileCost, load_profile
+from experiments.report.notes import simulated_text
 from experiments.settings.presets import load_spec
-from experiments.store.notes import simulated_text
 from reproduction.papers.steady import SteadyState
 from reproduction.profiles import convert
 

@@ -6,7 +6,7 @@ import pytest
 from cbatch import CostFunction, KVSize, Limits, Request, Server
 from cbatch.results.metrics import collect_served
 from cbatch.sim import SimExecutor
-from experiments.store.intervals import mean_of
+from experiments.report.intervals import mean_of
 from policies.orca import Orca
 from reproduction.bench.coverage import COLUMNS, QUEUES, repeat
 

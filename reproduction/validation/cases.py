@@ -20,7 +20,7 @@ from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
 from experiments.workloads import GammaArrivals, TraceReplay
 from experiments.workloads.base import Limit, Tier, Vocabulary
-from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.seeds import Purpose, generator
 from reproduction.selection import beginning_with
 
 _TABLES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
@@ -134,7 +134,7 @@ class HeldOut(TraceReplay):
         elif self.arrivals == "recorded":
             times *= (len(times) - 1) / times[-1] / self.rate
         else:
-            drawn = generator(self.seed, Stream.ARRIVALS)
+            drawn = generator(self.seed, Purpose.ARRIVALS)
             times = GammaArrivals(rate=self.rate, cv=self.arrivals).times(drawn, len(times))
         return [
             Request.from_spec(replace(spec, arrival_time=time, client=spec.tier))

@@ -14,8 +14,8 @@ from in_process import outcome
 from experiments.arena import __main__ as command
 from experiments.arena import board as boards
 from experiments.arena.board import ATTAINED, FIGURES, LATENCY
+from experiments.report.headings import flat
 from experiments.run import main as run
-from experiments.store.headings import flat
 from experiments.store.run_folder import run_folders
 
 SMALL = ["model=tiny", "workload=open_loop", "batch=4", "kv_tokens=4000", "max_tokens=2048", "max_running=auto"]

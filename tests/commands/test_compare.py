@@ -16,8 +16,8 @@ from in_process import outcome
 
 from cbatch import ConfigError
 from experiments.compare import main, read_replications, report
-from experiments.store.intervals import compare, holm
-from experiments.store.text import disagree
+from experiments.report.intervals import compare, holm
+from experiments.report.text import disagree
 
 T4 = 2.7764
 """Standard errors of an interval with 4 degrees of freedom."""

@@ -24,9 +24,9 @@ from experiments.capacity import command as capacity
 from experiments.capacity import control
 from experiments.capacity.simulation import Outcome
 from experiments.check import search
+from experiments.report.headings import flat
 from experiments.settings import backends
 from experiments.settings.error_lines import default_keys
-from experiments.store.headings import flat
 from experiments.store.run_folder import FILES, OUTPUTS, PROFILE, TOKENS, UNFINISHED
 from experiments.workloads import PromptFile, ServeGen, TraceReplay
 from experiments.workloads.trace import Format

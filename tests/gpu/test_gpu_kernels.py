@@ -6,7 +6,7 @@ from gpu_models import CUDA, error, make_batch
 from torch.nn.functional import rms_norm, silu
 
 from cbatch.runtime.attention import ReferenceAttention
-from cbatch.runtime.batch import Bounds
+from cbatch.runtime.batch import Extents
 from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.fast.attention.decode import Chunks, SplitAttention
 from cbatch.runtime.fast.attention.triton_chunks import TritonChunks
@@ -212,7 +212,7 @@ def test_attention(
     keys, values = random(2, len(rows) * width + 1, block_size, kv_heads, dim, dtype=dtype)
     longest = max(queries for queries, _ in rows)
     max_chunks = min(sum(queries > 1 for queries, _ in rows) + 1, len(rows))  # one of them empty
-    attention, bounds = SplitAttention(chunks, Decodes(CUDA)), Bounds(longest, block_size * width, max_chunks)
+    attention, bounds = SplitAttention(chunks, Decodes(CUDA)), Extents(longest, block_size * width, max_chunks)
     out, again = (attention(query, keys, values, batch, bounds, scaling=dim**-0.5) for _ in range(2))
     assert torch.equal(out, again)  # a call leaves nothing behind for the next one
     real = [row for row, (queries, _) in enumerate(rows) if queries]
@@ -222,7 +222,7 @@ def test_attention(
         part = make_part(batch, row)
         begin, end = batch.query_starts[row : row + 2].tolist()
         expected[begin:end] = ReferenceAttention()(
-            exact_query[begin:end], exact_keys, exact_values, part, Bounds(0, 0, 0), scaling=dim**-0.5
+            exact_query[begin:end], exact_keys, exact_values, part, Extents(0, 0, 0), scaling=dim**-0.5
         )
     assert error(out, expected) < DTYPES[dtype]
 

@@ -9,7 +9,7 @@ from gpu_models import CUDA, LARGE, make_batch
 
 from cbatch.kv import KVSize
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Bounds
+from cbatch.runtime.batch import Extents
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel
 from cbatch.runtime.fast.quack_gemm import why_not_quack
@@ -43,7 +43,7 @@ def log_probabilities(model: FusedModel, text: torch.Tensor, cuts: list[int]) ->
         batch.block_tables.copy_(table[None])
         positions = torch.arange(begin, end)
         batch.kv_indices.copy_(table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
-        logits = model(text[begin:end], batch, Bounds(end - begin, WIDTH * BLOCK_SIZE, 1))
+        logits = model(text[begin:end], batch, Extents(end - begin, WIDTH * BLOCK_SIZE, 1))
         found.append(logits[0].log_softmax(-1)[text[end]])
     return torch.stack(found)
 
@@ -72,7 +72,7 @@ def test_the_fused_model_is_the_model_of_transformers(quack: bool) -> None:
         batch = make_batch(rows, BLOCK_SIZE, WIDTH)
         lengths, contexts = zip(*rows, strict=True)
         tokens = torch.randint(0, spec.vocab_size, (sum(lengths),), device=CUDA, dtype=torch.int32)
-        bounds = Bounds(max(lengths), max(contexts), sum(length > 1 for length in lengths))
+        bounds = Extents(max(lengths), max(contexts), sum(length > 1 for length in lengths))
         with torch.inference_mode():
             expected = finish(plain.steps(tokens, batch, bounds)).float().log_softmax(-1)
             got = fused(tokens, batch, bounds).log_softmax(-1)

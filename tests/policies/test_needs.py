@@ -2,9 +2,9 @@
 
 import pytest
 
+from experiments.report.notes import notes_of
 from experiments.serve import serve
 from experiments.settings.compose import compose_run
-from experiments.store.notes import notes_of
 
 NEEDS = {
     "policy=qoserve": ("objectives", ["chunking=slack", "slo.total=9"]),

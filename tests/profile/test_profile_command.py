@@ -34,7 +34,7 @@ from experiments.profile.batches import (
     prompts,
     spread,
 )
-from experiments.profile.kernels import Kernel, Shares, shares, times_in_turn
+from experiments.profile.kernels import Kernel, KernelShares, shares, times_in_turn
 from experiments.profile.laboratory import Batch, FittedLaboratory, Laboratory, features, fit_prices
 from experiments.profile.measure import measure, mixed_bases
 from experiments.profile.tables import captured_graphs, captured_rows, model_tables, put_links, put_model, raise_ceiling
@@ -115,7 +115,7 @@ def tables_of(lab: Laboratory) -> Measured:
     power = lab.executor.power
     small = mixed_bases(lab_of(Clockwork(2, power)), [2, 64, 65, 128, 129, 256], found.chunks)
 
-    def share(size: float) -> Shares:
+    def share(size: float) -> KernelShares:
         return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
 
     tables = model_tables(found, share, share, 8)

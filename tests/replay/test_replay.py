@@ -34,7 +34,7 @@ from cbatch.errors import ReplayError, ResultsError
 from cbatch.model.topology import Topology
 from cbatch.policy import HOOKS
 from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, record_decisions
-from cbatch.replay.replay import Comparison, replay
+from cbatch.replay.replay import ReplayComparison, replay
 from cbatch.request import spec_of
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.settings import backends
@@ -67,8 +67,8 @@ def record(engine: Engine, chosen: list[Request]) -> Recorded:
 
 def ask(
     policy: Policy, recorded: Recorded, chosen: list[Request], eviction: Eviction | None = None
-) -> list[Comparison]:
-    heard: list[Comparison] = []
+) -> list[ReplayComparison]:
+    heard: list[ReplayComparison] = []
     replay(recorded, chosen, policy, LinearCost(), heard.append, eviction)
     return heard
 
@@ -103,7 +103,7 @@ def test_plans_that_differ_in_anything_but_their_note_are_not_the_same(field: st
     others = Decided(((0, 2),), (4,), ((5, "why"),), ((0, 8),), 16, 3.0, "note")
     plan = Decided(((0, 1),))
     recorded = Decision(7, Seen(0.0, 0, 4, (), (), (), (), 9, 0), plan)
-    compared = Comparison(recorded, plan._replace(**{field: getattr(others, field)}), "")
+    compared = ReplayComparison(recorded, plan._replace(**{field: getattr(others, field)}), "")
     assert (compared.same, compared.same_but_reserves) == (field == "note", field == "reserve")
 
 

@@ -16,14 +16,14 @@ from cbatch import SLO, ConfigError, FinishReason, Request
 from cbatch.results.metrics import Objectives, Served, collect_served
 from cbatch.results.service import service_of
 from cbatch.results.turns import early_turns
-from experiments.store import text as texts
+from experiments.report import text as texts
+from experiments.report.intervals import Compared, Mean
+from experiments.report.notes import beyond_text, notes_of, origin_of
+from experiments.report.text import format_number, format_share, run_text
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
-from experiments.store.intervals import Compared, Mean
-from experiments.store.notes import beyond_text, notes_of, origin_of
 from experiments.store.run_folder import damage, read_finished, read_summary
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests, read_service, read_steps, read_tokens, time_between_tokens
-from experiments.store.text import format_number, format_share, run_text
 
 
 @pytest.fixture(scope="module")

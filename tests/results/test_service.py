@@ -15,7 +15,7 @@ from cbatch import SLO, FinishReason, Request, RunRecord
 from cbatch.results.attainment import attainment, goodput
 from cbatch.results.metrics import Objectives, Window, collect_served
 from cbatch.results.service import Service, fairness, max_min_shares, measure_windows, service_of
-from experiments.store.text import run_text
+from experiments.report.text import run_text
 from experiments.workloads.readers.table import parse_table, read_text
 
 ALWAYS = Window(-math.inf, math.inf)

@@ -17,7 +17,7 @@ from torch.nn.functional import linear, silu
 from cbatch.kv import KVSize
 from cbatch.model.checkpoint import CHECKPOINT_FAMILIES, spec_from_checkpoint
 from cbatch.runtime.attention import PagedCache, ReferenceAttention
-from cbatch.runtime.batch import Bounds, Shape, device_views
+from cbatch.runtime.batch import Extents, Shape, device_views
 from cbatch.runtime.gpu.ranks import finish
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.weights import can_fuse, load_model
@@ -112,8 +112,8 @@ def test_its_logits_are_those_of_the_modules(family: str, name: str, fused_model
     caches = [PagedCache(spec, KVSize(2, 16), CPU) for _ in range(2)]
     with torch.inference_mode():
         paged = PagedModel(weights, caches[0], ReferenceAttention())
-        expected = finish(paged.steps(tokens, batch, Bounds(20, 20, 1))).clone()
+        expected = finish(paged.steps(tokens, batch, Extents(20, 20, 1))).clone()
         fused = fused_model.FusedModel(weights, spec, caches[1], ReferenceAttention(), max_rows=1, max_positions=20)
-        got = fused(tokens, batch, Bounds(20, 20, 1))
+        got = fused(tokens, batch, Extents(20, 20, 1))
     equal = torch.allclose(got.double(), expected, atol=1e-4)
     assert equal == can_fuse(spec), "refused for no reason" if equal else "a weight or setting is not read"

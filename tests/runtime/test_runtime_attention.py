@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbatch.runtime.attention import ReferenceAttention
-from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.batch import Extents, Fields
 from cbatch.runtime.fast.attention.rows import chunk_rows
 
 HEAD_DIM = 8
@@ -64,7 +64,7 @@ def test_it_is_causal_attention_of_the_last_queries(
     num_heads, kv_heads = heads
     keys, values, batch, contexts = paged_batch(lengths, block_size, kv_heads, random)
     query = torch.from_numpy(random.normal(size=(sum(queries for queries, _ in lengths), num_heads, HEAD_DIM))).float()
-    output = ReferenceAttention()(query, keys, values, batch, Bounds(99, 99, 99), scaling=SCALING)
+    output = ReferenceAttention()(query, keys, values, batch, Extents(99, 99, 99), scaling=SCALING)
     assert output.shape == query.shape
     place = 0
     for (queries, context), (row_keys, row_values) in zip(lengths, contexts, strict=True):
@@ -78,7 +78,7 @@ def test_it_is_causal_attention_of_the_last_queries(
 def test_half_precision_stays_half_precision(dtype: torch.dtype) -> None:
     keys, values, batch, _ = paged_batch([(1, 9), (4, 7)], 4, 2, np.random.default_rng(2))
     query = torch.ones(5, 4, HEAD_DIM, dtype=dtype)
-    output = ReferenceAttention()(query, keys.to(dtype), values.to(dtype), batch, Bounds(4, 9, 1), scaling=SCALING)
+    output = ReferenceAttention()(query, keys.to(dtype), values.to(dtype), batch, Extents(4, 9, 1), scaling=SCALING)
     assert output.dtype is dtype and not output.isnan().any()
 
 
@@ -86,7 +86,7 @@ def test_half_precision_stays_half_precision(dtype: torch.dtype) -> None:
 def test_chunks_are_picked_out_of_all_rows(lengths: list[tuple[int, int]], spare: int) -> None:
     _, _, batch, _ = paged_batch(lengths, 4, 2, np.random.default_rng(4))
     chunks = sorted((queries for queries, _ in lengths if queries > 1), reverse=True)
-    bounds = Bounds(40, 40, min(len(chunks) + spare, len(lengths)))
+    bounds = Extents(40, 40, min(len(chunks) + spare, len(lengths)))
     rows = chunk_rows(batch, bounds)
     assert rows.query_lens.tolist() == chunks + [0] * (bounds.max_chunks - len(chunks))
     assert len(rows.starts) == bounds.max_chunks + 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cbatch.limits import Limits
-from cbatch.runtime.batch import Bounds, Shape, Work
+from cbatch.runtime.batch import Extents, Shape, Work
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, mixed_sizes, without_slow
 from cbatch.runtime.graphs import Captured, GraphedIteration, max_chunks
 
@@ -72,7 +72,7 @@ def test_more_chunks_than_a_graph_holds_run_eagerly_though_the_shape_is_the_same
     iteration.num_replayed = iteration.num_eager = 0
     slot: Any = SimpleNamespace(index=0)
     for chunks in (max_chunks(shape), max_chunks(shape) + 1):
-        iteration(slot, Work(shape, Bounds(2, 40, chunks), sampling=False))
+        iteration(slot, Work(shape, Extents(2, 40, chunks), sampling=False))
     assert calls == ["replay", "eager"]
     assert (iteration.num_replayed, iteration.num_eager) == (1, 1)
 

@@ -9,7 +9,7 @@ from cbatch.kv import KVSize
 from cbatch.model import ModelSpec, Rank, split_layers
 from cbatch.model.topology import share_of, split_ranks
 from cbatch.runtime.attention import ReferenceAttention
-from cbatch.runtime.batch import Bounds, Shape, device_views
+from cbatch.runtime.batch import Extents, Shape, device_views
 from cbatch.runtime.gpu.ranks import Steps, finish, lockstep
 from cbatch.runtime.gpu.shards import draw_shard, shard
 
@@ -100,7 +100,7 @@ def test_hidden_states_are_the_same_bits_on_all_ranks(spec: ModelSpec) -> None:
     tokens, leaving = torch.arange(16, dtype=torch.int32), [torch.zeros(16, spec.hidden_size) for _ in models]
     with torch.inference_mode():
         lockstep(
-            [model.steps(tokens, batch, Bounds(16, 16, 1), out) for model, out in zip(models, leaving, strict=True)],
+            [model.steps(tokens, batch, Extents(16, 16, 1), out) for model, out in zip(models, leaving, strict=True)],
             leaving,
         )
     assert leaving[0].any() and all(torch.equal(leaving[0], other) for other in leaving[1:])

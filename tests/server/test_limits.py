@@ -17,7 +17,7 @@ from in_thread import in_thread
 from live import Live, events, served, serving
 
 from cbatch import CbatchError
-from experiments.store.text import run_text
+from experiments.report.text import run_text
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "a", "max_tokens": 200, "stream": True}

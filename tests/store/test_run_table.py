@@ -13,8 +13,8 @@ from cbatch.results.metrics import Objectives
 from experiments import plot
 from experiments.compare import read_replications, report
 from experiments.plots import curves, latency_cdf
+from experiments.report.intervals import few_text, mean_of
 from experiments.settings.overrides import with_seeds
-from experiments.store.intervals import few_text, mean_of
 from experiments.store.runs import ONE_REPLICATION, Omitted, frame_of, run_table
 
 SHOWN = {

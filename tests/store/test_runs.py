@@ -14,7 +14,7 @@ from cbatch import ConfigError
 from experiments.plots import series
 from experiments.plots.series import check_few, describe_points, load_runs, load_series, points_of
 from experiments.plots.style import Look
-from experiments.store.labels import is_baseline, label_runs, merge_equal
+from experiments.report.labels import is_baseline, label_runs, merge_equal
 from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import (
     Omitted,

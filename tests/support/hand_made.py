@@ -21,8 +21,8 @@ from cbatch.executor import CopyTimes
 from cbatch.request import Status
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.summary import summarize
+from experiments.report.headings import flat
 from experiments.store.csv_tables import RunTables, extra_names
-from experiments.store.headings import flat
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import SUMMARY, write_results
 

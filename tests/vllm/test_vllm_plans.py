@@ -20,7 +20,7 @@ from vllm_rig import Rig
 
 from cbatch import SLO, Limits, Plan, Policy, Request, View
 from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, look, read
-from cbatch.replay.replay import Comparison, replay
+from cbatch.replay.replay import ReplayComparison, replay
 from cbatch.request_spec import RequestSpec
 from cbatch.vllm import Adapter
 from cbatch.vllm.request import ServedRequest
@@ -105,8 +105,8 @@ class Kept:
 
     def close(self) -> None: ...
 
-    def replay(self, policy: Any) -> list[Comparison]:
-        found: list[Comparison] = []
+    def replay(self, policy: Any) -> list[ReplayComparison]:
+        found: list[ReplayComparison] = []
         recorded = self.recorded._replace(events=self.events)
         replay(recorded, [Request.from_spec(spec) for spec in self.requests], policy, LinearCost(), found.append)
         return found

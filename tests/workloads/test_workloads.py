@@ -37,7 +37,7 @@ from experiments.workloads import (
 )
 from experiments.workloads.base import SamplingKeys
 from experiments.workloads.lengths import split
-from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.seeds import Purpose, generator
 from experiments.workloads.trace import Fit, ScaledFit, Trace
 
 
@@ -199,7 +199,7 @@ def test_an_even_stagger_stays_even_for_ever(batch: int, num_output: int) -> Non
 
 @pytest.mark.parametrize("cv", [0.25, 1.0, 4.0])
 def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
-    times = GammaArrivals(rate=5.0, cv=cv).times(generator(3, Stream.ARRIVALS), 200_001)
+    times = GammaArrivals(rate=5.0, cv=cv).times(generator(3, Purpose.ARRIVALS), 200_001)
     intervals = np.diff(times)
     assert times[0] == 0
     assert intervals.min() >= 0
@@ -208,17 +208,17 @@ def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
 
 
 def test_drifting_lengths_take_the_ratios_in_turn_and_uniform_lengths_reach_both_ends() -> None:
-    prompt, output = FixedLengths(length=60, pd_ratio=[5, 1, 2]).draw(generator(0, Stream.LENGTHS), 7)
+    prompt, output = FixedLengths(length=60, pd_ratio=[5, 1, 2]).draw(generator(0, Purpose.LENGTHS), 7)
     assert output.tolist() == [10, 10, 10, 30, 30, 20, 20]
     assert (prompt + output == 60).all()
-    prompt, output = UniformLengths(min_length=8, max_length=12, pd_ratio=1).draw(generator(0, Stream.LENGTHS), 2000)
+    prompt, output = UniformLengths(min_length=8, max_length=12, pd_ratio=1).draw(generator(0, Purpose.LENGTHS), 2000)
     assert set((prompt + output).tolist()) == {8, 9, 10, 11, 12}
 
 
 def test_zipf_lengths_follow_the_law() -> None:
     """SARATHI Fig 12: the k-th shortest of 1K .. 4K with probability proportional to k^-0.4, P:D = 10."""
     lengths = ZipfLengths(theta=0.4, min_length=1024, max_length=4096, pd_ratio=10)
-    prompt, output = lengths.draw(generator(0, Stream.LENGTHS), 200_000)
+    prompt, output = lengths.draw(generator(0, Purpose.LENGTHS), 200_000)
     total = prompt + output
     weights = np.arange(1, 4096 - 1024 + 2) ** -0.4
     cumulative = np.cumsum(weights) / weights.sum()
@@ -233,7 +233,7 @@ def test_trace_lengths_in_order_and_at_random(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("num_prefill_tokens,num_decode_tokens\n" + "".join(f"{10 * i},{i}\n" for i in range(1, 6)))
     lengths = TraceLengths(path=str(path))
-    random = generator(0, Stream.LENGTHS)
+    random = generator(0, Purpose.LENGTHS)
     assert [column.tolist() for column in lengths.draw(random, 3)] == [[10, 20, 30], [1, 2, 3]]
     prompt, output = replace(lengths, order="random").draw(random, 1000)
     assert set(prompt.tolist()) == {10, 20, 30, 40, 50}

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank
 from cbatch.runtime.attention import Attention, PagedCache
-from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.batch import Extents, Fields
 from cbatch.runtime.fast.argmax import CHUNK, argmax, choose_share, search_share
 from cbatch.runtime.fast.fused_ops import add_norm, rotate_and_store
 from cbatch.runtime.fast.linear import Product
@@ -98,13 +98,13 @@ class FusedModel:
 
     @torch.inference_mode()
     def __call__(
-        self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds, leaving: torch.Tensor | None = None
+        self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Extents, leaving: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Computes one iteration without other ranks."""
         return finish(self.steps(inputs, batch, bounds, leaving))
 
     def steps(
-        self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds, leaving: torch.Tensor | None = None
+        self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Extents, leaving: torch.Tensor | None = None
     ) -> Steps[torch.Tensor]:
         """See `PagedModel`. `leaving` may be on another GPU that this GPU can access.
 

@@ -39,7 +39,7 @@ from experiments.workloads.trace import MOST_TOKENS, Column, Format, Ints, Trace
 
 
 @dataclass(frozen=True)
-class Columns:
+class TraceColumns:
     """The column names of a format. Only `prompt` and `output` are required in a file.
 
     per_second: units of `arrival` per second; None for wall-clock times. fields: further columns by field of `RequestSpec`.
@@ -57,15 +57,15 @@ class Columns:
 
 _IDS = {"prefix_hashes": "hash_ids"}
 
-FORMATS: Mapping[str, Columns] = {
-    "azure": Columns("ContextTokens", "GeneratedTokens", "TIMESTAMP", per_second=None),
-    "bailian": Columns("input_length", "output_length", "timestamp", 1.0, _IDS, 16, "chat_id"),
-    "mooncake": Columns("input_length", "output_length", "timestamp", 1000.0, _IDS, 512),
-    "lengths": Columns("num_prefill_tokens", "num_decode_tokens", "arrived_at"),
-    "vtc": Columns("prompt_tokens", "output_tokens", "arrival_s", fields={"client": "client"}),
+FORMATS: Mapping[str, TraceColumns] = {
+    "azure": TraceColumns("ContextTokens", "GeneratedTokens", "TIMESTAMP", per_second=None),
+    "bailian": TraceColumns("input_length", "output_length", "timestamp", 1.0, _IDS, 16, "chat_id"),
+    "mooncake": TraceColumns("input_length", "output_length", "timestamp", 1000.0, _IDS, 512),
+    "lengths": TraceColumns("num_prefill_tokens", "num_decode_tokens", "arrived_at"),
+    "vtc": TraceColumns("prompt_tokens", "output_tokens", "arrival_s", fields={"client": "client"}),
 }
 
-_DECISIONS = Columns("num_prompt_tokens", "output_tokens", "arrival_time")
+_DECISIONS = TraceColumns("num_prompt_tokens", "output_tokens", "arrival_time")
 _FURTHER = {"arrival_iteration", *RequestSpec.__dataclass_fields__} - {"id", _DECISIONS.prompt, _DECISIONS.arrival}
 """Columns that a decisions file has in addition to `_DECISIONS`."""
 _EMPTY: tuple[Any, ...] = (None, (), {})
@@ -122,7 +122,7 @@ def read_trace(
     )
 
 
-def _columns(table: Table, format: Format, section: str) -> Columns:
+def _columns(table: Table, format: Format, section: str) -> TraceColumns:
     """Returns the columns of the format. "auto": the first format whose columns, or else one of whose lengths, the table has."""
     lengths = {name: {known.prompt, known.output} & {*table.columns} for name, known in FORMATS.items()}
     if lengths.get(format):
@@ -142,7 +142,7 @@ def _columns(table: Table, format: Format, section: str) -> Columns:
     raise WorkloadError(f"{table.path}: has columns {columns}; {other}name its lengths as a known format does: {pairs}")
 
 
-def _arrivals(table: Table, known: Columns) -> Column:
+def _arrivals(table: Table, known: TraceColumns) -> Column:
     """Returns seconds since the first row, [rows]."""
     if known.per_second is None:
         seconds = table.times(known.arrival)
@@ -233,7 +233,7 @@ def _hashes(table: Table, column: str) -> Column:
     return _objects([tuple(ids or ()) for ids in values])
 
 
-def _whole_hashes(table: Table, column: str, known: Columns, prompts: Ints, hashes: Column) -> Column:
+def _whole_hashes(table: Table, column: str, known: TraceColumns, prompts: Ints, hashes: Column) -> Column:
     """Returns the ids of each row's whole parts. The last id is dropped if its part is not whole: a longer prompt has another id there.
 
     Refuses rows with more or fewer ids than the prompt has parts. A last part that is not whole may have an id.

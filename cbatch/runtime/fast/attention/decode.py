@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.batch import Extents, Fields
 from cbatch.runtime.fast.attention.rows import Rows, chunk_rows
 from cbatch.runtime.fast.attention.triton_decodes import Decodes
 
@@ -20,7 +20,7 @@ class Chunks(Protocol):
     name: str
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Bounds, *, scaling: float
+        self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Extents, *, scaling: float
     ) -> Tensor:
         """Computes `Attention` for these rows. Returns [tokens, heads, head dim], undefined at the tokens of other requests."""
 
@@ -36,7 +36,7 @@ class SplitAttention:
         self._rows: Rows | None = None
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Extents, *, scaling: float
     ) -> Tensor:
         query = query.contiguous()
         if bounds.max_query_len > 1:
@@ -45,7 +45,7 @@ class SplitAttention:
             out = torch.empty_like(query)
         return self._decodes.write(out, query, keys, values, batch, scaling)
 
-    def _chunk_rows(self, batch: Fields[Tensor], bounds: Bounds) -> Rows:
+    def _chunk_rows(self, batch: Fields[Tensor], bounds: Extents) -> Rows:
         """Returns the rows of the chunks, selected once per iteration: the layers of an iteration share one batch."""
         if batch is not self._batch or self._rows is None:
             self._batch, self._rows = batch, chunk_rows(batch, bounds)

@@ -8,7 +8,7 @@ must not be poisoned with NaN.
 from flash_attn.cute import flash_attn_varlen_func
 from torch import Tensor
 
-from cbatch.runtime.batch import Bounds
+from cbatch.runtime.batch import Extents
 from cbatch.runtime.fast.attention.rows import Rows
 
 
@@ -18,7 +18,7 @@ class Flash4Chunks:
     name = "flash-attn-4"
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Bounds, *, scaling: float
+        self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Extents, *, scaling: float
     ) -> Tensor:
         output: Tensor
         output, _ = flash_attn_varlen_func(

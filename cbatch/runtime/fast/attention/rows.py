@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.batch import Extents, Fields
 
 
 class Rows(NamedTuple):
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     block_tables: Tensor
 
 
-def chunk_rows(batch: Fields[Tensor], bounds: Bounds) -> Rows:
+def chunk_rows(batch: Fields[Tensor], bounds: Extents) -> Rows:
     """Returns the chunks, longest first, then empty rows up to the bound. The host reads nothing from the device."""
     query_lens, rows = batch.query_starts.diff().topk(bounds.max_chunks)
     return Rows(

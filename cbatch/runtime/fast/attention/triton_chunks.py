@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from cbatch.runtime.batch import Bounds
+from cbatch.runtime.batch import Extents
 from cbatch.runtime.fast.attention.rows import Rows
 from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, Sizes, attend_to_blocks, pages_of
 
@@ -91,7 +91,7 @@ class TritonChunks:
         self._dependent = dependent
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Bounds, *, scaling: float
+        self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Extents, *, scaling: float
     ) -> Tensor:
         out = torch.empty_like(query)
         num_rows, table_width = rows.block_tables.shape

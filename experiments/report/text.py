@@ -9,9 +9,9 @@ from typing import Any
 from tabulate import tabulate
 
 from cbatch.results.metrics import PERCENTILES
-from experiments.store.headings import LATENCIES, flat
-from experiments.store.intervals import Compared, Mean, significant
-from experiments.store.notes import notes_of
+from experiments.report.headings import LATENCIES, flat
+from experiments.report.intervals import Compared, Mean, significant
+from experiments.report.notes import notes_of
 
 Summary = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ import pandas as pd
 from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.keys import key_of
-from experiments.store.intervals import significant
+from experiments.report.intervals import significant
 
 _QUESTION = ("model", "workload")
 """Settings that are in all labels if they differ: figures with different models or workloads do not compare policies."""

@@ -1,0 +1,1 @@
+"""What people read: headings, labels, notes, intervals and texts made from results."""
