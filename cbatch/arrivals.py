@@ -11,6 +11,7 @@ Times are seconds on the executor's clock.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from math import inf
@@ -94,7 +95,10 @@ class Departures:
 
 
 class Listed(Arrivals):
-    """Requests whose arrival times and iterations are known before the run, or that are added during the run."""
+    """Requests whose arrival times and iterations are known before the run, or that are added during the run.
+
+    check: raises WorkloadError for a request that cannot be served; set by the host.
+    """
 
     def __init__(self, requests: Sequence[Request] = (), iterations: Mapping[int, int] = {}) -> None:
         """Raises WorkloadError as `note_id`."""
@@ -102,6 +106,7 @@ class Listed(Arrivals):
         self._ids = set[int]()
         self._pending: deque[Request] = deque()
         self.known = requests
+        self.check: Callable[[Request], object] = lambda request: None
         self.add(requests)
 
     @cached_property
@@ -109,10 +114,13 @@ class Listed(Arrivals):
         if self.iterations and any(request.arrival_time for request in self.known):
             problem = "some requests arrive by iteration and some by time, and the two have no common order"
             raise WorkloadError(f"workload: {problem}; give all requests one of the two")
-        return facts_of(self.known)
+        facts = facts_of(self.known)
+        return replace(facts, number=None, is_open=True) if self.follow_ends else facts
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Raises WorkloadError as `note_id`."""
+        """Raises WorkloadError as `note_id`, and as `check`."""
+        for request in requests:
+            self.check(request)
         for request in requests:
             note_id(request, self._ids)
         pending, at = [*self._pending, *requests], self.iterations.get
@@ -137,10 +145,7 @@ class Listed(Arrivals):
 
 
 class Streamed(Listed):
-    """Requests that are created one arrival ahead, so that few exist at any time.
-
-    check: raises WorkloadError for a request that cannot be served; set by the host.
-    """
+    """Requests that are created one arrival ahead, so that few exist at any time."""
 
     def __init__(self, make: Callable[[], Iterable[Request]]) -> None:
         """
@@ -152,7 +157,6 @@ class Streamed(Listed):
         """
         super().__init__()
         self.make, self._latest = make, 0.0
-        self.check: Callable[[Request], object] = lambda request: None
         self._left: Iterator[Request] | None = None
         self.facts = facts_of(make())
         self.num_unfinished = self.facts.number or 0
@@ -179,7 +183,6 @@ class Streamed(Listed):
             if request.arrival_time < self._latest:
                 problem = f"request {request.id} arrives before an earlier one"
                 raise WorkloadError(f"{problem}; order a stream by arrival time")
-            self.check(request)
             self._latest = request.arrival_time
             self.add([request])
             self.num_unfinished -= 1  # counted from the start
@@ -237,11 +240,12 @@ def listed(requests: Arrivals | Iterable[Request]) -> Arrivals:
 def check_all(arrivals: Arrivals, check: Callable[[Request], object]) -> None:
     """Checks the known requests; of a stream the longest ones, and the others as they are made."""
     if isinstance(arrivals, Streamed):
-        arrivals.check = check
         check(arrivals.facts.longest)
         check(arrivals.facts.longest_prompt)
     for request in arrivals.known:
         check(request)
+    if isinstance(arrivals, Listed):
+        arrivals.check = check
 
 
 def note_id(request: Request, known: set[int]) -> None:
@@ -261,7 +265,10 @@ def check_fits(request: Request, limits: Limits, num_kv_tokens: int, policy_name
         raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
     if request.max_tokens > limits.max_request_tokens:
         lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
-        exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model, or its sliding window"
+        most = (
+            f"{limits.max_request_tokens} positions of the model, its sliding window, or the longest request announced"
+        )
+        exceeded = f"{lengths} exceed the {most}"
         remedy = (
             "lower max_new_tokens, choose another model, or shorten requests (workload.too_long=clip does, in a trace)"
         )

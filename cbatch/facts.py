@@ -12,14 +12,15 @@ from cbatch.request_spec import NO_SLO
 class Facts:
     """Facts about all requests of a run, needed before the run serves any.
 
-    number: of requests; None if it is not known beforehand. longest: the request with the most tokens. longest_prompt: that with the longest prompt. clients: None stands
-    for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
+    number: of requests; None if it is not known beforehand. longest: the request with the most tokens. longest_prompt: that with the
+    longest prompt. is_open: longer ones may follow. clients: None stands for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
     every request's true length. stated: what requests name, as policies depend on it (`Policy`). prefixes: some have `prefix_hashes`.
     """
 
     longest: Request
     longest_prompt: Request
     number: int | None = 0
+    is_open: bool = False
     clients: set[str | None] = field(default_factory=set)
     extra: dict[str, None] = field(default_factory=dict)
     stated: set[str] = field(default_factory=set)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from sortedcontainers import SortedKeyList
 
+from cbatch.errors import WorkloadError
 from cbatch.request import NEVER, Ints, Request, Status
 from cbatch.request_spec import LEAST_TEMPERATURE, RequestSpec
 
@@ -129,7 +130,8 @@ class RequestTable:
         self.seed[row], self.top_p[row], self.top_k[row] = sampling.seed, sampling.top_p, min(sampling.top_k, _ALL)
         if self.tokens is not None:
             if spec.prompt is None:
-                raise ValueError(f"request {spec.id} has no prompt tokens, and this executor computes real ones")
+                problem = f"request {spec.id} has no prompt tokens, and this executor computes real ones"
+                raise WorkloadError(f"{problem}; give token ids, as in Request(..., prompt=[...])")
             self.tokens[row, : spec.num_prompt_tokens] = spec.prompt
         return row
 

@@ -39,3 +39,7 @@ def main() -> int:
     del sys.argv[1]
     runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)  # exits
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,6 +22,7 @@ from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
 from cbatch.results.turns import early_turns
+from cbatch.sim.provenance import NOT_COMPARED
 from experiments.progress import progress
 from experiments.report.text import run_text, title_of
 from experiments.settings.hardware import CPU, cpu_profile
@@ -256,6 +257,12 @@ def about_run(run: Run) -> dict[str, Any]:
     settings, backend, composed, record = run.settings, run.settings.backend, run.settings.composed, run.engine.record
     executors = [engine.executor for engine in run.engine.engines]
     execution = backend.facts(executors, run.cost, settings.runtime.asynchronous)
+    if len(run.setups) > 1 and backend.simulated:  # no error was established for unlike replicas together
+        gpus = sum(setup.settings.backend.replicas * setup.settings.backend.gpus_per_replica for setup in run.setups)
+        profiles = ", ".join(dict.fromkeys(setup.cost.profile.name for setup in run.setups))
+        outside = sum(setup.cost.num_outside for setup in run.setups)
+        execution |= {"profile": profiles, "gpus": gpus, "error": NOT_COMPARED, "compared": {}}
+        execution["iterations_outside_measured_range"] = outside
     if record.stages:  # of a real pipeline; a simulated one keeps its own account
         execution["stages"] = [asdict(account) for account in account_stages(record)]
     limits = {"batch": run.limits.max_batch, "tokens": run.limits.max_tokens}
@@ -267,7 +274,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "runtime": settings.runtime.name,
         "backend": backend.name,
         "simulated": backend.simulated,
-        "hardware": backend.hardware(run.cost.profile),
+        "hardware": "; ".join(dict.fromkeys(backend.hardware(setup.cost.profile) for setup in run.setups)),
         "execution": execution,
         "limits": {**limits, "kv_blocks": run.kv.num_blocks, "block_size": run.kv.block_size},
         **({"pools": {setup.name: _about_pool(setup) for setup in run.setups}} if len(run.setups) > 1 else {}),

@@ -96,7 +96,9 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "regret", whole + line
     for pool, figures in summary.get("pools", {}).items():
         served = f"{count_text(figures['requests'], 'request')}, {figures['output_tokens']:,} output tokens"
-        yield f"pool {pool}", f"{served} by {count_text(figures['replicas'], 'replica')}"
+        setup = summary["about"]["pools"][pool]
+        each = f"{setup['policy']}, batch {setup['limits']['batch']}, {setup['hardware']}"
+        yield f"pool {pool}", f"{served} by {count_text(figures['replicas'], 'replica')}: {each}"
     if balance := summary.get("replicas"):
         least, most = balance["least_requests"], balance["most_requests"]
         yield "replicas", f"{whole}{least:,} to {count_text(most, 'request')} each"

@@ -63,6 +63,8 @@ class Backend(ABC):
     def __post_init__(self) -> None:
         check(self, "backend.")
         if self.pools is not None:
+            if not self.pools:
+                raise ConfigError("backend.pools={}: give at least one pool, as in {large: {batch: 64}}")
             number = sum(pool.replicas or 1 for pool in self.pools.values())
             if self.replicas not in (1, number):
                 problem = f"backend.replicas={self.replicas}: beside backend.pools, whose replicas are {number}"

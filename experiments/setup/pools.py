@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from cbatch import ConfigError, KVSize, Limits, ModelSpec, Policy, Server
+from cbatch import CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
 from cbatch.facts import Facts
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
@@ -60,6 +60,14 @@ def _in_pool(settings: Settings, pool: Pool) -> Settings:
 
 def set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str]) -> Setup:
     """Returns the setup of a pool, and notes its automatic choices. Raises CbatchError: settings that cannot be used together."""
+    try:
+        return _set_up(name, settings, facts, chosen)
+    except CbatchError as error:
+        error.args = (f"backend.pools.{name}: {error}",) if name else error.args
+        raise
+
+
+def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str]) -> Setup:
     backend, spec, noted = settings.backend, settings.model, dict[str, str]()
     cost = backend.cost(settings.hardware, spec, settings.batch)
     profile = cost.profile
@@ -79,11 +87,12 @@ def _limits(
     settings: Settings, facts: Facts, spec: ModelSpec, tile: int, num_stages: int, chosen: dict[str, str]
 ) -> Limits:
     """Returns the limits of an iteration. Automatic: a whole batch of the longest prompts, and any one request, fit."""
-    longest = min(facts.longest.max_tokens, spec.max_positions)
+    announced = min(facts.longest.max_tokens, spec.max_positions)
+    longest = spec.max_positions if facts.is_open else announced
     batch, max_tokens = settings.batch, settings.max_tokens
     if max_tokens is None:
         prompts = batch * facts.longest_prompt.num_prompt_tokens
-        max_tokens = max(8192, longest, min(prompts, LARGEST_ITERATION))
+        max_tokens = max(8192, announced, min(prompts, LARGEST_ITERATION))
         chosen["max_tokens"] = str(max_tokens)
     if max_tokens < batch:
         raise ConfigError(

@@ -25,7 +25,7 @@ def bounds_of(run: Run) -> BoundsOf:
         raise ConfigError("bounds=true: lower bounds hold for known requests, and here some follow the ends of others")
     if len(run.setups) > 1:
         raise ConfigError(
-            "bounds=true: lower bounds hold for equal replicas, not for backend.pools; leave one of them out"
+            "bounds=true or workload.load: lower bounds hold for equal replicas, not for backend.pools; leave one of them out"
         )
     if run.engine.arrivals.iterations:  # arrivals depend on the schedule
         raise ConfigError("lower bounds: a request arrives by iteration; give requests with arrival times")
