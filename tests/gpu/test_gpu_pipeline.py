@@ -95,6 +95,7 @@ def test_both_gpus_work_at_the_same_time() -> None:
     assert overlapping > 0.9 * len(steps)
 
 
+@pytest.mark.alone
 def test_clocks_agree_on_the_time_of_an_event() -> None:
     """Compares two clocks of one GPU, and clocks of two GPUs: an event that waits for another GPU's is not earlier."""
     [here], [there] = choose_devices(2)
