@@ -244,8 +244,8 @@ def check_all(arrivals: Arrivals, check: Callable[[Request], object]) -> None:
         check(arrivals.facts.longest_prompt)
     for request in arrivals.known:
         check(request)
-    if isinstance(arrivals, Listed):
-        arrivals.check = check
+    if isinstance(arrivals, Streamed) or (isinstance(arrivals, Listed) and arrivals.follow_ends):
+        arrivals.check = check  # of those to come; makes a circle of references
 
 
 def note_id(request: Request, known: set[int]) -> None:
