@@ -42,6 +42,7 @@ def test_a_stop_string_ends_a_text_streamed_or_not(tmp_path: Path) -> None:
     assert server.summary["run"].get("cancelled_requests") is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments", [("backend=cpu", "model=tiny"), ("backend=sim",), ("backend=sim", "model.path=model")]
 )

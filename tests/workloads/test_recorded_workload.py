@@ -108,6 +108,7 @@ def serve(folder: str, *arguments: str) -> str:
     return ended.printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("record", [record_server, record_workload])
 def test_a_run_served_again_has_the_same_hits_and_outputs(
     record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
