@@ -245,7 +245,7 @@ def check_all(arrivals: Arrivals, check: Callable[[Request], object]) -> None:
     for request in arrivals.known:
         check(request)
     if isinstance(arrivals, Streamed) or (isinstance(arrivals, Listed) and arrivals.follow_ends):
-        arrivals.check = check  # of those to come; makes a circle of references
+        arrivals.check = check  # only where requests are still to come, as it creates a reference cycle
 
 
 def note_id(request: Request, known: set[int]) -> None:

@@ -33,7 +33,8 @@ class ReplicatedServer:
     ) -> Cluster:
         """As `Server.engine`. policy: of all replicas, or one for each; an object that occurs again is copied."""
         policies = list(policy) if isinstance(policy, Sequence) else [policy] * len(self.servers)
-        policies = [copy_policy(each) if each in policies[:place] else each for place, each in enumerate(policies)]
+        earlier = [{*map(id, policies[:place])} for place in range(len(policies))]
+        policies = [copy_policy(each) if id(each) in ids else each for each, ids in zip(policies, earlier, strict=True)]
         engines = [
             server.engine(own, asynchronous=asynchronous) for server, own in zip(self.servers, policies, strict=True)
         ]

@@ -100,6 +100,10 @@ def assemble(
     facts = facts_of([largest]) if largest else arrivals.facts
     if not largest:
         _check_metrics(settings, facts)
+    if settings.decisions and arrivals.follow_ends:
+        raise ConfigError(
+            "decisions=true: requests that follow the ends of others are not recorded; give decisions=false"
+        )
     if settings.stream:
         obstacles = {
             f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
