@@ -9,10 +9,10 @@
 Times are seconds on the executor's clock.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 from queue import Empty, SimpleQueue
@@ -104,7 +104,7 @@ class Listed(Arrivals):
         """Raises WorkloadError as `note_id`."""
         self.iterations = {id_: iteration for id_, iteration in iterations.items() if iteration}
         self._ids = set[int]()
-        self._pending: deque[Request] = deque()
+        self._pending = list[tuple[float, int, int, Request]]()  # a heap by arrival, iteration and id
         self.known = requests
         self.check: Callable[[Request], object] = lambda request: None
         self.add(requests)
@@ -123,25 +123,26 @@ class Listed(Arrivals):
             self.check(request)
         for request in requests:
             note_id(request, self._ids)
-        pending, at = [*self._pending, *requests], self.iterations.get
-        self._pending = deque(sorted(pending, key=lambda each: (each.arrival_time, at(each.id, 0), each.id)))
+            heappush(self._pending, (request.arrival_time, self.iterations.get(request.id, 0), request.id, request))
         self.num_unfinished += len(requests)
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
-        pending, arrived, latest, at = self._pending, list[Request](), now - self.server_seconds, self.iterations.get
-        while pending and pending[0].arrival_time <= latest and at(pending[0].id, 0) <= (iteration or 0):
-            arrived.append(pending.popleft())
-        if iteration is None and not arrived and pending and pending[0].arrival_time <= latest:
-            arrived.append(pending.popleft())
+        pending, arrived, latest = self._pending, list[Request](), now - self.server_seconds
+        while pending and pending[0][0] <= latest and pending[0][1] <= (iteration or 0):
+            arrived.append(heappop(pending)[3])
+        if iteration is None and not arrived and pending and pending[0][0] <= latest:
+            arrived.append(heappop(pending)[3])
         return arrived
 
     def next(self) -> float:
-        return self._pending[0].arrival_time + self.server_seconds if self._pending else inf
+        return self._pending[0][0] + self.server_seconds if self._pending else inf
 
     def withdraw(self, request: Request) -> None:
-        if request not in self._pending:
+        pending = [entry for entry in self._pending if entry[3] is not request]
+        if len(pending) == len(self._pending):
             raise not_submitted(request)
-        self._pending.remove(request)
+        heapify(pending)
+        self._pending = pending
 
 
 class Streamed(Listed):
@@ -164,7 +165,7 @@ class Streamed(Listed):
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         arrived = list[Request]()
         while self.next() <= now:
-            arrived.append(self._pending.popleft())
+            arrived.append(heappop(self._pending)[3])
             self._create()
         return arrived
 
@@ -238,8 +239,8 @@ def listed(requests: Arrivals | Iterable[Request]) -> Arrivals:
 
 
 def check_all(arrivals: Arrivals, check: Callable[[Request], object]) -> None:
-    """Checks the known requests; of a stream the longest ones, and the others as they are made."""
-    if isinstance(arrivals, Streamed):
+    """Checks the known requests; of others the longest ones, and each as it is made."""
+    if isinstance(arrivals, Streamed) or arrivals.follow_ends:
         check(arrivals.facts.longest)
         check(arrivals.facts.longest_prompt)
     for request in arrivals.known:

@@ -14,7 +14,8 @@ class Facts:
 
     number: of requests; None if it is not known beforehand. longest: the request with the most tokens. longest_prompt: that with the
     longest prompt. is_open: longer ones may follow. clients: None stands for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
-    every request's true length. stated: what requests name, as policies depend on it (`Policy`). prefixes: some have `prefix_hashes`.
+    every request's true length. stated: what requests name, as policies depend on it (`Policy`). prefixes: some name what their prompts share.
+    num_warming: requests that only fill the prefix cache before the measured part of the run.
     """
 
     longest: Request
@@ -26,6 +27,7 @@ class Facts:
     stated: set[str] = field(default_factory=set)
     lengths_known: bool = True
     prefixes: bool = False
+    num_warming: int = 0
 
 
 def facts_of(requests: Iterable[Request]) -> Facts:
@@ -49,6 +51,6 @@ def facts_of(requests: Iterable[Request]) -> Facts:
             sessions.add(session)
         facts.extra.update(dict.fromkeys(request.extra))
         facts.lengths_known &= not (spec_of(request).has_hidden_length or spec_of(request).can_stop)
-        facts.prefixes |= bool(request.prefix_hashes)
+        facts.prefixes |= bool(request.prefix_hashes or request.texts)
     facts.stated.update([*["clients"] * (facts.clients != {None}), *["priorities"] * (len(priorities) > 1)])
     return facts

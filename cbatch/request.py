@@ -95,14 +95,16 @@ class Request:
     stop_strings: Final[tuple[str, ...]] = _of_spec("stop_strings")
     client: Final[str | None] = _of_spec("client")
     session: Final[str | None] = _of_spec("session")
+    turn: Final[int | None] = _of_spec("turn")
     last: Final[bool | None] = _of_spec("last")
+    pause: Final[float | None] = _of_spec("pause")
     tier: Final[str | None] = _of_spec("tier")
     priority: Final[int] = _of_spec("priority")
     slo: Final[SLO] = _of_spec("slo")
     predicted_new_tokens: Final[int | None] = _of_spec("predicted_new_tokens")
     prefix_hashes: Final[tuple[int, ...]] = _of_spec("prefix_hashes")
     hash_block: Final[int] = _of_spec("hash_block")
-    conversation: Final[int | None] = _of_spec("conversation")
+    texts: Final[tuple[tuple[int, int], ...]] = _of_spec("texts")
     salt: Final[str] = _of_spec("salt")
     extra: Final[Mapping[str, Any]] = property(lambda request: MappingProxyType(request._spec.extra))  # type: ignore[assignment]
 

@@ -66,13 +66,15 @@ class RequestSpec:
     stop_tokens: token ids that end the request, as the last token of the output.
     stop_strings: texts that end the request; the output's last token completes such a text. See `State.ends_text`.
     priority: higher is more urgent. tier: name of a service class. session: shared by the requests of a conversation.
-    last: whether this is the last request of its session. None: unknown.
+    turn: number of the request within its session, from 0. last: whether no request of the session follows. None: unknown.
+    pause: seconds from the end of the session's requests that this one follows to its arrival: a person thinks, or a tool runs.
     predicted_new_tokens: a prediction of the output length, from any source.
     prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to the end of its block (as in Mooncake's
         traces): two prompts with n equal leading hashes share n blocks.
     hash_block: tokens per hash; the last hash may cover fewer. 0: unknown.
-    conversation: requests of one conversation contain the same text at the same positions after the hashed tokens: a turn's
-        prompt begins with all previous turns and their answers. None: a separate text. Used only if token values do not matter.
+    texts: what prompt and output consist of after the hashed tokens, where token values do not matter: numbers of texts, each with
+        the position in the prompt at which it begins; the last one goes on through the output. Requests with the same text at the
+        same position share it: a turn's prompt is the text of all turns and answers before. Empty: a text of its own.
     salt: requests share cached blocks only with requests of the same salt.
     extra: further attributes from the workload, by name.
 
@@ -92,14 +94,16 @@ class RequestSpec:
     stop_strings: tuple[str, ...] = ()
     client: str | None = None
     session: str | None = None
+    turn: int | None = None
     last: bool | None = None
+    pause: float | None = None
     tier: str | None = None
     priority: int = 0
     slo: SLO = NO_SLO
     predicted_new_tokens: int | None = None
     prefix_hashes: tuple[int, ...] = ()
     hash_block: int = 0
-    conversation: int | None = None
+    texts: tuple[tuple[int, int], ...] = ()
     salt: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
 

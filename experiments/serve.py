@@ -162,6 +162,7 @@ def _result_of(
     served, ended, caches = gathered.served, gathered.ended, [engine.state.cache for engine in run.engine.engines]
     measures = {
         **vars(run.settings.metrics),
+        "warmup_requests": run.settings.metrics.warmup_requests + run.facts.num_warming,
         **_limits_of(run, record),
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,

@@ -50,7 +50,7 @@ def _hashes_of(request: Request, block_size: int) -> Sequence[BlockHash]:
     held = spec.num_prompt_tokens if spec.prompt is not None else len(spec.prefix_hashes) * spec.hash_block
     held = min(held, spec.num_prompt_tokens)
     whole: Any = Request.from_spec(spec)
-    if spec.conversation is not None:
+    if spec.texts:
         whole.num_output_tokens = min(spec.max_new_tokens, spec.true_new_tokens or spec.max_new_tokens)
         held = whole.num_known
     pool: Any = SimpleNamespace(block_size=block_size)

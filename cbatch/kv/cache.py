@@ -46,7 +46,7 @@ class PrefixCache:
             problem = "its hash ids do not stand for a whole number of tokens (hash_block=0)"
             remedy = f"give a workload.length_scale that makes the number a multiple of block_size={size}"
         elif tokens % size:
-            keys = "workload.prefix, workload.system, or a trace's times workload.length_scale"
+            keys = "workload.prefix, or a trace's times workload.length_scale"
             problem = f"each of its hash ids stands for {tokens} tokens ({keys}), not a multiple of block_size={size}"
             remedy = "give a block_size that divides it"
         elif len(set(hashes)) < len(hashes) or min(hashes) < 0:

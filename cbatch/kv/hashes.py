@@ -5,12 +5,14 @@ and the content of the block:
 
     real tokens    128 bits of blake2b over the token ids; the first block is preceded by the request's `salt`
     simulation     the same if the prompt has token ids, each output token as `SIMULATED_TOKEN`; otherwise 64 bits over the trace's id
-                   that covers the block (`RequestSpec.prefix_hashes`); otherwise over the conversation or the request, and the block's
-                   place in it: many hashes are made at once
+                   that covers the block (`RequestSpec.prefix_hashes`); otherwise over the texts that the block consists of (`RequestSpec.texts`,
+                   or the request's own): those of a text are consecutive numbers, many made at once
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,8 +45,7 @@ class Prefix:
         self._num_parts = max(spec.hash_block // size, 1)  # blocks of a hash id
         self._trace_ids = spec.prefix_hashes if spec.hash_block else ()
         self._num_traced = min(len(self._trace_ids) * self._num_parts, spec.num_prompt_tokens // size)  # blocks
-        self._text = ("request", spec.id) if spec.conversation is None else ("conversation", spec.conversation)
-        self._text_hash: int | None = None  # of its first block, if all were text
+        self._texts: Sequence[tuple[Any, int]] = spec.texts or ((("request", spec.id), 0),)
         self._hashes: list[BlockHash] = []
         self._num_found = 0
         self._seen = (-1, -1)  # the pool's version and the known tokens when the request was looked up
@@ -96,6 +97,19 @@ class Prefix:
                 first = hash((hashes[-1] if hashes else before, trace_id))
                 hashes += range(first, first + parts)
             return hashes[: self._num_traced - index]
-        if self._text_hash is None:
-            self._text_hash = hash((before, *self._text)) - index
-        return range(self._text_hash + index, self._text_hash + num_blocks)
+        return self._hashes_of_text(index, num_blocks, before)
+
+    def _hashes_of_text(self, index: int, num_blocks: int, before: BlockHash) -> Sequence[BlockHash]:
+        """Returns the hash of a block that consists of several texts, or those of the blocks of one text."""
+        size, texts = self._pool.block_size, self._texts
+        first = bisect_right(texts, index * size, key=itemgetter(1)) - 1
+        end = bisect_left(texts, (index + 1) * size, key=itemgetter(1))
+        if end - first > 1:
+            return (hash((before, *texts[first:end])),)
+        if index not in (0, self._num_traced) and (index - 1) * size >= texts[first][1]:
+            assert isinstance(before, int)
+            number = before + 1  # the text's block before
+        else:
+            number = hash((before, texts[first]))
+        until = min(num_blocks, texts[end][1] // size) if end < len(texts) else num_blocks
+        return range(number, number + until - index)

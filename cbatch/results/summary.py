@@ -50,6 +50,7 @@ def summarize(
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
+    measured = [request for request in ended if ends.start < request.finished_at <= ends.end]
     service = service_of(ended, requests, client_weights)
     return {
         "run": {
@@ -69,7 +70,7 @@ def summarize(
         "goodput": goodput(ended, requests, ends, objectives, window.seconds),
         "attainment": attainment(ended, requests, ends),
         "service": {} if service is None else fairness(service),
-        **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(ended, num_evicted_blocks)}),
+        **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks)}),
         **({} if num_replicas == 1 else {"replicas": _balance(run.replica_of, num_replicas)}),
         **({"pools": _pools(run)} if run.pools else {}),
     }
@@ -94,7 +95,7 @@ def _balance(replica_of: Mapping[int, int], num_replicas: int) -> Figures:
 
 
 def _prefix_cache(ended: Collection[Entry], num_evicted_blocks: int) -> dict[str, Any]:
-    """Returns the figures of the whole run, and those of each tier and client that a request names."""
+    """Returns the figures of requests that end in the measured part, and of these those of each tier and client that a request names."""
     named = {"tiers": _hits_by("tier", ended), "clients": _hits_by("client", ended)}
     groups = {name: hits for name, hits in named.items() if hits}
     return {**hits_of(ended), "evicted_blocks": num_evicted_blocks, **groups}

@@ -96,8 +96,8 @@ def first_arrivals(specs: Iterable[RequestSpec]) -> tuple[list[float], list[floa
     begins: dict[str | int, float] = {}
     of_each = []
     for spec in specs:
-        name = spec.conversation if spec.session is None else spec.session
-        of_each.append(begins.setdefault(spec.id if name is None else str(name), spec.arrival_time))
+        name = spec.id if spec.session is None else spec.session
+        of_each.append(begins.setdefault(name, spec.arrival_time))
     return list(begins.values()), of_each
 
 

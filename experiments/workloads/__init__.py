@@ -5,15 +5,18 @@ and executor and on every machine. Importing this package loads neither torch no
 """
 
 from experiments.workloads.base import Vocabulary, Workload
+from experiments.workloads.chat import Chat
 from experiments.workloads.clients import Clients
 from experiments.workloads.closed import ClosedBatch
 from experiments.workloads.lengths import FixedLengths, Lengths, MixedLengths, TraceLengths, UniformLengths, ZipfLengths
-from experiments.workloads.open_loop import AllAtOnce, ArrivalProcess, Chat, GammaArrivals, OpenLoop, PrefixGroups
+from experiments.workloads.open_loop import AllAtOnce, ArrivalProcess, GammaArrivals, OpenLoop, PrefixGroups
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.servegen import ServeGen
+from experiments.workloads.sessions import ClosedLoop, Session, Turn
 from experiments.workloads.trace import Trace
 
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
 __all__ += ["FixedLengths", "Lengths", "MixedLengths", "TraceLengths", "UniformLengths", "ZipfLengths"]
+__all__ += ["ClosedLoop", "Session", "Turn"]
 __all__ += ["AllAtOnce", "ArrivalProcess", "Chat", "GammaArrivals", "PrefixGroups", "Trace"]

@@ -122,8 +122,8 @@ class Workload(Described, ABC):
         """Returns the workload for a model with this many positions: `too_long` of lengths from a file applies to them as well."""
         return self
 
-    def _build(self, trace: Trace, vocabulary: Vocabulary | None) -> Drawn:
-        """Makes requests from columns; values of the trace win. Where it has no prompts, token ids are drawn uniformly."""
+    def _build(self, trace: Trace, vocabulary: Vocabulary | None, prompts: bool = True) -> Drawn:
+        """Makes requests from columns; values of the trace win. Where it has no prompts, token ids are drawn uniformly, with `prompts`."""
         columns: dict[str, Column | Sequence[Any]] = {"num_prompt_tokens": trace.prompt_tokens}
         columns |= self.annotate(trace.output_tokens, self.seed)
         if trace.arrival_time is not None:
@@ -131,18 +131,18 @@ class Workload(Described, ABC):
         for name, column in trace.fields.items():
             others = columns.get(name)
             columns[name] = column if others is None else np.where(column == None, others, column)  # noqa: E711 - of each row
-        if vocabulary is not None and "prompt" not in trace.fields:
+        if prompts and vocabulary is not None and "prompt" not in trace.fields:
             generators = map(np.random.default_rng, request_seeds(self.seed, Purpose.PROMPTS, len(trace)).tolist())
             drawn = zip(generators, trace.prompt_tokens.tolist(), strict=True)
-            prompts = [numbers.integers(vocabulary.size, size=length).tolist() for numbers, length in drawn]
-            columns["prompt"] = self._with_shared(prompts, trace, vocabulary.size)
+            tokens = [numbers.integers(vocabulary.size, size=length).tolist() for numbers, length in drawn]
+            columns["prompt"] = self._with_shared(tokens, trace, vocabulary.size)
         seeds = request_seeds(self.seed, Purpose.SAMPLING, len(trace))
         stops = () if vocabulary is None or self.ignore_eos else vocabulary.stop_tokens
         iterations = {id_: int(at) for id_, at in enumerate(columns.pop("arrival_iteration", ())) if at}
         return Drawn(columns, Sampling(**vars(self.sampling)), seeds, stops, iterations)
 
     def _with_shared(self, prompts: list[list[int]], trace: Trace, vocabulary_size: int) -> list[list[int]]:
-        """Replaces the tokens that prompts share: all tokens of a conversation, and the tokens of each hash id."""
+        """Replaces the tokens that prompts share: those of texts, and those of each hash id."""
 
         @lru_cache(maxsize=10_000)
         def drawn(kind: int, number: int, length: int) -> list[int]:
@@ -151,10 +151,10 @@ class Workload(Described, ABC):
             return tokens
 
         unshared = np.full(len(prompts), None)
-        chats, hashes = (trace.fields.get(name, unshared) for name in ("conversation", "prefix_hashes"))
-        for row, (prompt, chat, ids) in enumerate(zip(prompts, chats, hashes, strict=True)):
-            if chat is not None:
-                prompt[:] = drawn(0, chat, len(prompt))
+        texts, hashes = (trace.fields.get(name, unshared) for name in ("texts", "prefix_hashes"))
+        for row, (prompt, parts, ids) in enumerate(zip(prompts, texts, hashes, strict=True)):
+            for text, start in parts or ():
+                prompt[start:] = drawn(0, text, len(prompt) - start)
             size = int(trace.fields["hash_block"][row]) if ids and "hash_block" in trace.fields else 0
             for place, id_ in enumerate(ids if size else ()):
                 part = slice(place * size, min((place + 1) * size, len(prompt)))

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from cbatch import Described, Request, WorkloadError
 from cbatch.calls import call
-from cbatch.validation import Give, check, not_negative, positive, whole
+from cbatch.validation import Give, check, positive, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.lengths import LONGEST, Lengths, UniformLengths, limit_lengths
 from experiments.workloads.seeds import Purpose, generator
@@ -83,11 +83,6 @@ class DrawnRequests(Workload):
         random, wanted = generator(self.seed, Purpose.LENGTHS), f"prompt and output tokens, {num} whole numbers each"
         return _drawn("lengths", self.lengths.draw, random, num, ((2, num), "iu", wanted))
 
-    def _times(self, random: np.random.Generator, num: int) -> Column:
-        """Draws arrival times in seconds, [num]. Raises WorkloadError: `arrivals` failed, or drew something else."""
-        wanted = f"{num} times in seconds, not intervals"
-        return _drawn("arrivals", self.arrivals.times, random, num, ((num,), "iuf", wanted))
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OpenLoop(DrawnRequests):
@@ -99,9 +94,11 @@ class OpenLoop(DrawnRequests):
         return replace(self, lengths=limit_lengths(self.lengths, positions, self.max_new_tokens))
 
     def trace(self) -> Trace:
-        times = self._times(generator(self.seed, Purpose.ARRIVALS), self.num_requests) / self.rate_scale
+        times = drawn_times(self.arrivals, generator(self.seed, Purpose.ARRIVALS), self.num_requests)
         prompts, outputs = self._lengths(self.num_requests)
-        return Trace(source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times)
+        return Trace(
+            source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times / self.rate_scale
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -122,52 +119,14 @@ class PrefixGroups(DrawnRequests):
             source="prefix groups",
             prompt_tokens=self.prefix + prompts,
             output_tokens=outputs,
-            arrival_time=self._times(generator(self.seed, Purpose.ARRIVALS), self.num_requests),
+            arrival_time=drawn_times(self.arrivals, generator(self.seed, Purpose.ARRIVALS), self.num_requests),
             fields={"prefix_hashes": np.fromiter(ids, object, len(ids)), "hash_block": np.full(len(ids), self.prefix)},
         )
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Chat(DrawnRequests):
-    """Conversations of `turns` requests. A turn's prompt is the system prompt, all turns and answers before, and new tokens.
-
-    An open loop: a turn comes `pause` seconds, on average, after the turn before came, whether that has been answered or not.
-    With real tokens the answers within prompts are drawn, and differ from the model's.
-
-    arrivals: those of conversations. lengths: those of a turn's new tokens, and of its answer.
-    system: tokens of the prompt that all conversations share; 0: none. pause: seconds, exponentially distributed.
-    """
-
-    turns: Annotated[int, whole(1, MOST_REQUESTS)] = 8
-    system: Annotated[int, whole(0, LONGEST)] = 1024
-    pause: Annotated[float, not_negative("seconds")] = 10.0
-
-    def trace(self) -> Trace:
-        num_chats = -(-self.num_requests // self.turns)
-        shape = num_chats, self.turns
-        new, answers = self._lengths(num_chats * self.turns).reshape(2, *shape)
-        before = np.cumsum(new + answers, axis=1) - new - answers
-        numbers = generator(self.seed, Purpose.ARRIVALS)
-        starts = self._times(numbers, num_chats)
-        pauses = numbers.exponential(self.pause, shape)
-        pauses[:, 0] = 0
-        times = (starts[:, None] + np.cumsum(pauses, axis=1)).ravel()
-        order = np.argsort(times, kind="stable")[: self.num_requests]
-        chats = np.repeat(np.arange(num_chats), self.turns)[order]
-        ids = [(0,) if self.system else ()] * len(order)
-        return Trace(
-            source="chat",
-            prompt_tokens=(self.system + before + new).ravel()[order],
-            output_tokens=answers.ravel()[order],
-            arrival_time=times[order],
-            fields={
-                "session": chats.astype(str).astype(object),
-                "last": (order % self.turns == self.turns - 1).astype(object),
-                "conversation": chats.astype(object),
-                "prefix_hashes": np.fromiter(ids, object, len(ids)),
-                "hash_block": np.full(len(ids), self.system),
-            },
-        )
+def drawn_times(arrivals: ArrivalProcess, random: np.random.Generator, num: int) -> Column:
+    """Draws arrival times in seconds, [num]. Raises WorkloadError: `arrivals` failed, or drew something else."""
+    return _drawn("arrivals", arrivals.times, random, num, ((num,), "iuf", f"{num} times in seconds, not intervals"))
 
 
 def _drawn(

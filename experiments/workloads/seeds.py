@@ -22,6 +22,8 @@ class Purpose(IntEnum):
     PREDICTIONS = 6
     CLIENTS = 7
     GROUPS = 8
+    STEADY = 9
+    ORDER = 10
 
 
 def generator(seed: int, stream: Purpose, *key: int) -> np.random.Generator:

@@ -87,7 +87,7 @@ class Sessions(Listed):
     def _turn(self, chat: int, turn: int, before: list[int] | None, num_before: int, time: float) -> Request:
         new = self._new[chat, turn].item()
         prompt = None if before is None else before + self._words(new)
-        shared = {"conversation": chat, "prefix_hashes": (0,), "hash_block": SYSTEM, "arrival_time": time}
+        shared = {"texts": ((0, 0), (1 + chat, SYSTEM)), "arrival_time": time}
         return Request(chat * TURNS + turn, num_before + new, self._answers[chat, turn].item(), prompt=prompt, **shared)
 
 

@@ -257,9 +257,9 @@ def test_no_policy_beats_the_bounds(hardware: str, model: str, policy: Policy) -
 def test_what_can_be_found_by_hand() -> None:
     """Blocks of 2 tokens, ids of 4. B's first id is A's; C goes on with A's conversation, and D comes first of all with B's ids."""
     asked = [
-        Request(0, 5, 4, prefix_hashes=(1,), hash_block=4, conversation=7, arrival_time=1.0),
+        Request(0, 5, 4, prefix_hashes=(1,), hash_block=4, texts=((7, 0),), arrival_time=1.0),
         Request(1, 8, 1, prefix_hashes=(1, 2), hash_block=4, arrival_time=2.0),
-        Request(2, 12, 1, prefix_hashes=(1,), hash_block=4, conversation=7, arrival_time=3.0),
+        Request(2, 12, 1, prefix_hashes=(1,), hash_block=4, texts=((7, 0),), arrival_time=3.0),
         Request(3, 9, 1, prefix_hashes=(1, 2), hash_block=4, arrival_time=0.0),
     ]
     found = findable_tokens(asked, 2)
@@ -328,7 +328,7 @@ def sharing_requests(draw: Random, number: int) -> Iterator[Request]:
                 slo=objective,
                 prefix_hashes=(9,),
                 hash_block=4,
-                conversation=chat,
+                texts=((chat, 0),),
             )
         else:
             yield Request(

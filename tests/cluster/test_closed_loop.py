@@ -34,7 +34,7 @@ class Sessions(Listed):
         tokens, new = self.tokens[chat] + self.numbers.randint(2, 6), self.numbers.randint(1, 5)
         self.tokens[chat] = tokens + new
         prompt = [id_ % 7] * tokens if self.prompts else None
-        return Request(id_, tokens, new, arrival_time=at, session=str(chat), conversation=chat, prompt=prompt)
+        return Request(id_, tokens, new, arrival_time=at, session=str(chat), texts=((chat, 0),), prompt=prompt)
 
     def ended(self, request: Request) -> None:
         super().ended(request)

@@ -26,7 +26,10 @@ FULL = RequestSpec(
     predicted_new_tokens=7,
     prefix_hashes=(11, 12),
     hash_block=2,
-    conversation=6,
+    turn=1,
+    last=True,
+    pause=2.5,
+    texts=((6, 0), (7, 3)),
     salt="mine",
 )
 

@@ -55,7 +55,9 @@ def specs(draw: st.DrawFn, with_prompts: bool) -> RequestSpec:
         predicted_new_tokens=draw(counts),
         prefix_hashes=tuple(hashes),
         hash_block=draw(st.integers(1, 4)) if len(hashes) == 1 else 0,
-        conversation=draw(st.none() | st.integers(0, 3)),
+        texts=tuple(draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9))))),
+        turn=draw(st.none() | st.integers(0, 3)),
+        pause=draw(seconds),
         salt=draw(st.text()),
         extra=draw(st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.lists(st.booleans()))),
     )

@@ -39,7 +39,7 @@ def test_a_group_shares_a_prefix() -> None:
 
 def test_a_turn_holds_the_turns_and_answers_before() -> None:
     """The first 16 + 30 k tokens of turn k were there before; the last of them was never in the cache."""
-    workload = Chat(num_requests=8, turns=4, system=16, pause=50.0, arrivals=AllAtOnce(), lengths=LENGTHS)
+    workload = Chat(closed=False, num_requests=8, turns=4, system=16, pause=50.0, arrivals=AllAtOnce(), lengths=LENGTHS)
     requests = list(workload.requests(None))
     by_chat = [[each for each in requests if each.session == name] for name in ("0", "1")]
     for chat in by_chat:

@@ -1,0 +1,126 @@
+"""Chats: sessions whose turns follow each other, in closed loop, or as an open loop that does not wait for answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pydantic import AfterValidator, BeforeValidator
+
+from cbatch import Request
+from cbatch.arrivals import Arrivals
+from cbatch.validation import Give, not_negative, whole
+from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
+from experiments.workloads.lengths import LONGEST
+from experiments.workloads.open_loop import DrawnRequests, drawn_times
+from experiments.workloads.seeds import Purpose, generator
+from experiments.workloads.sessions import SYSTEM, ClosedLoop, Session, Turn
+from experiments.workloads.trace import Floats, Ints, Trace
+
+
+def _ascending(turns: tuple[int, int]) -> tuple[int, int]:
+    if turns[0] > turns[1]:
+        raise ValueError
+    return turns
+
+
+Turns = Annotated[
+    tuple[Annotated[int, whole(1, MOST_REQUESTS)], Annotated[int, whole(1, MOST_REQUESTS)]],
+    BeforeValidator(lambda turns: (turns, turns) if isinstance(turns, int) else turns),
+    AfterValidator(_ascending),
+    Give("a whole number of turns, at least 1, or the least and the most: [2, 12]"),
+]
+
+
+class _Chats(NamedTuple):
+    """counts: turns of each chat. starts: seconds. The others: [turns of all chats]; pauses: seconds, 0 for first turns."""
+
+    counts: Ints
+    starts: Floats
+    new: Ints
+    answers: Ints
+    pauses: Floats
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Chat(DrawnRequests, ClosedLoop):
+    """Chats. A turn's prompt is the system prompt, all turns and answers before, and new tokens.
+
+    closed: a turn comes `pause` seconds, on average, after the answer before. False is an open loop, without `sessions`: it comes as long after the
+        turn before came, whether that has been answered or not; with real tokens the answers within prompts are drawn, and differ from the model's.
+    num_requests: turns of all chats; in closed loop the last chat is whole.
+    arrivals: those of chats. lengths: those of a turn's new tokens, and of its answer.
+    turns: of each chat, or the least and the most, drawn uniformly.
+    system: tokens of the prompt that all chats share; 0: none. pause: seconds, exponentially distributed.
+    """
+
+    closed: bool = True
+    turns: Turns = (8, 8)
+    system: Annotated[int, whole(0, LONGEST)] = 1024
+    pause: Annotated[float, not_negative("seconds")] = 10.0
+
+    @property
+    def answers_back(self) -> bool:
+        return self.closed
+
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
+        return (ClosedLoop if self.closed else DrawnRequests).requests(self, vocabulary)
+
+    def source(self, vocabulary: Vocabulary | None) -> Arrivals:
+        return (ClosedLoop if self.closed else Workload).source(self, vocabulary)
+
+    def scripts(self) -> Sequence[Session]:
+        chats, first = self._chats, 0
+        sessions = list[Session]()
+        columns = [column.tolist() for column in (chats.new, chats.answers, chats.pauses)]
+        for number, count in enumerate(chats.counts.tolist()):
+            rows = zip(*(column[first : first + count] for column in columns), strict=True)
+            turns = [
+                Turn(new, answer, (place - 1,), pause, place - 1) if place else Turn(new, answer)
+                for place, (new, answer, pause) in enumerate(rows)
+            ]
+            sessions.append(Session(str(number), turns, self.system))
+            first += count
+        return sessions
+
+    def trace(self) -> Trace:
+        chats = self._chats
+        ends = np.cumsum(chats.counts)[:-1]
+        said = np.concatenate([np.cumsum(tokens) for tokens in np.split(chats.new + chats.answers, ends)])
+        waits = np.concatenate([np.cumsum(pauses) for pauses in np.split(chats.pauses, ends)])
+        number = np.repeat(np.arange(len(chats.counts)), chats.counts)
+        turn = np.concatenate([np.arange(count) for count in chats.counts])
+        times = chats.starts[number] + waits
+        order = np.argsort(times, kind="stable")[: self.num_requests]
+        texts = [
+            ((SYSTEM, 0), (1 + chat, self.system)) if self.system else ((1 + chat, 0),)
+            for chat in number[order].tolist()
+        ]
+        return Trace(
+            source="chat",
+            prompt_tokens=(self.system + said - chats.answers)[order],
+            output_tokens=chats.answers[order],
+            arrival_time=times[order],
+            fields={
+                "session": number[order].astype(str).astype(object),
+                "turn": turn[order].astype(object),
+                "last": (turn == chats.counts[number] - 1)[order].astype(object),
+                "texts": np.fromiter(texts, object, len(texts)),
+            },
+        )
+
+    @cached_property
+    def _chats(self) -> _Chats:
+        least, most = self.turns
+        counts = np.full(-(-self.num_requests // least), least)
+        if least < most:
+            counts = generator(self.seed, Purpose.GROUPS).integers(least, most, len(counts), endpoint=True)
+            counts = counts[: np.searchsorted(np.cumsum(counts), self.num_requests) + 1]
+        total = int(counts.sum())
+        new, answers = self._lengths(total)
+        numbers = generator(self.seed, Purpose.ARRIVALS)
+        starts = drawn_times(self.arrivals, numbers, len(counts))
+        pauses = numbers.exponential(self.pause, total)
+        pauses[np.cumsum(counts) - counts] = 0
+        return _Chats(counts, starts, new, answers, pauses)

@@ -1,0 +1,342 @@
+"""Sessions in closed loop: a turn follows the ends of earlier turns after a pause, and its prompt begins with what they said.
+
+    turn 0     prompt: system new0                            answer0
+    turn 1                        pause, after turn 0's end -> prompt: system new0 answer0 new1     answer1
+    sub-agent                     pause, after turn 0's end -> prompt: system task                  report
+    turn 2     pause, after the ends of turn 1 and of the sub-agent -> prompt: system new0 ... answer1 new2
+
+With real tokens a prompt holds the tokens that the model answered; in simulation `RequestSpec.texts` says which tokens are the same.
+A turn that is not served, as its client has left or the policy has rejected it, ends its session: no further turn comes.
+"""
+
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import inf
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from cbatch import Request, RequestSpec, WorkloadError
+from cbatch.arrivals import Arrivals, Listed
+from cbatch.facts import facts_of
+from cbatch.request import SERVED, spec_of
+from cbatch.validation import Give, whole
+from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
+from experiments.workloads.drawn import Drawn
+from experiments.workloads.open_loop import ArrivalProcess, drawn_times
+from experiments.workloads.seeds import Purpose, generator
+from experiments.workloads.trace import Trace
+
+SYSTEM = 0
+"""The number of the text that all sessions share; turn i of all begins text 1 + i."""
+
+
+class Turn(NamedTuple):
+    """A request of a session. Turns are numbered in an order in which each follows only earlier ones.
+
+    new, output: tokens of the prompt after what it repeats, and of the answer; at least 1.
+    after: turns whose ends it follows; empty: it follows the session's begin. pause: seconds from the latest of these ends.
+    repeats: the turn whose prompt and answer its prompt begins with; None: with the system prompt. kept: the first tokens of these; None: all.
+    extra: of `RequestSpec`.
+    """
+
+    new: int
+    output: int
+    after: tuple[int, ...] = ()
+    pause: float = 0.0
+    repeats: int | None = None
+    kept: int | None = None
+    extra: Mapping[str, Any] = {}
+
+
+class Session(NamedTuple):
+    """name: of the session. system: tokens that its prompts share with those of all sessions."""
+
+    name: str
+    turns: Sequence[Turn]
+    system: int = 0
+
+
+class Said(NamedTuple):
+    """The prompt of a turn if all earlier answers have their whole length, and its texts (`RequestSpec.texts`)."""
+
+    num_tokens: int
+    texts: tuple[tuple[int, int], ...]
+
+
+def prompts_of(session: Session, first: int) -> list[Said]:
+    """Returns the prompts of a session's turns. first: number of its first turn among those of all sessions.
+
+    The first turn that repeats all of another goes on with the same text; further ones begin texts of their own.
+    """
+    said, continued = list[Said](), set[int]()
+    for number, turn in enumerate(session.turns, first):
+        kept, is_new = session.system, True
+        texts: tuple[tuple[int, int], ...] = ((SYSTEM, 0),) if session.system else ()
+        if turn.repeats is not None:
+            before = said[turn.repeats]
+            kept = before.num_tokens + session.turns[turn.repeats].output
+            is_new = turn.kept is not None or turn.repeats in continued
+            kept = kept if turn.kept is None else min(turn.kept, kept)
+            texts = tuple(part for part in before.texts if not is_new or part[1] < kept)
+            continued |= set() if is_new else {turn.repeats}
+        said.append(Said(kept + turn.new, (*texts, (1 + number, kept)) if is_new else texts))
+    return said
+
+
+@dataclass(eq=False)
+class _Open:
+    """A session that has begun. left: by turn, the ends that it waits for. tokens: prompts and answers by turn, of real tokens."""
+
+    number: int
+    left: dict[int, int]
+    latest: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    num_running: int = 0
+    is_over: bool = False
+
+
+class Sessions(Listed):
+    """The arrivals of sessions. Each request has the number of its turn among those of all sessions as its id, under every policy."""
+
+    follow_ends = True
+
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        specs: Sequence[RequestSpec],
+        starts: Sequence[float],
+        draw: Callable[[int, int], list[int]] | None = None,
+        spread: Sequence[float] = (),
+    ) -> None:
+        """
+        Args:
+            specs: of the turns of all sessions in order; the arrival time is this class's, and the prompt if `draw` is given.
+            starts: seconds at which the first sessions begin. Each of the others begins when one ends.
+            draw: makes the first tokens of a text: its number and how many. None: prompts without token values.
+            spread: of a steady start: the first turn of each of these first sessions computes what its session has said before, and
+                the second ones follow when all first ones have ended, after this share of their pauses.
+        """
+        super().__init__()
+        self._sessions, self._specs, self._draw, self._spread = sessions, specs, draw, spread
+        self._firsts = [0, *np.cumsum([len(session.turns) for session in sessions]).tolist()]
+        self._followers = [_followers(session) for session in sessions]
+        self._open, self._held = dict[int, _Open](), list[tuple[int, int]]()
+        self._num_warming = len(spread)
+        made = (Request.from_spec(spec) for spec in specs)
+        self.facts = replace(facts_of(made), num_warming=len(spread))
+        self._num_begun = 0
+        for start in starts[: len(sessions)]:
+            self._begin(start)
+
+    def ended(self, request: Request) -> None:
+        super().ended(request)
+        number = bisect_right(self._firsts, request.id) - 1
+        session, turn, end = self._open[number], request.id - self._firsts[number], request.finished_at or 0.0
+        session.num_running -= 1
+        session.is_over |= request.finish_reason not in SERVED
+        if self._draw is not None:
+            session.tokens[turn] = [*(request.prompt or ()), *request.output]
+        is_warming = not turn and number < len(self._spread)
+        for follower in () if session.is_over else self._followers[number][turn]:
+            session.left[follower] -= 1
+            session.latest[follower] = max(session.latest.get(follower, 0.0), end)
+            if not session.left[follower]:
+                session.num_running += 1
+                if is_warming:
+                    self._held.append((number, follower))
+                else:
+                    self._send(session, follower, session.latest[follower] + self._turn(number, follower).pause)
+        if is_warming:
+            self._warmed(end)
+        if not session.num_running:
+            del self._open[number]
+            self._begin(end)
+
+    def _warmed(self, now: float) -> None:
+        """Lets the sessions of a steady start go on once what they have said is computed."""
+        self._num_warming -= 1
+        if not self._num_warming:
+            for number, turn in self._held:
+                self._send(self._open[number], turn, now + self._spread[number] * self._turn(number, turn).pause)
+
+    def _begin(self, now: float) -> None:
+        """Begins the next session, if there is one."""
+        if (number := self._num_begun) == len(self._sessions):
+            return
+        self._num_begun += 1
+        turns = self._sessions[number].turns
+        self._open[number] = session = _Open(number, {place: len(turn.after) for place, turn in enumerate(turns)})
+        for place, turn in enumerate(turns):
+            if not turn.after:
+                session.num_running += 1
+                self._send(session, place, now + turn.pause)
+
+    def _send(self, session: _Open, turn: int, time: float) -> None:
+        spec = self._specs[id_ := self._firsts[session.number] + turn]
+        if self._draw is not None:
+            of, system = self._turn(session.number, turn), self._sessions[session.number].system
+            before = self._draw(SYSTEM, system) if of.repeats is None else session.tokens[of.repeats][: of.kept]
+            prompt = before + self._draw(1 + id_, of.new)
+            spec = replace(spec, prompt=prompt, num_prompt_tokens=len(prompt))
+        self.add([Request.from_spec(replace(spec, arrival_time=time))])
+
+    def _turn(self, number: int, turn: int) -> Turn:
+        return self._sessions[number].turns[turn]
+
+
+def _followers(session: Session) -> list[list[int]]:
+    """Returns, for each turn of a session, the turns that wait for its end."""
+    followers: list[list[int]] = [[] for _ in session.turns]
+    for place, turn in enumerate(session.turns):
+        for before in turn.after:
+            followers[before].append(place)
+    return followers
+
+
+def resumed(session: Session, at: int) -> Session:
+    """Returns a session that has come to turn `at`: a first turn computes what was said, and stands for all turns before."""
+    said, turns, latest = prompts_of(session, 0), session.turns, at - 1
+    whole = said[latest].num_tokens + turns[latest].output if at else session.system
+    resumed = [Turn(max(whole - session.system, 1), 1)]
+    for turn in turns[at:]:
+        after = tuple(sorted({max(before - latest, 0) for before in turn.after})) or (0,)
+        repeats, kept = turn.repeats, turn.kept
+        if repeats is not None and repeats < at:
+            length = said[repeats].num_tokens + turns[repeats].output
+            kept = min(length if kept is None else kept, length, whole)
+        resumed.append(
+            turn._replace(after=after, repeats=None if repeats is None else max(repeats - latest, 0), kept=kept)
+        )
+    return session._replace(turns=resumed)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClosedLoop(Workload):
+    """Base of workloads in closed loop: `scripts` are the sessions, and requests follow the ends of others.
+
+    sessions: at a time; when one ends, the next one begins. None: sessions begin at the times of `arrivals`.
+    steady: the first `sessions` begin in the middle, each at a turn drawn from all of its turns. What they have said before is computed
+        first; figures count from then on. Needs `sessions`.
+    max_length, too_long: a session with a turn of more tokens is refused ("error"), ends before this turn ("clip"), or is left out ("drop").
+    """
+
+    sessions: Annotated[int, whole(1, MOST_REQUESTS)] | None = None
+    steady: bool = False
+    max_length: Annotated[int, whole(2)] | None = None
+    too_long: Literal["error", "clip", "drop"] = "error"
+    arrivals: (
+        Annotated[ArrivalProcess, Give("keys of it, as in workload.arrivals._target_=...; it must have times()")] | None
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steady and self.sessions is None:
+            raise WorkloadError("workload.steady=true: needs a number of sessions at a time; give workload.sessions=")
+        if self.sessions is None and self.arrivals is None:
+            raise WorkloadError(
+                "workload.sessions=null: sessions have no times; give workload.sessions= or workload.arrivals="
+            )
+
+    @abstractmethod
+    def scripts(self) -> Sequence[Session]:
+        """Returns the sessions in the order of their begins."""
+
+    @property
+    def answers_back(self) -> bool:
+        return True
+
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
+        """Returns the turns of all sessions, of which none has arrived, without tokens."""
+        return self._turns(self._fitting(), vocabulary)
+
+    def within(self, positions: int) -> Self:
+        return (
+            self if self.too_long == "error" else replace(self, max_length=min(self.max_length or positions, positions))
+        )
+
+    def _fitting(self) -> list[Session]:
+        """Returns the sessions within `max_length`. Raises WorkloadError if there is none, or one does not fit and must."""
+        sessions, most = list[Session](), self.max_length or inf
+        for session in self.scripts():
+            lengths = [
+                said.num_tokens + turn.output for said, turn in zip(prompts_of(session, 0), session.turns, strict=True)
+            ]
+            num_fit = next((place for place, length in enumerate(lengths) if length > most), len(lengths))
+            if num_fit < len(lengths) and self.too_long == "error":
+                problem = (
+                    f"session {session.name}: turn {num_fit} has {lengths[num_fit]} tokens, more than max_length={most}"
+                )
+                raise WorkloadError(f"{problem}; raise it, or set workload.too_long to clip or drop")
+            if num_fit == len(lengths) or (self.too_long == "clip" and num_fit):
+                sessions.append(session._replace(turns=session.turns[:num_fit]))
+        if not sessions:
+            raise WorkloadError(
+                f"workload: no session fits max_length={most}; raise it, or lower workload.length_scale"
+            )
+        return sessions
+
+    def _turns(self, sessions: Sequence[Session], vocabulary: Vocabulary | None) -> Drawn:
+        firsts = np.cumsum([0, *(len(session.turns) for session in sessions)])
+        prompts = [
+            said
+            for first, session in zip(firsts.tolist(), sessions, strict=False)
+            for said in prompts_of(session, first)
+        ]
+        turns = [turn for session in sessions for turn in session.turns]
+        ends = [len(session.turns) - 1 for session in sessions]
+        places = [
+            (session.name, place, place == end)
+            for session, end in zip(sessions, ends, strict=True)
+            for place in range(end + 1)
+        ]
+        names, numbers, last = zip(*places, strict=True)
+        columns: dict[str, Sequence[Any]] = {
+            "session": names,
+            "turn": numbers,
+            "last": last,
+            "pause": [turn.pause for turn in turns],
+            "texts": [said.texts for said in prompts],
+            "extra": [turn.extra for turn in turns],
+        }
+        trace = Trace(
+            source="sessions",
+            prompt_tokens=np.array([said.num_tokens for said in prompts]),
+            output_tokens=np.array([turn.output for turn in turns]),
+            fields={name: np.fromiter(column, object, len(turns)) for name, column in columns.items()},
+        )
+        return self._build(trace, vocabulary, prompts=False)
+
+    def source(self, vocabulary: Vocabulary | None) -> Arrivals:
+        sessions, spread = self._fitting(), list[float]()
+        if self.sessions is None:
+            assert self.arrivals is not None
+            starts = drawn_times(self.arrivals, generator(self.seed, Purpose.ARRIVALS), len(sessions))
+        else:
+            starts = np.zeros(self.sessions)
+        if self.steady:
+            numbers = generator(self.seed, Purpose.STEADY)
+            for place, session in enumerate(sessions[: self.sessions]):
+                sessions[place] = resumed(session, int(numbers.integers(len(session.turns))))
+                spread.append(numbers.random())
+        requests = self._turns(sessions, vocabulary)
+        draw = None if vocabulary is None else words(self.seed, vocabulary.size)
+        return Sessions(sessions, [spec_of(request) for request in requests.stream()], starts.tolist(), draw, spread)
+
+
+def words(seed: int, vocabulary_size: int) -> Callable[[int, int], list[int]]:
+    """Returns a function that draws the first tokens of a text: its number and how many."""
+
+    @lru_cache(maxsize=1)
+    def system(number: int) -> list[int]:
+        return drawn(SYSTEM, number)
+
+    def drawn(text: int, number: int) -> list[int]:
+        numbers = generator(seed, Purpose.PROMPTS, 0, text)
+        tokens: list[int] = numbers.integers(vocabulary_size, size=number).tolist()
+        return tokens
+
+    return lambda text, number: drawn(text, number) if text else system(number)
