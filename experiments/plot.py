@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
+from dataclasses import fields
 from functools import partial, update_wrapper
 from io import StringIO
 from pathlib import Path
@@ -29,6 +30,7 @@ from experiments.store.runs import run_table, select_runs
 
 NAMES = {
     "curves": "any figures against a setting, y=FIGURE,... x=KEY (of a sweep)",
+    "heatmap": "any figure over two settings, value=FIGURE x=KEY y=KEY (of a sweep)",
     "throughput_vs_pd": "throughput and gain over a baseline against P:D (of a sweep)",
     "latency_vs_rate": "percentiles of time to first token and between tokens against the rate of arrivals (of a sweep)",
     "latency_cdf": "distributions of time to first token, between tokens, end to end (of up to 16 series)",
@@ -40,6 +42,9 @@ NAMES = {
 }
 _CURVES = ("throughput_vs_pd", "latency_vs_rate", "attainment")
 """Plots in the module `curves`, each with a function."""
+_SCALES = {"xlim", "ylim", "xscale", "yscale"}
+_UNREAD = {"heatmap": _SCALES, "table": {field.name for field in fields(Look)} - {"output", "runs"}}
+"""Keys of `Look` that a plot does not read."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _usage() -> str:
     plots = [f"{listed({name: what})}\n{_keys(_maker(name))}" for name, what in NAMES.items()]
-    return "\n".join([str(__doc__), "", *plots, "", "Every plot also takes (a table runs= and output=):", _keys(Look)])
+    general = "Every plot also takes (a table runs= and output=, a heat map no limits and scales):"
+    return "\n".join([str(__doc__), "", *plots, "", general, _keys(Look)])
 
 
 def _keys(function: Callable[..., Any]) -> str:
@@ -96,7 +102,7 @@ def _plot(name: str, where: str = "", *options: str) -> None:
         looks, own = (inspect.signature(kind).parameters for kind in (Look, partial(maker, folder, Look())))
     except (TypeError, ValueError):
         raise ConfigError(f"{command}: takes no (folder, look); see docs/adding.md") from None
-    common = {key: looks[key] for key in (("output", "runs") if name == "table" else looks)}
+    common = {key: looks[key] for key in looks if key not in _UNREAD.get(name, ())}
     if unclear := next((key for key, parameter in own.items() if parameter.annotation is parameter.empty), None):
         raise ConfigError(f"{command}: {unclear} has no type; annotate it, as in {unclear}: float = 1.0")
     check_known([option.partition("=")[0] for option in options if "=" in option], [*own, *common], f"{command}: ")
@@ -106,7 +112,7 @@ def _plot(name: str, where: str = "", *options: str) -> None:
     keys = keyword_arguments(make, [option for option in options if option not in looking], command)
     content = ",".join([name, *(option for option in options if option.partition("=")[0] in (*own, "runs"))])
     path = Path(look.output) if look.output else folder / PLOTS / folder_name(content)
-    path = path / folder_name(content) if path.is_dir() else path
+    path = path / folder_name(f"{folder.resolve().name},{content}") if path.is_dir() else path
     with redirect_stderr(StringIO()) as said:  # an error is printed without other lines
         if name == "table":
             text, origin = table(folder, look)

@@ -1,4 +1,4 @@
-"""Draws figures of a sweep's runs against a swept setting, with a line for each policy and each other setting that varies.
+"""Draws figures of a sweep's runs against a swept setting, with a line or bars for each policy and each other setting that varies.
 
 Named plots are curves from serving papers: latency against rate (vLLM, Sarathi-Serve), attainment of objectives against rate
 (QoServe), and throughput, with its gain over a baseline policy, against P:D (SARATHI, Fig 9).
@@ -6,10 +6,9 @@ Named plots are curves from serving papers: latency against rate (vLLM, Sarathi-
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -20,8 +19,18 @@ from pydantic import Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give
+from experiments.plots.axes import AXES, FUTURE, Axis, axis_of, check_swept, with_names
+from experiments.plots.bars import draw_bars, name_places
 from experiments.plots.parts import label_log
-from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of, ratios_of
+from experiments.plots.series import (
+    check_few,
+    describe_points,
+    leave_out,
+    load_series,
+    points_of,
+    ratios_of,
+    without_policies,
+)
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
 from experiments.report.headings import OFFERED, Heading, check_figure, heading_of
 from experiments.report.intervals import few_text
@@ -34,32 +43,7 @@ Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 
 USUAL_BASELINE = "request_level"
 _MOST_ACROSS = 3  # panels side by side on a page
-_FUTURE = " (reads the future)"
 _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
-
-
-class Axis(NamedTuple):
-    """A swept setting.
-
-    keys: possible keys; the first key that varies is drawn. example: values to sweep. categories: values, if these are not numbers.
-    """
-
-    text: str
-    keys: Sequence[str]
-    example: str
-    log: bool = False
-    categories: Sequence[Any] = ()
-
-
-_RATES = ("workload.arrivals.rate", "workload.rate", "workload.load", "workload.speed", "workload.rate_scale")
-AXES = {
-    "rate": Axis(heading_of(OFFERED).axis, _RATES, "1,2,4,8"),  # measured, in requests/s for each of these settings
-    "pd": Axis(
-        "P:D ratio [prefill / decode tokens]", ("workload.pd_ratio", "workload.lengths.pd_ratio"), "2,5,14,28", log=True
-    ),
-    "kv": Axis("size of the KV cache [tokens]", ("kv_tokens",), "20000,40000,80000", log=True),
-}
-"""X axes by name in `x`."""
 
 
 def latency_vs_rate(folder: Path, look: Look = PLAIN, percentiles: tuple[int, ...] = (50, 99)) -> Figure:
@@ -105,7 +89,7 @@ def draw(
     With several seeds, the line is the mean, and a band its 95% interval, as in tables. The band of a ratio is the interval of
     `experiments.compare`; runs that cannot be paired by seed have no band. If a figure from a pattern is equal in all runs, it is
     printed below instead. Equal lines are drawn once, as `first = second`. A policy without the argument x is drawn as a level
-    line without markers, an eviction that reads the future as a grey, dashed line.
+    line without markers, an eviction that reads the future as a grey, dashed line. If the values of x are names, bars are drawn.
 
     Raises ConfigError for no finished runs, fewer than two values of x, too many series, or an unknown figure or baseline.
 
@@ -115,25 +99,22 @@ def draw(
         baseline: a policy; adds a panel of each figure over that of the policy.
         goal: the share in percent that a thin line marks.
     """
-    named = (axis._replace(keys=(x,)) for axis in AXES.values() if x in axis.keys and x not in _RATES)
-    axis = AXES.get(x) or next(named, Axis(x, (x,), "1,2,4"))
+    axis = AXES.get(x) or axis_of(x)
     frame = load_series(folder, look, (*axis.keys, "workload"))
-    if not any(key in frame and frame[key].nunique() > 1 for key in axis.keys):
-        swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
-        if x not in AXES and axis.keys[0] not in frame:
-            near = " or ".join(get_close_matches(x, [*AXES, *map(str, frame)], 3)) or "one of config.yaml"
-            raise ConfigError(f"x={x}: no run has this setting; did you mean {near}?")
-        raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
-    if len(axis.keys) == 1 and pd.to_numeric(frame[axis.keys[0]], errors="coerce").isna().all():
-        axis = axis._replace(categories=frame[axis.keys[0]].dropna().unique().tolist())
+    check_swept(frame, folder, x, axis)
+    if x == "policy":
+        if baseline:
+            raise ConfigError(f"baseline={baseline}: x=policy compares policies; leave one of them out")
+        frame = without_policies(frame, look)
+    axis = with_names(axis, frame, look.labels)
     check_few(frame)
     for key in y:
         if not matching([key], frame) and "*" not in key:
             check_figure(f"figure={key}")
     if not (keys := matching(y, frame)):
         raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
-    reads = frame.get("eviction", pd.Series("", frame.index)) == "belady"
-    labels = frame["label"].where(~reads, frame["label"] + _FUTURE)
+    reads = (frame.get("eviction", pd.Series("", frame.index)) == "belady") & (x != "eviction")
+    labels = frame["label"].where(~reads, frame["label"] + FUTURE)
     level = frame[x].isna() if is_argument(x) else False
     frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels, level=level)
     frame[["served", "replication"]] = with_replications(frame.assign(source=""))[["served", "replication"]]
@@ -143,7 +124,7 @@ def draw(
     if baseline == USUAL_BASELINE and baseline not in set(frame["policy"]):
         print(f"no gain is drawn: there is no run of {baseline}; give another baseline=POLICY", file=sys.stderr)
         baseline = ""
-    is_base = is_baseline(frame, baseline) if baseline else frame["label"] == ""
+    is_base = is_baseline(frame, baseline) if baseline else frame["label"].isna()
     frame = pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame
     base, shown = set(frame.loc[is_base, "label"].head(1)), frame.drop_duplicates("folder")
     frame = merge_equal(frame, ["of", x, *keys])
@@ -159,10 +140,10 @@ def draw(
         if points.empty:  # for example ratios to 0 preemptions
             panel.set_axis_off()
             continue
-        _draw_panel(panel, points, list(frame["label"].unique()), unread, heading_of(key), over)
+        _draw_panel(panel, points, list(frame["label"].unique()), unread, heading_of(key), over, bool(axis.categories))
         _finish_panel(panel, axis, points, heading_of(key).kind, goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
-    handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in panels)))
+    handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in panels)), [])
     below = _notes(frame, x, keys, equal, unread)
     add_title(figure, shown, frame["heading"].iloc[0], handles, describe_points(frame, x), below, look)
     return figure
@@ -179,7 +160,7 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     for _, rows in runs.groupby("of") if x != "rate" else ():
         if key := next((key for key in axis.keys if key in rows and rows[key].nunique() > 1), None):
             numbers = pd.to_numeric(rows[key], errors="coerce")
-            places[rows.index] = rows[key].map(axis.categories.index) if axis.categories else numbers
+            places[rows.index] = rows[key].map([*axis.categories].index) if axis.categories else numbers
     if places.isna().all() and x == "rate":
         problem = "requests arrive together, without a rate, or an earlier version served them"
         raise ConfigError(f"x={x}: {problem}; give a setting that has, or draw `table`")
@@ -208,18 +189,28 @@ def _panels(workloads: Sequence[str], most_across: int) -> tuple[Figure, list[Ax
 
 
 def _draw_panel(
-    panel: Axes, points: pd.DataFrame, labels: Sequence[str], unread: Sequence[str], heading: Heading, over: str
+    panel: Axes,
+    points: pd.DataFrame,
+    labels: Sequence[str],
+    unread: Sequence[str],
+    heading: Heading,
+    over: str,
+    bars: bool,
 ) -> None:
-    """Draws a line for each label, with a band for its intervals.
+    """Draws a line for each label, with a band for its intervals; or bars, the labels side by side at each x.
 
-    unread: labels of policies that do not read x. over: label in the denominator of ratios; empty for means.
+    unread: labels of policies that do not read x, which are lines always. over: label in the denominator of ratios; empty for means.
     """
+    beside = points[~points["label"].isin(unread)]
     if over:
         panel.axhline(1.0, **_GREY)
     for index, label in enumerate(labels):
         line, style = points[points["label"] == label], line_style(index)
-        style |= {"color": "#777777", "linestyle": "--"} if label.endswith(_FUTURE) else {}
+        style |= {"color": "#777777", "linestyle": "--"} if label.endswith(FUTURE) else {}
         style |= {"marker": "", "linestyle": "--"} if label in unread else {}
+        if bars and label not in unread:
+            draw_bars(panel, line, beside, label, style)
+            continue
         panel.plot(line["x"], line["mean"], label=label, **style)
         if (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
@@ -232,7 +223,7 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
 
     A logarithmic axis begins at a third of the smallest mean, where bands that reach to 0 or below are cut.
     """
-    if kind == "log" and not over and points["mean"].max() > 3 * points["mean"].min():
+    if kind == "log" and not over and not axis.categories and points["mean"].max() > 3 * points["mean"].min():
         panel.set_yscale("log")
         if panel.get_ylim()[0] < (lowest := points.loc[points["mean"] > 0, "mean"].min() / 3):
             panel.set_ylim(bottom=lowest)
@@ -252,7 +243,7 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
         label_log(panel.xaxis, sorted(points["x"].unique()))
         return
     if axis.categories:
-        panel.set_xticks(range(len(axis.categories)), [str(value) for value in axis.categories])
+        name_places(panel, [*axis.categories.values()])
         return
     panel.locator_params("x", steps=[1, 2, 5, 10])
     if panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:

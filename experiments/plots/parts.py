@@ -16,7 +16,7 @@ _MOST_VALUES = 7  # labels on an axis
 
 
 class _Apart(StrMethodFormatter):
-    """Labels the ticks of an axis, except those whose text would touch the previous one on a narrow panel."""
+    """Labels the ticks of an axis, except those whose text would touch the previous one on a small panel."""
 
     def __init__(self, axis: Axis) -> None:
         super().__init__("{x:,.10g}")
@@ -25,15 +25,17 @@ class _Apart(StrMethodFormatter):
     def format_ticks(self, values: list[float]) -> list[str]:
         """Returns the texts of ticks; empty texts for omitted ticks."""
         texts, axes = super().format_ticks(values), self._axis.axes
-        if self._axis is axes.yaxis or not texts:
+        if not texts:
             return texts
         low, high = sorted(self._axis.get_view_interval())
         letter = 0.6 * rcParams["font.size"] * axes.figure.dpi / 72  # pixels
-        places, free = axes.transData.transform([(value, 1) for value in values])[:, 0], -inf
+        upright = self._axis is axes.yaxis
+        places = axes.transData.transform([(1, value) if upright else (value, 1) for value in values])[:, int(upright)]
+        free = -inf
         for index in np.argsort(places):
-            half = letter * len(texts[index]) / 2
+            half = letter * (1.5 if upright else len(texts[index])) / 2
             if low <= values[index] <= high and free <= places[index] - half:
-                free = places[index] + half + letter
+                free = places[index] + half + (0 if upright else letter)
             else:
                 texts[index] = ""
         return texts

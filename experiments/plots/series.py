@@ -43,7 +43,15 @@ def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -
     shared = labels.str.startswith(f"{policy}, ").all()
     labels = labels.str.removeprefix(f"{policy}, ") if shared else labels
     print_omitted(omitted)
-    return _arrange(runs.assign(label=labels, heading=policy if shared else ""), look)
+    names = {str(value) for key in shown if key in runs for value in runs[key].unique()}
+    return _arrange(runs.assign(label=labels, heading=policy if shared else ""), look, names)
+
+
+def without_policies(runs: pd.DataFrame, look: Look) -> pd.DataFrame:
+    """Returns the runs with labels that do not begin with the policy."""
+    names = [look.labels.get(policy, policy) for policy in runs["policy"]]
+    labels = [label.removeprefix(name).removeprefix(", ") for label, name in zip(runs["label"], names, strict=True)]
+    return runs.assign(label=labels)
 
 
 def check_few(runs: pd.DataFrame) -> None:
@@ -53,12 +61,12 @@ def check_few(runs: pd.DataFrame) -> None:
         raise ConfigError(f"{most}; choose with runs=TEXT, a part of folder names")
 
 
-def _arrange(runs: pd.DataFrame, look: Look) -> pd.DataFrame:
-    """Returns the runs with the user's labels, in the user's order."""
+def _arrange(runs: pd.DataFrame, look: Look, names: Collection[str] = ()) -> pd.DataFrame:
+    """Returns the runs with the user's labels, in the user's order. names: on axes, which the user may rename, too."""
     known, labels = list(dict.fromkeys(runs["label"])), runs["label"].replace(dict(look.labels))
     for part, text in look.labels.items():
         pattern = rf"(?<![\w.]){re.escape(part)}(?![\w.])"  # a whole part of labels: chunk=2 does not match chunk=256
-        if part not in known and not any(re.search(pattern, label) for label in known):
+        if part not in (*known, *names) and not any(re.search(pattern, label) for label in known):
             check_known([part], known, "labels: ")
         if part not in known:
             labels = labels.str.replace(pattern, text.replace("\\", r"\\"), regex=True)
@@ -123,8 +131,8 @@ def _ratio(first: pd.DataFrame, second: pd.DataFrame, key: str) -> tuple[float, 
     return float(second[key].mean()) / base if base else math.nan, math.nan, math.nan
 
 
-def describe_points(runs: pd.DataFrame, x: str) -> str:
-    """Describes the runs behind each point, for a heading; empty if each point is a single run."""
+def describe_points(runs: pd.DataFrame, x: str, shown: str = "mean and 95% interval") -> str:
+    """Describes the runs behind each point and what is shown of them, for a heading; empty if each point is a single run."""
     points = runs.assign(figures=runs["summary"].map(figures_text)).groupby(["label", x])
     sizes = points.size()
     if sizes.max() == 1:
@@ -132,4 +140,4 @@ def describe_points(runs: pd.DataFrame, x: str) -> str:
     number = f"{sizes.min()}" if sizes.min() == sizes.max() else f"up to {sizes.max()}"
     if points["figures"].nunique().max() == 1:
         return f"{number} equal runs per point: the seed changes nothing"
-    return f"mean and 95% interval of {number} runs per point"
+    return f"{shown} of {number} runs per point"

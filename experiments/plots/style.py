@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from math import ceil
 from numbers import Real
 from pathlib import Path
@@ -53,6 +53,8 @@ PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444
 _SERIES = matplotlib.rc_params_from_file(Path(__file__).with_name("series.mplstyle"), use_default_template=False)
 _STYLES: list[dict[str, Any]] = list(_SERIES["axes.prop_cycle"])
 MOST_SERIES = len(_STYLES)
+_MOST_LEGEND = 0.4
+_LEAST_POINTS = 5
 
 print_style = partial(plt.style.context, Path(__file__).with_name("print.mplstyle"))
 """Applies the settings of print.mplstyle inside the `with`. Also a decorator."""
@@ -88,7 +90,8 @@ class Look:
         notes: whether the origin of the figures stands below the plot; if not, it is printed.
         format: of the files, such as pdf,png,svg.
         runs: only runs whose folder names contain this.
-        output: path of the files instead of FOLDER/plots/NAME; its ending, such as .pdf, is the format.
+        output: path of the files instead of FOLDER/plots/NAME; its ending, such as .pdf, is the format. In a folder, the name begins
+            with that of FOLDER.
     """
 
     labels: Labels = field(default_factory=dict)
@@ -196,22 +199,61 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
         height = int(0.6 * _LABEL_WIDTH * panel.bbox.height / figure.bbox.width * pages)
         panel.set_ylabel(wrap(label := panel.get_ylabel(), max([height, *map(len, label.split())])))
     if handles:
-        labels = [wrap(str(handle.get_label()), int(_LEGEND_WIDTH * pages) - 8) for handle in handles]
-        longest = max(len(line) for label in labels for line in label.splitlines())
-        widest = min(len(handles), 4, max(int(_LEGEND_WIDTH * pages) // (longest + 8), 1))
-        ncols = ceil(len(handles) / ceil(len(handles) / widest))
-        if not size:
-            rows = ceil(len(handles) / ncols) + sum(label.count("\n") for label in labels)
-            figure.set_figheight(figure.get_figheight() + 0.15 * (rows - 1))
-        legend = figure.legend(
-            handles=handles, labels=labels, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9
-        )
-        legend.get_title().set_multialignment("center")
+        _add_legend(figure, heading, handles, size)
     else:
         figure.suptitle(heading, fontsize=9)
     figure.align_ylabels()
     notes = "\n".join(wrap(line, int(_NOTE_WIDTH * pages)) for line in origin.splitlines())
     figure.supxlabel(notes, fontsize=6, color="#555555", wrap=True)
+    if size:
+        _shrink_labels(figure)
+
+
+def _shrink_labels(figure: Figure) -> None:
+    """Sets labels on y that are longer than their panel in smaller type."""
+    with warnings.catch_warnings(action="ignore"):  # `save` refuses a figure without room
+        figure.draw_without_rendering()
+    for panel in figure.axes:
+        label = panel.yaxis.label
+        length = label.get_window_extent().height
+        if length > panel.bbox.height:
+            label.set_fontsize(max(float(label.get_fontsize()) * panel.bbox.height / length, _LEAST_POINTS))
+
+
+def _add_legend(figure: Figure, heading: str, handles: Sequence[Artist], size: Size | None) -> None:
+    """Adds a legend below the heading, in smaller type if its entries would take more than `_MOST_LEGEND` of the figure's height.
+
+    If they still do, the figure becomes higher. Raises ConfigError if its size is given.
+    """
+    height = figure.get_figheight()
+    for points in (7, 6, _LEAST_POINTS):
+        width = int(_LEGEND_WIDTH * figure.get_figwidth() / PAGE * 7 / points)
+        labels = [wrap(str(handle.get_label()), width - 8) for handle in handles]
+        longest = max(len(line) for label in labels for line in label.splitlines())
+        widest = min(len(handles), 4, max(width // (longest + 8), 1))
+        ncols = ceil(len(handles) / ceil(len(handles) / widest))
+        if not size:
+            rows = ceil(len(handles) / ncols) + sum(label.count("\n") for label in labels)
+            figure.set_figheight(height + 0.15 * (rows - 1))
+        legend = figure.legend(
+            handles=handles,
+            labels=labels,
+            loc="outside upper center",
+            ncols=ncols,
+            title=heading,
+            title_fontsize=9,
+            fontsize=points,
+        )
+        legend.get_title().set_multialignment("center")
+        entries = legend.get_window_extent().height - legend.get_title().get_window_extent().height
+        if (share := entries / figure.bbox.height) <= _MOST_LEGEND:
+            return
+        if points > _LEAST_POINTS:
+            legend.remove()
+    if size:
+        problem = f"the legend takes {share:.0%} of the height"
+        raise ConfigError(f"size={size[0]:g},{size[1]:g}: {problem}; give a larger one, or shorter labels=")
+    figure.set_figheight(figure.get_figheight() * share / _MOST_LEGEND)
 
 
 @print_style()
@@ -226,19 +268,31 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf
         formats = (ending,)
     if other := next((suffix for suffix in formats if suffix not in known), None):
         raise ConfigError(f"format={other}: no such format; choose among {', '.join(known)}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied")
+        try:
+            figure.draw_without_rendering()
+            room = not _labels_meet(figure)
+        except UserWarning:
+            room = False
+    if not room:
+        size = "{:g},{:g}".format(*figure.get_size_inches())
+        remedy = "give a larger one, or leave out texts with title= notes=false"
+        raise ConfigError(f"size={size}: leaves no room for the panels; {remedy}")
     paths = [with_suffix(folder / name, suffix) for suffix in formats]
     for path in paths:
         dated = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])
-        with atomic_write(path) as partial, warnings.catch_warnings():
-            warnings.filterwarnings("error", "constrained_layout not applied")
-            try:
-                figure.savefig(partial, dpi=220, metadata={dated: None} if dated else None)
-            except UserWarning:
-                size = "{:g},{:g}".format(*figure.get_size_inches())
-                remedy = "give a larger one, or leave out texts with title= notes=false"
-                raise ConfigError(f"size={size}: leaves no room for the panels; {remedy}") from None
+        with atomic_write(path) as partial:
+            figure.savefig(partial, dpi=220, metadata={dated: None} if dated else None)
     plt.close(figure)
     return paths
+
+
+def _labels_meet(figure: Figure) -> bool:
+    """Returns whether two labels on y, or one and a legend, lie on each other in a figure that has been drawn."""
+    labels = [panel.yaxis.label for panel in figure.axes if panel.axison and panel.get_ylabel()]
+    boxes = [artist.get_window_extent().padded(-1) for artist in (*labels, *figure.legends)]
+    return any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def with_suffix(path: Path, suffix: str) -> Path:

@@ -1,0 +1,66 @@
+"""Swept settings on the axes of plots."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from cbatch import ConfigError
+from experiments.report.headings import OFFERED, heading_of
+
+FUTURE = " (reads the future)"
+
+
+class Axis(NamedTuple):
+    """A swept setting.
+
+    keys: possible keys; the first key that varies is drawn. example: values to sweep. categories: the text of each value, if the
+    values are names.
+    """
+
+    text: str
+    keys: Sequence[str]
+    example: str
+    log: bool = False
+    categories: Mapping[Any, str] = {}
+
+
+_RATES = ("workload.arrivals.rate", "workload.rate", "workload.load", "workload.speed", "workload.rate_scale")
+AXES = {
+    "rate": Axis(heading_of(OFFERED).axis, _RATES, "1,2,4,8"),  # measured, in requests/s for each of these settings
+    "pd": Axis(
+        "P:D ratio [prefill / decode tokens]", ("workload.pd_ratio", "workload.lengths.pd_ratio"), "2,5,14,28", log=True
+    ),
+    "kv": Axis("size of the KV cache [tokens]", ("kv_tokens",), "20000,40000,80000", log=True),
+}
+"""X axes by name in `x`."""
+
+
+def axis_of(key: str) -> Axis:
+    """Returns the axis of one setting."""
+    named = (axis._replace(keys=(key,)) for axis in AXES.values() if key in axis.keys and key not in _RATES)
+    return next(named, Axis(key, (key,), "1,2,4"))
+
+
+def check_swept(runs: pd.DataFrame, folder: Path, name: str, axis: Axis) -> None:
+    """Raises ConfigError if no setting of an axis varies. name: as the user wrote it."""
+    if any(key in runs and runs[key].nunique() > 1 for key in axis.keys):
+        return
+    if name not in AXES and axis.keys[0] not in runs:
+        near = " or ".join(get_close_matches(name, [*AXES, *map(str, runs)], 3)) or "one of config.yaml"
+        raise ConfigError(f"x={name}: no run has this setting; did you mean {near}?")
+    swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
+    raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
+
+
+def with_names(axis: Axis, runs: pd.DataFrame, labels: Mapping[str, str]) -> Axis:
+    """Returns an axis of one setting with its categories, if not all values are numbers. labels: texts in place of values."""
+    values = runs[axis.keys[0]].dropna().unique().tolist() if len(axis.keys) == 1 else []
+    if pd.to_numeric(pd.Series(map(str, values)), errors="coerce").notna().all():
+        return axis
+    texts = {value: labels.get(str(value), str(value)) for value in values}
+    if "belady" in texts and axis.keys[0] == "eviction":
+        texts["belady"] += FUTURE
+    return axis._replace(categories=texts)
