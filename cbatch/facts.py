@@ -47,7 +47,8 @@ def facts_of(requests: Iterable[Request]) -> Facts:
             limits = {"ttft": slo.ttft, "tbt": slo.tbt, "objectives": slo.ttft or slo.tbt or slo.total}
             facts.stated.update(name for name, seconds in limits.items() if seconds is not None)
         if session is not None:
-            facts.stated.update(("sessions", *["turns"] * (session in sessions)))
+            paused = ["pauses"] * (request.pause is not None)
+            facts.stated.update(("sessions", *["turns"] * (session in sessions), *paused))
             sessions.add(session)
         facts.extra.update(dict.fromkeys(request.extra))
         facts.lengths_known &= not (spec_of(request).has_hidden_length or spec_of(request).can_stop)

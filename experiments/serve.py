@@ -29,7 +29,7 @@ from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import Run, assemble, with_workload
 from experiments.setup.pools import Setup
-from experiments.store.csv_tables import RunTables
+from experiments.store.csv_tables import RunTables, stated_columns
 from experiments.store.provenance import commit, now, versions, write_json
 from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_folder, write_results
 from experiments.store.sources import sources_of
@@ -129,7 +129,7 @@ def serve(
         if folder:
             keys, own = settings.composed.keys, origin["identity"]
             held.enter_context(open_run_folder(folder, keys, own, replace=replace))
-        columns = list(run.facts.extra), settings.prefix_cache
+        columns = list(run.facts.extra), stated_columns(settings.prefix_cache, "pauses" in run.facts.stated)
         with RunTables(folder, *columns) if folder and settings.tables else nullcontext() as tables:
             keep = partial(_keep, run.gathered, tables)
             record = loop(run, folder) if loop else _run(run, folder, bar, keep)
@@ -162,7 +162,8 @@ def _result_of(
     served, ended, caches = gathered.served, gathered.ended, [engine.state.cache for engine in run.engine.engines]
     measures = {
         **vars(run.settings.metrics),
-        "warmup_requests": run.settings.metrics.warmup_requests + run.facts.num_warming,
+        "num_warming": run.facts.num_warming,
+        "block_size": run.kv.block_size,
         **_limits_of(run, record),
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,

@@ -40,6 +40,10 @@ class Ended(NamedTuple):
     id: int
     client: str | None
     session: str | None
+    turn: int | None
+    last: bool | None
+    pause: float | None
+    texts: tuple[tuple[int, int], ...]
     tier: str | None
     slo: SLO
     arrival_time: float

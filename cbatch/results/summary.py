@@ -14,6 +14,7 @@ from cbatch.results.attainment import attainment, goodput
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Entry, Figures, Objectives, Served, StepColumns, Window, statistics
 from cbatch.results.service import fairness, service_of
+from cbatch.results.sessions import session_figures
 
 Most = int | NDArray[np.int64]
 """A limit of all iterations, or of each."""
@@ -31,6 +32,8 @@ def summarize(
     client_weights: Mapping[str, float] | None = None,
     num_evicted_blocks: int | None = None,
     num_replicas: int = 1,
+    num_warming: int = 0,
+    block_size: int = 1,
 ) -> dict[str, Any]:
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -42,16 +45,21 @@ def summarize(
         client_weights: see `service_of`.
         num_evicted_blocks: cached blocks that were overwritten; None without a prefix cache.
         num_replicas: for `replicas`, of which there must be several.
+        num_warming: `Facts.num_warming`; these requests are left out in addition to `warmup_requests`.
+        block_size: tokens per block of the prefix cache.
     """
     run = Gathered(record) if isinstance(record, RunRecord) else record
     requests, steps, ended = run.served, run.steps, run.ended
     num_cancelled = sum(request.finish_reason is FinishReason.CANCELLED for request in ended)
+    warmup_requests += num_warming
     window = metrics.find_window(steps, requests, warmup_requests, drain_requests, num_cancelled > 0)
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
     measured = [request for request in ended if ends.start < request.finished_at <= ends.end]
     service = service_of(ended, requests, client_weights)
+    cached_by = None if num_evicted_blocks is None else block_size
+    sessions = session_figures(ended, requests, ends, window.seconds, num_warming, cached_by)
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
@@ -71,6 +79,7 @@ def summarize(
         "attainment": attainment(ended, requests, ends),
         "service": {} if service is None else fairness(service),
         **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks)}),
+        **({"sessions": sessions} if sessions else {}),
         **({} if num_replicas == 1 else {"replicas": _balance(run.replica_of, num_replicas)}),
         **({"pools": _pools(run)} if run.pools else {}),
     }

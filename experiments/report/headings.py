@@ -33,6 +33,8 @@ LATENCIES = {
 }
 """Short name, long name, factor and unit of each latency distribution."""
 
+_OF_SESSIONS = {"job": "job time", "busy": "job time without pauses", "turn": "time per turn"}
+
 CAPACITY = "capacity.requests_per_second"
 OFFERED = "run.offered_requests_per_second"
 
@@ -50,6 +52,11 @@ _HEADINGS = {
     "run.recomputed_tokens": Heading("recomputed tokens", better="lower"),
     "prefix_cache.hit_share": Heading("found in cache [%]", 100.0, "share", "higher"),
     "prefix_cache.evicted_blocks": Heading("evicted blocks", better="lower"),
+    "sessions.completed": Heading("sessions completed", better="higher"),
+    "sessions.abandoned": Heading("sessions abandoned", better="lower"),
+    "sessions.per_hour": Heading("sessions/h", better="higher"),
+    "sessions.jain_index": Heading("Jain's index of sessions", better="higher"),
+    "sessions.cache_lost_share": Heading("lost in pauses [%]", 100.0, "share", "lower"),
     "replicas.least_requests": Heading("least requests of a replica", better="higher"),
     "replicas.most_requests": Heading("most requests of a replica", better="lower"),
     "service.service_difference.mean": Heading("service difference", better="lower"),
@@ -75,6 +82,10 @@ COLUMNS = (
     "regret.makespan",
     "regret.violations",
     "prefix_cache.hit_share",
+    "sessions.per_hour",
+    "sessions.job_seconds.mean",
+    "sessions.job_seconds.p90",
+    "sessions.cache_lost_share",
     "run.preemptions",
     "run.recomputed_share",
 )
@@ -89,6 +100,10 @@ MORE_COLUMNS = (
     "longest_gap_seconds.p99",
     "end_to_end_seconds.p50",
     "end_to_end_seconds.p99",
+    "sessions.busy_seconds.mean",
+    "sessions.turn_seconds.mean",
+    "sessions.jain_index",
+    "sessions.abandoned",
     "service.service_difference.mean",
     "service.jain_index.mean",
     "replicas.least_requests",
@@ -104,6 +119,9 @@ def heading_of(key: str) -> Heading:
     """Returns the heading of a figure; by default its key."""
     if key in _HEADINGS:
         return _HEADINGS[key]
+    if parts := re.fullmatch(r"sessions\.(?:(job|busy|turn)_seconds|ttft_seconds\.([\d-]+))\.(mean|p\d+)", key):
+        name = f"TTFT of turn {parts[2]}" if parts[2] else _OF_SESSIONS[parts[1]]
+        return Heading(f"mean {name} [s]" if parts[3] == "mean" else f"{name} {parts[3]} [s]", 1.0, "log", "lower")
     group, _, rank = key.partition(".")
     if group in LATENCIES:
         name, _, factor, unit = LATENCIES[group]
@@ -117,18 +135,20 @@ def heading_of(key: str) -> Heading:
 
 
 def check_figure(given: str) -> None:
-    """Raises ConfigError if no run can have the figure in key=NAME. Figures of tiers and clients pass: their names are known only after a run."""
+    """Raises ConfigError if no run can have the figure in key=NAME. Figures of tiers, clients and turns pass: their names are known only after a run."""
     key, known = given.partition("=")[2], _known_figures()
-    if key not in known and not key.startswith(("attainment.tiers.", "service.clients.")):
+    if key not in known and not key.startswith(("attainment.tiers.", "service.clients.", "sessions.ttft_seconds.")):
         raise ConfigError(no_such_figure(given, known))
 
 
 def _known_figures() -> list[str]:
     """Returns the dotted keys of all figures that a summary may have, from the summary of a run that served nothing."""
-    request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0)), RunRecord()
+    session: Any = {"session": "any", "turn": 0, "pause": 0.0}
+    request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0), **session), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
-    return [name for name, _ in flat(summarize(record, num_blocks=1, max_batch=1, num_replicas=2))]
+    summary = summarize(record, num_blocks=1, max_batch=1, num_replicas=2, num_evicted_blocks=0)
+    return [*(name for name, _ in flat(summary)), *(key for key in _HEADINGS if key.startswith("regret."))]
 
 
 def no_such_figure(given: str, known: Sequence[str]) -> str:

@@ -15,6 +15,8 @@ from experiments.report.notes import notes_of
 
 Summary = Mapping[str, Any]
 
+_RANKS = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
+
 _GPUS = {
     "tensor_parallel": "tensor parallelism {}",
     "pipeline_stages": "{} pipeline stages",
@@ -47,16 +49,25 @@ def run_text(summary: Summary) -> str:
     about, counted = summary["about"], summary["run"]["counted_requests"]
     title = "\n".join([title_of(about), *notes_of([about])])
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
-    ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
-    num_stated = 1 + sum(counted * (100 - rank) >= 100 for rank in PERCENTILES)
     rows = []
     for key, (_, name, factor, unit) in LATENCIES.items():
-        values = [format_number(summary[key][rank], factor) for rank in ranks]
-        stated = len(ranks) if key == "tbt_seconds" else num_stated
-        rows.append([f"{name} [{unit}]", *values[:stated], *["-"] * (len(ranks) - stated)])
-    aligned = ("left", *["right"] * len(ranks))
-    heads = [f"latencies of {count_text(counted, 'request')}", *ranks]
-    return f"{title}\n\n{figures}\n\n{tabulate(rows, heads, colalign=aligned, disable_numparse=True)}"
+        number = math.inf if key == "tbt_seconds" else counted
+        rows.append([f"{name} [{unit}]", *_ranks(summary[key], number, factor)])
+    tables = [(f"latencies of {count_text(counted, 'request')}", rows)]
+    if sessions := summary.get("sessions"):
+        by_turn = sessions["ttft_seconds"].items()
+        rows = [[f"{turn} ({of['turns']:,} requests)", *_ranks(of, of["turns"])] for turn, of in by_turn]
+        tables.append(("time to first token of turns [s]", rows))
+    aligned = ("left", *["right"] * len(_RANKS))
+    texts = [tabulate(rows, [head, *_RANKS], colalign=aligned, disable_numparse=True) for head, rows in tables if rows]
+    return "\n\n".join([title, figures, *texts])
+
+
+def _ranks(values: Summary, number: float, factor: float = 1.0) -> list[str]:
+    """Returns mean and percentiles of `number` values; those that none of these values lies beyond as a dash."""
+    num_stated = 1 + sum(number * (100 - rank) >= 100 for rank in PERCENTILES)
+    texts = [format_number(values[rank], factor) for rank in _RANKS[:num_stated]]
+    return [*texts, *["-"] * (len(_RANKS) - num_stated)]
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -112,8 +123,21 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     if cache := summary.get("prefix_cache"):
         cached, again = number(cache["cached_tokens"]), number(cache["cached_again_tokens"])
         found = f"{share(cache['hit_share'])} of prompt tokens found ({cached}), {again} after preemptions"
-        yield "prefixes", f"{whole}{found}; {number(cache['evicted_blocks'])} blocks evicted"
+        yield "prefixes", f"{found}; {whole}{number(cache['evicted_blocks'])} blocks evicted"
+    if sessions := summary.get("sessions"):
+        yield from _sessions(sessions)
     yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
+
+
+def _sessions(figures: Summary) -> Iterator[tuple[str, str]]:
+    """Yields the lines of sessions in closed loop."""
+    number = format_number
+    job, busy, turn = (number(figures[f"{of}_seconds"]["mean"]) for of in ("job", "busy", "turn"))
+    ended = f"{figures['completed']:,} completed, {figures['abandoned']:,} abandoned"
+    yield "sessions", f"{ended}, {number(figures['per_hour'])} per hour; Jain's index {number(figures['jain_index'])}"
+    yield "job time", f"{job} s on average, {busy} s of them without pauses, {turn} s per turn"
+    if (lost := figures.get("cache_lost_share")) is not None:
+        yield "pauses", f"{format_share(lost)} of the tokens that prompts repeat were lost from the prefix cache"
 
 
 def run_line(name: str, summary: Summary) -> str:

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -32,6 +32,7 @@ _LATENCIES = ("scheduling_delay", "ttft", "tpot", "end_to_end")
 _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
 REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_OUTCOME, *LATENCY_COLUMNS)
+_TURNS = {"turn": "turn", "pause": "pause"}
 _CACHED = {
     "cached_tokens": "num_cached_tokens",
     "cached_again_tokens": "num_cached_again",
@@ -47,9 +48,9 @@ REQUESTS, STEPS = "requests.csv", "steps.csv"
 class RunTables:
     """Writes requests.csv and steps.csv, at once or in pieces; closes them at the end of a `with`. Arguments: see `request_columns`."""
 
-    def __init__(self, folder: Path, extra: Sequence[str] = (), cached: bool = False) -> None:
+    def __init__(self, folder: Path, extra: Sequence[str] = (), stated: Mapping[str, str] = {}) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._extra, self._cached = extra, cached
+        self._extra, self._stated = extra, stated
         self._files = [_open(folder / name) for name in (REQUESTS, STEPS)]
         self._requests = csv.writer(self._files[0])
         self._has_header = False
@@ -58,13 +59,13 @@ class RunTables:
         """Appends the rows of a record, or of a piece of it. served: the served requests of the record, or of the piece."""
         if not self._has_header:
             placed, self._has_header = place_columns(record), True
-            self._requests.writerow(request_columns(self._extra, self._cached, placed))
+            self._requests.writerow(request_columns(self._extra, self._stated, placed))
             self._files[1].write(",".join([*StepRecord._fields, *placed]) + "\r\n")
         lines = map(_step_line, record.steps)
         lines = map("{},{}".format, lines, record.replicas) if record.replicas else lines
         lines = map("{},{}".format, lines, map(record.pools.__getitem__, record.replicas)) if record.pools else lines
         self._files[1].writelines(f"{line}\r\n" for line in lines)
-        self._requests.writerows(request_rows(record, served, self._extra, self._cached))
+        self._requests.writerows(request_rows(record, served, self._extra, self._stated))
 
     def __enter__(self) -> Self:
         return self
@@ -133,18 +134,22 @@ def place_columns(record: RunRecord) -> list[str]:
     return [*[REPLICA] * bool(record.replica_of), *[POOL] * bool(record.pools)]
 
 
-def request_columns(extra: Sequence[str], cached: bool, placed: Sequence[str]) -> list[str]:
-    """Returns the columns of requests.csv. extra: keys of `Request.extra`. cached, replicas: whether there are a prefix cache, replicas."""
-    extras = [f"{EXTRA}{name}" for name in extra]
-    return [*REQUEST_COLUMNS, *(_CACHED if cached else ()), *placed, *extras]
+def stated_columns(cached: bool, paused: bool) -> dict[str, str]:
+    """Returns the columns, each with its attribute of a request, that only runs with a prefix cache, or with pauses of sessions, have."""
+    return {**(_TURNS if paused else {}), **(_CACHED if cached else {})}
+
+
+def request_columns(extra: Sequence[str], stated: Iterable[str], placed: Sequence[str]) -> list[str]:
+    """Returns the columns of requests.csv. extra: keys of `Request.extra`. stated, placed: `stated_columns`, `place_columns`."""
+    return [*REQUEST_COLUMNS, *stated, *placed, *(f"{EXTRA}{name}" for name in extra)]
 
 
 def request_rows(
-    record: RunRecord, requests: Served, extra: Sequence[str] = (), cached: bool = False
+    record: RunRecord, requests: Served, extra: Sequence[str] = (), stated: Mapping[str, str] = {}
 ) -> Iterator[tuple[object, ...]]:
     """Yields the rows of requests.csv, in order of completion; rejected and cancelled requests have no latencies.
 
-    extra, cached: see `request_columns`.
+    extra, stated: see `request_columns`.
     """
     latencies = zip(*(getattr(requests, name).tolist() for name in _LATENCIES), strict=True)
     spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
@@ -155,7 +160,7 @@ def request_rows(
             *objectives(request.slo),
             *outcome(request),
             *(None if math.isnan(value) else value for value in seconds),
-            *(getattr(request, name) for name in (_CACHED.values() if cached else ())),
+            *(getattr(request, name) for name in stated.values()),
             *_place(record, request),
             *(extra_text(request.extra.get(name)) for name in extra),
         )

@@ -22,6 +22,7 @@ from experiments.store.csv_tables import (
     read_extra,
     request_columns,
     request_rows,
+    stated_columns,
 )
 from experiments.store.run_folder import TOKENS, check_whole, read_summary
 from experiments.store.runs import read_runs, reading
@@ -56,10 +57,11 @@ def read_steps(folder: str | Path) -> pd.DataFrame:
 
 
 def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -> pd.DataFrame:
-    """Makes the frame of `read_requests` from the record of a run and `collect_served(record)`. cached: see `request_columns`."""
+    """Makes the frame of `read_requests` from the record of a run and `collect_served(record)`. cached: see `stated_columns`."""
     extra = extra_names(record.requests)
-    names = request_columns(extra, cached, place_columns(record))
-    frame = pd.DataFrame(request_rows(record, served, extra, cached), columns=names)
+    stated = stated_columns(cached, any(request.pause is not None for request in record.requests))
+    names = request_columns(extra, stated, place_columns(record))
+    frame = pd.DataFrame(request_rows(record, served, extra, stated), columns=names)
     own = {name: frame[name].map(read_extra) for name in names[len(names) - len(extra) :]}
     return frame.replace({None: np.nan, "": np.nan}).infer_objects().astype(dict.fromkeys(_NAMES, "str")).assign(**own)
 

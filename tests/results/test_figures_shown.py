@@ -144,7 +144,8 @@ def test_printed_lines_say_which_part_of_a_run_they_describe() -> None:
     assert lines["requests/s"] == "requests/s  0.25: 1 served in 4 s; whole run: 1 rejected, 0.571 per second offered"
     assert lines["iterations"].endswith("; whole run: 5 iterations")
     assert "; whole run: 1 preemption, 4 tokens recomputed" in lines["KV"]
-    assert all(lines[name].split()[1:3] == ["whole", "run:"] for name in ("service", "regret", "prefixes"))
+    assert all(lines[name].split()[1:3] == ["whole", "run:"] for name in ("service", "regret"))
+    assert lines["prefixes"].endswith("after preemptions; whole run: 7 blocks evicted")
 
 
 def test_bounds_and_lines_of_a_run() -> None:

@@ -1,0 +1,119 @@
+"""Figures of sessions whose turns follow the ends of earlier ones: a session is a job, its turns are requests (docs/metrics.md).
+
+arrival of turn 0 |===served===|   pause   |=turn 1=|  pause |==turn 2==|
+                  |                                   |==sub-agent==|   |
+                  |<--------------------- job ------------------------->|
+                  |<---------->| busy      |<------>|        |<-------->|
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from cbatch.request import SERVED
+from cbatch.results.metrics import Entry, Served, Window, busy_seconds, statistics
+
+
+def session_figures(
+    ended: Sequence[Entry],
+    served: Served,
+    window: Window,
+    seconds: float,
+    num_warming: int = 0,
+    block_size: int | None = None,
+) -> dict[str, Any]:
+    """Returns the figures of sessions and turns that end in the window; empty if no request states its turn and its pause.
+
+    Args:
+        ended: all requests of the run in the order of their ends.
+        seconds: duration of the measured part of the run.
+        num_warming: the first requests to end, which compute what sessions said before the run: these sessions are no whole jobs.
+        block_size: tokens per block of the prefix cache; None without one.
+    """
+    if not any(request.turn is not None and request.pause is not None for request in ended):
+        return {}
+    warming, sessions = ended[:num_warming], dict[str, list[Entry]]()
+    for request in ended[num_warming:]:
+        if request.session is not None and request.turn is not None:
+            sessions.setdefault(request.session, []).append(request)
+    resumed = {request.session for request in warming}
+    begun = [turns for name, turns in sessions.items() if name not in resumed]
+    jobs = [turns for turns in begun if _is_in(window, turns[-1]) and min(turn.turn or 0 for turn in turns) == 0]
+    whole = [turns for turns in jobs if all(turn.finish_reason in SERVED for turn in turns)]
+    done = [turns for turns in whole if any(turn.last for turn in turns)]
+    times = np.array([_times(turns) for turns in done]).reshape(-1, 3)
+    each = times[:, 1] / times[:, 2]
+    figures = {
+        "completed": len(done),
+        "abandoned": len(jobs) - len(whole),
+        "per_hour": 3600 * len(done) / (seconds or float("nan")),
+        "job_seconds": statistics(times[:, 0]),
+        "busy_seconds": statistics(times[:, 1]),
+        "turn_seconds": statistics(each),
+        "jain_index": float(each.sum() ** 2 / (len(each) * (each @ each))) if each.any() else float("nan"),
+        "ttft_seconds": _first_tokens([turn for turns in begun for turn in turns], served, window),
+    }
+    if block_size is None:
+        return figures
+    for request in warming:
+        sessions.get(request.session or "", []).insert(0, request)
+    lost, repeated = np.sum([_lost(turns, window, block_size) for turns in sessions.values()], axis=0).tolist()
+    return {**figures, "cache_lost_share": lost / repeated if repeated else float("nan")}
+
+
+def _is_in(window: Window, turn: Entry) -> bool:
+    return window.start < (turn.finished_at or 0.0) <= window.end
+
+
+def _times(turns: Collection[Entry]) -> tuple[float, float, int]:
+    """Returns the seconds of a session, those in which a turn of it is unfinished, and the number of its turns."""
+    begins, ends = (np.array([getattr(turn, name) for turn in turns]) for name in ("arrival_time", "finished_at"))
+    whole = Window(float(begins.min()), float(ends.max()))
+    return whole.seconds, busy_seconds(begins, ends, whole), len(turns)
+
+
+def _first_tokens(turns: Collection[Entry], served: Served, window: Window) -> dict[str, dict[str, float]]:
+    """Returns the number of turns 0, 1, 2-3, 4-7 and so on, and their times to first token."""
+    inside = window.holds(served.last_token)
+    ttft = dict(zip(served.id[inside].tolist(), served.ttft[inside].tolist(), strict=True))
+    pairs = [((turn.turn or 0).bit_length(), ttft[turn.id]) for turn in turns if turn.id in ttft]
+    group, values = np.array(pairs).reshape(-1, 2).T
+    groups = {_group_name(int(number)): values[group == number] for number in np.unique(group)}
+    return {name: {"turns": len(times), **statistics(times)} for name, times in groups.items()}
+
+
+def _group_name(bits: int) -> str:
+    first = 1 << bits >> 1
+    return f"{first}" if bits < 2 else f"{first}-{2 * first - 1}"
+
+
+def _lost(turns: Sequence[Entry], window: Window, block_size: int) -> tuple[int, int]:
+    """Returns, of the tokens in whole blocks that prompts repeat of ended turns of their session, those not found, and all."""
+    lost = repeated = 0
+    extents = dict[tuple[int, int], int]()  # of each text, up to which position it has entered the cache
+    ends = deque(turn for turn in turns if turn.finish_reason in SERVED)
+    for turn in sorted(turns, key=attrgetter("arrival_time")):
+        while ends and (ends[0].finished_at or 0.0) <= turn.arrival_time:
+            before = ends.popleft()
+            entered = before.num_prompt_tokens + before.num_output_tokens - 1  # the last token never enters
+            extents |= {text: max(extents.get(text, 0), end) for text, end in _parts(before, entered)}
+        if turn.admitted_at is None or not _is_in(window, turn):
+            continue
+        common = 0
+        for text, end in _parts(turn, turn.num_prompt_tokens - 1):
+            common = max(common, min(extents.get(text, 0), end))
+            if common < end:
+                break
+        whole = common // block_size * block_size
+        lost, repeated = lost + max(whole - turn.num_cached_tokens, 0), repeated + whole
+    return lost, repeated
+
+
+def _parts(turn: Entry, length: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """Yields the texts of a turn's first `length` tokens, each with its begin, and its end."""
+    for place, text in enumerate(turn.texts):
+        following = turn.texts[place + 1][1] if place + 1 < len(turn.texts) else length
+        yield text, min(following, length)

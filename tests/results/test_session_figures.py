@@ -1,0 +1,141 @@
+"""Figures of sessions in closed loop, of a run made by hand and of one whose cache loses nothing."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hand_made import end, make_summary
+
+from cbatch import ConfigError, CostFunction, FinishReason, KVSize, Limits, Request, RunRecord, Server, StepRecord
+from cbatch.results.metrics import collect_served
+from cbatch.results.summary import summarize
+from cbatch.sim import SimExecutor
+from experiments.report.headings import check_figure, heading_of
+from experiments.report.text import run_text
+from experiments.store.csv_tables import RunTables, stated_columns
+from experiments.workloads import AllAtOnce, Chat, UniformLengths
+from policies.evictions import LRU
+from policies.orca import Orca
+
+SIZES: dict[str, Any] = {"num_blocks": 20, "max_batch": 4}
+MAIN, AGENT, WARM = ((0, 0), (1, 4)), ((0, 0), (3, 4)), ((0, 0), (9, 4))
+TURNS: list[
+    tuple[Any, ...]
+] = [  # session, turn, last, texts; arrival, end; prompt and output tokens; found in the cache
+    ("warm", 0, False, WARM, 0.0, 0.5, 12, 1, 0),  # stands for all its turns before the run
+    ("left", 0, False, (), 0.0, 1.0, 9, 1, 0),
+    ("main", 0, False, MAIN, 0.0, 2.0, 10, 4, 0),
+    ("warm", 1, True, WARM, 2.0, 3.0, 16, 1, 8),  # 12 of the first turn's 12 tokens could be found
+    ("short", 0, True, (), 1.0, 4.0, 9, 1, 0),
+    (
+        "main",
+        1,
+        False,
+        MAIN,
+        5.0,
+        6.0,
+        20,
+        2,
+        8,
+    ),  # 12 of 13: one token of a block of 4, and the answer's last never entered
+    ("main", 2, False, AGENT, 4.0, 8.0, 9, 1, 4),  # a sub-agent with the system's 4 tokens
+    ("left", 1, True, (), 8.0, 9.0, 19, 0, 0),  # its client leaves
+    ("cut", 6, True, (), 8.0, 10.0, 9, 1, 0),  # began before the run
+    ("open", 0, False, (), 9.0, 11.0, 9, 1, 0),  # its next turn never comes
+    ("main", 3, True, MAIN, 10.0, 13.0, 25, 1, 0),  # 20 of 21
+]
+
+
+def make_record() -> RunRecord:
+    """Each served turn gets its only token at its end."""
+    record = RunRecord()
+    for id_, (session, turn, last, texts, arrival, finished, prompt, output, found) in enumerate(TURNS):
+        stated = {"session": session, "turn": turn, "last": last, "texts": texts, "pause": 3.0 * turn}
+        request = Request(id_, prompt, 4, arrival_time=arrival, **stated)
+        why = FinishReason.LENGTH if output else FinishReason.CANCELLED
+        counts = {"num_output_tokens": output, "num_cached_tokens": found, "token_times": (finished, finished)}
+        record.requests.append(end(request, arrival if output else None, finished, why, **counts))
+        times, served = (arrival, arrival, arrival, finished, finished, arrival, finished), bool(output)
+        step = StepRecord(id_, *times, 1, prompt, 0, 0, int(served), 0, 1, 0, 1, note="")
+        record.add_step(step, np.array([id_] * served, int))
+    return record
+
+
+def figures(**options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = summarize(make_record(), **SIZES, **options)["sessions"]
+    return found
+
+
+def test_figures_of_sessions() -> None:
+    """Of main's 13 s a turn is unfinished from 0 to 2, from 4 to 8 and from 10 to 13; short has one turn of 3 s."""
+    found = figures(num_warming=1, num_evicted_blocks=0, block_size=4)
+    assert (found["completed"], found["abandoned"]) == (2, 1)
+    assert found["per_hour"] == pytest.approx(2 * 3600 / (13 - 0.5))
+    assert [found[f"{of}_seconds"]["mean"] for of in ("job", "busy", "turn")] == [
+        (13 + 3) / 2,
+        (9 + 3) / 2,
+        (9 / 4 + 3) / 2,
+    ]
+    assert found["job_seconds"]["p90"] == pytest.approx(3 + 0.9 * 10)
+    assert found["jain_index"] == pytest.approx((9 / 4 + 3) ** 2 / (2 * ((9 / 4) ** 2 + 3**2)))
+    assert found["cache_lost_share"] == pytest.approx(((12 - 8) + (12 - 8) + 0 + 20) / (12 + 12 + 4 + 20))
+
+
+def test_time_to_first_token_by_turn() -> None:
+    """The turns of a session that the warming request continues have other numbers than in the session."""
+    found = {turn: (of["turns"], of["mean"]) for turn, of in figures(num_warming=1)["ttft_seconds"].items()}
+    assert found == {"0": (4, (1 + 2 + 3 + 2) / 4), "1": (1, 1.0), "2-3": (2, (4 + 3) / 2), "4-7": (1, 2.0)}
+
+
+def test_sessions_count_by_their_last_end() -> None:
+    """The window begins with the fifth end, at 4 s, and ends before the last."""
+    assert figures(warmup_requests=4, num_warming=1, drain_requests=1)["completed"] == 0
+    assert figures(warmup_requests=5)["completed"] == 1 and figures()["completed"] == 3
+    assert "cache_lost_share" not in figures()
+
+
+def test_an_open_loop_has_no_figures_of_sessions() -> None:
+    record = RunRecord()
+    record.requests = [end(Request(0, 1, 1, session="a", turn=0), None, 1.0, FinishReason.REJECTED)]
+    assert "sessions" not in summarize(record, **SIZES)
+
+
+def test_sessions_in_the_report() -> None:
+    text = run_text(make_summary(make_record(), num_warming=1, num_evicted_blocks=0, block_size=4))
+    assert "sessions    2 completed, 1 abandoned, 576 per hour; Jain's index 0.98\n" in text
+    assert "job time    8 s on average, 6 s of them without pauses, 2.62 s per turn\n" in text
+    assert "pauses      58.3% of the tokens that prompts repeat were lost from the prefix cache\n" in text
+    table = text.split("\n\n")[-1].splitlines()
+    assert table[2].split() == ["0", "(4", "requests)", "2", "2", *"---"]
+    keys = ("sessions.job_seconds.p90", "sessions.ttft_seconds.2-3.mean", "sessions.cache_lost_share", "regret.latency")
+    heads = ("job time p90 [s]", "mean TTFT of turn 2-3 [s]", "lost in pauses [%]", "latency / bound")
+    assert tuple(heading_of(key).text for key in keys) == heads and {heading_of(key).better for key in keys} == {
+        "lower"
+    }
+    for key in keys:
+        check_figure(f"metric={key}")
+    with pytest.raises(ConfigError, match=r"sessions\.job_seconds"):
+        check_figure("metric=sessions.job_second.mean")
+
+
+def test_turns_and_pauses_in_requests_csv(tmp_path: Path) -> None:
+    record = make_record()
+    with RunTables(tmp_path, (), stated_columns(cached=True, paused=True)) as tables:
+        tables.write(record, collect_served(record))
+    rows = {row["id"]: row for row in csv.DictReader((tmp_path / "requests.csv").open())}
+    assert [rows["10"][name] for name in ("session", "turn", "pause", "cached_tokens")] == ["main", "3", "9.0", "0"]
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_a_cache_that_holds_everything_loses_nothing(block_size: int) -> None:
+    chat = Chat(num_requests=90, turns=(1, 9), sessions=5, steady=True, system=21, pause=5.0, arrivals=AllAtOnce(),
+                lengths=UniformLengths(min_length=3, max_length=40, pd_ratio=1))  # fmt: skip
+    second = CostFunction(lambda shape: 1.0)
+    kv, limits, arrivals = KVSize(100_000, block_size), Limits(64, 640, 10_000), chat.source(None)
+    record = Server(SimExecutor(second), limits, second, kv, prefix_cache=LRU()).engine(Orca(), arrivals).run()
+    options: dict[str, Any] = {"num_warming": 5, "num_evicted_blocks": 0, "block_size": block_size}
+    found = summarize(record, **SIZES, **options)["sessions"]
+    begun = {each.session for each in record.requests} - {each.session for each in record.requests[:5]}
+    assert (found["cache_lost_share"], found["abandoned"], found["completed"]) == (0.0, 0, len(begun))
