@@ -40,7 +40,7 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     if any(outside):
         total = sum(about.get("iterations", 0) for about in known)
         share = f" of {total:,}" if total >= sum(outside) else ""  # unknown of a search
-        extrapolated = "their times are extrapolated from the profile's"
+        extrapolated = "their times are extrapolated"
         notes.append(
             f"iterations outside the measured range: {sum(outside):,}{share}{_of_several(outside)}; {extrapolated}"
         )

@@ -288,7 +288,7 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     fitted = origin_of(simulated(times_of="llama-3.1-8b"))
     assert fitted == "SIMULATED with profile h200 (error: 5%; times of llama-3.1-8b, fitted to the model's shape)"
     lines = run_text(make_summary(make_record(), {**simulated(3), "iterations": 5})).splitlines()[1:3]
-    outside = "iterations outside the measured range: 3 of 5; their times are extrapolated from the profile's"
+    outside = "iterations outside the measured range: 3 of 5; their times are extrapolated"
     assert lines == ["SIMULATED with profile h200 (error: 5%)", outside]
     reused = notes_of([simulated(), {**simulated(), "prefixes": True}])[-1]
     assert reused == "prefixes are not reused: every prompt is computed in full, in 1 of 2 runs"

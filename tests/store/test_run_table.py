@@ -134,7 +134,7 @@ def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> Non
         write_run(tmp_path / f"{policy},{rate},{seed}", about, settings, speed=float(seed))
     notes = [
         "SIMULATED with profile h200 (error: 5%)",
-        "iterations outside the measured range: 12, in 4 of 8 runs; their times are extrapolated from the profile's",
+        "iterations outside the measured range: 12, in 4 of 8 runs; their times are extrapolated",
         "made by different versions of mine; see about.code in summary.json",
     ]
     tail = "0.03 of a run's requests lie beyond its P99"
