@@ -179,7 +179,7 @@ def test_each_workload_is_listed_with_keys_that_it_has() -> None:
 
 
 def test_the_files_of_a_run_and_their_columns_are_listed(tmp_path: Path) -> None:
-    """Those of a pipeline with decisions, and of replicas with a prefix cache."""
+    """Those of a pipeline with decisions, of replicas with a prefix cache, and of a closed loop."""
     page = (ROOT / "docs" / "metrics.md").read_text().partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.+) \|$", page, re.M))
     listed = {name: {*re.findall(r"`([a-z_0-9]+)`", text)} for name, text in rows.items()}
@@ -187,6 +187,10 @@ def test_the_files_of_a_run_and_their_columns_are_listed(tmp_path: Path) -> None
     few += ("workload.lengths.min_length=32", "workload.lengths.max_length=40")
     assert command(*few, "output=a", "backend.pipeline_stages=2", "decisions=true", cwd=tmp_path).returncode == 0
     assert command(*few, "output=b", "backend.replicas=2", "prefix_cache=true", cwd=tmp_path).returncode == 0
+    assert (
+        command("run", "backend=sim", "workload=chat", "workload.num_requests=4", "output=c", cwd=tmp_path).returncode
+        == 0
+    )
     written = {path.name for path in tmp_path.rglob("*.*")}
     assert {*listed} == {*FILES} and written == {*FILES} - {PROFILE, UNFINISHED}
     for name in (path.name for path in (tmp_path / "a").glob("*.csv")):
