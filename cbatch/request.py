@@ -98,6 +98,7 @@ class Request:
     turn: Final[int | None] = _of_spec("turn")
     last: Final[bool | None] = _of_spec("last")
     pause: Final[float | None] = _of_spec("pause")
+    follows: Final[tuple[int, ...]] = _of_spec("follows")
     tier: Final[str | None] = _of_spec("tier")
     priority: Final[int] = _of_spec("priority")
     slo: Final[SLO] = _of_spec("slo")

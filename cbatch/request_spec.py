@@ -68,6 +68,7 @@ class RequestSpec:
     priority: higher is more urgent. tier: name of a service class. session: shared by the requests of a conversation.
     turn: number of the request within its session, from 0. last: whether no request of the session follows. None: unknown.
     pause: seconds from the end of the session's requests that this one follows to its arrival: a person thinks, or a tool runs.
+    follows: ids of these requests. Empty: none, or unknown.
     predicted_new_tokens: a prediction of the output length, from any source.
     prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to the end of its block (as in Mooncake's
         traces): two prompts with n equal leading hashes share n blocks.
@@ -97,6 +98,7 @@ class RequestSpec:
     turn: int | None = None
     last: bool | None = None
     pause: float | None = None
+    follows: tuple[int, ...] = ()
     tier: str | None = None
     priority: int = 0
     slo: SLO = NO_SLO

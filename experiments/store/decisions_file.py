@@ -161,6 +161,7 @@ def read_spec(fields: dict[str, Any]) -> tuple[RequestSpec, int]:
     if (chat := fields.pop("conversation", None)) is not None:  # of an older version
         fields["texts"] = ((chat, 0),)
     fields |= {"texts": tuple(map(tuple, fields.get("texts", ())))}
-    fields |= {name: tuple(fields[name]) for name in ("stop_tokens", "stop_strings", "prefix_hashes") if name in fields}
+    of_several = ("stop_tokens", "stop_strings", "prefix_hashes", "follows")
+    fields |= {name: tuple(fields[name]) for name in of_several if name in fields}
     fields |= {name: made(**fields[name]) for name, made in (("slo", SLO), ("sampling", Sampling)) if name in fields}
     return RequestSpec(**fields), iteration

@@ -299,6 +299,11 @@ class ClosedLoop(Workload):
             "turn": numbers,
             "last": last,
             "pause": [turn.pause for turn in turns],
+            "follows": [
+                tuple(first + before for before in turn.after)
+                for first, session in zip(firsts.tolist(), sessions, strict=False)
+                for turn in session.turns
+            ],
             "texts": [said.texts for said in prompts],
             "extra": [turn.extra for turn in turns],
         }

@@ -58,6 +58,7 @@ def specs(draw: st.DrawFn, with_prompts: bool) -> RequestSpec:
         texts=tuple(draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9))))),
         turn=draw(st.none() | st.integers(0, 3)),
         pause=draw(seconds),
+        follows=tuple(draw(st.lists(st.integers(0, 9), max_size=2))),
         salt=draw(st.text()),
         extra=draw(st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.lists(st.booleans()))),
     )

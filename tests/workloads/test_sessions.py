@@ -69,6 +69,7 @@ def test_a_join_waits_for_the_last_end_and_its_own_pause() -> None:
     assert join.arrival_time == agent.finished_at + 2.0
     assert [each.num_cached_tokens for each in (main, side, agent, join)] == [0, 6, 2, 9]
     assert [(each.turn, each.last, each.pause) for each in (main, join)] == [(0, False, 0.0), (3, True, 2.0)]
+    assert [each.follows for each in (main, side, agent, join)] == [(), (0,), (0,), (1, 2)]
     assert join.extra == {"tool": "x"}
 
 
