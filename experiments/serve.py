@@ -175,7 +175,11 @@ def _result_of(
         "iterations": len(gathered.steps["ended"]),
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
-        **({"early_turns": early} if (early := early_turns(ended, served)) else {}),
+        **(
+            {"early_turns": early}
+            if not run.engine.arrivals.follow_ends and (early := early_turns(ended, served))
+            else {}
+        ),
         **run.end,
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)

@@ -4,6 +4,7 @@ A workload is a frozen dataclass, built by Hydra from `conf/workload/`. Equal fi
 and executor and on every machine. Importing this package loads neither torch nor pandas nor Hydra.
 """
 
+from experiments.workloads.agents import Agents
 from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.chat import Chat
 from experiments.workloads.clients import Clients
@@ -18,5 +19,5 @@ from experiments.workloads.trace import Trace
 
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
 __all__ += ["FixedLengths", "Lengths", "MixedLengths", "TraceLengths", "UniformLengths", "ZipfLengths"]
-__all__ += ["ClosedLoop", "Session", "Turn"]
+__all__ += ["Agents", "ClosedLoop", "Session", "Turn"]
 __all__ += ["AllAtOnce", "ArrivalProcess", "Chat", "GammaArrivals", "PrefixGroups", "Trace"]
