@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,19 +124,44 @@ def test_a_winner_counts_where_cards_differ_by_less_and_a_wrong_one_costs_what_i
     """Card 2 serves `fast` 5% slower: its noise. `slow` and `slower` are 20% apart, and simulation swaps them, but names neither,
     as their times change by up to 6% with those of iterations; `near` ties with `fast`."""
     times = {"fast": (1.0, 1.0), "near": (1.02, 0.99), "slow": (2.0, 2.5), "slower": (2.4, 2.25)}
-    runs = {}
-    for name, (real, virtual) in times.items():
-        kinds = {
-            "measured": real,
-            "simulated": virtual,
-            "error_range": [0.94 * virtual / real - 1, 1.06 * virtual / real - 1],
-        }
-        runs[name] = {"model": "m", **{kind: {"TTFT mean": value} for kind, value in kinds.items()}}
+    runs = {name: ranked(real, virtual) for name, (real, virtual) in times.items()}
     again = {"fast": {**runs["fast"], "measured": {"TTFT mean": 1.05}}}
     found = pairs([{"cases": {"queued, card 1": runs, "queued, card 2": again}}])
     assert found["noise"].tolist() == [pytest.approx(0.05)] * 6 and {*found["what"]} == {"policy"}
     assert (found["decided"].sum(), found["same"].sum()) == (5, 4) and found["regret"].max() == pytest.approx(0.2)
-    assert (found["named"].sum(), found["right"].sum(), found["regret of named"].max()) == (4, 4, 0)
+    assert (found["named"].sum(), found["named right"].sum(), found["regret of named"].max()) == (4, 4, 0)
+    alone = pairs([{"cases": {"queued": runs}}])
+    assert alone[["noise", "decided", "same"]].isna().all(axis=None), "without repeats the noise is not 0"
+    assert alone["named"].sum() == 4 and alone["elsewhere"].isna().all()
+
+
+def test_the_baseline_names_who_won_in_other_sittings() -> None:
+    """`b` beats `a` on cards 1 and 2 when queued, `a` beats `b` on card 3, and at a load on card 2; `c` was served by card 1 alone."""
+    ahead, behind = {"a": ranked(2.0, 2.0), "b": ranked(1.0, 1.0)}, {"a": ranked(1.0, 1.0), "b": ranked(2.0, 2.0)}
+    cases = {"queued, card 1": ahead | {"c": ranked(3.0, 3.0)}, "queued, card 2": ahead, "queued, card 3": behind}
+    found = pairs([{"cases": cases | {"poisson, card 2": behind}}])
+    alone = found[(found["what"] == "policy") & (found["policies"] == "a | b")].fillna(-1)
+    columns = (alone[name] for name in ("workload", "sitting", "elsewhere", "other loads"))
+    seen = {(load, sitting[:3]): tuple(rest) for load, sitting, *rest in zip(*columns, strict=True)}
+    # elsewhere: card 1 sees one win of b and two of a; card 2 a tie; card 3 two wins of b and one of a
+    # other loads: cards 1 and 3 see a's win at the load on card 2; card 2 sees none when queued, a tie at the load
+    assert seen == {
+        ("queued", "0 1"): (0, 0),
+        ("queued", "0 2"): (-1, -1),
+        ("queued", "0 3"): (0, 1),
+        ("poisson", "0 2"): (-1, -1),
+    }
+    assert found.loc[found["policies"] != "a | b", "elsewhere"].isna().all()
+
+
+def ranked(real: float, virtual: float) -> dict[str, Any]:
+    """Returns a run's measured and simulated TTFT, which changes by up to 6% with the times of iterations."""
+    kinds = {
+        "measured": real,
+        "simulated": virtual,
+        "error_range": [0.94 * virtual / real - 1, 1.06 * virtual / real - 1],
+    }
+    return {"model": "m", **{kind: {"TTFT mean": value} for kind, value in kinds.items()}}
 
 
 def test_the_load_of_a_case_is_of_the_capacity_of_its_own_server(trace: str) -> None:

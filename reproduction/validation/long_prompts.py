@@ -20,6 +20,7 @@ from experiments.settings.compose import compose_run
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
+from reproduction.validation.compare import tables_of
 
 MODEL, LIMITS, SIZE = "llama-3.1-8b", Limits(33, 65_536, 131_072), KVSize(2_048, 128)
 PROMPTS, DECODES, LATER = (16_384, 32_768, 65_280), 32, 3.0
@@ -50,7 +51,11 @@ def main(hardware: str = "h100", measured: str = "", name: str = "long_prompts",
         runs.assign(error=runs["simulated"] / runs["measured"] - 1).to_string(index=False, float_format="{:.3f}".format)
     )
     if not measured:
-        figures: Mapping[str, Any] = {"profile": profile.name, "runs": runs.to_dict("records")}
+        figures: Mapping[str, Any] = {
+            "profile": profile.name,
+            "tables": tables_of(profile),
+            "runs": runs.to_dict("records"),
+        }
         print(f"written: {write_benchmark(name, profile.hardware, dict(figures), folder, VALIDATION)}")
 
 

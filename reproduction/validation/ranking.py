@@ -2,13 +2,18 @@
 
     python -m reproduction.validation ranking
 
-It needs no GPU: measured and simulated figures are those of the files in `measured`. A pair is decided if it differs by more than the noise: the
-largest difference between cards that served the same setting. Simulation names a winner if no change of all iteration times of either run by up to
-1% makes them meet. The regret is the measured figure of the setting that simulation prefers over the better one's, minus 1; it counts undecided pairs, too.
+It needs no GPU: measured and simulated figures are those of the files in `measured`. Three tables: pairs of policies at equal load, by how far
+apart they were measured; the same pairs by figure; pairs that differ in load, too. A pair is decided if it differs by more than the noise: the
+largest difference between repeats of one setting, by the same card or another. Without repeats the noise is unknown, and no pair is decided.
+Simulation names a winner if no change of all iteration times of either run by up to 1% makes them meet. The regret is the measured figure of the
+setting that simulation prefers over the better one's, minus 1; it counts undecided pairs, too.
+
+The baseline, `elsewhere`, needs no simulation: it names the policy that won most pairs of these two policies in other sittings, a sitting being a
+card and a file; `other loads` also leaves out pairs of the same load and requests there, which another sitting has merely repeated.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +31,94 @@ FILES = (
 FIGURES = {"TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "end to end mean", "end to end P99"}
 """Each is better if it is smaller."""
 
+SEPARATIONS = (0.01, 0.02, 0.05, 0.1)
+BASELINES = ("elsewhere", "other loads")
+_SHARES = ("noise", "regret", "regret of named")
+
 
 def main(measured: tuple[str, ...] = ()) -> None:
     """Prints the table. measured: files that `fidelity`, `capacity` and `sessions` wrote; none: `FILES`."""
     paths = measured or [f"{RESULTS}/{name}.json" for name in FILES]
     found = pairs([json.loads(Path(path).read_text(encoding="utf-8")) for path in paths])
-    counted = {"noise": "max", "apart": "size", "decided": "sum", "same": "sum", "regret": "max"}
-    counted |= {"named": "sum", "right": "sum", "regret of named": "max"}
-    rows = [found.groupby(keys).agg(counted) for keys in (["what", "figure"], [lambda row: ("all", "")])]
-    text = dict.fromkeys(("noise", "regret", "regret of named"), "{:.1%}".format)
-    print(pd.concat(rows).rename(columns={"apart": "pairs"}).to_string(formatters=text))
+    alone = found[found["what"] == "policy"]
+    sittings, policies = (alone[name].nunique() for name in ("sitting", "policies"))
+    number = alone.groupby("figure").size().max()
+    print(
+        f"{policies} pairs of policies at equal load, served in {sittings} sittings: {number} pairs of runs, each by up to six figures"
+    )
+    apart = pd.cut(alone["apart"], [0, *SEPARATIONS, np.inf], right=False).rename("apart")
+    kinds: dict[str, Any] = {"figure": "size", **dict.fromkeys(("right", *BASELINES), "mean")}
+    kinds |= {"named": "sum", "named right": "sum"}
+    for part in (alone, alone[alone["named"]]):
+        print(_text(part.groupby(apart, observed=True).agg(kinds), ["right", *BASELINES]))
+        print(_text(part.groupby("what").agg(kinds), ["right", *BASELINES]))
+    counted: dict[str, Any] = {"noise": "max", "apart": "size", "decided": _count, "same": _count, "regret": "max"}
+    counted |= {"named": "sum", "named right": "sum", "regret of named": "max"}
+    rows = [found.groupby(keys).agg(counted) for keys in (["what", "figure"], "what")]
+    print(_text(rows[0].loc[["policy"]], _SHARES), _text(rows[1], _SHARES), sep="\n")
+
+
+def _count(values: "pd.Series[Any]") -> Any:
+    """Returns how many values are true; NaN if none is known."""
+    return values.sum(min_count=1)
+
+
+def _text(table: pd.DataFrame, shares: Sequence[str]) -> str:
+    """Returns a table as text, with a dash for what is unknown."""
+    shown = table.rename(columns={"apart": "pairs", "figure": "pairs"})
+    for name in shown:
+        form = "{:.1%}" if name in shares else "{:,.0f}"
+        shown[name] = ["-" if pd.isna(value) else form.format(value) for value in shown[name]]
+    return shown.to_string()
 
 
 def pairs(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Returns a row for every figure of every two settings of a card.
 
-    Columns: what (in what they differ), figure, noise, apart (the larger over the smaller, minus 1), decided, same (winner, of a
-    decided pair), regret; named (a winner, by simulation), right (that winner), regret of named.
+    Columns: sitting, workload, policies, what (in what they differ), figure, noise, apart (the larger over the smaller, minus 1), decided, right
+    (the winner, by simulation), same (right, of a decided pair), regret; named (a winner, by simulation), named right, regret of named;
+    elsewhere, other loads (right, by the baseline; NaN if it has no winner). noise, decided and same are NaN without repeats.
     """
     columns = ["file", "card", "workload", "policy", "figure", "measured", "simulated", "low", "high"]
     runs = pd.DataFrame([(file, *run) for file, kept in enumerate(files) for run in served(kept)], columns=columns)
     repeats = runs.groupby(["file", "workload", "policy", "figure"])["measured"]
-    noise = (repeats.max() / repeats.min() - 1).groupby("figure").max()
+    noise = (repeats.max() / repeats.min() - 1)[repeats.size() > 1].groupby("figure").max()
     runs = runs.assign(place=runs.index)
     both = runs.merge(runs, on=["file", "card", "figure"], suffixes=("", "_other")).query("place < place_other")
     real, virtual = (both[kind] / both[f"{kind}_other"] for kind in ("measured", "simulated"))
-    apart, right = np.maximum(real, 1 / real) - 1, (real < 1) == (virtual < 1)
+    apart, right = real.where(real > 1, 1 / real) - 1, (real < 1) == (virtual < 1)
     load, policy = (both[key] != both[f"{key}_other"] for key in ("workload", "policy"))
     what = np.where(load & policy, "load and policy", np.where(load, "load", "policy"))
     limit = both["figure"].map(noise)
-    found = both[["figure"]].assign(what=what, noise=limit, apart=apart, decided=apart > limit)
-    found = found.assign(same=right & found["decided"], regret=np.where(right, 0.0, apart))
+    sitting, policies = both["file"].astype(str) + " " + both["card"], _either(both["policy"], both["policy_other"])
+    found = both[["figure", "workload"]].assign(sitting=sitting, policies=policies, what=what, noise=limit, apart=apart)
+    decided = (apart > limit).astype(float).where(limit.notna())
+    found = found.assign(right=right, decided=decided, same=decided * right, regret=np.where(right, 0.0, apart))
     named = (both["high"] < both["low_other"]) | (both["low"] > both["high_other"])
-    return found.assign(named=named, right=named & right, **{"regret of named": found["regret"].where(named, 0.0)})
+    more = {"named right": named & right, "regret of named": found["regret"].where(named, 0.0)}
+    won = np.where((real < 1) == (both["policy"] < both["policy_other"]), 1, -1)
+    return found.assign(
+        named=named, **more, **_elsewhere(found[found["what"] == "policy"].assign(won=won[what == "policy"]))
+    )
+
+
+def _either(first: "pd.Series[str]", second: "pd.Series[str]") -> list[str]:
+    """Returns the name of each pair of policies, in either order."""
+    return [" | ".join(sorted(pair)) for pair in zip(first, second, strict=True)]
+
+
+def _elsewhere(found: pd.DataFrame) -> dict[str, "pd.Series[float]"]:
+    """Returns whether the baselines are right about each pair. won: 1 if the policy that comes first in the alphabet won, otherwise -1."""
+    pair = ["policies", "figure"]
+    total, here, load, same = (
+        found.groupby([*pair, *more])["won"].transform("sum")
+        for more in ((), ("sitting",), ("workload",), ("sitting", "workload"))
+    )
+    others = (total - here, total - here - load + same)
+    return {
+        name: (wins * found["won"] > 0).astype(float).where(wins != 0)
+        for name, wins in zip(BASELINES, others, strict=True)
+    }
 
 
 def served(content: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:

@@ -30,7 +30,7 @@ from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, real_server
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
-from reproduction.validation.compare import NUDGES, error_ranges
+from reproduction.validation.compare import NUDGES, error_ranges, tables_of
 
 SYSTEM, TURNS, PAUSE = 1024, 6, 2.0
 """Tokens that all conversations share; turns of a conversation; mean seconds before the next turn."""
@@ -201,6 +201,7 @@ def main(
             row["measured"] = figures(serve(real, setting, spec.vocab_size))
         row["error_range"] = error_ranges(row["measured"], [row["simulated"], *nudged])
         print(show(row), flush=True)
+    about |= {"profile": profile.name, "tables": tables_of(profile)}
     stamped = {**about, "model": spec.name, "conversations": number, "seed": seed, "runs": rows}
     print(f"written: {write_benchmark('sessions', device, stamped, folder, VALIDATION)}")
 
