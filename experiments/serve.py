@@ -168,6 +168,7 @@ def _result_of(
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
         "num_replicas": len(caches),
+        "dollars_per_hour": run.dollars_per_hour,
     }
     measured = {
         "load": run.load,

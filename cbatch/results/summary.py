@@ -34,6 +34,7 @@ def summarize(
     num_replicas: int = 1,
     num_warming: int = 0,
     block_size: int = 1,
+    dollars_per_hour: float | None = None,
 ) -> dict[str, Any]:
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -47,6 +48,7 @@ def summarize(
         num_replicas: for `replicas`, of which there must be several.
         num_warming: `Facts.num_warming`; these requests are left out in addition to `warmup_requests`.
         block_size: tokens per block of the prefix cache.
+        dollars_per_hour: price of all GPUs; None: unknown, without `cost`.
     """
     run = Gathered(record) if isinstance(record, RunRecord) else record
     requests, steps, ended = run.served, run.steps, run.ended
@@ -60,13 +62,14 @@ def summarize(
     service = service_of(ended, requests, client_weights)
     cached_by = None if num_evicted_blocks is None else block_size
     sessions = session_figures(ended, requests, ends, window.seconds, num_warming, cached_by)
+    throughput = _throughput(requests, window, num_counted)
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
             "offered_requests_per_second": offered_rate(ended),
             "overshoot_tokens": overshoot_tokens,
         },
-        "throughput": _throughput(requests, window, num_counted),
+        "throughput": throughput,
         "ttft_seconds": statistics(requests.ttft[counts]),
         "tbt_seconds": requests.gap_statistics(window),
         "longest_gap_seconds": statistics(requests.longest_gap[counts]),
@@ -80,6 +83,7 @@ def summarize(
         "service": {} if service is None else fairness(service),
         **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks)}),
         **({"sessions": sessions} if sessions else {}),
+        **({} if dollars_per_hour is None else {"cost": _cost(dollars_per_hour, window, throughput)}),
         **({} if num_replicas == 1 else {"replicas": _balance(run.replica_of, num_replicas)}),
         **({"pools": _pools(run)} if run.pools else {}),
     }
@@ -162,7 +166,7 @@ def offered_rate(submitted: Collection[Entry]) -> float:
     return (len(times) - 1) / span if span > 0 else math.nan
 
 
-def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
+def _throughput(requests: Served, window: Window, num_counted: int) -> dict[str, float]:
     """Returns useful work per second: served requests and their tokens, as docs/metrics.md defines them."""
     seconds = window.seconds or float("nan")
     prefill = float(requests.prompt_tokens[window.holds(requests.first_token)].sum()) / seconds
@@ -172,6 +176,20 @@ def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
         "prefill_tokens_per_second": prefill,
         "decode_tokens_per_second": decode,
         "requests_per_second": num_counted / seconds,
+    }
+
+
+def _cost(dollars_per_hour: float, window: Window, throughput: Mapping[str, float]) -> Figures:
+    """Returns the price of the window, whole and over its tokens; each kind of tokens is charged with all of it."""
+    kinds = {"": "total", "prompt_": "prefill", "output_": "decode"}
+    per_second = {name: throughput[f"{kind}_tokens_per_second"] for name, kind in kinds.items()}
+    return {
+        "dollars_per_hour": dollars_per_hour,
+        "dollars": dollars_per_hour * window.seconds / 3600,
+        **{
+            f"dollars_per_million_{name}tokens": dollars_per_hour / 3600 / rate * 1e6 if rate else math.nan
+            for name, rate in per_second.items()
+        },
     }
 
 

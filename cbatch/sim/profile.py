@@ -17,7 +17,7 @@ from cbatch.sim.links import TO_ADD, Links
 from cbatch.sim.measured import PARTS, HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
 from cbatch.sim.roofline import Affine, Ceilings, MatrixProducts, Seconds, small_operations
-from cbatch.sim.schema import Bytes, Positive
+from cbatch.sim.schema import Bytes, NotNegative, Positive
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights and KV cache; the rest is for activations."""
@@ -76,7 +76,7 @@ class Profile:
 
     name, hardware, source: the GPU, and the source of the numbers.
     compared: real runs and the errors of their simulation, by loop. error: the text for runs that `compared` does not cover.
-    memory_bytes: memory of the device.
+    memory_bytes: memory of the device. price: US dollars per hour of one device; None: unknown.
     ceilings: for unmeasured parts. attention, small_operations: for models that resemble no measured model.
     host: host time per iteration for models without their own; None: not measured.
     card: the card to predict, if the tables were measured on another card.
@@ -89,6 +89,7 @@ class Profile:
     error: str = NOT_COMPARED
     compared: Mapping[Loop, Compared] = field(default_factory=dict)
     memory_bytes: Bytes
+    price: NotNegative | None = None
     ceilings: Ceilings
     attention: AttentionRates | None = None
     small_operations: SmallOperations | None = None

@@ -61,6 +61,9 @@ _HEADINGS = {
     "replicas.most_requests": Heading("most requests of a replica", better="lower"),
     "service.service_difference.mean": Heading("service difference", better="lower"),
     "service.jain_index.mean": Heading("Jain's index", better="higher"),
+    "cost.dollars_per_million_tokens": Heading("$ per 1M tokens", better="lower"),
+    "cost.dollars_per_million_prompt_tokens": Heading("$ per 1M prompt tokens", better="lower"),
+    "cost.dollars_per_million_output_tokens": Heading("$ per 1M output tokens", better="lower"),
     "iterations.batch_requests": Heading("batch [requests]"),
     "iterations.kv_use_peak": Heading("KV cache peak [%]", 100.0, "share"),
     "iterations.device_active_share": Heading("device active [%]", 100.0, "share"),
@@ -88,6 +91,8 @@ COLUMNS = (
     "sessions.cache_lost_share",
     "run.preemptions",
     "run.recomputed_share",
+    "cost.dollars_per_million_prompt_tokens",
+    "cost.dollars_per_million_output_tokens",
 )
 """Figures in a sweep's table and in comparisons, by key or pattern."""
 
@@ -111,6 +116,7 @@ MORE_COLUMNS = (
     "iterations.batch_requests",
     "iterations.kv_use_peak",
     "iterations.device_active_share",
+    "cost.dollars_per_million_tokens",
 )
 """Additional figures in `experiments.plot table`."""
 
@@ -147,7 +153,7 @@ def _known_figures() -> list[str]:
     request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0), **session), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
-    summary = summarize(record, num_blocks=1, max_batch=1, num_replicas=2, num_evicted_blocks=0)
+    summary = summarize(record, num_blocks=1, max_batch=1, num_replicas=2, num_evicted_blocks=0, dollars_per_hour=1.0)
     return [*(name for name, _ in flat(summary)), *(key for key in _HEADINGS if key.startswith("regret."))]
 
 

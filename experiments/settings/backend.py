@@ -25,6 +25,7 @@ class Pool(Described):
 
     replicas: Degree | None = None
     hardware: str | None = None
+    price: Annotated[float, not_negative("dollars per hour of one GPU")] | None = None
     tensor_parallel: Degree | None = None
     pipeline_stages: Degree | None = None
     batch: Annotated[int, whole(1)] | None = None
@@ -108,6 +109,11 @@ class Backend(ABC):
     def place(self, first_gpu: int) -> AbstractContextManager[Any]:
         """Returns a context in which the executor of a replica is built, on the GPUs from this one on."""
         return nullcontext()
+
+    @property
+    def num_devices(self) -> int:
+        """Returns the GPUs of all replicas; a CPU is one device."""
+        return self.replicas * self.gpus_per_replica
 
     @property
     def gpus_per_replica(self) -> int:

@@ -134,6 +134,7 @@ class Cpu(Real):
 
     name = "cpu"
     predicts_with = CPU
+    num_devices = 1
 
     def hardware(self, profile: Profile) -> str:
         return cpu_name()

@@ -18,7 +18,7 @@ from cbatch.errors import ProfileError
 from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.results.metrics import Objectives
 from cbatch.stall import Patience
-from cbatch.validation import Give, Switch, check_known, positive, read, whole
+from cbatch.validation import Give, Switch, check_known, not_negative, positive, read, whole
 from experiments.progress import Setting
 from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Cuda, Runtime
@@ -84,6 +84,7 @@ class Keys:
     max_running: Requests
     seed: Count
     hardware: Text
+    price: Annotated[float, not_negative("dollars per hour of one GPU")] | None = None
     kv_tokens: Tokens
     block_size: Tokens
     max_tokens: Tokens

@@ -67,6 +67,12 @@ class Run:
         return self.setups[0].kv
 
     @property
+    def dollars_per_hour(self) -> float | None:
+        """The price of all GPUs; None unless every pool has a price."""
+        prices = [price for setup in self.setups if (price := setup.dollars_per_hour) is not None]
+        return sum(prices) if len(prices) == len(self.setups) else None
+
+    @property
     def requests(self) -> Sequence[Request]:
         """All requests; empty if they are made as they arrive, or as others end."""
         arrivals = self.engine.arrivals

@@ -19,6 +19,7 @@ class Setup(NamedTuple):
     """A pool of equal replicas.
 
     name: of the pool; empty without pools. settings: those of the run, with those of the pool in their place.
+    fits: whether the profile describes the hardware that the pool runs on.
     """
 
     name: str
@@ -27,6 +28,15 @@ class Setup(NamedTuple):
     limits: Limits
     kv: KVSize
     policy: Policy
+    fits: bool
+
+    @property
+    def dollars_per_hour(self) -> float | None:
+        """Returns the price of all GPUs of the pool; None if it is unknown."""
+        price = self.settings.price
+        if price is None and self.fits:
+            price = self.cost.profile.price
+        return None if price is None else price * self.settings.backend.num_devices
 
     def servers(self, first_gpu: int) -> list[Server]:
         """Builds the servers of the replicas, on consecutive GPUs."""
@@ -72,7 +82,7 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     cost = backend.cost(settings.hardware, spec, settings.batch)
     profile = cost.profile
     here, there = backend.hardware(profile), profile.hardware
-    if here not in (there, there.partition(",")[0]):
+    if not (fits := here in (there, there.partition(",")[0])):
         noted["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
     policy = settings.policy()
     limits = _limits(settings, facts, spec, backend.tile(profile), backend.pipeline_stages, noted)
@@ -80,7 +90,7 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     kv = _kv_size(settings, backend, spec, profile, limits, noted)
     backend.check_fits(spec, limits, kv)
     chosen |= {f"{name}.{key}" if name else key: why for key, why in noted.items()}
-    return Setup(name, settings, cost, limits, kv, policy)
+    return Setup(name, settings, cost, limits, kv, policy, fits)
 
 
 def _limits(

@@ -10,6 +10,7 @@ from commands import summary
 from cbatch import CbatchError
 from cbatch.cluster import ClusterView
 from cbatch.request import Request
+from cbatch.sim.profile_file import PROFILES
 from experiments.api import Result, simulate
 from experiments.store.tables import read_requests, read_steps
 
@@ -60,6 +61,20 @@ def test_each_pool_serves_by_its_own_setup(tmp_path: Path) -> None:
     lanes = json.loads(gzip.decompress((tmp_path / "run" / "timeline.json.gz").read_bytes()))["traceEvents"]
     names = [lane["args"]["name"] for lane in lanes if lane["name"] == "thread_name" and lane["pid"] == 2]
     assert names == ["replica 0 (large)", "replica 1 (small)", "replica 2 (small)"]
+
+
+def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:
+    """A pool's price is its own key's, else the run's, else its profile's; times tensor parallel GPUs, stages and replicas."""
+    priced = tmp_path / "priced.json"
+    priced.write_text(json.dumps({**json.loads((PROFILES / "h200.json").read_text()), "price": 4.0}))
+    pools = {"large": {"hardware": str(priced), "tensor_parallel": 2}, "small": {"replicas": 3, "price": 1.5}}
+    for price, wanted in ((None, 2 * 4.0 + 3 * 1.5), (5.0, 2 * 5.0 + 3 * 1.5)):
+        cost = simulate("orca", "open_loop", requests=4, pools=pools, price=price).summary["cost"]
+        assert cost["dollars_per_hour"] == wanted
+    pools["small"].pop("price")
+    assert "cost" not in simulate("orca", "open_loop", requests=4, pools=pools).summary, "one pool has no price"
+    alone = simulate("orca", "open_loop", requests=4, price=5.0, replicas=2, tensor_parallel=2, pipeline_stages=2)
+    assert alone.summary["cost"]["dollars_per_hour"] == 8 * 5.0 and "at 40 $/h" in str(alone)
 
 
 def test_equal_pools_serve_as_replicas_do() -> None:
