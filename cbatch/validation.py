@@ -87,7 +87,7 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
     try:
         accepted = _fields_of(kind).validate_python(values)
     except ValidationError as refusal:
-        raise error(one_line(refusal, prefix)) from None
+        raise error(one_line(refusal, prefix, kind)) from None
     for name, value in accepted.items():
         if stated[name] != value or (type(stated[name]), type(value)) == (float, int):
             object.__setattr__(instance, name, value)
@@ -190,11 +190,22 @@ def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
             return f"{key}: {first['ctx']['error']}"
         case "literal_error":
             return f"{key}={shorten(first['input'])}: give {first['ctx']['expected']}"
+    if first["type"] in _NO_MAPPING and kind is not None:
+        for place in first["loc"]:
+            kind = _part_of(kind, place)
+        names = (
+            ", ".join(f"{name}: ..." for name in _hints(_plain(kind))) if is_dataclass(_plain(kind)) else "NAME: {...}"
+        )
+        return f"{key}={shorten(first['input'])}: give {key}={{{names}}}, or some of these keys"
     return f"{key}={shorten(first['input'])}: {first['msg']}" if key else first["msg"]
 
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """pydantic's types of the error for an unknown key."""
+
+
+_NO_MAPPING = ("dataclass_type", "dataclass_exact_type", "dict_type")
+"""pydantic's types of the error for a value in place of keys."""
 
 
 def _part_of(kind: Any, place: str | int) -> Any:

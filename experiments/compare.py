@@ -1,7 +1,8 @@
 """`python -m experiments.compare A B ... [key=value ...]`: ratios and differences with 95% intervals, on the same replications.
 
 A, B, ...: folders of runs or of capacity searches, or one folder of a sweep over both. Or policies, with arguments in
-parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is given: other keys go to `experiments.run`.
+parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is given: other keys, and --config-dir=FOLDER, go to
+`experiments.run`.
 
     python -m experiments.compare multirun/noise metric=ttft_seconds.p99
     python -m experiments.compare multirun/rates baseline=sarathi_serve runs=rate=8
@@ -43,7 +44,7 @@ from experiments.report.text import disagree, figures_text, intervals_text, valu
 from experiments.run import run_sweep
 from experiments.settings.command_line import run
 from experiments.settings.option_arguments import option_names
-from experiments.settings.overrides import check_given_once
+from experiments.settings.overrides import check_given_once, with_search_path
 from experiments.store.provenance import write_text
 from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
 
@@ -53,7 +54,7 @@ _WHICH_DECIDES = "where the intervals disagree, the difference's decides; the ra
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run(_compare, arguments, lambda: str(__doc__))
+    return run(_compare, with_search_path(arguments), lambda: str(__doc__))
 
 
 def _compare(*arguments: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cbatch import ConfigError
 from experiments.job import RUN, Command, SweepEnded, SweepProgress, num_finished, read_checked, run_alone, run_in_sweep
-from experiments.settings.command_line import exit_status, no_such_option
+from experiments.settings.command_line import HELP, exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
 from experiments.store.claim import TerminatedError, sigterm_raises
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str], command: Command = RUN) -> int:
 
 def _main(arguments: Sequence[str], command: Command) -> int:
     if _SHOWS & {*arguments}:
-        print(show(command.config, (*_NOT_LISTED, *command.hidden_groups)), end="")
+        print(show(command.config, (*_NOT_LISTED, *command.hidden_groups) if HELP & {*arguments} else ()), end="")
         return 0
     overrides, sweeps = _overrides(arguments, command)
     if sweeps:

@@ -58,6 +58,8 @@ def make_router(router: str | Router) -> Router:
             raise ConfigError(f"backend.router: {type(router).__name__} has no method choose(request, view)")
         return router
     if router not in routers:
-        external = "one of yours with backend.router._target_=my_module.MyRouter"
-        raise ConfigError(f"backend.router={router} is unknown; choose {', '.join(routers)}, or {external}")
+        from cbatch.validation import nearest  # loads pydantic
+
+        yours = "for yours give the import path of its class, backend.router=my_module.MyRouter"
+        raise ConfigError(f"backend.router={router}: no such router; {nearest(router, routers)}; {yours}")
     return routers[router]()

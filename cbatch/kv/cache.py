@@ -43,8 +43,8 @@ class PrefixCache:
         if not hashes or self._table.tokens is not None:
             return
         if not tokens:
-            problem = "its hash ids do not stand for a whole number of tokens (hash_block=0)"
-            remedy = f"give a workload.length_scale that makes the number a multiple of block_size={size}"
+            problem = "its prefix_hashes do not stand for a whole number of tokens each"
+            remedy = f"choose workload.length_scale, or the request's hash_block, as a multiple of block_size={size}"
         elif tokens % size:
             keys = "workload.prefix, or a trace's times workload.length_scale"
             problem = f"each of its hash ids stands for {tokens} tokens ({keys}), not a multiple of block_size={size}"

@@ -18,7 +18,7 @@ from cbatch import CbatchError, ConfigError
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome
 from experiments.settings.command_line import end_with_the_parent
-from experiments.store.claim import LOCK, UNFINISHED, claimed
+from experiments.store.claim import LOCK, UNFINISHED, claimed, other_folder
 from experiments.store.run_folder import PLOTS, read_summary, run_folders
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def open_simulations(
     """
     others = {path.name for path in folder.iterdir()} - _FILES if folder.is_dir() else set()
     if any(not name.startswith(".") for name in others):
-        raise ConfigError(f"{folder} contains files that do not belong to a search; choose another folder with output=")
+        raise ConfigError(f"{folder} contains files that do not belong to a search; {other_folder(folder)}")
     effective = {key: value for key, value in identity.items() if key not in _EFFORT}
     path, head = folder / SIMULATIONS, {"settings": effective, "code": code}
     with claimed(folder), ExitStack() as held:

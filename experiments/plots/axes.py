@@ -51,8 +51,11 @@ def check_swept(runs: pd.DataFrame, folder: Path, name: str, axis: Axis) -> None
     if name not in AXES and axis.keys[0] not in runs:
         near = " or ".join(get_close_matches(name, [*AXES, *map(str, runs)], 3)) or "one of config.yaml"
         raise ConfigError(f"x={name}: no run has this setting; did you mean {near}?")
-    swept = f"sweep it with -m {axis.keys[0]}={axis.example}"
-    raise ConfigError(f"{folder}: needs runs with several values of {axis.keys[0]}; {swept}")
+    has = [key for key in axis.keys if key in runs and runs[key].notna().any()]
+    key, other = [*has, axis.keys[0]][0], "workload=open_loop " * (name == "rate" and not has)
+    raise ConfigError(
+        f"{folder}: needs runs with several values of {key}; sweep it with -m {other}{key}={axis.example}"
+    )
 
 
 def with_names(axis: Axis, runs: pd.DataFrame, labels: Mapping[str, str]) -> Axis:

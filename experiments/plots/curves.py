@@ -66,8 +66,9 @@ def attainment(folder: Path, look: Look = PLAIN, goal: Share = 0.9) -> Figure:
     """
     runs, sources = read_runs(folder), (("attainment.share", "attainment.tiers.*.share"), ("goodput.attained_share",))
     if not (keys := next((keys for keys in sources if matching(keys, runs)), None)):
-        swept = "sweep again with -m 'workload.slo={ttft: 1, tbt: 0.1}' workload.arrivals.rate=" + AXES["rate"].example
-        raise ConfigError(f"{folder}: no request has objectives; {swept}")
+        raise ConfigError(
+            f"{folder}: no request has objectives; run it again with 'workload.slo={{ttft: 1, tbt: 0.1}}'"
+        )
     return draw(folder, look, x="rate", y=keys, goal=100 * goal)
 
 

@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from inspect import isclass, isfunction
 from pathlib import Path
@@ -27,7 +28,12 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # Hydra's `_convert_` and `_recursive_` have no effect
 
-BY_IMPORT_PATH = ("policy", "eviction")  # groups whose option may be the import path of a class
+BY_IMPORT_PATH = (
+    "policy",
+    "eviction",
+    "chunking",
+    "predictor",
+)  # groups whose option may be the import path of a class
 
 PASSED_ON = ("chunking", "predictor", "chunk", "seed")
 """Keys that have an effect only if a section refers to them, as policies do with `${chunk}`. The first two also refer to the others."""
@@ -65,7 +71,9 @@ def call(path: str, section: Mapping[str, Any], arguments: Mapping[str, Any]) ->
     except Exception as error:
         _check_types(path, section)
         raise ConfigError(f"{target}: {_why(error)}") from error
-    if path.startswith("policy"):
+    if (
+        path.startswith("policy") or str(section["_target_"]).partition(".")[0] not in _OURS
+    ):  # the others check themselves
         _check_types(path, section)
     return built
 
@@ -143,10 +151,10 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
 
 def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a target; arbitrary keywords if Python does not know them, as for some built-in functions."""
-    try:
-        return inspect.signature(target).parameters
-    except (TypeError, ValueError):
-        return {"arguments": inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)}
+    for evaluates in (True, False):  # annotations that are text, unless their names are unknown at runtime
+        with suppress(NameError, AttributeError, TypeError, ValueError):
+            return inspect.signature(target, eval_str=evaluates).parameters
+    return {"arguments": inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)}
 
 
 def locate(path: str, target: object) -> Any:

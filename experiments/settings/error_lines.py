@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from difflib import get_close_matches
 from errno import ENOSPC
 from traceback import walk_tb
@@ -22,6 +22,7 @@ from experiments.settings.construct import BY_IMPORT_PATH, check_argument
 from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, parse, version_of_files
 from experiments.settings.settings import GROUPS
 
+OPEN_LOOP = "open_loop"
 _LAUNCHERS = ("hydra", "joblib", "submitit", "ray")
 
 
@@ -76,12 +77,23 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(str(cause.full_key), name, overrides)
+    if "No match in the defaults list" in str(error):
+        return _no_such_group(str(error).split("'")[1], overrides)
+    if "An item is already at" in str(error):
+        added = next(text for text in overrides if text.startswith("+") and key_of(text) == str(error).split("'")[1])
+        return f"{added}: adds a key that is there; give {added.lstrip('+')}"
     if removed := [key_of(text) for text in overrides if text.startswith("~") and f"'{key_of(text)}'" in str(error)]:
         return _unknown_key(removed[0], name, overrides)
     key = getattr(error, "full_key", None) or " ".join(overrides)
     if isinstance(cause, MissingMandatoryValue):
         return f"{key}: has no value; give {key}={'FILE' if key.endswith(('path', 'dataset')) else 'VALUE'}"
     return ": ".join([key, *dict.fromkeys(_first_line(part) for part in (error, cause))])
+
+
+def _no_such_group(group: str, overrides: Sequence[str]) -> str:
+    text = next((text for text in overrides if text.partition("=")[0] == group), group)
+    remedy = f"give +slo@workload.{text}" if group == "slo" else f"the groups are {', '.join(GROUPS)}"
+    return f"{text}: is no group of this command; {remedy}"
 
 
 def _unknown_option(missing: str, options: Sequence[str]) -> str:
@@ -110,9 +122,19 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
         return f"{key}: is not in the settings; +{key}=... adds it to the arguments of {target}"
     near = [known for known in values if known.endswith(f".{argument}")]
     alike = [known for known in values if section and known.startswith(f"{section}.")] or [*values, *keys, "seeds"]
-    near = near or get_close_matches(key, alike, 1, 0.4) or ["one that --help lists"]
+    if not near and (elsewhere := _in_open_loop(argument, name)):
+        return f"{key}: no such key; workload={OPEN_LOOP} has {elsewhere}"
+    near = near or get_close_matches(key, [*alike, "hydra/launcher"], 1) or ["one that --help lists"]
     remedy = f"; +{key}=... adds it" * (values.get(section, "") is None)
     return f"{key}: no such key; did you mean {' or '.join(near[:3])}?{remedy}"
+
+
+def _in_open_loop(argument: str, name: str) -> str:
+    """Returns the key of open loops that ends in this name, such as `rate`; empty if there is none."""
+    with suppress(ConfigError):
+        known = dict(flat(default_keys(name, [f"workload={OPEN_LOOP}"])))
+        return next((key for key in known if key.endswith(f".{argument}")), "")
+    return ""  # a command without workloads
 
 
 def default_keys(name: str, options: Sequence[str]) -> dict[str, Any]:

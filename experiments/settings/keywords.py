@@ -15,7 +15,7 @@ from cbatch.described import name_of_class
 from cbatch.validation import nearest, shorten
 from experiments.settings.compose import compose, keys_within
 from experiments.settings.construct import PASSED_ON, check_eviction, parameters_of
-from experiments.settings.error_lines import default_keys
+from experiments.settings.error_lines import OPEN_LOOP, default_keys
 from experiments.settings.option_arguments import with_arguments
 from experiments.settings.recipe import Recipe
 from experiments.settings.settings import GROUPS, Settings, read_settings
@@ -101,6 +101,8 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[st
         if keyword not in known:
             names = [name for name in known if name.isidentifier() and name != "_target_"]
             hint = f"; settings of the {' and the '.join(objects)} are given to the object itself" * bool(objects)
+            if not objects and keyword in _known_keywords((f"workload={OPEN_LOOP}",), ()):
+                raise ConfigError(f"{keyword}: no such keyword; workload={OPEN_LOOP!r} has it")
             raise ConfigError(f"{keyword}: no such keyword{hint}; {nearest(keyword, names)}")
         if (other := spelled.setdefault(known[keyword], keyword)) != keyword:
             raise ConfigError(f"{keyword}: is the same key as {other}; give only one of them")

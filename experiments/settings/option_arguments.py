@@ -26,6 +26,7 @@ _NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
 _NESTED = re.compile(r"""['"()\[\]{}]""")
 _OBJECT = re.compile(r"\s*\{([^{}]*,)?\s*_target_\s*:")
 _NAMES = ("output", "sweep")  # their single value may contain commas
+_OBJECTS = ("backend.router", "workload.arrivals", "workload.lengths")  # keys that take the import path of a class, too
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
@@ -33,13 +34,16 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides in the form that Hydra reads.
 
     Options with arguments are replaced by plain names, which Hydra then knows. Text with = is quoted, since run names contain settings.
-    An object, {_target_: a.B, mean: 3}, replaces the object of a preset; Hydra would mix the arguments of both.
+    An object, {_target_: a.B, mean: 3} or a.B(mean=3), replaces the object of a preset; Hydra would mix the arguments of both.
 
     Raises ConfigError if arguments cannot be read.
     """
     plain = []
     for override in overrides:
         group, _, value = override.partition("=")
+        if group in _OBJECTS:
+            value = ",".join(text for piece in _split(value) for text in _objects(group, piece))
+            override = f"{group}={value}"
         named = group in GROUPS and value.partition("(")[0] not in create_functions().functions
         if "=" in value and not _NESTED.search(value) and ("," not in value or group in _NAMES):
             override = f"{group}={value!r}"
@@ -61,6 +65,18 @@ def option_names(group: str, options: str) -> list[str]:
 
 def _pieces(options: str) -> list[str]:
     return [piece.strip(" '\"") for piece in _split(options)]
+
+
+def _objects(key: str, option: str) -> Iterator[str]:
+    """Yields the objects that an import path with arguments describes, for each combination of values; else the option itself."""
+    match = _OPTION.fullmatch(option.strip(" '\""))
+    if match is None or not _IMPORT_PATH.fullmatch(match["name"]):
+        yield option
+        return
+    arguments = [text.partition("=") for text in _join(key, option, _split(match["arguments"] or ""))]
+    for values in product(*(_split(text) for *_, text in arguments)):
+        given = [f"{name}:{value}" for (name, *_), value in zip(arguments, values, strict=True)]
+        yield f"{{{','.join(['_target_:' + match['name'], *given])}}}"
 
 
 def _is_import_path(group: str, option: str) -> bool:

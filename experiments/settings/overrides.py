@@ -12,15 +12,18 @@ from experiments.keys import key_of
 from experiments.settings.settings import GROUPS, ROOT_KEYS
 
 _OUR_OWN = {
-    "hydra.run.dir": "output=FOLDER",
-    "hydra.sweep.dir": "-m and sweep=NAME",
-    "hydra.sweep.subdir": "-m and sweep=NAME",
-    "hydra.mode": "-m for a sweep",
-    "hydra.launcher": "-m and hydra/launcher=NAME",
-    "hydra/sweeper": "-m and values, KEY=A,B",
-    "hydra.sweeper": "-m and values, KEY=A,B",
+    "hydra.run.dir": "give output=FOLDER",
+    "hydra.sweep.dir": "give -m and sweep=NAME",
+    "hydra.sweep.subdir": "give -m and sweep=NAME",
+    "hydra.mode": "give -m for a sweep",
+    "hydra.launcher": "give -m and hydra/launcher=NAME",
+    "hydra/sweeper": "give -m and values, KEY=A,B",
+    "hydra.sweeper": "give -m and values, KEY=A,B",
 }
 """Replacements for Hydra's own settings, which are refused, since this process must know where a sweep's runs are."""
+
+_READ = ("hydra/launcher", "hydra.launcher.", "hydra.sweeper.params", "hydra.searchpath")
+"""Hydra's own settings that have an effect."""
 
 
 def values_by_key(overrides: Iterable[str]) -> dict[str, list[str]]:
@@ -83,8 +86,6 @@ def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
     """Raises ConfigError for overrides that Hydra would misread. sweeps: whether the command has -m."""
     for override in overrides:
         key, value = key_of(override), override.partition("=")[2]
-        if key in _OUR_OWN:
-            raise ConfigError(f"{key}: has no effect here; give {_OUR_OWN[key]}")
         if override.startswith("~") and key in ROOT_KEYS:
             raise ConfigError(f"{override}: removes a key that every run needs; leave it out, or give {key}=...")
         if key in GROUPS and (value.startswith("[") or value in ("null", "true", "false")):
@@ -95,6 +96,18 @@ def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
             raise ConfigError(f"{override} names the folder of a single run; name a sweep with sweep=")
         if key == "sweep" and not sweeps:
             raise ConfigError(f"{override}: names a sweep; add -m, or give output=FOLDER for a single run")
+
+
+def check_hydra_keys(overrides: Collection[str], *, sweeps: bool) -> None:
+    """Raises ConfigError for a setting of Hydra's own that has no effect here. sweeps: whether the command has -m."""
+    launched = any(override.startswith("hydra/launcher=") for override in overrides)
+    for override in overrides:
+        key = key_of(override)
+        if key.startswith("hydra/launcher") and not sweeps:
+            raise ConfigError(f"{override}: launches the runs of a sweep; add -m, or leave it out")
+        in_workers = launched and key.startswith("hydra.job.env_")
+        if key.startswith(("hydra.", "hydra/")) and not key.startswith(_READ) and not in_workers:
+            raise ConfigError(f"{key}: has no effect here; {_OUR_OWN.get(key, 'leave it out')}")
 
 
 def check_given_once(overrides: Iterable[str], *, sweeps: bool = False) -> None:

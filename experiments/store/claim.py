@@ -167,8 +167,13 @@ def _named(error: BaseException, folder: Path) -> BaseException:
         if isinstance(error.filename, str) and not Path(error.filename).is_relative_to(folder):
             return error  # the file is not the run's
         why = error.strerror or error
-        return ResultsError(f"{folder}: {why}; make room, or choose another folder with output=")
+        return ResultsError(f"{folder}: {why}; make room, or {other_folder(folder)}")
     return CbatchError(f"{_message(error)}; {see}")
+
+
+def other_folder(folder: Path) -> str:
+    """Returns the remedy for a folder that cannot be used: the key that names another one."""
+    return f"choose another {'name with sweep=' if folder.parts[:1] == ('multirun',) else 'folder with output='}"
 
 
 @contextmanager

@@ -17,7 +17,16 @@ from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
 from experiments.report.headings import flat
 from experiments.report.notes import origin_of
-from experiments.store.claim import LOCK, UNFINISHED, ClaimedError, claimed, read_state, remove_empty, report_crashes
+from experiments.store.claim import (
+    LOCK,
+    UNFINISHED,
+    ClaimedError,
+    claimed,
+    other_folder,
+    read_state,
+    remove_empty,
+    report_crashes,
+)
 from experiments.store.csv_tables import REQUESTS, STEPS, has_rows, write_csv
 from experiments.text import up_to_stop
 
@@ -26,7 +35,6 @@ TOKENS, OUTPUTS, TIMELINE = "tokens.npz", "outputs.jsonl", "timeline.json.gz"
 DECISIONS, PROFILE = "decisions.jsonl.gz", "profile.json"
 FILES = (CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, UNFINISHED)
 
-_OTHER_FOLDER = "choose another folder with output="
 _PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # prefixes of hidden files that a killed run leaves behind
 
 Decode = Callable[[Sequence[int]], str]
@@ -101,7 +109,7 @@ def open_run_folder(
             _remove_files(folder)
             (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{folder} cannot be written ({error.strerror}); {_OTHER_FOLDER}") from error
+            raise ConfigError(f"{folder} cannot be written ({error.strerror}); {other_folder(folder)}") from error
         held.enter_context(report_crashes(folder, claim))
         try:
             yield
@@ -163,14 +171,14 @@ def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> Non
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; {_OTHER_FOLDER}")
+        raise ConfigError(f"{folder} is a file; {other_folder(folder)}")
     names = {path.name for path in folder.iterdir()} - {*FILES, PLOTS, LOCK}
     if not all(name.startswith(_PARTIAL) for name in names):
-        raise ConfigError(f"{folder} contains files that do not belong to a run; {_OTHER_FOLDER}")
+        raise ConfigError(f"{folder} contains files that do not belong to a run; {other_folder(folder)}")
     if not replace and (summary := read_summary(folder)) is not None:
         check_whole(folder, summary)
         what = "this run already" if read_finished(folder, identity) else "a complete run with other settings"
-        raise ConfigError(f"{folder} contains {what}; {_OTHER_FOLDER}")
+        raise ConfigError(f"{folder} contains {what}; {other_folder(folder)}")
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:

@@ -126,7 +126,13 @@ class PrefixGroups(DrawnRequests):
 
 def drawn_times(arrivals: ArrivalProcess, random: np.random.Generator, num: int) -> Column:
     """Draws arrival times in seconds, [num]. Raises WorkloadError: `arrivals` failed, or drew something else."""
-    return _drawn("arrivals", arrivals.times, random, num, ((num,), "iuf", f"{num} times in seconds, not intervals"))
+    times = _drawn("arrivals", arrivals.times, random, num, ((num,), "iuf", f"{num} times in seconds, not intervals"))
+    if len(decreases := np.flatnonzero(np.diff(times) < 0)):
+        pair = " after ".join(f"{times[decreases[0] + step]:g}" for step in (1, 0))
+        raise WorkloadError(
+            f"workload.arrivals: times() returned {pair}; return times that never decrease, as np.sort does"
+        )
+    return times
 
 
 def _drawn(

@@ -314,3 +314,6 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     assert commands[0] == keys, "as an interrupted comparison says to resume it"
     assert f"{other} over {base}: 2 replications, paired" in said
     assert "+1 [1, 1]" in said
+    with chdir(tmp_path):
+        assert main([*given, "--config-dir=conf", "sweep=again"]) == 0
+    assert f"hydra.searchpath=['file://{tmp_path / 'conf'}']" in commands[-1]

@@ -193,6 +193,12 @@ def test_a_full_disk_leaves_no_half_results(tmp_path: Path, decisions: str) -> N
     assert unfinished(tmp_path / "out")["status"] == "failed"
 
 
+def test_a_full_disk_in_a_sweep_names_a_key_of_sweeps(tmp_path: Path) -> None:
+    with largest_file(8192):
+        ended = command("run", "-m", "sweep=s", "workload.length=256", "workload.num_requests=200", cwd=tmp_path)
+    assert "make room, or choose another name with sweep=\n" in ended.stderr and "output=" not in ended.stderr
+
+
 @pytest.mark.long
 def test_names_that_are_no_unicode_are_escaped(tmp_path: Path) -> None:
     """A file named in Latin-1, half a surrogate pair as a client, and a terminal of ASCII."""

@@ -1,10 +1,15 @@
 """What a user may get wrong on a command line, the cases of `messages.txt`: one line that names it, status 2, nothing written."""
 
+import re
+import shlex
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from commands import command
+
+from experiments.keys import key_of
 
 HERE = Path(__file__).parent
 CASES = [line.split(" | ") for line in (HERE / "messages.txt").read_text().splitlines() if not line.startswith("#")]
@@ -25,6 +30,45 @@ def test_a_mistake_is_one_line_that_names_it(arguments: str, named: str, tmp_pat
     assert line.startswith("error: ") and [word for word in named.split() if word not in line] == []
     new = {path.name for path in files_in(folder) - before}
     assert new == ({"config.yaml", "unfinished.json"} if "iteration" in named else set()), "of a run that began"
+
+
+_GIVEN = re.compile(r"\b(?:give|add|set|use|choose) ((?:'[+\w@./]+=[^']+'|[+\w@./]+=[^\s,;]+)(?: [\w./]+=[^\s,;]+)*)")
+_PLACEHOLDER = re.compile(r"=[A-Z]{3}|key=value|\.\.\.|my_module|=$")
+
+
+def remedies(message: str, words: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the words of a command as each remedy of a message would have them, where the message spells the remedy out."""
+    wrong, _, told = re.sub(r"^(bench|check|profile): ", "", message).partition(": ")
+    key, equals, _ = wrong = wrong.rpartition(" ")[2].partition("=")
+    for name in re.findall(
+        r"[\w./-]+(?=(?: or [\w./-]+)*\?)", told.partition("did you mean ")[2].partition("?")[0] + "?"
+    ):
+        whole = any(key_of(word).startswith(key) for word in words) and ("." in name or "no such key" in told)
+        if equals or whole or message.startswith("plot"):
+            old, better = "".join(wrong), f"{key}={name}" if equals else name
+        else:
+            old, better = key.rpartition(".")[2], name.rpartition(".")[2]  # of a section, or within a value
+        yield [word.replace(old, better) for word in words]
+    if added := re.search(r"\+([\w.]+)=\.\.\.", told):
+        others = [word for word in words if key_of(word) != added[1]]
+        yield [*others, next((f"+{word}" for word in words if key_of(word) == added[1]), f"+{added[1]}=1")]
+    for text in _GIVEN.findall(message):
+        if not _PLACEHOLDER.search(text):
+            given = {key_of(part): part for part in shlex.split(text)}
+            groups = [key.partition("@")[0] for key in given]
+            yield [*(word for word in words if key_of(word) not in (*given, *groups)), *given.values()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arguments", [arguments for arguments, _ in CASES])
+def test_a_printed_remedy_ends_the_mistake(arguments: str, tmp_path: Path) -> None:
+    """Follows each remedy that a message spells out, as key=value or as another name: the same message does not come again."""
+    name, *words = arguments.split()
+    shutil.copytree(HERE / "mistakes", tmp_path / "work")
+    message = command(name, *words, cwd=tmp_path / "work").stderr.removeprefix("error: ")
+    for better in remedies(message, words):
+        assert better != words, message
+        assert command(name, *better, cwd=tmp_path / "work").stderr != f"error: {message}", better
 
 
 @pytest.mark.parametrize(

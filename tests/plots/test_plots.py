@@ -264,7 +264,7 @@ def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
         curves.draw(tmp_path, Look(runs="1 0|4 0"), x="rate", y=("attainment.total_share",))
     for run in tmp_path.iterdir():
         (run / "summary.json").write_text((run / "summary.json").read_text().replace('"attained_share"', '"no_share"'))
-    with pytest.raises(ConfigError, match=r"no request has objectives; sweep again with -m 'workload\.slo="):
+    with pytest.raises(ConfigError, match=r"no request has objectives; run it again with 'workload\.slo="):
         curves.attainment(tmp_path)
 
 

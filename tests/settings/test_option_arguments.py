@@ -83,6 +83,14 @@ def test_arguments_are_keys_of_the_section(given: str, key: str, expected: objec
     assert OmegaConf.select(OmegaConf.create(compose(given, "chunk=128").keys), key) == expected
 
 
+def test_classes_of_routers_take_arguments_as_policies_do() -> None:
+    words = ("backend=sim", "backend.router=lmetric,'mine.Own(a=1,2,b=[3,4])'", "sweep=s")
+    own = [{"_target_": "mine.Own", "a": a, "b": [3, 4]} for a in (1, 2)]
+    assert [job.keys["backend"]["router"] for job in compose_sweep(*words).jobs] == ["lmetric", *own]
+    lengths = compose("workload=open_loop", "workload.lengths=mine.Own").keys["workload"]["lengths"]
+    assert lengths == {"_target_": "mine.Own"}, "nothing of the preset's object is left"
+
+
 def test_the_name_of_a_run_has_the_value_of_a_key_that_an_argument_follows() -> None:
     """A key that does not exist stays as it was given; so does `_chunk_` outside of arguments."""
     jobs = compose_sweep("policy=mine.Own(a=${chunk},b=_c_)", "chunk=128,256", "model.name=_chunk_", "sweep=s").jobs

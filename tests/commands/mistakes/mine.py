@@ -68,3 +68,18 @@ class DrawRaises:
 class OneTime:
     def times(self, generator, num):
         return [0.0]
+
+class Backwards:
+    def __init__(self, rate: float = 1.0):
+        self.rate = rate
+
+    def times(self, generator, num):
+        return [0.0, 2.0, *[1.0] * (num - 2)]
+
+class Mean:
+    def __init__(self, mean: "int"):
+        self.mean = mean
+
+class First:
+    def __init__(self, weight: float):
+        self.weight = weight
