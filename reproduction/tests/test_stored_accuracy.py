@@ -1,0 +1,68 @@
+"""Stored comparisons of simulation with real runs: each names its profile's tables, and the pages say what the files hold."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from places import ROOT
+
+from cbatch.sim import load_profile
+from reproduction.validation.compare import tables_of
+
+RESULTS = ROOT / "reproduction" / "results"
+ROW = re.compile(r"^\| (h\d+): ([\w, -]+) \| `([\w-]+)` \| ([\w ]+)(, earlier)? \|$", re.MULTILINE)
+PAGE = (ROOT / "reproduction" / "validation" / "README.md").read_text()
+LISTED = {
+    f"{card}/{name}": (profile, tables, bool(earlier))
+    for card, names, profile, tables, earlier in ROW.findall(PAGE)
+    for name in names.split(", ")
+}
+
+
+def stored() -> dict[str, Mapping[str, Any]]:
+    """Returns what names the profile in each file with measured and simulated figures, by folder and name."""
+    texts = {path: path.read_text() for path in sorted(RESULTS.glob("h[12]00/*.json"))}
+    found = {path: json.loads(text) for path, text in texts.items() if '"simulated"' in text}
+    return {
+        f"{path.parent.name}/{path.stem}": kept.get("errors", {}).get("profile", kept) for path, kept in found.items()
+    }
+
+
+def test_the_page_lists_the_tables_of_every_stored_comparison() -> None:
+    assert {name: (kept["profile"], kept.get("tables", "not recorded")) for name, kept in stored().items()} == {
+        name: listed[:2] for name, listed in LISTED.items()
+    }
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, earlier) in LISTED.items() if not earlier])
+def test_a_stored_comparison_is_of_the_shipped_tables(name: str) -> None:
+    """If this fails, simulate the file again, and correct the pages that state its errors; or list it as earlier."""
+    profile, tables, _ = LISTED[name]
+    assert tables == tables_of(load_profile(profile))
+
+
+def test_documents_name_the_tables_of_the_files_they_cite() -> None:
+    cited = {
+        (page.name, name)
+        for page in (ROOT / "docs").glob("*.md")
+        for name in re.findall(r"results/(h[12]00/[\w-]+)\.json", page.read_text())
+        if name in LISTED
+    }
+    assert ("prefix-cache.md", "h100/sessions") in cited
+    assert not [(page, name) for page, name in cited if LISTED[name][1] not in (ROOT / "docs" / page).read_text()]
+
+
+def test_the_page_of_the_prefix_cache_states_the_stored_errors() -> None:
+    runs = json.loads((RESULTS / "h100" / "sessions.json").read_text())["runs"]
+    page = (ROOT / "docs" / "prefix-cache.md").read_text()
+    errors = {
+        name: [run["simulated"][name] / run["measured"][name] - 1 for run in runs]
+        for name in ("TPOT mean", "TTFT mean")
+    }
+    hits = [run["simulated"]["hit share"] - run["measured"]["hit share"] for run in runs]
+    assert all(error < 0 for values in errors.values() for error in values)
+    for name, values in errors.items():
+        assert f"mean {name[:4]} by {-100 * max(values):.1f} to {-100 * min(values):.1f}%" in page
+    assert f"within {100 * max(map(abs, hits)):.2f} points" in page
