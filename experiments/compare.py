@@ -112,8 +112,9 @@ def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
     parts = []
     for folder in folders:
         if searches:
-            rows = choose_runs(read_searches(folder), text).explode("by_replication")
-            rows = rows.assign(**{headings.CAPACITY: rows["by_replication"], "figures": rows["by_replication"]})
+            rows = choose_runs(read_searches(folder), text).explode("by_replication").copy()
+            key = next(key for key in headings.CAPACITIES if key in rows)
+            rows = rows.assign(**{key: rows["by_replication"], "figures": rows["by_replication"]})
         else:
             rows, omitted = select_runs(folder, text)
             print_omitted(omitted)
@@ -182,7 +183,7 @@ def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:
     for key in metrics:
         if key not in figures:
             raise ConfigError(no_such_figure(f"metric={key}", figures))
-    return metrics or ([headings.CAPACITY] if headings.CAPACITY in rows else matching(headings.COLUMNS, rows))
+    return metrics or matching([key for key in headings.CAPACITIES if key in rows] or headings.COLUMNS, rows)
 
 
 def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "") -> list[Pair]:

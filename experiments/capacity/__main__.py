@@ -1,5 +1,7 @@
 """`python -m experiments.capacity key=value ...`: the highest request rate at which objectives are met, with an interval.
 
+Of sessions in closed loop (workload=chat, workload=agents) it is the most concurrent sessions.
+
 With -m, comma-separated values are swept, as in `experiments.run`. `--help` lists all keys.
 """
 

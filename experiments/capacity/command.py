@@ -23,8 +23,8 @@ from experiments.serve import about_run, origin_of_run
 from experiments.settings.settings import Keys, Settings
 from experiments.setup.assemble import assemble
 from experiments.store.provenance import write_json
-from experiments.trials.load import bounds_together
-from experiments.trials.replications import check_random, natural_rate, num_recorded
+from experiments.trials.load import bounds_of, bounds_together
+from experiments.trials.replications import check_random, natural_rate, num_recorded, over_sessions
 
 _REQUESTS, _PIECES = 2000, 20
 _FEWEST_REQUESTS, _MOST_REQUESTS = 20, 1_000_000
@@ -85,10 +85,13 @@ def measure(
     if settings.slo == NO_SLO and not getattr(settings.workload, "tiers", None):
         raise ConfigError("slo: no objective is set; give slo.ttft=SECONDS or slo.tbt=SECONDS")
     goal = _goal(settings)
-    natural_rate(settings.workload, goal.requests)  # raises if the workload has no rate
+    if not goal.per_session:
+        natural_rate(settings.workload, goal.requests)  # raises if the workload has no rate
     if goal.recorded is None:
         check_random(settings.workload, goal.requests)
     run = assemble(replicate(settings, 0, 1.0, goal.requests))
+    if settings.bounds:
+        bounds_of(run)  # raises where they are not valid
     origin, composed = origin_of_run(settings), settings.composed
     about = {**about_run(run), **origin, "slo": slo_text(composed.choices.get("slo", "none"), composed.overrides)}
     cores = settings.cores
@@ -121,7 +124,29 @@ def slo_text(name: str, overrides: Sequence[str]) -> str:
     return " ".join(changed if name == "none" and changed else [name, *changed])
 
 
+def _goal_of_sessions(settings: SearchSettings) -> Goal:
+    """Returns the goal of a search over concurrent sessions: at least 20 requests and two sessions for each."""
+    workload: Any = settings.workload
+    turns, is_whole = workload.requests(None), workload.num_requests is None
+    if is_whole and settings.requests != "auto":
+        raise ConfigError(f"requests={settings.requests}: recorded sessions are whole; give workload.num_sessions=")
+    usual = len(turns) if is_whole else _REQUESTS
+    requests = usual if settings.requests == "auto" else settings.requests
+    per_session = max(20.0, 2 * len(turns) / len({turn.session for turn in turns}))
+    return Goal(
+        settings.attainment,
+        requests,
+        settings.replications,
+        settings.accuracy,
+        grows=settings.requests == "auto" and not is_whole,
+        per_session=per_session,
+        first=workload.sessions or 8,
+    )
+
+
 def _goal(settings: SearchSettings) -> Goal:
+    if over_sessions(settings.workload):
+        return _goal_of_sessions(settings)
     recorded = num_recorded(settings.workload)
     usual = _REQUESTS if recorded is None else max(recorded // _PIECES, _FEWEST_REQUESTS)
     requests = usual if settings.requests == "auto" else settings.requests
@@ -139,7 +164,7 @@ def _goal(settings: SearchSettings) -> Goal:
 def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
     """Returns the capacity with the settings that it depends on."""
     return {
-        "requests_per_second": capacity.rate,
+        "sessions" if over_sessions(settings.workload) else "requests_per_second": capacity.rate,
         "low": capacity.low,
         "high": capacity.high,
         "confidence": CONFIDENCE,

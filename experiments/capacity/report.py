@@ -5,6 +5,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from experiments.capacity.folder import read_searches
+from experiments.report.headings import CAPACITIES
 from experiments.report.notes import notes_of
 from experiments.report.text import Summary, format_share, title_of
 
@@ -18,7 +19,12 @@ def capacity_text(summary: Summary) -> str:
     limits = about["limits"]
     rows += [("limits", f"batches of {limits['batch']}, iterations of {limits['tokens']:,} tokens, at most")]
     if figures["warmup_requests"]:
-        rows += [("counted", f"all but the first and last {figures['warmup_requests']:,} requests of a replication")]
+        rows += [
+            (
+                "counted",
+                f"all but the first {'' if 'sessions' in figures else 'and last '}{figures['warmup_requests']:,} requests of a replication",
+            )
+        ]
     if regret := summary.get("regret"):
         rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
     took = f"{about['wall_seconds']:.0f} s, {figures['cpu_seconds']:.0f} s of CPU for {figures['simulations']} simulations, including any kept from before"
@@ -29,7 +35,7 @@ def capacity_text(summary: Summary) -> str:
         (f"{rate:.4g}", number, f"{100 * share:.2f}% [{100 * low:.2f}, {100 * high:.2f}]")
         for rate, number, share, low, high in zip(*columns, strict=True)
     ]
-    heads = ["requests/s", "replications", "attainment"]
+    heads = [capacity_of(figures)[1], "replications", "attainment"]
     at_rates = tabulate(shares, heads, disable_numparse=True, stralign="right")
     figures_of_all = tabulate(rows, tablefmt="plain", disable_numparse=True)
     return "\n".join([title_of(about), *notes_of([about]), "", figures_of_all, "", at_rates])
@@ -41,8 +47,15 @@ def _replications(figures: Summary) -> str:
 
 def interval(figures: Summary) -> str:
     """Returns a capacity with its interval."""
-    low, rate, high = figures["low"], figures["requests_per_second"], figures["high"]
-    return f"{rate:.4g} [{low:.4g}, {high:.4g}] requests/s (±{100 * (high - low) / 2 / rate:.2g}%)"
+    low, (rate, unit), high = figures["low"], capacity_of(figures), figures["high"]
+    return f"{rate:.4g} [{low:.4g}, {high:.4g}] {unit} (±{100 * (high - low) / 2 / rate:.2g}%)"
+
+
+def capacity_of(figures: Summary) -> tuple[float, str]:
+    """Returns a capacity and its unit."""
+    return (
+        (figures["sessions"], "sessions") if "sessions" in figures else (figures["requests_per_second"], "requests/s")
+    )
 
 
 def _of_bound(regret: Summary | None) -> str:
@@ -62,7 +75,8 @@ def capacity_table(root: Path) -> str:
     from experiments.report.labels import label_runs  # loads pandas
 
     runs = read_searches(root)
-    runs = runs.assign(label=label_runs(runs, apart=True)).sort_values("capacity.requests_per_second", ascending=False)
+    keys = [key for key in CAPACITIES if key in runs]
+    runs = runs.assign(label=label_runs(runs, apart=True)).sort_values(keys, ascending=False)
     rows = [
         (label, interval(summary["capacity"]), _of_bound(summary.get("regret")), _replications(summary["capacity"]))
         for label, summary in zip(runs["label"], runs["summary"], strict=True)

@@ -16,6 +16,7 @@ from cbatch import ConfigError
 from experiments.capacity.control import LEAST_SIMULATED, Control, Draw
 from experiments.capacity.estimate import Shares
 from experiments.capacity.simulation import Outcome
+from experiments.workloads.base import MOST_REQUESTS
 
 Simulate = Callable[[Sequence[tuple[int, float]], int, int], list[Outcome]]
 """Called with pairs of (replication, rate), a number of requests and a warm-up; returns an outcome per pair."""
@@ -39,6 +40,8 @@ class Goal:
     accuracy: half the interval's width over the capacity.
     recorded: requests of the trace; None for a random workload.
     queue: draws replications for a control variate; None: without one.
+    per_session: a search over concurrent sessions in place of rates: requests of a replication for each of them, at least. first: the
+        first number of sessions.
     """
 
     level: float
@@ -48,6 +51,12 @@ class Goal:
     recorded: int | None = None
     grows: bool = False
     queue: Draw | None = None
+    per_session: float = 0.0
+    first: int = 8
+
+    @property
+    def unit(self) -> str:
+        return "sessions" if self.per_session else "requests/s"
 
     def replications(self, requests: int) -> int:
         """Returns how many replications of this length there are."""
@@ -56,7 +65,7 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Capacity:
-    """A capacity in requests per second, its interval, and the shares that it rests on."""
+    """A capacity in requests per second, or in concurrent sessions, its interval, and the shares that it rests on."""
 
     rate: float
     low: float
@@ -91,14 +100,15 @@ class Search:
         low, high, in_system = self._bracket()
         warmup = self._warmup(in_system)
         middle = sqrt(low * high)
-        rates = [_round(middle * _STEP**power) for power in np.arange(_RATES) - (_RATES - 1) / 2]
+        powers = np.arange(_RATES) - (_RATES - 1) / 2
+        rates = sorted({self._round(middle * _STEP**power) for power in powers})
         self.outcomes = []
         num = min(FIRST, self.most)
         self._add(rates, range(num), warmup)
         while True:
             capacity = self._estimate(warmup)
             ends = f"[{capacity.low:.4g}, {capacity.high:.4g}]"
-            self.log(f"{num} replications: {capacity.rate:.4g} {ends} requests/s, 95% interval so far")
+            self.log(f"{num} replications: {capacity.rate:.4g} {ends} {self.goal.unit}, 95% interval so far")
             if beyond := self._rates_beyond(capacity, rates):
                 rates = sorted([*rates, *beyond])
                 self._add(beyond, range(min(FIRST, num)), warmup)
@@ -117,6 +127,8 @@ class Search:
 
         The first rate is the throughput of a full queue, as low rates take long to simulate.
         """
+        if self.goal.per_session:
+            return self._bracket_sessions()
         passes, in_system = self._pilot(_AT_ONCE)
         if passes:
             problem = f"requests={self.requests}: even if all arrive at once the objectives are met"
@@ -134,11 +146,29 @@ class Search:
             rate = _round(2 * rate if failing == inf else rate / 2 if not passing else sqrt(passing * failing))
         return passing, failing, at_passing
 
+    def _bracket_sessions(self) -> tuple[float, float, float]:
+        """Returns numbers of sessions that pass and fail, at most 10% or 1 apart, and the passing one once more."""
+        most = int((MOST_REQUESTS if self.goal.grows else self.requests) / self.goal.per_session)
+        passing, failing, sessions = 0, 0, min(self.goal.first, most)
+        while not failing or failing - passing > max(1, (_NARROW - 1) * passing):
+            passes, _ = self._pilot(sessions)
+            passing, failing = (sessions, failing) if passes else (passing, sessions)
+            if passing >= most:
+                problem = f"even {most} sessions at a time meet the objectives, of {self.requests} requests in all"
+                raise ConfigError(f"workload: {problem}; give more of them, or set tighter objectives")
+            sessions = (passing + failing) // 2 if failing else min(2 * sessions, most)
+        if not passing:
+            raise ConfigError("slo: no number of sessions meets it, not even one at a time; set looser objectives")
+        return passing, failing, passing
+
     def _pilot(self, rate: float) -> tuple[bool, float]:
         """Returns whether a rate passes, and the mean number of requests in the system."""
-        passes, text, outcomes = self._try(rate, self.requests, self.requests // 4)
+        least = ceil(rate * self.goal.per_session) if self.goal.grows else 0
+        requests = max(self.requests, least)
+        warmup = ceil(_RESIDENCE_TIMES * rate) if self.goal.per_session else requests // 4
+        passes, text, outcomes = self._try(rate, requests, warmup)
         if rate < _AT_ONCE:
-            self.log(f"bracket: {rate:g} requests/s {'passes' if passes else 'fails'} ({text})")
+            self.log(f"bracket: {rate:g} {self.goal.unit} {'passes' if passes else 'fails'} ({text})")
         return passes, float(np.mean([outcome.in_system for outcome in outcomes]))
 
     def _check_alone(self, rate: float) -> None:
@@ -156,7 +186,7 @@ class Search:
         if rate == _AT_ONCE or not self._hopeless(outcomes[0], len(pairs)):
             outcomes += self.simulate(pairs[1:], requests, warmup)
         self._pilots += outcomes
-        share = sum(outcome.good for outcome in outcomes) / sum(outcome.total for outcome in outcomes)
+        share = sum(outcome.good for outcome in outcomes) / max(sum(outcome.total for outcome in outcomes), 1)
         return share >= self.goal.level, f"attainment {100 * share:.3g}%", outcomes
 
     def _hopeless(self, first: Outcome, num: int) -> bool:
@@ -166,8 +196,9 @@ class Search:
     def _warmup(self, in_system: float) -> int:
         """Returns the requests that arrive in 5 mean residence times: 5 times the mean number in the system (Little's law)."""
         warmup = ceil(_RESIDENCE_TIMES * in_system)
-        if self.goal.grows and self.goal.replications(4 * warmup) >= min(LEAST, self.most):
-            self.requests = max(self.requests, 4 * warmup)
+        wanted = max(4 * warmup, ceil(self.goal.per_session * in_system))
+        if self.goal.grows and self.goal.replications(wanted) >= min(LEAST, self.most):
+            self.requests = max(self.requests, wanted)
             self.most = self.goal.replications(self.requests)
         if 4 * warmup > self.requests:
             recorded = self.goal.recorded
@@ -181,7 +212,7 @@ class Search:
         latest = self.outcomes or self._pilots[-_PILOT:]
         per_request = sum(outcome.seconds for outcome in latest) / sum(outcome.requests for outcome in latest)
         seconds = per_request * self.requests * len(pairs)
-        where = f"{len(numbers)} replications at {', '.join(f'{rate:g}' for rate in rates)} requests/s"
+        where = f"{len(numbers)} replications at {', '.join(f'{rate:g}' for rate in rates)} {self.goal.unit}"
         self.log(f"simulating {where}: about {seconds:.0f} s of CPU to the next estimate")
         self.outcomes += self.simulate(pairs, self.requests, warmup)
 
@@ -195,10 +226,11 @@ class Search:
 
     def _rates_beyond(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
         """Returns further rates if an end of the interval lies beyond the rates, up to `_MOST_RATES`."""
-        room = _MOST_RATES - len(rates)
-        below = [_round(rates[0] / _STEP**power) for power in (1, 2)] if capacity.low == 0 else []
-        above = [_round(rates[-1] * _STEP**power) for power in (1, 2)] if capacity.high == inf else []
-        return [*below, *above][: max(room, 0)]
+        room, step = _MOST_RATES - len(rates), 1 if self.goal.per_session else 0
+        below = [min(self._round(rates[0] / _STEP**power), rates[0] - step * power) for power in (1, 2)]
+        above = [max(self._round(rates[-1] * _STEP**power), rates[-1] + step * power) for power in (1, 2)]
+        added = [*(below if capacity.low == 0 else ()), *(above if capacity.high == inf else ())]
+        return [rate for rate in added if rate > 0][: max(room, 0)]
 
     def _rates_between(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
         """Returns the ends of the wanted interval that no rate is near: between two rates shares are interpolated."""
@@ -208,7 +240,11 @@ class Search:
             for sign in (-1, 1)
             if not any(0 <= sign * (rate / capacity.rate - 1) <= 1.5 * accuracy for rate in rates)
         ]
-        return [_round(end) for end in ends][: max(room, 0)]
+        return [rate for rate in map(self._round, ends) if rate not in rates][: max(room, 0)]
+
+    def _round(self, rate: float) -> float:
+        """Returns a rate with four significant digits, or a whole number of sessions."""
+        return max(round(rate), 1) if self.goal.per_session else _round(rate)
 
     def _near(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
         """Returns the rates that enclose the interval, or the wanted interval if it is narrower."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from cbatch import ConfigError, Request
@@ -12,7 +13,7 @@ from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served, collect_served
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import assemble, with_workload
-from experiments.trials.replications import Replication, first_arrivals
+from experiments.trials.replications import Replication, at_a_time, first_arrivals, over_sessions
 
 
 def count_attained(requests: Sequence[Request], served: Served) -> tuple[int, int]:
@@ -30,7 +31,7 @@ def _mean_pause(requests: Sequence[Request]) -> float:
 class Outcome(NamedTuple):
     """The figures of one simulation.
 
-    good, total: requests that meet their objectives, and all. in_system: mean number of requests, and of conversations that pause.
+    rate: or the number of concurrent sessions. good, total: requests that meet their objectives, and all. in_system: mean number of requests, and of conversations that pause.
     seconds: CPU time.
     outside: iterations outside the measured range.
     """
@@ -47,22 +48,39 @@ class Outcome(NamedTuple):
 
 
 def replicate(settings: Settings, number: int, rate: float, num_requests: int) -> Settings:
-    """Returns the settings of the run that serves one replication at one rate.
+    """Returns the settings of the run that serves one replication at one rate, or with this number of concurrent sessions.
 
     Raises ConfigError: the workload has a load, which gives it a rate already.
     """
     if (load := getattr(settings.workload, "load", None)) is not None:
         raise ConfigError(f"workload.load={load}: has no effect here, as the rate is varied; leave it out")
+    if over_sessions(settings.workload):
+        return with_workload(settings, at_a_time(settings.workload, number, round(rate), num_requests))
     return with_workload(settings, Replication(settings.workload, number, rate, num_requests))
 
 
 def simulate(settings: Settings, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
-    """Serves one replication at one rate to its end. warmup: requests at the beginning that do not count, and as many at the end."""
+    """Serves one replication at one rate, or with one number of sessions, to its end.
+
+    warmup: requests at the beginning that do not count, and as many at the end; of sessions those of the end since the last session began.
+    """
     began = time.process_time()
     run = assemble(replicate(settings, number, rate, num_requests))
     record = run.engine.run()
-    served, first, end = collect_served(record), warmup, num_requests - warmup
-    counts = count_attained(run.requests[first:end], served)
-    seconds_in_system = float(served.end_to_end.mean()) + _mean_pause(run.requests) if len(served.id) else inf
-    seconds = time.process_time() - began
-    return Outcome(rate, number, num_requests, warmup, *counts, rate * seconds_in_system, seconds, run.cost.num_outside)
+    served = collect_served(record)
+    if over_sessions(settings.workload):
+        counted: Sequence[Request] = _while_full(record.requests, run.facts.num_warming + warmup)
+        in_system = rate
+    else:
+        counted = run.requests[warmup : num_requests - warmup]
+        seconds_in_system = float(served.end_to_end.mean()) + _mean_pause(run.requests) if len(served.id) else inf
+        in_system = rate * seconds_in_system
+    counts, seconds = count_attained(counted, served), time.process_time() - began
+    return Outcome(rate, number, num_requests, warmup, *counts, in_system, seconds, run.cost.num_outside)
+
+
+def _while_full(requests: Sequence[Request], warmup: int) -> list[Request]:
+    """Returns the requests of sessions that arrive after the first `warmup`, and before sessions that end have no successor."""
+    latest_begin = max((request.arrival_time for request in requests if not request.turn), default=0.0)
+    in_order = sorted(requests, key=attrgetter("arrival_time", "id"))[warmup:]
+    return [request for request in in_order if request.arrival_time <= latest_begin]

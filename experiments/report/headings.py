@@ -35,7 +35,7 @@ LATENCIES = {
 
 _OF_SESSIONS = {"job": "job time", "busy": "job time without pauses", "turn": "time per turn"}
 
-CAPACITY = "capacity.requests_per_second"
+CAPACITIES = ("capacity.requests_per_second", "capacity.sessions")
 OFFERED = "run.offered_requests_per_second"
 
 _HEADINGS = {
@@ -68,7 +68,8 @@ _HEADINGS = {
     "iterations.kv_use_peak": Heading("KV cache peak [%]", 100.0, "share"),
     "iterations.device_active_share": Heading("device active [%]", 100.0, "share"),
     OFFERED: Heading("offered [requests/s]", axis="offered rate [requests/s]"),
-    CAPACITY: Heading("capacity [requests/s]", better="higher"),
+    "capacity.requests_per_second": Heading("capacity [requests/s]", better="higher"),
+    "capacity.sessions": Heading("capacity [sessions]", better="higher"),
 }
 
 COLUMNS = (

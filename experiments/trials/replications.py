@@ -15,7 +15,7 @@ from typing import Any
 
 from cbatch import ConfigError, Request, RequestSpec
 from cbatch.request import spec_of
-from experiments.workloads import GammaArrivals, OpenLoop, TraceReplay, Vocabulary, Workload
+from experiments.workloads import ClosedLoop, GammaArrivals, OpenLoop, TraceReplay, Vocabulary, Workload
 
 _NUM_FOR_RATE = 4  # replications for the mean rate of a random workload
 
@@ -64,6 +64,21 @@ class Together:
         return [Request.from_spec(replace(spec, id=id_)) for id_, spec in enumerate(specs)]
 
 
+def over_sessions(workload: Workload) -> bool:
+    """Returns whether a workload's load is its number of concurrent sessions, not a rate."""
+    return isinstance(workload, ClosedLoop) and workload.answers_back
+
+
+def at_a_time(workload: Workload, number: int, sessions: int, num_requests: int) -> Any:
+    """Returns replication `number` of a workload, with a steady start; each number of concurrent sessions begins the same sessions.
+
+    num_requests: of a workload that draws its sessions.
+    """
+    size = {} if workload.num_requests is None else {"num_requests": num_requests}
+    changes: dict[str, Any] = {"seed": workload.seed + number, "sessions": sessions, "steady": True, **size}
+    return replace(workload, **changes)
+
+
 def num_recorded(workload: Workload) -> int | None:
     """Returns the number of requests in a recorded trace; None for a random workload."""
     return len(_drawn(pickle.dumps(workload), None, None)) if isinstance(workload, TraceReplay) else None
@@ -76,8 +91,9 @@ def natural_rate(workload: Workload, num_requests: int) -> float:
 
 def check_random(workload: Workload, num_requests: int) -> None:
     """Raises ConfigError if all replications of a random workload are equal, so that they show no spread."""
-    first, second = (Replication(workload, number, 1.0, num_requests).requests(None) for number in (0, 1))
-    if all(_without_seed(left) == _without_seed(right) for left, right in zip(first, second, strict=True)):
+    made = at_a_time if over_sessions(workload) else Replication
+    first, second = (map(_without_seed, made(workload, number, 1, num_requests).requests(None)) for number in (0, 1))
+    if list(first) == list(second):
         problem = "the seed changes nothing, so that replications are equal and have no interval"
         raise ConfigError(f"workload: {workload!r}: {problem}; draw its arrivals or its lengths at random")
 
@@ -107,7 +123,7 @@ def _drawn(pickled: bytes, number: int | None, num_requests: int | None) -> Sequ
     workload: Any = pickle.loads(pickled)
     if getattr(workload, "answers_back", False):
         problem = "requests follow the ends of others, so that no rate of arrivals describes them"
-        raise ConfigError(f"workload={workload!r}: {problem}; leave out workload.load, and do not search its capacity")
+        raise ConfigError(f"workload={workload!r}: {problem}; leave out workload.load")
     if number is not None:
         workload = replace(workload, seed=workload.seed + number, num_requests=num_requests)
     return [spec_of(request) for request in workload.requests(None)]

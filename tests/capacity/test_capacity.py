@@ -180,6 +180,7 @@ def test_a_simulation_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch, p
         ("attainment=1", "attainment=1: "),
         ("workload=closed", "workload: "),
         ("+workload.load=0.5", "workload.load=0.5: "),
+        ("workload=chat bounds=true", "bounds=true: lower bounds hold for known requests"),
         ("backend=cpu", "backend=cpu: this command simulates; give backend=sim"),
         ("slo.tpot=1", "slo.tpot: "),
         ("requests=many", "requests=many: give auto, or a whole number from "),
@@ -190,7 +191,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     change: str, problem: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulate_curve(monkeypatch, Curve(lambda rate: 0.3))
-    assert problem in run(change.lstrip("+"))
+    assert problem in run(*change.lstrip("+").split())
     assert not list(folder.iterdir())
 
 
