@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
+def scores(tokens: float, context: float) -> float:
+    """Returns the number of query-key products in a causal chunk of `tokens` after `context` other tokens."""
+    return tokens * (context + (tokens + 1) / 2)
+
+
 class BatchShape(NamedTuple):
     """The features of a batch that determine the iteration's time.
 
@@ -34,6 +39,16 @@ class BatchShape(NamedTuple):
     @property
     def num_requests(self) -> int:
         return len(self.chunks) + self.num_decodes
+
+    @property
+    def num_scores(self) -> int:
+        """Returns the query-key products of one head."""
+        return self.decode_context + sum(int(scores(*chunk)) for chunk in self.chunks)
+
+    @property
+    def num_kv_reads(self) -> int:
+        """Returns the tokens whose keys and values attention reads, its own tokens included, shared ones once."""
+        return self.decode_context - self.num_shared + sum(map(sum, self.chunks))
 
 
 class CostModel(Protocol):

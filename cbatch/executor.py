@@ -20,7 +20,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One iteration, checked and entered in the state, ready to be computed. Never modified.
+    """One iteration, checked and entered in the state, ready to be computed. Never modified but for what `known_` caches.
 
     Arrays have one entry per request of the batch, in plan order; "place" means an index into these arrays.
 
@@ -73,14 +73,17 @@ class Step:
         num_requests, context = len(start), sum(start) + len(start)
         num_padding = self.pad_to - self.num_batch_tokens
         if self.num_batch_tokens == num_requests:
-            return BatchShape((), num_requests, context, num_padding, self.pool.num_shared_tokens(self.rows))
+            num_shared = self.pool.num_shared_tokens(self.rows)
+            self.known_shape = BatchShape((), num_requests, context, num_padding, num_shared)
+            return self.known_shape
         chunks = []
         for place in (self.num_tokens > ONE).nonzero()[0].tolist():
             before = start[place]
             chunks.append((self.num_tokens.item(place), before))
             context -= before + 1
         num_shared = self.pool.num_shared_tokens(self.rows[self.num_tokens == ONE])
-        return BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, num_shared)
+        self.known_shape = BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, num_shared)
+        return self.known_shape
 
 
 class CopyTimes(NamedTuple):

@@ -72,6 +72,7 @@ def entered(
     num_in_flight: 1 if each turn waited for the iteration launched in the turn before, 0 if for its own.
     """
     first, num_requests = latest.step, len(latest.step.rows)
+    num_scores, num_reads = first.shape().num_scores, first.shape().num_kv_reads
     batch = (num_requests, 0, num_requests, num_computed - num_requests, num_requests)
     launches = [
         (*turn[:3], (0, num_blocks, *latest.state[2:])) for turn, num_blocks in zip(turns, foreseen, strict=False)
@@ -80,10 +81,14 @@ def entered(
     last = InFlight(first.again(len(turns)), handle, (planned_at, launched_at), state)
     if num_in_flight:
         launches.insert(0, (*latest.times, latest.handle, latest.state))
-    ended = zip(count(first.index + 1 - num_in_flight), launches, turns, strict=False)
+    ended = zip(count(1 - num_in_flight), launches, turns, strict=False)
     return last, [
         StepRecord._make(
-            (index, *launched[:2], waited_at, now, now, *launched[2][:2], *batch, *launched[3], first.note)
+            (
+                *(first.index + after, *launched[:2], waited_at, now, now, *launched[2][:2]),
+                *(*batch, *launched[3], first.note, num_scores + more, num_reads + more),
+            )
         )
-        for index, launched, (_, waited_at, _, now) in ended
+        for after, launched, (_, waited_at, _, now) in ended
+        for more in [after * num_requests]
     ]

@@ -24,6 +24,7 @@ class StepRecord(NamedTuple):
     num_padding_tokens: computed for no request: up to `Plan.pad_to`, and up to a captured graph's tokens.
     num_sampled: tokens generated and received.
     kv_blocks_used, num_waiting, num_running: after the plan was carried out.
+    num_scores, num_kv_reads: see `BatchShape`; 0 inside vLLM.
     """
 
     iteration: int
@@ -44,6 +45,8 @@ class StepRecord(NamedTuple):
     num_waiting: int
     num_running: int
     note: str
+    num_scores: int = 0
+    num_kv_reads: int = 0
 
 
 class InFlight(NamedTuple):
@@ -87,7 +90,9 @@ class RunRecord:
         num_prefill, num_padding = num_tokens - num_decodes, (result.num_computed_tokens or step.pad_to) - num_tokens
         batch = (len(step.rows), num_prefill, num_decodes, num_padding, len(receivers))
         spans = (waited_at, received_at, done_at, result.started, result.ended)
-        record = StepRecord(step.index, *times, *spans, *batch, *state, step.note)
+        shape = step.shape()
+        attended = (shape.num_scores, shape.num_kv_reads)
+        record = StepRecord(step.index, *times, *spans, *batch, *state, step.note, *attended)
         self.add_step(record, receivers)
         if result.copies is not None:
             self.copies.append(result.copies)

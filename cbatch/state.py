@@ -141,7 +141,7 @@ class State(Queues):
             note=plan.note,
         )
         if self.cache is not None:
-            step.known_shape = step.shape()  # shared blocks change later
+            step.shape()  # shared blocks change later
         table.computed[rows] = end
         table.scheduled_at[rows] = table.iteration
         self.latest = step

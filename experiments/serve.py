@@ -22,6 +22,7 @@ from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
 from cbatch.results.turns import early_turns
+from cbatch.results.utilisation import machines_of, work_of
 from cbatch.sim.provenance import NOT_COMPARED
 from experiments.progress import progress
 from experiments.report.text import run_text, title_of
@@ -169,6 +170,7 @@ def _result_of(
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
         "num_replicas": len(caches),
         "dollars_per_hour": run.dollars_per_hour,
+        "machines": None if "unknown" in (stated := about["utilisation"]) else machines_of(stated, record.replicas),
     }
     measured = {
         "load": run.load,
@@ -259,6 +261,17 @@ def origin_of_run(settings: Settings) -> dict[str, Any]:
     return {"identity": settings.identity, "code": sources_of(settings.composed.keys)}
 
 
+def _about_utilisation(run: Run) -> dict[str, Any]:
+    """Returns the arguments of `machines_of`, or why the peak is unknown."""
+    peaks = {setup.name: setup.peak for setup in run.setups}
+    if unknown := [f"{name}: {peak}".removeprefix(": ") for name, peak in peaks.items() if isinstance(peak, str)]:
+        return {"unknown": "; ".join(unknown)}
+    rates = [peaks[setup.name] for setup in run.setups for _ in range(setup.settings.backend.replicas)]
+    profiles = [setup.cost.profile for setup in run.setups]
+    origins = dict.fromkeys(profile.origin("peak" if profile.peak else "ceilings") for profile in profiles)
+    return {"work": work_of(run.settings.model)._asdict(), "peaks": rates, "from": "; ".join(origins)}
+
+
 def about_run(run: Run) -> dict[str, Any]:
     """Returns the origin of the figures: the automatic choices, the hardware, the versions."""
     settings, backend, composed, record = run.settings, run.settings.backend, run.settings.composed, run.engine.record
@@ -285,6 +298,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "execution": execution,
         "limits": {**limits, "kv_blocks": run.kv.num_blocks, "block_size": run.kv.block_size},
         **({"pools": {setup.name: _about_pool(setup) for setup in run.setups}} if len(run.setups) > 1 else {}),
+        "utilisation": _about_utilisation(run),
         "chosen": run.chosen,
         "requests": run.num_requests,
         "output_lengths_known": run.facts.lengths_known,  # to policies, by `max_new_tokens`

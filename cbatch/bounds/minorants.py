@@ -7,11 +7,10 @@ profile's tables, not regressions: a line through the middle of a table does not
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cbatch.cost import BatchShape
+from cbatch.cost import BatchShape, scores
 from cbatch.limits import Limits
 from cbatch.sim.attention import Attention, RateAttention, TableAttention
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.interpolation import scores
 
 _ROUNDING = 1e-9  # relative; more than the rounding of sums in another order
 _MOST_LINES = 5

@@ -26,6 +26,7 @@ StepColumns = Mapping[str, NDArray[Any]]
 SUMMARIZED = (
     *("planned_at", "launched_at", "received_at", "done_at", "started", "ended", "num_requests"),
     *("num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used"),
+    *("num_sampled", "num_scores", "num_kv_reads"),
 )
 """Fields of `StepRecord` that a summary reads."""
 
@@ -160,13 +161,14 @@ def mean(values: Any) -> float:
 
 
 def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
-    """Returns every field of `StepRecord` except the note, as columns [iterations], int32 or float64."""
+    """Returns every field of `StepRecord` except the note, as columns [iterations], int32, int64 or float64."""
     types = {int: np.int32, float: np.float64}
-    kinds = {name: types[kind] for name, kind in StepRecord.__annotations__.items() if kind is not str}
+    kinds = {**StepRecord.__annotations__, "num_scores": np.int64}
     columns = list(zip(*steps, strict=True)) or [()] * len(kinds)
     return {
-        name: np.fromiter(column, kind, len(steps))
-        for (name, kind), column in zip(kinds.items(), columns, strict=False)
+        name: np.fromiter(column, types.get(kind, kind), len(steps))
+        for (name, kind), column in zip(kinds.items(), columns, strict=True)
+        if kind is not str
     }
 
 

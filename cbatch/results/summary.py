@@ -15,6 +15,7 @@ from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Entry, Figures, Objectives, Served, StepColumns, Window, statistics
 from cbatch.results.service import fairness, service_of
 from cbatch.results.sessions import session_figures
+from cbatch.results.utilisation import Machines, utilisation
 
 Most = int | NDArray[np.int64]
 """A limit of all iterations, or of each."""
@@ -35,6 +36,7 @@ def summarize(
     num_warming: int = 0,
     block_size: int = 1,
     dollars_per_hour: float | None = None,
+    machines: Machines | None = None,
 ) -> dict[str, Any]:
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -48,6 +50,7 @@ def summarize(
         num_replicas: for `replicas`, of which there must be several.
         num_warming: `Facts.num_warming`; these requests are left out in addition to `warmup_requests`.
         block_size: tokens per block of the prefix cache.
+        machines: None: unknown, without `mfu` and `mbu`.
         dollars_per_hour: price of all GPUs; None: unknown, without `cost`.
     """
     run = Gathered(record) if isinstance(record, RunRecord) else record
@@ -78,6 +81,7 @@ def summarize(
         "end_to_end_seconds": statistics(requests.end_to_end[counts]),
         "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counts]),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
+        **({} if machines is None else utilisation(machines, steps, window)),
         "goodput": goodput(ended, requests, ends, objectives, window.seconds),
         "attainment": attainment(ended, requests, ends),
         "service": {} if service is None else fairness(service),

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Protocol
 
-from cbatch.cost import BatchShape
+from cbatch.cost import BatchShape, scores
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear, scores
+from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear
 from cbatch.sim.schema import BytesPerSecond, FlopsPerSecond, HostSeconds, NotNegative
 
 

@@ -6,6 +6,8 @@ from itertools import accumulate, groupby
 from math import inf
 from typing import NamedTuple, Self
 
+from cbatch.cost import scores
+
 
 class PiecewiseLinear(NamedTuple):
     """Seconds against a size (tokens, requests, bytes), measured at ascending sizes.
@@ -146,11 +148,6 @@ class ChunkGrid(BilinearGrid):
         if last > first:
             return max(most - least, 0.0) / (last - first) / self.sizes[row]
         return most / scores(self.sizes[row], last)
-
-
-def scores(tokens: float, context: float) -> float:
-    """Returns the number of query-key products in a causal chunk of `tokens` after `context` other tokens."""
-    return tokens * (context + (tokens + 1) / 2)
 
 
 def _mean_by_size(points: Iterable[tuple[float, float]]) -> Mapping[float, float]:

@@ -17,7 +17,7 @@ from cbatch.sim.links import TO_ADD, Links
 from cbatch.sim.measured import PARTS, HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
 from cbatch.sim.roofline import Affine, Ceilings, MatrixProducts, Seconds, small_operations
-from cbatch.sim.schema import Bytes, NotNegative, Positive
+from cbatch.sim.schema import Bytes, BytesPerSecond, FlopsPerSecond, NotNegative, Positive
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights and KV cache; the rest is for activations."""
@@ -42,6 +42,14 @@ class Card:
     def text(self) -> str:
         """Returns a short text with the card and its factors; empty for the card that the tables were measured on."""
         return f"{self.name}: prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}" if self.name else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The rates of a data sheet: of 16-bit products without sparsity, and of memory."""
+
+    flops_per_second: FlopsPerSecond
+    bandwidth_bytes_per_second: BytesPerSecond
 
 
 PEAK = 1.3
@@ -77,7 +85,7 @@ class Profile:
     name, hardware, source: the GPU, and the source of the numbers.
     compared: real runs and the errors of their simulation, by loop. error: the text for runs that `compared` does not cover.
     memory_bytes: memory of the device. price: US dollars per hour of one device; None: unknown.
-    ceilings: for unmeasured parts. attention, small_operations: for models that resemble no measured model.
+    peak: of the data sheet, for utilisation; None: the ceilings stand for it. ceilings: for unmeasured parts. attention, small_operations: for models that resemble no measured model.
     host: host time per iteration for models without their own; None: not measured.
     card: the card to predict, if the tables were measured on another card.
     origins: every "from", by the place of its object; see `cbatch.sim.provenance`.
@@ -90,6 +98,7 @@ class Profile:
     compared: Mapping[Loop, Compared] = field(default_factory=dict)
     memory_bytes: Bytes
     price: NotNegative | None = None
+    peak: Peak | None = None
     ceilings: Ceilings
     attention: AttentionRates | None = None
     small_operations: SmallOperations | None = None
@@ -98,6 +107,15 @@ class Profile:
     card: Card = Card()
     models: Mapping[str, MeasuredModel] = field(default_factory=dict)
     origins: Annotated[Mapping[Place, str], Field(exclude=True)] = field(default_factory=dict)
+
+    def peak_of(self, dtype: str) -> tuple[float, float]:
+        """Returns the peak rates of products in this number format, and of memory. Raises ProfileError: no such rate is stated."""
+        ceilings = self.ceilings.of(dtype)
+        if self.peak is None:
+            return ceilings.flops_per_second, ceilings.bandwidth_bytes_per_second
+        narrow = DTYPE_BYTES[dtype] == 2
+        flops = self.peak.flops_per_second if narrow else ceilings.flops_per_second
+        return flops, self.peak.bandwidth_bytes_per_second
 
     def measured_as(self, spec: ModelSpec) -> str:
         """Returns the name of the measured model with this shape, or ""; only the number of layers may differ.

@@ -1,7 +1,9 @@
-"""Draws iterations over time: prefill, decode and padding tokens; running and waiting requests; KV cache; parts of prompts."""
+"""Draws iterations over time: their tokens; running and waiting requests; KV cache; utilisation; parts of prompts."""
 
+from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cbatch import ConfigError
+from cbatch.results.utilisation import device_seconds, machines_of
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
 from experiments.store.csv_tables import REPLICA
@@ -30,7 +33,8 @@ _MOST_PARTS = 60
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Figure:
-    """Draws three panels over time, and with a prefix cache a fourth panel with the parts of prompts admitted at each time.
+    """Draws panels over time: tokens, requests, KV cache, MFU and MBU where the GPU's peak is known, and with a prefix cache
+    the parts of prompts admitted at each time.
 
     Raises ConfigError if there is no finished run, there are several runs, or the run has no iterations or no such replica.
 
@@ -47,19 +51,24 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
         raise ConfigError(f"replicas={min(unknown)}: no such replica; the run has {max(len(known), 1)}, counted from 0")
     chosen = replicas or known[:_MOST_REPLICAS]
     parts = [(steps[steps[REPLICA] == i], served[served[REPLICA] == i]) for i in chosen] or [(steps, served)]
-    cached, how = "cached_tokens" in served, ""
-    height, ratios = 4.4 + 0.9 * cached, (2, *[1] * (2 + cached))
-    figure, rows = new_figure(3 + cached, len(parts), height, ratios=ratios, sharex=True, sharey="row")
+    stated = run["summary"]["about"].get("utilisation", {})
+    work = None if "work" not in stated or "num_scores" not in steps else stated
+    names = ["tokens per iteration", "requests", "KV [%]", *["used [%]"] * bool(work)]
+    names += ["prompts [%]"] * ("cached_tokens" in served)
+    height, ratios, how = 1.7 + 0.9 * len(names), (2, *[1] * (len(names) - 1)), ""
+    figure, rows = new_figure(len(names), len(parts), height, ratios=ratios, sharex=True, sharey="row")
     for column, (iterations, requests) in enumerate(parts):
         panels = [row[column] for row in rows]
-        how = _draw_column(panels, iterations, requests, run["limits.kv_blocks"]) if len(iterations) else how
+        if len(iterations):
+            iterations = _with_shares(iterations, work, chosen[column] if chosen else 0)
+            how = _draw_column(panels, iterations, requests, run["limits.kv_blocks"])
         panels[0].set_title(f"replica {chosen[column]}{'' if len(iterations) else ', idle'}" if chosen else "")
         panels[-1].set_xlabel("time [s]")
     for panel in figure.axes:
         panel.set_ylim(bottom=0)
         panel.xaxis.grid(visible=False)
         panel.margins(x=0.005)
-    for row, name in zip(rows, ("tokens per iteration", "requests", "KV [%]", "prompts [%]"), strict=False):
+    for row, name in zip(rows, names, strict=True):
         row[0].set_ylabel(name)
     for row in (*rows[:2], *rows[3:]):
         handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in row)), [])
@@ -78,9 +87,25 @@ def _draw_column(panels: list[Axes], steps: pd.DataFrame, requests: pd.DataFrame
         panels[1].plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post", linewidth=1)
     used = 100 * drawn["kv_blocks_used"] / kv_blocks
     panels[2].plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
-    for panel in panels[3:]:
+    shares = [name for name in ("mfu", "mbu") if name in drawn]
+    for name, style in zip(shares, ("k-", "b--"), strict=False):
+        values = 100 * drawn[name] / drawn["device_seconds"].where(drawn["device_seconds"] > 0)
+        panels[3].plot(drawn["started"], values, style, label=name.upper(), drawstyle="steps-post", linewidth=1)
+    for panel in panels[3 + bool(shares) :]:
         _draw_prompts(panel, requests, steps["started"].max())
     return how
+
+
+def _with_shares(steps: pd.DataFrame, stated: Mapping[str, Any] | None, replica: int) -> pd.DataFrame:
+    """Adds the seconds of each iteration and, as `mfu` and `mbu`, those that a GPU at its peak would need. stated: see `machines_of`."""
+    if stated is None:
+        return steps
+    machines, columns = machines_of(stated), {str(name): values.to_numpy() for name, values in steps.items()}
+    return steps.assign(
+        device_seconds=device_seconds(columns, np.zeros(len(steps), np.int64)),
+        mfu=machines.work.flops(columns) / machines.flops_per_second[replica],
+        mbu=machines.work.bytes(columns) / machines.bytes_per_second[replica],
+    )
 
 
 def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:

@@ -100,7 +100,7 @@ def draw(
         baseline: a policy; adds a panel of each figure over that of the policy.
         goal: the share in percent that a thin line marks.
     """
-    axis = AXES.get(x) or axis_of(x)
+    axis, y = AXES.get(x) or axis_of(x), tuple(f"{key}.run" if key in ("mfu", "mbu") else key for key in y)
     frame = load_series(folder, look, (*axis.keys, "workload"))
     check_swept(frame, folder, x, axis)
     if x == "policy":

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from cbatch import BatchShape, Limits, Request, Server, Step, StepResult
+from cbatch.cost import scores
 from cbatch.kv import BlockPool
 from cbatch.request import NEVER
 from cbatch.request_table import RequestTable
-from cbatch.sim.interpolation import scores
 
 WARM_UP_SECONDS = 0.1
 """Prompts draw all the power that the GPU is allowed, and the clock follows. Within this time the clock covers at least two thirds

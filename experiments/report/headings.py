@@ -5,8 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
 from cbatch.results.summary import summarize
+from cbatch.results.utilisation import Machines, Work
 
 
 class Heading(NamedTuple):
@@ -61,6 +64,11 @@ _HEADINGS = {
     "replicas.most_requests": Heading("most requests of a replica", better="lower"),
     "service.service_difference.mean": Heading("service difference", better="lower"),
     "service.jain_index.mean": Heading("Jain's index", better="higher"),
+    **{
+        f"{name}.{phase}": Heading(f"{name.upper()}{of} [%]", 100.0, "share", "higher")
+        for name in ("mfu", "mbu")
+        for phase, of in (("run", ""), ("prefill", " of prefill"), ("decode", " of decode"), ("mixed", " mixed"))
+    },
     "cost.dollars_per_million_tokens": Heading("$ per 1M tokens", better="lower"),
     "cost.dollars_per_million_prompt_tokens": Heading("$ per 1M prompt tokens", better="lower"),
     "cost.dollars_per_million_output_tokens": Heading("$ per 1M output tokens", better="lower"),
@@ -92,6 +100,8 @@ COLUMNS = (
     "sessions.cache_lost_share",
     "run.preemptions",
     "run.recomputed_share",
+    "mfu.run",
+    "mbu.run",
     "cost.dollars_per_million_prompt_tokens",
     "cost.dollars_per_million_output_tokens",
 )
@@ -117,9 +127,14 @@ MORE_COLUMNS = (
     "iterations.batch_requests",
     "iterations.kv_use_peak",
     "iterations.device_active_share",
+    "mfu.*",
+    "mbu.*",
     "cost.dollars_per_million_tokens",
 )
 """Additional figures in `experiments.plot table`."""
+
+
+_MACHINES = Machines(Work(*[1] * len(Work._fields)), np.ones(1), np.ones(1))
 
 
 def heading_of(key: str) -> Heading:
@@ -154,7 +169,15 @@ def _known_figures() -> list[str]:
     request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0), **session), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
-    summary = summarize(record, num_blocks=1, max_batch=1, num_replicas=2, num_evicted_blocks=0, dollars_per_hour=1.0)
+    summary = summarize(
+        record,
+        num_blocks=1,
+        max_batch=1,
+        num_replicas=2,
+        num_evicted_blocks=0,
+        dollars_per_hour=1.0,
+        machines=_MACHINES,
+    )
     return [*(name for name, _ in flat(summary)), *(key for key in _HEADINGS if key.startswith("regret."))]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from cbatch.results.metrics import PERCENTILES
+from cbatch.results.utilisation import PHASES
 from experiments.report.headings import LATENCIES, flat
 from experiments.report.intervals import Compared, Mean, significant
 from experiments.report.notes import notes_of
@@ -126,6 +127,13 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "prefixes", f"{found}; {whole}{number(cache['evicted_blocks'])} blocks evicted"
     if sessions := summary.get("sessions"):
         yield from _sessions(sessions)
+    if mfu := summary.get("mfu"):
+        parts = [
+            f"{phase} {share(mfu[phase])} and {share(summary['mbu'][phase])}"
+            for phase in PHASES
+            if not math.isnan(mfu[phase])
+        ]
+        yield "utilisation", f"MFU {share(mfu['run'])}, MBU {share(summary['mbu']['run'])}; {'; '.join(parts)}"
     if cost := summary.get("cost"):
         kinds = [
             f"{number(cost[f'dollars_per_million_{kind}_tokens'])} $ per million {kind} tokens"

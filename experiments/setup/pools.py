@@ -4,11 +4,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cbatch import CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
+from cbatch.errors import ProfileError
 from cbatch.facts import Facts
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
 from experiments.settings.backend import Backend, Pool
+from experiments.settings.hardware import CPU
 from experiments.settings.settings import Settings
 
 LARGEST_ITERATION = 32768
@@ -37,6 +39,20 @@ class Setup(NamedTuple):
         if price is None and self.fits:
             price = self.cost.profile.price
         return None if price is None else price * self.settings.backend.num_devices
+
+    @property
+    def peak(self) -> tuple[float, float] | str:
+        """Returns the peak operations and bytes per second of a replica's GPUs, or why they are unknown."""
+        profile, backend = self.cost.profile, self.settings.backend
+        if CPU in (profile.name, backend.name):
+            return "a CPU has no stated peak"
+        if not self.fits:
+            return f"hardware={profile.name} is not the GPU here"
+        try:
+            flops, moved = profile.peak_of(self.settings.model.dtype)
+        except ProfileError as error:
+            return str(error)
+        return backend.gpus_per_replica * flops, backend.gpus_per_replica * moved
 
     def servers(self, first_gpu: int) -> list[Server]:
         """Builds the servers of the replicas, on consecutive GPUs."""

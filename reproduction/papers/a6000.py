@@ -91,6 +91,11 @@ def profile(compared: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if compared
         else {},
         "memory_bytes": 48e9,
+        "peak": {
+            "from": "assumed: data sheet of the RTX A6000, dense",
+            "flops_per_second": 154.8e12,
+            "bandwidth_bytes_per_second": 768e9,
+        },
         "ceilings": {
             "from": "derived from Table 2: weights read in 44.28 ms; 1,024 tokens computed in 224.8 ms",
             "bandwidth_bytes_per_second": _round(layer_bytes / (DECODE_LINEAR * MS)),

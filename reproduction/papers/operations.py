@@ -8,6 +8,7 @@ chip (FlashAttention, arXiv 2205.14135). Savings by caches and waste by tiles ar
 from cbatch import BatchShape
 from cbatch.model import DTYPE_BYTES
 from cbatch.sim import ProfileCost
+from cbatch.sim.attention import flops_per_score
 
 NAMES = {"qkv": "preproj", "o": "postproj", "gate_up": "ffn", "down": "ffn"}
 """The paper's name for each operation of a layer; both products of the feed-forward layer are ffn."""
@@ -39,10 +40,8 @@ def intensity_by_operation(cost: ProfileCost, shape: BatchShape) -> dict[str, fl
     for name, (inputs, outputs) in spec.linear_shapes.items():
         flops[NAMES[name]] += 2 * tokens * inputs * outputs
         values[NAMES[name]] += inputs * outputs + tokens * (inputs + outputs)
-    scores = shape.decode_context + sum(chunk * (context + (chunk + 1) / 2) for chunk, context in shape.chunks)
-    cached = shape.decode_context + sum(chunk + context for chunk, context in shape.chunks)
     queries = tokens - shape.num_padding
-    flops["attention"] = 4 * scores * spec.num_heads * spec.head_dim
+    flops["attention"] = shape.num_scores * flops_per_score(spec)
     # keys and values are read; queries are read, results are written
-    values["attention"] = spec.head_dim * (2 * cached * spec.num_kv_heads + 2 * queries * spec.num_heads)
+    values["attention"] = spec.head_dim * (2 * shape.num_kv_reads * spec.num_kv_heads + 2 * queries * spec.num_heads)
     return {name: flops[name] / (DTYPE_BYTES[spec.dtype] * values[name]) for name in flops}

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch import BatchShape, ConfigError
+from cbatch.cost import scores
 from cbatch.replay.decisions import Decision
 from cbatch.sim import PROFILES, ProfileCost, load_profile
-from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear, scores
+from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear
 from cbatch.sim.measured import CapturedGraphs, Measured
 from cbatch.sim.profile_file import make_profile, profile_text
 from cbatch.sim.provenance import FROM

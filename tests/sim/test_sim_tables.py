@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from small_cluster import SPEC
 
 from cbatch import BatchShape
+from cbatch.cost import scores
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import AttentionRates, TableAttention
-from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear, scores
+from cbatch.sim.interpolation import BilinearGrid, ChunkGrid, PiecewiseLinear
 from cbatch.sim.roofline import Ceilings, MatrixProducts, small_operations
 
 # 4 heads and 2 key-value heads of 3, 8 hidden states, an MLP of 16; values of 2 bytes

@@ -1,0 +1,116 @@
+"""Utilisation: the operations and the bytes that a model needs, over what the GPUs could compute and move in the time.
+
+docs/metrics.md has the formulas. This module knows no hardware profile.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.model import DTYPE_BYTES, ModelSpec
+from cbatch.results.metrics import Floats, StepColumns, Window
+from cbatch.sim.attention import flops_per_score
+
+PHASES = ("prefill", "decode", "mixed")
+
+
+class Work(NamedTuple):
+    """What a model's iterations compute, and the least that they move.
+
+    A multiplication and an addition are two operations. flops_per_output: the output head, for a token that is sampled.
+    bytes_per_iteration: all weights are read once. bytes_per_token: a token's keys and values are written once and read once
+    by each iteration that attends to them, and its embedding is read.
+    """
+
+    flops_per_token: int
+    flops_per_score: int
+    flops_per_output: int
+    bytes_per_iteration: int
+    bytes_per_token: int
+    bytes_of_embedding: int
+
+    def flops(self, steps: StepColumns) -> Floats:
+        """Returns the operations of each iteration, padding left out."""
+        tokens = steps["num_prefill_tokens"] + steps["num_decode_tokens"].astype(float)
+        flops: Floats = tokens * self.flops_per_token + steps["num_sampled"] * float(self.flops_per_output)
+        flops += steps["num_scores"] * float(self.flops_per_score)
+        return flops
+
+    def bytes(self, steps: StepColumns) -> Floats:
+        """Returns the bytes of each iteration, without activations."""
+        tokens = steps["num_prefill_tokens"] + steps["num_decode_tokens"].astype(float)
+        moved: Floats = (tokens + steps["num_kv_reads"]) * self.bytes_per_token + tokens * self.bytes_of_embedding
+        moved += self.bytes_per_iteration
+        return moved
+
+
+def work_of(spec: ModelSpec) -> Work:
+    """Returns the work of a model, on however many GPUs."""
+    layers, head, size = spec.num_layers, spec.hidden_size * spec.vocab_size, DTYPE_BYTES[spec.dtype]
+    return Work(
+        flops_per_token=2 * layers * spec.layer_weights,
+        flops_per_score=layers * flops_per_score(spec),
+        flops_per_output=2 * head,
+        bytes_per_iteration=(layers * spec.layer_weights + head) * size,
+        bytes_per_token=spec.kv_bytes_per_token,
+        bytes_of_embedding=spec.hidden_size * size,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Machines:
+    """The GPUs of a run.
+
+    work: of the model. flops_per_second, bytes_per_second: peak rates of all GPUs of each replica, [replicas].
+    replica_of: the replica of each iteration, [iterations]; None if there is one replica.
+    """
+
+    work: Work
+    flops_per_second: Floats
+    bytes_per_second: Floats
+    replica_of: NDArray[np.int64] | None = None
+
+
+def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] = ()) -> Machines:
+    """Returns the machines of a run. stated: `work` and `peaks`, as `about` has them. replicas: see `RunRecord`."""
+    flops, moved = np.array(stated["peaks"], float).T
+    return Machines(Work(**stated["work"]), flops, moved, np.array(replicas, np.int64) if len(replicas) else None)
+
+
+def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[str, dict[str, float]]:
+    """Returns `mfu` and `mbu`: of the whole window, and of the device's time with each phase. NaN for a phase without iterations."""
+    inside = window.holds(steps["received_at"])
+    replica = machines.replica_of if machines.replica_of is not None else np.zeros(len(inside), np.int64)
+    seconds = device_seconds(steps, replica)
+    prompts, decodes = steps["num_prefill_tokens"] > 0, steps["num_decode_tokens"] > 0
+    of_phase = dict(zip(PHASES, (prompts & ~decodes, decodes & ~prompts, prompts & decodes), strict=True))
+    figures = dict[str, dict[str, float]]()
+    for name, done, peak in (
+        ("mfu", machines.work.flops(steps), machines.flops_per_second),
+        ("mbu", machines.work.bytes(steps), machines.bytes_per_second),
+    ):
+        parts = {
+            phase: _share(done[inside & chosen], (seconds * peak[replica])[inside & chosen])
+            for phase, chosen in of_phase.items()
+        }
+        figures[name] = {"run": _share(done[inside], window.seconds * peak), **parts}
+    return figures
+
+
+def device_seconds(steps: StepColumns, replica: NDArray[np.int64]) -> Floats:
+    """Returns the time that each iteration adds to its replica: from its start, or the end of the one before, to its end."""
+    seconds = np.zeros(len(replica))
+    for one in np.unique(replica):
+        of_replica = replica == one
+        ended = steps["ended"][of_replica]
+        before = np.concatenate([[-np.inf], np.maximum.accumulate(ended)[:-1]])
+        seconds[of_replica] = np.maximum(ended - np.maximum(steps["started"][of_replica], before), 0.0)
+    return seconds
+
+
+def _share(done: Floats, possible: Floats) -> float:
+    most = float(possible.sum())
+    return float(done.sum()) / most if most > 0 else float("nan")

@@ -1,0 +1,109 @@
+"""MFU and MBU, recomputed from steps.csv, printed shapes and data sheets, and from sums over requests that no schedule changes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from commands import command, summary
+
+from cbatch.cost import BatchShape
+from cbatch.results.utilisation import device_seconds
+from experiments.api import Result, serve, simulate
+from experiments.store.tables import read_steps
+
+WEIGHTS = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
+HEAD = 4096 * 128256
+FLOPS, BYTES = 989.4e12, 4.8e12
+"""Llama-3.1-8B: 32 layers, grouped queries of 32 and 8 heads, gated; data sheet of the H200 SXM."""
+
+
+def by_hand(steps: pd.DataFrame) -> tuple["pd.Series[float]", "pd.Series[float]"]:
+    """Returns operations and bytes of each iteration."""
+    tokens = steps["num_prefill_tokens"] + steps["num_decode_tokens"]
+    flops = 2.0 * WEIGHTS * tokens + 2.0 * HEAD * steps["num_sampled"] + 32 * 32 * 128 * 4.0 * steps["num_scores"]
+    kv = 2 * 32 * 8 * 128 * 2.0
+    return flops, 2.0 * (WEIGHTS + HEAD) + 2 * 4096.0 * tokens + kv * (tokens + steps["num_kv_reads"])
+
+
+def check_counts(run: Result) -> None:
+    """Sums of all iterations: token i of a request attends to i tokens, however the request is cut into chunks."""
+    requests, steps = run.requests, run.steps
+    tokens = requests["prompt_tokens"] + requests["output_tokens"] - 1
+    assert steps["num_scores"].sum() == (tokens * (tokens + 1) // 2).sum()
+    decodes = steps[steps["num_prefill_tokens"] == 0]
+    assert (decodes["num_scores"] == decodes["num_kv_reads"]).all() and len(decodes)
+    assert steps["num_kv_reads"].sum() < steps["num_scores"].sum(), "a chunk reads the context once for all its tokens"
+
+
+@pytest.mark.parametrize("gpus", [{}, {"tensor_parallel": 2, "pipeline_stages": 2}])
+def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, gpus: dict[str, int]) -> None:
+    run = simulate("sarathi", "open_loop", requests=60, rate=30, batch=16, output=tmp_path / "run", **gpus)
+    check_counts(run)
+    steps = read_steps(tmp_path / "run")
+    seconds = steps["ended"] - np.maximum(steps["started"], steps["ended"].shift(fill_value=0.0))
+    prompts, decodes = steps["num_prefill_tokens"] > 0, steps["num_decode_tokens"] > 0
+    phases = {"prefill": ~decodes, "decode": ~prompts, "mixed": prompts & decodes}
+    assert sum(chosen.sum() for chosen in phases.values()) == len(steps)
+    for name, done, peak in zip(("mfu", "mbu"), by_hand(steps), (FLOPS, BYTES), strict=True):
+        peak *= 4 if gpus else 1
+        figures = {phase: done[chosen].sum() / (seconds[chosen].sum() * peak) for phase, chosen in phases.items()}
+        figures["run"] = done.sum() / (run.summary["run"]["counted_seconds"] * peak)
+        assert run.summary[name] == pytest.approx(figures) and all(0 < value < 1 for value in figures.values())
+        assert figures["run"] == pytest.approx(summary(tmp_path / "run")[name]["run"])
+    mfu, mbu = run.summary["mfu"], run.summary["mbu"]
+    if not gpus:
+        assert mfu["decode"] < 0.2 * mfu["prefill"] and mfu["mixed"] > 0.6 * mfu["prefill"], "SARATHI's argument"
+        assert mbu["decode"] > mbu["mixed"], "compute and bandwidth are complementary"
+    drawn = command("plot", "composition", "run", cwd=tmp_path)
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+
+
+def test_peaks_of_unlike_replicas_add_up() -> None:
+    """Each replica's time counts at its own peak; the whole run's seconds at the sum of all."""
+    pools = {"large": {"hardware": "h100", "tensor_parallel": 2}, "small": {"replicas": 2}}
+    run = simulate("orca", "open_loop", requests=60, rate=60, batch=4, pools=pools)
+    steps, rate = run.steps, {"large": 2 * 3.35e12, "small": BYTES}
+    moved, busy = by_hand(steps)[1], 0.0
+    decodes = steps["num_prefill_tokens"] == 0
+    for replica, part in steps.groupby("replica"):
+        seconds = part["ended"] - np.maximum(part["started"], part["ended"].shift(fill_value=0.0))
+        busy += seconds[decodes].sum() * rate["large" if replica == 0 else "small"]
+    assert run.summary["mbu"]["decode"] == pytest.approx(moved[decodes].sum() / busy)
+    seconds = run.summary["run"]["counted_seconds"]
+    assert run.summary["mbu"]["run"] == pytest.approx(moved.sum() / (seconds * (2 * 3.35e12 + 2 * BYTES)))
+
+
+def test_time_in_a_pipeline_is_not_counted_twice() -> None:
+    steps = {"started": np.array([0.0, 1.0, 9.0, 2.0]), "ended": np.array([4.0, 6.0, 10.0, 5.0])}
+    assert device_seconds(steps, np.array([0, 0, 0, 1])).tolist() == [4, 2, 1, 3]
+
+
+def test_real_tokens_are_counted_and_a_cpu_has_no_peak() -> None:
+    run = serve("sarathi", backend="cpu", chunk=16, model="tiny", requests=6, length=48, pd_ratio=3, batch=4)
+    check_counts(run)
+    assert "mfu" not in run.summary and run.summary["about"]["utilisation"] == {"unknown": "a CPU has no stated peak"}
+
+
+def test_shared_blocks_are_read_once() -> None:
+    """A chunk of 3 after 5, and two decodes at 8 and 12 that share 4."""
+    shape = BatchShape(((3, 5),), 2, 20, 0, 4)
+    assert (shape.num_scores, shape.num_kv_reads) == (6 + 7 + 8 + 20, 8 + 20 - 4)
+
+
+def test_a_profile_without_data_sheet_stands_for_itself(tmp_path: Path) -> None:
+    """Without `peak` the ceilings stand for it; without a rate of the model's numbers there is none."""
+    ceilings = {"bandwidth_bytes_per_second": 1e12, "flops_per_second": 1e14, "tile": 128}
+    profile = {
+        "name": "own",
+        "hardware": "own",
+        "source": "assumed",
+        "memory_bytes": 48e9,
+        "ceilings": ceilings,
+        "models": {},
+    }
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(profile))
+    about = simulate("orca", hardware=str(path), requests=4).summary["about"]["utilisation"]
+    assert (about["peaks"], about["from"]) == ([(1e14, 1e12)], "assumed")
