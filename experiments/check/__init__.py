@@ -1,1 +1,1 @@
-"""Checks a policy for properties from the literature, and finds the smallest schedule that violates each."""
+"""Checks policies, evictions and routers for properties, and finds a small counterexample for each that is violated."""

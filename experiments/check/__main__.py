@@ -1,4 +1,4 @@
-"""`python -m experiments.check policy=NAME [key=value ...]`: which properties a scheduling policy has.
+"""`python -m experiments.check policy=NAME [key=value ...]`: which properties a scheduling policy has. Also eviction=NAME, router=NAME.
 
 The policy is described as for experiments.run: policy=sarathi chunking=fixed, or policy=my_module.Mine +policy.budget=4. It serves
 one in seven tiny workloads, and larger random ones, in simulation. For each property that the policy lacks, the smallest
@@ -14,11 +14,14 @@ priority, SLO or prediction. Workloads whose limits the policy's `check` refuses
   patience.empty_plans=50, patience.seconds=3600
                       after which a run without progress counts as one that does not end
 
+Without policy= and prefix_cache=, eviction=my_module.Mine checks an eviction, and router='my_module.Mine(free=0.2)' a router: on random
+turns of chats, with Orca as the policy; with a router on three replicas, one of which is too small for the longest requests.
+
 The exit status is 1 if the policy lacks a property that it must have, among them `steady` if the policy promises it; else 0.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from textwrap import indent
 from typing import Any
@@ -28,13 +31,15 @@ from cbatch.errors import check_installed
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from cbatch.validation import Switch, nearest
+from experiments.check import evictions, routers
+from experiments.check.plugins import BLOCK, Subject, find
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, Ending, PolicyHistory
 from experiments.check.search import MOST_OUTPUT, Verdicts, search, tiny_scenarios
 from experiments.progress import bar
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
 from experiments.settings.compose import compose_run
-from experiments.settings.overrides import check_effects, log_unused
+from experiments.settings.overrides import check_effects, log_unused, values_by_key
 from experiments.settings.recipe import Recipe
 from experiments.settings.settings import PLANS_BY
 
@@ -43,13 +48,18 @@ SHARE = 7
 """One of this many tiny workloads is served; no period of `tiny_scenarios` has this factor."""
 
 
-def _options(
-    random: Index = 200, require: tuple[str, ...] = (), thorough: Switch = False
-) -> tuple[int, tuple[str, ...], bool]:
-    """Returns the command's own keys; all others describe the policy."""
+def _options(names: Collection[str], own: Sequence[str]) -> tuple[int, tuple[str, ...], bool]:
+    """Returns the command's own keys; all others describe what is checked. names: of the properties."""
+
+    def read(
+        random: Index = 200, require: tuple[str, ...] = (), thorough: Switch = False
+    ) -> tuple[int, tuple[str, ...], bool]:
+        return random, require, thorough
+
+    random, require, thorough = read(**keyword_arguments(read, own, "check"))
     for name in require:
-        if name not in NAMES:
-            raise ConfigError(f"require={name}: no such property; {nearest(name, NAMES)}")
+        if name not in names:
+            raise ConfigError(f"require={name}: no such property; {nearest(name, names)}")
     return random, require, thorough
 
 
@@ -61,7 +71,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(*arguments: str) -> int:
     own = [argument for argument in arguments if argument.startswith(("random=", "require=", "thorough="))]
-    num_random, require, thorough = _options(**keyword_arguments(_options, own, "check"))
+    if subject := _plug_in([argument for argument in arguments if argument not in own]):
+        return _check_plug_in(subject, *_options(subject.rules, own))
+    num_random, require, thorough = _options(NAMES, own)
     if num_random:
         check_installed("check", "hypothesis")
     build, chunk, patience, eviction = _policy([argument for argument in arguments if argument not in own])
@@ -84,6 +96,38 @@ def _check(*arguments: str) -> int:
     _report(name, chunk, verdicts, ended)
     required = {*require, *(["steady"] if is_steady(policy) else [])}
     return int(any(verdicts[prop.name] for prop in PROPERTIES if prop.needed or prop.name in required))
+
+
+def _plug_in(overrides: Sequence[str]) -> Subject | None:
+    """Returns the eviction or the router that the overrides describe; None if they describe a policy."""
+    overrides = [f"backend.{text}" if text.startswith("router=") else text for text in overrides]
+    given = {key.partition(".")[0] for key in values_by_key(overrides)}
+    if given & {"policy", "prefix_cache"} or not given & {"eviction", "backend"}:
+        return None
+    kind = "backend" if "backend" in given else "eviction"
+    check_effects(overrides, (kind,), f"check of {'a router' if kind == 'backend' else 'an eviction'}")
+    settings = compose_run("backend=sim", "prefix_cache=true", *overrides)
+    if settings.eviction is not None and kind == "eviction":
+        return evictions.subject_of(settings.eviction)
+    return routers.subject_of(settings.backend.router)
+
+
+def _check_plug_in(subject: Subject, num_random: int, require: Sequence[str], thorough: bool) -> int:
+    number = max(num_random * (SHARE if thorough else 1), 1)
+    with bar(unit=" workloads", delay=0.1) as tried:
+        found = find(subject, number, tried.update)
+    print(
+        f"{subject.name}, {number:,} workloads at most: turns of chats on {BLOCK}-token blocks, about 1 ms per iteration\n"
+    )
+    for name, text in subject.rules.items():
+        verdict = "yes" if name not in found else "NO " if name in subject.needed else "no "
+        if name == "blind" and name not in found and {"legal", "deterministic"} & found.keys():
+            verdict = "-  "
+        print(f"{name:{max(map(len, subject.rules))}}  {verdict}  {text}")
+        if name in found:
+            print(f"\n{indent(found[name], '    ')}\n")
+    print("yes: no counterexample was found, which is no proof; -: not tested, as runs cannot be compared")
+    return int(any(name in found for name in {*subject.needed, *require}))
 
 
 def _report(name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[Ending, str]]) -> None:

@@ -1,0 +1,35 @@
+"""What `experiments.check router=` tests: the replica that a router chooses for each request."""
+
+from functools import partial
+
+from cbatch import KVSize, Server
+from cbatch.cluster import ReplicatedServer, Router
+from cbatch.sim import SimExecutor
+from experiments.check.plugins import BLOCK, LIMITS, Event, History, Plain, Subject, Workload
+from experiments.check.scenario import EVEN_COST
+from policies.evictions import LRU
+
+RULES = {
+    "legal": "choose() returns the index of a replica that can serve the request, and nothing raises",
+    "deterministic": "the same workload is routed the same each time",
+    "blind": "no choice depends on requests that arrive later, or on the hidden length of the arriving one",
+}
+
+
+def subject_of(router: Router) -> Subject:
+    """Returns the router as the subject of a check."""
+    needed = frozenset({"legal", "blind"})
+    return Subject(type(router).__name__, partial(_serve, router), RULES, needed, hides_length=True)
+
+
+def _serve(router: Router, workload: Workload) -> History:
+    """Serves a workload on three replicas, behind a copy of the router. The first replica is too small for the longest requests."""
+    sizes = (workload.num_blocks // 2, workload.num_blocks, workload.num_blocks)
+    servers = [
+        Server(SimExecutor(EVEN_COST), LIMITS, EVEN_COST, KVSize(size, BLOCK), prefix_cache=LRU()) for size in sizes
+    ]
+    cluster = ReplicatedServer(servers, router).engine(Plain(), workload.made())
+    cluster.run()
+    pairs = cluster.replica_of.items()  # in the order of arrival
+    events = [Event(workload.requests[id_].arrival_time, f"sends request {id_} to replica {to}") for id_, to in pairs]
+    return History(events, {})
