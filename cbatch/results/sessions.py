@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cbatch.request import SERVED
-from cbatch.results.metrics import Entry, Served, Window, busy_seconds, statistics
+from cbatch.results.metrics import Entry, Served, Window, busy_seconds, mean, statistics
 
 
 def session_figures(
@@ -50,7 +50,7 @@ def session_figures(
         "completed": len(done),
         "abandoned": len(jobs) - len(whole),
         "per_hour": 3600 * len(done) / (seconds or float("nan")),
-        "job_seconds": statistics(times[:, 0]),
+        "job_seconds": {**statistics(times[:, 0]), "geometric_mean": float(np.exp(mean(np.log(times[:, 0]))))},
         "busy_seconds": statistics(times[:, 1]),
         "turn_seconds": statistics(each),
         "jain_index": float(each.sum() ** 2 / (len(each) * (each @ each))) if each.any() else float("nan"),

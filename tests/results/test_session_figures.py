@@ -12,6 +12,7 @@ from cbatch import ConfigError, CostFunction, FinishReason, KVSize, Limits, Requ
 from cbatch.results.metrics import collect_served
 from cbatch.results.summary import summarize
 from cbatch.sim import SimExecutor
+from experiments.api import simulate
 from experiments.report.headings import check_figure, heading_of
 from experiments.report.text import run_text
 from experiments.store.csv_tables import RunTables, stated_columns
@@ -78,9 +79,24 @@ def test_figures_of_sessions() -> None:
         (9 + 3) / 2,
         (9 / 4 + 3) / 2,
     ]
+    assert found["job_seconds"]["geometric_mean"] == pytest.approx((13 * 3) ** 0.5)
     assert found["job_seconds"]["p90"] == pytest.approx(3 + 0.9 * 10)
     assert found["jain_index"] == pytest.approx((9 / 4 + 3) ** 2 / (2 * ((9 / 4) ** 2 + 3**2)))
     assert found["cache_lost_share"] == pytest.approx(((12 - 8) + (12 - 8) + 0 + 20) / (12 + 12 + 4 + 20))
+
+
+def test_geometric_means_compare_session_by_session() -> None:
+    """Both policies serve the same sessions, as a closed loop numbers its turns: the first 5 are continued, and no whole jobs."""
+    keys: dict[str, Any] = {"sessions": 5, "steady": True, "requests": 60, "turns": 4, "pause": 0.1, "batch": 2}
+    jobs, means = [], []
+    for policy in ("orca", "sarathi_serve"):
+        result = simulate(policy, "chat", **keys)
+        by_session = result.requests[5:].groupby("session")
+        job = by_session["last_token"].max() - by_session["arrival"].min()
+        jobs.append(job[~job.index.isin(result.requests["session"][:5])])
+        means.append(result.summary["sessions"]["job_seconds"]["geometric_mean"])
+    assert len(jobs[0]) == 10 and jobs[0].index.equals(jobs[1].index)
+    assert means[1] / means[0] == pytest.approx(np.exp(np.log(jobs[1] / jobs[0]).mean()))
 
 
 def test_time_to_first_token_by_turn() -> None:
