@@ -236,6 +236,7 @@ def _lacks(run: Run) -> list[str]:
         *["hidden_lengths"] * (not run.facts.lengths_known),
         *["places"] * (run.limits.max_running > run.limits.max_batch),
         *["replicas"] * (settings.backend.replicas > 1),
+        *["future"] * (len(engine.arrivals.known) == run.num_requests),
     }
     router, cache = settings.backend.router, engine.state.cache
     needed = ["replicas"] * (type(router) is not RoundRobin)

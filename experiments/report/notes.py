@@ -21,6 +21,7 @@ _LACKS = {
     "tbt": "the policy times decodes by slo.tbt, but no request has it: its default stands for all of them",
     "slack": "the policy's chunks do not follow its deadlines: give chunking=slack",
     "priorities": "the policy orders requests by priority, but all have the same: give workload.tiers",
+    "future": "the eviction reads the future, but not all requests are known beforehand: it knows only those that have arrived",
     "places": "the policy pauses requests, but there is no place for paused ones: give max_running above batch",
     "hidden_lengths": "the policy estimates output lengths, which max_new_tokens states: give workload.max_new_tokens",
     "replicas": "backend.router has no effect, as there is one replica: give backend.replicas",

@@ -12,13 +12,15 @@ from cbatch import BlockHash, CachedBlock, Eviction, Request
 
 
 class Belady(Eviction):
-    """Reads the prompts of all submitted requests. A spare copy of a block is never used again.
+    """Reads the prompts of all submitted requests: in a closed loop, in a stream and behind a router those that have arrived. A spare copy of a block is never used again.
 
     An admitted request takes the blocks that it uses out of the cache, and the blocks are ranked again at their release. A prompt that
     ends with a full block computes that block even if it is cached: the cached copy becomes spare, and has no use if the next request with
     this block is such a request. Keys therefore change only when requests are submitted, when such a request is admitted, and when a
     request ends without having been admitted.
     """
+
+    depends_on = ("future",)
 
     def __init__(self) -> None:
         # places and prompt tokens of the requests with each block, ascending

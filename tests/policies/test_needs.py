@@ -46,6 +46,9 @@ def test_a_run_says_what_its_eviction_needs() -> None:
     alone = ("prefix_cache=true", "workload.turns=1")
     assert lacks("eviction=tlru", *alone) == ["turns"] and lacks("eviction=tlru", "prefix_cache=true") == []
     assert lacks("eviction=soft_ttl", "prefix_cache=true") == []
+    assert lacks("eviction=belady", "prefix_cache=true") == ["future"]
+    assert lacks("eviction=belady", "prefix_cache=true", "workload.closed=false") == []
+    assert lacks("eviction=belady", "prefix_cache=true", "workload.closed=false", "backend.replicas=2") == ["future"]
     sessionless = ("workload=open_loop", "workload.num_requests=4", "prefix_cache=true")
     settings = compose_run("backend=sim", "eviction=soft_ttl", *sessionless)
     assert serve(settings, log=lambda _: None, bar=False).about["lacks"] == ["sessions"]
