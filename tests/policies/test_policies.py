@@ -60,6 +60,6 @@ def test_every_policy_has_its_name_uses_the_whole_cache_and_refuses_what_no_iter
             refused[lengths] = str(error)
         else:
             assert len(engine.run().requests) == 3
-    whole = ("orca", "request_level", "vtc", "prefill_first", "mc_sf", "past_future", "ltr", "mlfq")
+    whole = ("orca", "request_level", "vtc", "prefill_first", "mc_sf", "past_future", "ltr", "mlfq", "tgi")
     assert all("may compute 13 tokens at once, max_tokens=12; raise max_tokens" in line for line in refused.values())
     assert [*refused] == [(13, 1)] * (name in whole)

@@ -22,6 +22,7 @@ from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
 from policies.slai import Slai
+from policies.tgi import Tgi
 from policies.trail import Trail
 from policies.vllm_v1 import VllmV1
 from policies.vtc import VTC
@@ -60,6 +61,7 @@ EVERY_POLICY: dict[str, Callable[[int], Policy]] = {
     "past_future_aggressive": lambda chunk: PastFuture("aggressive"),
     "qoserve": lambda chunk: QoServe(Fixed(chunk), Noisy(share=0.5)),
     "qoserve_slack": lambda chunk: QoServe(Slack(), Oracle(), "srpf"),
+    "tgi": lambda chunk: Tgi(0.6, 8 + chunk, None, 3),
     "slai": lambda chunk: Slai(8 + chunk, tbt=0.02),
     "vtc": lambda chunk: VTC(Predictor()),
     "vtc_mdrr": lambda chunk: VTC(Predictor(), order="mdrr", quantum=10),
