@@ -4,7 +4,7 @@
 
 Twice: all 7,851 requests one at a time through the pool alone, where Belady's eviction is the optimum; and the first 1,000 served by
 three policies, on one simulated H100 near saturation. A block is a hash id of the trace, 512 tokens. Rows that folder/prefix_cache/hits.csv
-has already are not measured again.
+has already are not measured again, unless they were served with other tables of the profile than today's (column `tables`).
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from tabulate import tabulate
 
 from cbatch import Eviction, Request
 from cbatch.kv import PrefixPool, blocks_for
+from cbatch.sim import load_profile
 from experiments.api import simulate
 from experiments.plots.style import line_style, new_figure, print_style, save
 from experiments.store.provenance import write_text
@@ -25,6 +26,7 @@ from experiments.workloads.readers.traces import read_trace
 from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi, SoftTTL
 from reproduction import RESULTS
 from reproduction.parts import legend, log_x
+from reproduction.validation.compare import tables_of
 
 FILE, BLOCK = "mooncake_fast25_conversation_rows1-7851.jsonl.gz", 512
 EVICTIONS: dict[str, Callable[[], Eviction]] = {
@@ -55,7 +57,8 @@ def main(traces: str, folder: str = RESULTS) -> None:
     """Measures what is missing, and writes hits.csv, hits.png, hits.pdf and table.md."""
     place = Path(folder) / "prefix_cache"
     path = place / "hits.csv"
-    data = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=KEY)
+    data = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, "tables"])
+    data = data[(data["policy"] == ALONE) | (data["tables"] == tables_of(load_profile(SERVED["hardware"])))]
     known = set(map(tuple, data[KEY].to_numpy().tolist()))
     for key in ((policy, name, size) for policy in SIZES for name in EVICTIONS for size in SIZES[policy]):
         if key not in known and (key[0] != ALONE or key[2] <= LARGEST.get(key[1], key[2])):
@@ -66,13 +69,15 @@ def main(traces: str, folder: str = RESULTS) -> None:
     print(*save(draw(data), place, "hits"), write_text(place / "table.md", table(data)), sep="\n")
 
 
-def measure(policy: str, name: str, num_blocks: int, traces: str) -> dict[str, float]:
-    """Returns the share of prompt tokens that were found; served, also the mean time to first token in seconds."""
+def measure(policy: str, name: str, num_blocks: int, traces: str) -> dict[str, Any]:
+    """Returns the share of prompt tokens that were found; served, also the mean time to first token in seconds, and the profile's tables."""
     if policy == ALONE:
         return {"hit_share": alone(EVICTIONS[name](), num_blocks, traces)}
     keys = {**SERVED, "block_size": BLOCK, "kv_tokens": num_blocks * BLOCK, "prefix_cache": True, "eviction": name}
     summary = simulate(POLICIES[policy], "traces/mooncake", traces=traces, **keys).summary
-    return {"hit_share": summary["prefix_cache"]["hit_share"], "ttft_seconds": summary["ttft_seconds"]["mean"]}
+    tables = tables_of(load_profile(SERVED["hardware"]))
+    figures = {"hit_share": summary["prefix_cache"]["hit_share"], "ttft_seconds": summary["ttft_seconds"]["mean"]}
+    return figures | {"tables": tables}
 
 
 def alone(eviction: Eviction, num_blocks: int, traces: str) -> float:

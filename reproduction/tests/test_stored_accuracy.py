@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
 import pytest
 from places import ROOT
 
@@ -66,3 +67,8 @@ def test_the_page_of_the_prefix_cache_states_the_stored_errors() -> None:
     for name, values in errors.items():
         assert f"mean {name[:4]} by {-100 * max(values):.1f} to {-100 * min(values):.1f}%" in page
     assert f"within {100 * max(map(abs, hits)):.2f} points" in page
+
+
+def test_rows_that_the_prefix_caches_command_keeps_are_of_the_shipped_tables() -> None:
+    rows = pd.read_csv(RESULTS / "prefix_cache" / "hits.csv")
+    assert {*rows.loc[rows["policy"] != "one at a time", "tables"]} == {tables_of(load_profile("h100"))}
