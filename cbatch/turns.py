@@ -39,6 +39,7 @@ class Turns:
     """Takes turns with one policy on one executor. Knows nothing of loops.
 
     arrivals: the requests to serve; an engine's own. leaps: whether a turn may be a leap over many.
+    on_arrival: the policy's hook, which a recorder may wrap.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Turns:
         self._empty_plan = Plan()
         self.observer: Observer | None = None  # of a cluster
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
+        self.on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
         self._may_leap &= self._on_tokens is ignore  # nothing observes single tokens
 
     def cancel(self, request: Request) -> None:
@@ -251,7 +252,7 @@ class Turns:
             self.state.cache.expect([request])
         self.state.waiting.add(request)
         self._waiting.departures.arrived(request)
-        self._call(self._on_arrival, request)
+        self._call(self.on_arrival, request)
 
     def _idle(self, plan: Plan) -> None:
         """Falls asleep until an arrival, a departure or the plan's `wake_at`: nothing is in flight and the plan is empty."""

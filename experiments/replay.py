@@ -1,30 +1,33 @@
 """`python -m experiments.replay FOLDER [key=value ...]`: replay a run recorded with decisions=true, on any machine.
 
 Without keys, the run's policy plans again at every view, and must make the same plans. Keys of experiments.run describe another
-policy to plan at each view: policy=orca, or chunk=512, also from another --config-dir=FOLDER. Code that has changed since the
-recording is listed. As with `diff`, the exit status is 0 if all plans are the same, 1 if some differ.
+policy to plan at each view: policy=orca, or chunk=512, also from another --config-dir=FOLDER. replica=1 replays one of several
+replicas. Code that has changed since the recording is listed. As with `diff`, the exit status is 0 if all plans are the same, 1 if
+some differ.
 """
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from omegaconf import OmegaConf
 
 from cbatch.errors import ReplayError
+from cbatch.policy import copy_policy
 from cbatch.replay.decisions import Decided
 from cbatch.replay.replay import ReplayComparison, replay
+from cbatch.validation import parse, whole
 from experiments.keys import key_of
 from experiments.settings.command_line import run
 from experiments.settings.compose import compose_run
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.keywords import OF_FILES
 from experiments.settings.overrides import check_effects
-from experiments.settings.recipe import Recipe
 from experiments.settings.settings import PLANS_BY, Composed, Keys, Settings, read_settings
+from experiments.setup.pools import pools_of
 from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
 from experiments.store.sources import differences, sources_of
@@ -38,32 +41,53 @@ def main(arguments: Sequence[str]) -> int:
     return run(_replay, arguments, lambda: str(__doc__), composes=True)
 
 
-def _replay(run_folder: str, *overrides: str) -> int:
+def _replay(run_folder: str, *arguments: str) -> int:
     folder = Path(run_folder.removesuffix(f"/{DECISIONS}"))
-    file = read_decisions(folder / DECISIONS)
-    settings = _settings(folder)
-    policy = (_policy(file, overrides) if overrides else settings.policy)()
-    hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings.hardware)
-    cost = settings.backend.cost(hardware, settings.model, settings.batch)
-    comparisons: list[ReplayComparison] = []
-    try:
-        replay(file.recorded, file.requests, policy, cost, comparisons.append, settings.eviction)
-    except ReplayError as error:
-        raise ReplayError(f"{folder}, {error}") from error
-    different = [comparison for comparison in comparisons if not comparison.same]
-    name = type(policy).__name__
-    if different:
-        print(f"{folder}: {_count(different, len(comparisons), name)}\n\n{_difference(different[0], name)}")
-    else:
-        print(f"{folder}: {name} makes the same {len(comparisons)} plans")
-    if num_empty := sum(not comparison.recorded.decided.entries for comparison in comparisons):
-        print(f"\n{num_empty} of the {len(comparisons)} recorded plans are empty, and not among the run's iterations")
-    if file.cut:
+    files, settings = read_decisions(folder / DECISIONS), _settings(folder)
+    overrides = [argument for argument in arguments if key_of(argument) != "replica"]
+    planned, chosen = _replanned(settings, files[0].overrides, overrides), range(len(files))
+    for argument in {*arguments} - {*overrides}:
+        last = len(files) - 1
+        number = parse(Annotated[int, whole(0, last)], argument.partition("=")[2], "replica")
+        chosen = range(number, number + 1)
+    different = False
+    for replica in chosen:
+        where = f"{folder}, replica {replica}" if len(files) > 1 else str(folder)
+        different |= _replay_one(where, files[replica], _of_replicas(planned)[replica], folder / PROFILE)
+    if files[0].cut:
         print(f"\n{DECISIONS} is cut off, as when a run is killed: later plans are not compared")
     code = (read_summary(folder) or {"about": {}})["about"].get("code")
     if code and (changed := differences(code, sources_of(settings.composed.keys))):
         print(f"\nchanged since the recording: {changed}")
     return 1 if different else 0
+
+
+def _of_replicas(settings: Settings) -> list[Settings]:
+    """Returns the settings of each replica."""
+    return [of_pool for of_pool in pools_of(settings).values() for _ in range(of_pool.backend.replicas)]
+
+
+def _replay_one(where: str, file: DecisionsFile, settings: Settings, measured: Path) -> bool:
+    """Prints how the plans of a replica's policy differ from the recorded ones; returns whether they do."""
+    policy = settings.policy()
+    hardware = str(measured if measured.is_file() else settings.hardware)
+    cost = settings.backend.cost(hardware, settings.model, settings.batch)
+    comparisons: list[ReplayComparison] = []
+    try:
+        replay(
+            file.recorded, file.requests, policy, cost, comparisons.append, copy_policy(settings.eviction, "eviction")
+        )
+    except ReplayError as error:
+        raise ReplayError(f"{where}, {error}") from error
+    different = [comparison for comparison in comparisons if not comparison.same]
+    name = type(policy).__name__
+    if different:
+        print(f"{where}: {_count(different, len(comparisons), name)}\n\n{_difference(different[0], name)}")
+    else:
+        print(f"{where}: {name} makes the same {len(comparisons)} plans")
+    if num_empty := sum(not comparison.recorded.decided.entries for comparison in comparisons):
+        print(f"\n{num_empty} of the {len(comparisons)} recorded plans are empty, and not among the run's iterations")
+    return bool(different)
 
 
 def _count(different: Sequence[ReplayComparison], num_plans: int, name: str) -> str:
@@ -119,12 +143,17 @@ def _settings(folder: Path) -> Settings:
     return read_settings(Composed(keys | {name: defaults[name] for name in names}))
 
 
-def _policy(file: DecisionsFile, overrides: Sequence[str]) -> Recipe:
-    """Returns the policy that the run's command line, with these overrides, describes."""
+def _replanned(settings: Settings, recorded: Sequence[str], overrides: Sequence[str]) -> Settings:
+    """Returns a run's settings with the policy that the recorded command line, with these overrides, describes."""
+    if not overrides:
+        return settings
     check_effects(overrides, PLANS_BY, "replay")
     replaced = {key_of(override) for override in overrides}
-    before = [override for override in file.overrides if key_of(override) not in replaced]
-    return compose_run(*before, *overrides).policy
+    before = [override for override in recorded if key_of(override) not in replaced]
+    backend = settings.backend
+    if "policy" in replaced and backend.pools:  # whose arguments are those of the recorded policy
+        backend = replace(backend, pools={name: replace(pool, policy=None) for name, pool in backend.pools.items()})
+    return replace(settings, backend=backend, policy=compose_run(*before, *overrides).policy)
 
 
 if __name__ == "__main__":

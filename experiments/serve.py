@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cbatch import Engine, FinishReason, Request, RunRecord
-from cbatch.arrivals import Streamed
 from cbatch.cluster import RoundRobin
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
@@ -38,8 +37,6 @@ from experiments.trials.load import BoundsOf, bounds_of, resolve_load
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from experiments.store.decisions_file import DecisionsWriter
 
 Loop = Callable[[Run, Path | None], RunRecord]
 
@@ -214,17 +211,15 @@ def _run(run: Run, folder: Path | None, bar: bool, keep: Callable[[RunRecord], S
         return record.take() if run.settings.stream else record
 
 
-def decisions_of(run: Run, folder: Path | None) -> "AbstractContextManager[DecisionsWriter | None]":
-    """Writes the run's decisions inside the `with` if `decisions=true`; yields the writer, which takes later requests."""
+def decisions_of(run: Run, folder: Path | None) -> AbstractContextManager[None]:
+    """Writes the run's decisions inside the `with` if `decisions=true`."""
     if not folder or not run.settings.decisions:
         return nullcontext()
     from experiments.store.decisions_file import write_decisions  # loaded only where needed
 
     if run.settings.hardware == CPU and (measured := cpu_profile(run.settings.model)).is_file():
         copy(measured, folder / PROFILE)  # for a replay on another machine
-    arrivals = run.engine.arrivals
-    requests = arrivals.make() if isinstance(arrivals, Streamed) else arrivals.known
-    return write_decisions(folder / DECISIONS, run.engine.engines[0], requests, run.settings.composed.overrides)
+    return write_decisions(folder / DECISIONS, run.engine.engines, run.settings.composed.overrides)
 
 
 def _lacks(run: Run) -> list[str]:

@@ -159,15 +159,25 @@ def cached_tokens(plan: Plan) -> tuple[tuple[int, int], ...]:
 
 
 @contextmanager
-def record_decisions(engine: Engine, sink: Sink) -> Iterator[None]:
-    """Sends each plan and each step's end to `sink`, with a copy of every view. The engine must not have started."""
-    policy = engine.policy
-    engine.policy = recorded = RecordedPolicy(policy, engine, sink)
+def record_decisions(
+    engine: Engine, sink: Sink, arrived: Callable[[Request], object] = lambda request: None
+) -> Iterator[None]:
+    """Sends each plan and each step's end to `sink`, with a copy of every view. The engine must not have started.
+
+    arrived: called with each request that arrives, before a policy sees the request.
+    """
+    policy, hook = engine.policy, engine.on_arrival
+
+    def on_arrival(request: Request) -> None:
+        arrived(request)
+        hook(request)
+
+    engine.policy, engine.on_arrival = recorded = RecordedPolicy(policy, engine, sink), on_arrival
     try:
         yield
     finally:
-        engine.policy = policy
-        recorded.send_ends()
+        engine.policy, engine.on_arrival = policy, hook
+        recorded[0].send_ends()
 
 
 class RecordedPolicy:

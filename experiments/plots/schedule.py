@@ -59,18 +59,21 @@ _LABELS = {Doing.PREFILL: "prefill, with its tokens", Doing.PAUSED: "paused, wit
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count = 32) -> Figure:
+def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count = 32, replica: Index = 0) -> Figure:
     """Draws a cell for each request and iteration of a run with decisions=true. Numbers in cells count prompt tokens.
 
     Args:
-        first, iterations: the first iteration that is shown, and how many.
+        first, iterations: the first iteration that is shown, and how many. replica: whose iterations, if there are several.
 
     Raises:
-        ConfigError: no finished run, several, no such iteration, or too many requests.
+        ConfigError: no finished run, several, no such iteration or replica, or too many requests.
         ReplayError: the run has no decisions.
     """
     shown = load_runs(folder, look, 1)
-    file = read_decisions(Path(shown.iloc[0]["folder"]) / DECISIONS)
+    files = read_decisions(Path(shown.iloc[0]["folder"]) / DECISIONS)
+    if replica >= len(files):
+        raise ConfigError(f"{replica=}: no such replica; the run has {len(files)}, counted from 0")
+    file = files[replica]
     whole = schedule_of(file.recorded.events, file.requests)
     length, last = num_iterations(whole), min(first + iterations, num_iterations(whole))
     schedule = {id_: {at: row[at] for at in range(first, last) if at in row} for id_, row in whole.items()}
@@ -83,7 +86,8 @@ def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count =
     figure, [[panel]] = new_figure(1, 1, 1.3 + 0.17 * max(num, 4))
     handles = draw_schedule(panel, schedule, file.requests)
     panel.set_ylabel("request:\nprompt/\noutput tokens")
-    note = "" if last - first == length else f"iterations {first} to {last - 1} of {length}"
+    part = [] if last - first == length else [f"iterations {first} to {last - 1} of {length}"]
+    note = ", ".join([*[f"replica {replica}"] * (len(files) > 1), *part])
     add_title(figure, shown, str(shown.iloc[0]["label"]), handles, note, look=look)
     return figure
 

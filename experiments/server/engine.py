@@ -63,10 +63,10 @@ def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Se
 
 def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: Path | None) -> RunRecord:
     [engine] = run.engine.engines
-    with closing(run.server), decisions_of(run, folder) as writer:
+    with closing(run.server), decisions_of(run, folder):
         longest = min(settings.longest, run.kv.num_tokens + 1)  # the last token never enters the KV cache
         engine.check_fits(Request(0, longest - 1, 1))  # so does any other
-        clients = ClientArrivals(settings, run, writer.request if writer else lambda spec: None, inbox, send)
+        clients = ClientArrivals(settings, run, inbox, send)
         engine.attach(clients)
         engine.leaps = False  # clients see each token when it comes
         send(longest)
@@ -89,12 +89,9 @@ class ClientArrivals(Posted):
     lag: the most seconds by which the tokens of a simulated iteration came too late.
     """
 
-    def __init__(
-        self, settings: ServerSettings, run: Run, note: Callable[[RequestSpec], object], inbox: Inbox, send: Send
-    ) -> None:
-        """note: called with each request."""
+    def __init__(self, settings: ServerSettings, run: Run, inbox: Inbox, send: Send) -> None:
         super().__init__(inbox, settings.patience.seconds)
-        self._run, self._note, self._send, self.lag = run, note, send, 0.0
+        self._run, self._send, self.lag = run, send, 0.0
         [self._engine] = run.engine.engines
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
         self._origin = perf_counter() - self._engine.now() / self._scale
@@ -116,8 +113,8 @@ class ClientArrivals(Posted):
         match message:
             case RequestSpec():
                 arrival = max((message.arrival_time - self._origin) * self._scale, 0.0)
-                self._note(spec := dataclasses.replace(message, arrival_time=arrival))
-                self._live[spec.id] = new = Request.from_spec(spec)
+                new = Request.from_spec(dataclasses.replace(message, arrival_time=arrival))
+                self._live[new.id] = new
                 self.requests.append(new)
                 super().receive(new)
             case int():

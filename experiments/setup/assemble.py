@@ -97,8 +97,6 @@ def assemble(
     if settings.bounds and not backend.simulated:
         problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
         raise ConfigError(f"{problem}; give backend=sim")
-    if settings.decisions and backend.replicas > 1:
-        raise ConfigError("decisions=true records the decisions of one replica; set backend.replicas=1")
     backend.check_here()
     pools = pools_of(settings)
     vocabulary = backend.vocabulary(spec)
@@ -106,10 +104,6 @@ def assemble(
     facts = facts_of([largest]) if largest else arrivals.facts
     if not largest:
         _check_metrics(settings, facts)
-    if settings.decisions and arrivals.follow_ends:
-        raise ConfigError(
-            "decisions=true: requests that follow the ends of others are not recorded; give decisions=false"
-        )
     if settings.stream:
         obstacles = {
             f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,

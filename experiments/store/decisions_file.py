@@ -6,16 +6,20 @@
     {"step": ...}       a `cbatch.replay.decisions.StepEnd`, by its fields
     {"finish": ...}     the output tokens of a request that vLLM has served
 
+With several replicas each line also has the number of its `replica`.
 Together with the policy and the cost model in config.yaml, the file suffices to replay the run without workload files, weights or GPUs.
 """
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from cbatch import SLO, ConfigError, Engine, Request, RequestSpec, Sampling
@@ -26,7 +30,10 @@ from cbatch.validation import read
 
 
 class DecisionsFile(NamedTuple):
-    """The contents of a file. overrides: of the command line, such as `policy=orca`, and --config-dir. cut: the file is truncated."""
+    """The contents of a file, of one replica.
+
+    overrides: of the command line, such as `policy=orca`, and --config-dir. cut: the file is truncated.
+    """
 
     recorded: Recorded
     requests: list[Request]
@@ -42,9 +49,15 @@ class DecisionsWriter:
     """
 
     def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:
-        self._path, self._overrides = path, overrides
+        self._path, self._overrides, self._lock, self._place = path, overrides, Lock(), dict[str, int]()
         with _writing(path):
             self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=4)  # noqa: SIM115 - closed by `close`
+
+    def of_replica(self, replica: int) -> "DecisionsWriter":
+        """Returns a writer to the same file; replicas may write at the same time."""
+        writer = copy(self)
+        writer._place = {"replica": replica}
+        return writer
 
     def begin(self, recorded: Recorded) -> None:
         """Writes the facts about the run. recorded: its events are ignored."""
@@ -78,24 +91,35 @@ class DecisionsWriter:
             self._file.close()
 
     def _write(self, **line: Any) -> None:
-        with _writing(self._path):  # otherwise, inside a call of the policy, an error would name the policy
-            self._file.write(json.dumps(line) + "\n")
+        text = json.dumps({**line, **self._place}) + "\n"
+        with self._lock, _writing(self._path):  # otherwise, inside a call of the policy, an error would name the policy
+            self._file.write(text)
 
 
 @contextmanager
-def write_decisions(
-    path: Path, engine: Engine, requests: Iterable[Request], overrides: Sequence[str]
-) -> Iterator[DecisionsWriter]:
-    """Writes the decisions that an engine makes inside the `with` to a file, up to an error if one occurs.
+def write_decisions(path: Path, engines: Sequence[Engine], overrides: Sequence[str]) -> Iterator[None]:
+    """Writes the decisions that engines make inside the `with` to a file, up to an error if one occurs.
 
-    requests: requests known at the start; pass later requests to the yielded writer.
+    Requests that are known at the start are written first, the others as they arrive.
     """
-    with closing(DecisionsWriter(path, overrides)) as writer:
-        writer.begin(Recorded.of(engine))
-        for request in requests:
+    with closing(DecisionsWriter(path, overrides)) as whole, ExitStack() as recording:
+        for replica, engine in enumerate(engines):
+            writer = whole.of_replica(replica) if len(engines) > 1 else whole
+            recording.enter_context(_recorded(engine, writer))
+        yield
+
+
+def _recorded(engine: Engine, writer: DecisionsWriter) -> AbstractContextManager[None]:
+    known = {request.id for request in engine.arrivals.known}
+
+    def write(request: Request) -> None:
+        if request.id not in known:
             writer.request(spec_of(request))
-        with record_decisions(engine, writer.event):
-            yield writer
+
+    writer.begin(Recorded.of(engine))
+    for request in engine.arrivals.known:
+        writer.request(spec_of(request))
+    return record_decisions(engine, writer.event, write)
 
 
 @contextmanager
@@ -106,46 +130,62 @@ def _writing(path: Path) -> Iterator[None]:
         raise ResultsError(f"{path}: {error.strerror or error}; make room, or set decisions=false") from error
 
 
-def read_decisions(path: Path) -> DecisionsFile:
-    """Reads a file, up to where it is truncated. Raises ReplayError if it is missing or malformed."""
-    run: dict[str, Any] = {}
+class _Replica:
+    """What a file holds of one replica. run: the fields of the line "run"."""
+
+    def __init__(self) -> None:
+        self.run: dict[str, Any] = {}
+        self.requests, self.iterations, self.events = list[Request](), dict[int, int](), list[Decision | StepEnd]()
+
+    def add(self, kind: str, fields: dict[str, Any]) -> None:
+        """Adds a line."""
+        match kind:
+            case "run":
+                self.run = fields
+            case "request":
+                spec, iteration = read_spec(fields)
+                self.requests.append(Request.from_spec(spec))
+                self.iterations |= {spec.id: iteration} if iteration else {}
+            case "plan":
+                self.events.append(read(Decision, fields, "plan."))
+            case "step":
+                self.events.append(read(StepEnd, fields, "step."))
+
+    def file(self, cut: bool) -> DecisionsFile:
+        overrides = self.run.pop("overrides")
+        recorded = read(Recorded, {**self.run, "events": ()}, "run.")
+        return DecisionsFile(
+            recorded._replace(events=self.events, iterations=self.iterations), self.requests, overrides, cut
+        )
+
+
+def read_decisions(path: Path) -> list[DecisionsFile]:
+    """Reads a file, up to where it is truncated; returns its contents by replica. Raises ReplayError if it is missing or malformed."""
+    replicas: defaultdict[int, _Replica] = defaultdict(_Replica)
     cut = False
-    requests, iterations = list[Request](), dict[int, int]()
-    events: list[Decision | StepEnd] = []
-    for number, (kind, fields) in enumerate(_lines(path), 1):
+    for number, (kind, fields, replica) in enumerate(_lines(path), 1):
         try:
-            match kind:
-                case "run":
-                    run = fields
-                case "request":
-                    spec, iteration = read_spec(fields)
-                    requests.append(Request.from_spec(spec))
-                    iterations |= {spec.id: iteration} if iteration else {}
-                case "plan":
-                    events.append(read(Decision, fields, "plan."))
-                case "step":
-                    events.append(read(StepEnd, fields, "step."))
-                case "cut":
-                    cut = True
+            replicas[replica].add(kind, fields)
         except (ConfigError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ReplayError(f"{path}, line {number}: is damaged ({error}); record the run again") from error
+        cut |= kind == "cut"
     try:
-        overrides = run.pop("overrides")
-        recorded = read(Recorded, {**run, "events": ()}, "run.")._replace(events=events, iterations=iterations)
+        return [part.file(cut) for _, part in sorted((replicas or {0: _Replica()}).items())]
     except (ConfigError, TypeError, KeyError, AttributeError) as error:
         raise ReplayError(f"{path}: its first line does not describe a run ({error}); record the run again") from error
-    return DecisionsFile(recorded, requests, overrides, cut)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the kind and the fields of each line, and "cut" at the end if a killed writer has left the file truncated."""
+def _lines(path: Path) -> Iterator[tuple[str, Any, int]]:
+    """Yields kind, fields and replica of each line, and "cut" at the end if a killed writer has left the file truncated."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
-                ((kind, fields),) = json.loads(line).items()
-                yield kind, fields
+                content = dict(json.loads(line).items())
+                replica = content.pop("replica", 0)
+                ((kind, fields),) = content.items()
+                yield kind, fields, replica
     except EOFError:
-        yield "cut", None
+        yield "cut", None, 0
     except FileNotFoundError as error:
         raise ReplayError(f"{path}: no such file; record a run's decisions with decisions=true") from error
     except (OSError, ValueError, AttributeError, RecursionError, zlib.error) as error:

@@ -99,7 +99,7 @@ class Stretch(NamedTuple):
 
 def stretches(path: Path) -> Iterator[Stretch]:
     """Yields the recorded iterations while requests were running, timed from the end of those before."""
-    file = read_decisions(path)
+    [file] = read_decisions(path)
     lengths = {request.id: request.num_prompt_tokens for request in file.requests}
     decisions = [event for event in file.recorded.events if isinstance(event, Decision)]
     shapes = {decision.iteration: shape_of(decision, lengths) for decision in decisions}

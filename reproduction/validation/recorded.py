@@ -154,7 +154,7 @@ def recordings(path: Path) -> list[Path]:
 
 def recorded_runs(file: Path, model: str, capacity: float) -> Iterator[ServedRun]:
     """Yields the runs of a recording of which every request has its whole output."""
-    recording = read_decisions(file)
+    [recording] = read_decisions(file)
     lengths = {request.id: request.num_prompt_tokens for request in recording.requests}
     events = recording.recorded.events
     shapes = {event.iteration: shape_of(event, lengths) for event in events if isinstance(event, Decision)}

@@ -138,7 +138,7 @@ def test_a_workload_of_a_user_may_answer_back(tmp_path: Path, replicas: int) -> 
     assert figures["run"]["requests"] == figures["about"]["requests"] == 10 and figures["run"]["seconds"] > 9
 
 
-@pytest.mark.parametrize("key", ["stream=true", "bounds=true", "decisions=true", "+workload.load=0.5"])
+@pytest.mark.parametrize("key", ["stream=true", "bounds=true", "+workload.load=0.5"])
 def test_what_needs_all_requests_beforehand_is_refused(tmp_path: Path, key: str) -> None:
     (tmp_path / "answers.py").write_text(WORKLOAD)
     (tmp_path / "mine" / "workload").mkdir(parents=True)

@@ -160,7 +160,7 @@ def test_a_failed_run_says_why_and_can_be_run_again(tmp_path: Path) -> None:
     assert told["status"] == "failed"
     assert told["error"] == "policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:15)"
     assert 'raise ValueError("a mood")' in "".join(told["traceback"])
-    assert len(read_decisions(tmp_path / "out" / "decisions.jsonl.gz").recorded.events) > 10
+    assert len(read_decisions(tmp_path / "out" / "decisions.jsonl.gz")[0].recorded.events) > 10
 
     run(tmp_path, *arguments, "+policy.at=-1", status=0)
     assert "summary.json" in names(tmp_path / "out") and "unfinished.json" not in names(tmp_path / "out")

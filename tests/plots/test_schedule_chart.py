@@ -73,7 +73,7 @@ def with_decisions(folder: Path) -> Path:
     run_folder = write_run(folder)
     engine, requests = preempting()
     engine.submit(requests)
-    with write_decisions(run_folder / "decisions.jsonl.gz", engine, requests, []):
+    with write_decisions(run_folder / "decisions.jsonl.gz", [engine], []):
         engine.run()
     return run_folder
 

@@ -208,9 +208,9 @@ def test_a_run_of_real_tokens_is_replayed_without_a_model(eviction: type[Evictio
     with closing(make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)) as executor:
         engine = make(first, executor, prefix_cache=eviction and eviction())
         engine.attach(Listed(served, {id_: id_ % 12 + id_ // 12 for id_ in range(24)}))
-        with write_decisions(path := tmp_path / "file", engine, served, []):
+        with write_decisions(path := tmp_path / "file", [engine], []):
             engine.run()
-    file = read_decisions(path)
+    [file] = read_decisions(path)
     assert all(comparison.same for comparison in ask(again, file.recorded, file.requests, eviction and eviction()))
     assert again.heard == first.heard
     assert sum(request.finish_reason is FinishReason.STOP for request in served) > 6
@@ -234,9 +234,9 @@ def test_a_simulated_cache_names_blocks_by_the_prompts_of_the_file_too(tmp_path:
     """Clients of a server send prompts, also to a simulation; workloads name blocks otherwise."""
     engine, served = make(Orca(), simulated(), prefix_cache=LRU()), alike()
     engine.submit(served)
-    with write_decisions(path := tmp_path / "file", engine, served, []):
+    with write_decisions(path := tmp_path / "file", [engine], []):
         engine.run()
-    file = read_decisions(path)
+    [file] = read_decisions(path)
     assert all(comparison.same for comparison in ask(Orca(), file.recorded, file.requests, LRU()))
     assert sum(request.num_cached_tokens for request in served) > 0
 
@@ -286,7 +286,7 @@ def test_a_policy_that_fails_or_breaks_a_rule_is_heard_and_the_run_goes_on() -> 
 def write(path: Path, policy: Policy) -> None:
     engine, chosen = make(policy, simulated()), requests()
     engine.submit(chosen)
-    with write_decisions(path, engine, chosen, ["policy=orca", "chunk=8"]):
+    with write_decisions(path, [engine], ["policy=orca", "chunk=8"]):
         engine.run()
 
 
@@ -295,18 +295,19 @@ def test_an_attribute_that_json_cannot_hold_is_an_error_in_one_line(tmp_path: Pa
     for value in ({1, 2}, iter(())):
         refused = pytest.raises(ResultsError, match=r"request 7: extra cannot be written as JSON .*decisions=false$")
         chosen = [Request(7, 4, 2, extra={"own": value})]
-        with refused, write_decisions(tmp_path / "file", engine, chosen, []):
+        engine.attach(Listed(chosen))
+        with refused, write_decisions(tmp_path / "file", [engine], []):
             pass
 
 
 def test_a_file_holds_all_that_following_needs(tmp_path: Path) -> None:
     """Also as far as it goes, if it was cut off."""
     write(path := tmp_path / "file", Orca())
-    file, recorded = read_decisions(path), record(make(Orca(), simulated()), requests())
+    [file], recorded = read_decisions(path), record(make(Orca(), simulated()), requests())
     assert file.recorded == recorded and file.overrides == ["policy=orca", "chunk=8"] and not file.cut
     assert all(followed.same for followed in ask(Orca(), file.recorded, file.requests))
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
-    file = read_decisions(path)
+    [file] = read_decisions(path)
     heard = ask(Orca(), file.recorded, file.requests)
     assert file.cut
     assert 10 < len(heard) < num_plans(recorded) and all(followed.same for followed in heard)
@@ -319,7 +320,7 @@ def test_what_was_decided_before_a_failure_is_in_the_file(tmp_path: Path) -> Non
 
     with pytest.raises(PolicyError, match="ZeroDivisionError"):
         write(tmp_path / "file", Failing())
-    file = read_decisions(tmp_path / "file")
+    [file] = read_decisions(tmp_path / "file")
     heard = ask(Orca(), file.recorded, file.requests)
     assert heard[-1].recorded.iteration == 6 and all(followed.same for followed in heard)
 
@@ -357,7 +358,7 @@ def test_recorded_requests_are_served_again_with_their_true_lengths(tmp_path: Pa
     for id_, length in ((2, 30), (1, 0), (0, 11)):
         writer.finish(id_, length)
     writer.close()
-    file = read_decisions(tmp_path / DECISIONS)
+    [file] = read_decisions(tmp_path / DECISIONS)
     assert [spec_of(request) for request in file.requests] == specs, "all that was asked for"
     first, last = TraceReplay(path=str(tmp_path / DECISIONS)).requests(None)
     assert (first.client, first.slo, first.max_new_tokens, first.arrival_time) == ("a", specs[0].slo, 30, 0.0)

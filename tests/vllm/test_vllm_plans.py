@@ -201,7 +201,7 @@ def test_a_recording_in_a_folder_is_replayed_and_served_again(
     while rig.in_flight or rig.scheduler.has_requests():
         rig.step()
     rig.scheduler._planner.close()
-    recorded = read_decisions(folder / DECISIONS).requests
+    recorded = read_decisions(folder / DECISIONS)[0].requests
     assert [request.extra["waited"] for request in recorded] == pytest.approx([*range(6)], abs=0.5)
     assert replay_command([str(folder)]) == 0
     assert "SarathiServe makes the same" in capsys.readouterr().out

@@ -83,7 +83,7 @@ def test_every_field_of_a_request_comes_back(tmp_path_factory: Any, data: st.Dat
         arrivals = TraceReplay(path=str(path)).source(vocabulary)
         assert [spec_of(request) for request in arrivals.known] == asked
         assert arrivals.iterations == iterations
-    file = read_decisions(path)
+    [file] = read_decisions(path)
     assert ([*map(spec_of, file.requests)], file.recorded.iterations) == (asked, iterations)
 
 
