@@ -105,7 +105,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
 
 
 def tables_of(profile: Profile) -> str:
-    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, links, shapes and wider formats."""
+    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, peaks, links, shapes and wider formats."""
     models = {
         name: replace(
             model,
@@ -115,7 +115,8 @@ def tables_of(profile: Profile) -> str:
         for name, model in profile.models.items()
     }
     ceilings = replace(profile.ceilings, flops_per_second_by_dtype={})
-    text = profile_text(replace(profile, error="", compared={}, ceilings=ceilings, models=models, links=Links()))
+    timeless: dict[str, Any] = {"error": "", "compared": {}, "links": Links(), "price": None, "peak": None}
+    text = profile_text(replace(profile, **timeless, ceilings=ceilings, models=models))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
