@@ -1,9 +1,9 @@
 """Figures of sessions whose turns follow the ends of earlier ones: a session is a job, its turns are requests (docs/metrics.md).
 
-arrival of turn 0 |===served===|   pause   |=turn 1=|  pause |==turn 2==|
-                  |                                   |==sub-agent==|   |
-                  |<--------------------- job ------------------------->|
-                  |<---------->| busy      |<------>|        |<-------->|
+arrival of turn 0 |===served===|   pause   |=turn 1=| pause |==turn 2==|
+                  |            |        |==sub-agent==|     |          |
+                  |<-- busy -->|        |<-- busy --->|     |<- busy ->|
+                  |<---------------------- job ----------------------->|
 """
 
 from collections import deque
@@ -60,7 +60,8 @@ def session_figures(
         return figures
     for request in warming:
         sessions.get(request.session or "", []).insert(0, request)
-    lost, repeated = np.sum([_lost(turns, window, block_size) for turns in sessions.values()], axis=0).tolist()
+    counts = [_lost(turns, window, block_size) for turns in sessions.values()]
+    lost, repeated = np.array(counts, int).reshape(-1, 2).sum(axis=0).tolist()
     return {**figures, "cache_lost_share": lost / repeated if repeated else float("nan")}
 
 

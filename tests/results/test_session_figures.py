@@ -112,6 +112,12 @@ def test_sessions_count_by_their_last_end() -> None:
     assert "cache_lost_share" not in figures()
 
 
+def test_warming_requests_alone_are_no_session() -> None:
+    found = figures(num_warming=len(TURNS), num_evicted_blocks=0)
+    assert (found["completed"], found["abandoned"], found["ttft_seconds"]) == (0, 0, {})
+    assert np.isnan([found["cache_lost_share"], found["jain_index"], found["job_seconds"]["mean"]]).all()
+
+
 def test_an_open_loop_has_no_figures_of_sessions() -> None:
     record = RunRecord()
     record.requests = [end(Request(0, 1, 1, session="a", turn=0), None, 1.0, FinishReason.REJECTED)]
@@ -140,7 +146,8 @@ def test_turns_and_pauses_in_requests_csv(tmp_path: Path) -> None:
     record = make_record()
     with RunTables(tmp_path, (), stated_columns(cached=True, paused=True)) as tables:
         tables.write(record, collect_served(record))
-    rows = {row["id"]: row for row in csv.DictReader((tmp_path / "requests.csv").open())}
+    lines = (tmp_path / "requests.csv").read_text().splitlines()
+    rows = {row["id"]: row for row in csv.DictReader(lines)}
     assert [rows["10"][name] for name in ("session", "turn", "pause", "cached_tokens")] == ["main", "3", "9.0", "0"]
 
 
