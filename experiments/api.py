@@ -1,11 +1,13 @@
-"""Runs policies from Python: `simulate`, `serve` and `compare` give the results of the commands `run` and `compare`."""
+"""Runs policies from Python: the functions give the results of the commands `run`, `compare`, `capacity` and `plot`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, overload
 
 from cbatch import ConfigError, Policy
 from experiments.report.headings import check_figure
@@ -17,13 +19,58 @@ from experiments.workloads import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 Folder = str | PathLike[str]
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class _Printed:
+    """What `print` and a notebook show is `text`."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.text)}</pre>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Replications(_Printed):
+    """A run with several seeds; `print` shows the means with 95% intervals that the table of a sweep has.
+
+    results: of each seed. runs: a row for each run: settings by key, figures by name, `label`.
+    """
+
+    results: Sequence[Result]
+    runs: "pd.DataFrame"
+
+    def __repr__(self) -> str:
+        return f"<{len(self.results)} Replications of {self.runs['label'].iloc[0]}>"
+
+
+@overload
 def simulate(
-    policy: Policy | str, workload: Workload | str = "closed", *, output: Folder | None = None, **keys: Any
-) -> Result:
+    policy: Policy | str, workload: Workload | str = ..., *, output: Folder | None = ..., seeds: None = ..., **keys: Any
+) -> Result: ...
+
+
+@overload
+def simulate(
+    policy: Policy | str, workload: Workload | str = ..., *, output: Folder | None = ..., seeds: int, **keys: Any
+) -> Replications: ...
+
+
+def simulate(
+    policy: Policy | str,
+    workload: Workload | str = "closed",
+    *,
+    output: Folder | None = None,
+    seeds: int | None = None,
+    **keys: Any,
+) -> Result | Replications:
     """Serves a workload in simulation: times are predicted for the GPUs of a hardware profile.
 
         from policies.chunking import TileAligned
@@ -37,6 +84,7 @@ def simulate(
         policy: an object with a method `plan(view)`, or a name: `"orca"`, `"vllm_v1(order=lcf)"`.
         workload: an object, or the name of a file in conf/workload: `"open_loop"`, `"azure_conv"`.
         output: folder for the results, as `python -m experiments.run output=...` writes them; None: nothing is written.
+        seeds: serve once for each of so many seeds, from `seed=` (0) on; returns `Replications`, and writes OUTPUT/seed=N.
         keys: any key of conf/config.yaml (`batch`, `hardware`, `model`, `seed`, `metrics={"warmup_requests": 100}`), and of the
             workload, policy (by name), backend, runtime and model the last part of a key: `rate` for
             `workload.arrivals.rate`, `replicas` for `backend.replicas`. `requests` is `workload.num_requests`. Where two groups
@@ -50,7 +98,13 @@ def simulate(
     """
     if keys.get("backend", "sim") != "sim":
         raise ConfigError(f"backend={keys['backend']}: simulate predicts times; serve gives real tokens")
-    return _serve(policy, workload, output, {"backend": "sim"}, keys)
+    if seeds is None:
+        return _serve(policy, workload, output, {"backend": "sim"}, keys)
+    from experiments.store.runs import run_table  # loads pandas
+
+    results = [*_replicate(policy, workload, seeds, output, keys)]
+    runs = _frame(results)
+    return Replications(run_table(runs), results, runs)
 
 
 def serve(
@@ -64,25 +118,17 @@ def serve(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
+class Comparison(_Printed):
     """Policies, each compared with the first one over the same replications; `print` shows what the command prints.
 
     runs: a row for each run: settings by key, figures by name, `label`.
     table: a row for each other policy and figure: `ratio` and `difference` to the first, each with the ends of its 95% interval,
         in the units of `summary`; `apart`: whether the interval of the difference excludes 0; `p_holm`: the p value, corrected for
         the number of rows.
-    text: the tables that are printed.
     """
 
     runs: "pd.DataFrame"
     table: "pd.DataFrame"
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(self.text)}</pre>"
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.runs['label'].unique())}>"
@@ -114,27 +160,121 @@ def compare(
     from experiments import compare as command  # loads pandas
     from experiments.report.labels import with_replications
     from experiments.report.text import figures_text
-    from experiments.store.runs import frame_of
 
-    if isinstance(policies, str) or len(policies) < 2 or seeds < 1:
-        raise ConfigError(f"compare: give a list of at least two policies, and seeds={seeds} above 0")
-    metrics, first = [metric] if isinstance(metric, str) else metric, keys.get("seed", 0)
+    if isinstance(policies, str) or len(policies) < 2:
+        raise ConfigError("compare: give a list of at least two policies")
+    metrics = [metric] if isinstance(metric, str) else metric
     for key in metrics:
         check_figure(f"metric={key}")
-    results: list[tuple[Path, dict[str, Any]]] = []
-    for policy in policies:
-        for seed in range(first, first + seeds):
-            summary = _serve(policy, workload, None, {"backend": "sim"}, {**keys, "seed": seed}).summary
-            summary["about"]["number"] = len(results)
-            results.append((Path(f"run {len(results)}"), summary))
-    runs = frame_of(results)
+    runs = _frame(result for policy in policies for result in _replicate(policy, workload, seeds, None, keys))
     if (number := runs["label"].nunique()) < len(policies):
         problem = f"{len(policies)} policies have {number} labels ({', '.join(runs['label'].unique())})"
         raise ConfigError(f"compare: {problem}; keep their arguments as attributes, or write __repr__")
     rows = with_replications(runs.assign(figures=runs["summary"].map(figures_text), source=""))
     baseline = rows["label"].iloc[0]
     table = command.table_of(command.pairs_of(rows, metrics, baseline))
-    return Comparison(runs, table, command.report(rows, metrics, baseline))
+    return Comparison(command.report(rows, metrics, baseline), runs, table)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Capacity(_Printed):
+    """A capacity with the ends of its 95% interval, in requests per second or in sessions; `print` shows what the command prints.
+
+    summary: the content of capacity.json, with the attainment at each rate.
+    """
+
+    summary: Mapping[str, Any]
+    value: float
+    low: float
+    high: float
+
+    def __repr__(self) -> str:
+        return f"<Capacity {self.value:.4g} [{self.low:.4g}, {self.high:.4g}]>"
+
+
+def capacity(
+    policy: Policy | str, workload: Workload | str = "open_loop", *, output: Folder | None = None, **keys: Any
+) -> Capacity:
+    """Searches the highest rate at which objectives are met, as `python -m experiments.capacity` does, on all cores.
+
+        capacity("sarathi_serve", slo={"ttft": 1.0, "tbt": 0.1}, batch=64, accuracy=0.1).value
+
+    Args:
+        policy, workload: as for `simulate`. With an object whose class other processes cannot import, give `cores=1`.
+        output: folder for the search, which the same call goes on with after an interruption; None: nothing is kept.
+        keys: as for `simulate`, and those of conf/capacity.yaml: `slo` (a name or a mapping), `attainment`, `requests` (per
+            replication), `replications`, `accuracy`, `cores`.
+
+    Raises:
+        CbatchError: as `simulate`; no objective, or a capacity that cannot be found.
+    """
+    from experiments.capacity.command import SearchKeys, SearchSettings, measure
+    from experiments.capacity.report import capacity_of, capacity_text
+    from experiments.settings.settings import read_as
+
+    settings: Any = settings_of(policy, workload, keys, "capacity", partial(read_as, SearchSettings, SearchKeys))
+    with TemporaryDirectory() as kept:
+        summary = measure(settings, Path(kept if output is None else output), log=lambda line: None)
+    figures = summary["capacity"]
+    value, low, high = capacity_of(figures)[0], figures["low"], figures["high"]
+    return Capacity(capacity_text(summary), summary, value, low, high)
+
+
+def plot(name: str, folder: Folder, **keys: Any) -> "Figure":
+    """Draws a plot of a finished run or sweep, as `python -m experiments.plot` does; returns the matplotlib figure.
+
+        simulate("orca", "open_loop", rate=20, seeds=5, output="runs/orca")
+        plot("latency_cdf", "runs/orca", size=(3.5, 2.5), labels={"orca": "Orca"})
+
+    Args:
+        name: of the plot, or the import path of your function.
+        keys: those of the command; a sequence or a mapping where the command takes several values.
+
+    Raises:
+        CbatchError: no such plot, folder or key; the plot cannot be made of these runs.
+    """
+    from matplotlib import pyplot  # slow to import
+
+    from experiments.plot import make_plot
+
+    made, *_ = make_plot(name, fspath(folder), *(f"{key}={_option(key, value)}" for key, value in keys.items()))
+    if isinstance(made, tuple):
+        raise ConfigError(f"plot {name}: is a text; print the result of compare, or of simulate with seeds=")
+    pyplot.close(made)  # a notebook shows the returned figure alone
+    return made
+
+
+def _option(key: str, value: object) -> str:
+    """Returns a value as text for the command `plot`."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case Mapping():
+            return ";".join(f"{name}={text}" for name, text in value.items())
+        case Sequence() if not isinstance(value, str):
+            return (";" if key == "order" else ",").join(map(str, value))
+    return str(value)
+
+
+def _replicate(
+    policy: Policy | str, workload: Workload | str, seeds: int, output: Folder | None, keys: Mapping[str, Any]
+) -> Iterator[Result]:
+    """Serves a simulation once for each seed."""
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds}: give a whole number, at least 1")
+    for seed in range(first := keys.get("seed", 0), first + seeds):
+        folder = None if output is None else Path(output) / f"seed={seed}"
+        yield _serve(policy, workload, folder, {"backend": "sim"}, {**keys, "seed": seed})
+
+
+def _frame(results: Iterable[Result]) -> "pd.DataFrame":
+    from experiments.store.runs import frame_of  # loads pandas
+
+    rows = list[tuple[Path, dict[str, Any]]]()
+    for number, result in enumerate(results):
+        summary = result.summary
+        rows.append((Path(f"run {number}"), {**summary, "about": {**summary["about"], "number": number}}))
+    return frame_of(rows)
 
 
 def _serve(

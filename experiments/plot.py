@@ -87,6 +87,23 @@ def table(folder: Path, look: Look = PLAIN) -> tuple[str, str]:
 
 
 def _plot(name: str, where: str = "", *options: str) -> None:
+    with redirect_stderr(StringIO()) as said:  # an error is printed without other lines
+        made, look, path = make_plot(name, where, *options)
+        if isinstance(made, Figure):
+            written = save(made, path.parent, path.name, look.format)
+        else:
+            text, origin = made
+            written = [write_text(with_suffix(path, "md"), f"{text}\n\n{origin}\n")]
+            print(text, end="\n\n")
+    print(said.getvalue(), end="", file=sys.stderr)
+    print(*written, sep="\n")
+
+
+def make_plot(name: str, where: str = "", *options: str) -> tuple[Figure | tuple[str, str], Look, Path]:
+    """Returns a figure, or a table with its origin; the look that the options describe; and the path for the files, without an ending.
+
+    Raises ConfigError: no such plot, folder or option; the plot cannot be made of these runs.
+    """
     if Path(name).is_dir():
         raise ConfigError(f"plot {name}: is a folder; give the plot first: python -m experiments.plot NAME {name}")
     if "." not in name:
@@ -113,18 +130,10 @@ def _plot(name: str, where: str = "", *options: str) -> None:
     content = ",".join([name, *(option for option in options if option.partition("=")[0] in (*own, "runs"))])
     path = Path(look.output) if look.output else folder / PLOTS / folder_name(content)
     path = path / folder_name(f"{folder.resolve().name},{content}") if path.is_dir() else path
-    with redirect_stderr(StringIO()) as said:  # an error is printed without other lines
-        if name == "table":
-            text, origin = table(folder, look)
-            written = [write_text(with_suffix(path, "md"), f"{text}\n\n{origin}\n")]
-            print(text, end="\n\n")
-        else:
-            figure = call(command, update_wrapper(partial(make, **keys), maker))
-            if not isinstance(figure, Figure):
-                raise ConfigError(f"{command}: returned a {type(figure).__name__}; return a matplotlib figure")
-            written = save(figure, path.parent, path.name, look.format)
-    print(said.getvalue(), end="", file=sys.stderr)
-    print(*written, sep="\n")
+    made = call(command, update_wrapper(partial(make, **keys), maker))
+    if name != "table" and not isinstance(made, Figure):
+        raise ConfigError(f"{command}: returned a {type(made).__name__}; return a matplotlib figure")
+    return made, look, path
 
 
 if __name__ == "__main__":

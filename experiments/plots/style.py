@@ -1,5 +1,6 @@
 """Defines the style of all plots: page size, series that also differ in grey, headings, and notes on the origin of times."""
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from typing import Annotated, Any, Literal
 import matplotlib
 import pandas as pd
 
-matplotlib.use("Agg")
+if "MPLBACKEND" not in os.environ:  # set by notebooks, which show figures
+    matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from os import PathLike, fspath
@@ -18,7 +18,7 @@ from experiments.settings.construct import PASSED_ON, check_eviction, parameters
 from experiments.settings.error_lines import OPEN_LOOP, default_keys
 from experiments.settings.option_arguments import with_arguments
 from experiments.settings.recipe import Recipe
-from experiments.settings.settings import GROUPS, Settings, read_settings
+from experiments.settings.settings import GROUPS, Composed, Settings, read_settings
 from experiments.workloads import Workload
 
 _SECTIONS = ("workload", "policy", "backend", "eviction", "runtime", "model")
@@ -31,10 +31,17 @@ OF_FILES = ("decisions", "stream", "tables", "timeline")
 _OF_COMMANDS = ("experiment", "other_code", "output", "sweep")
 
 
-def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[str, Any]) -> Settings:
-    """Returns the settings of a run.
+def settings_of(
+    policy: Policy | str,
+    workload: Workload | str,
+    keys: Mapping[str, Any],
+    config: str = "config",
+    read: Callable[[Composed], Settings] = read_settings,
+) -> Settings:
+    """Returns the settings of a run, or of a command with root keys of its own.
 
     Args:
+        config, read: see `experiments.job.Command`.
         policy, workload: objects, or names as on the command line.
         keys: values by keyword. Keywords are keys of conf/config.yaml, or last parts of a group's keys; `eviction` and `router` may be objects.
 
@@ -47,7 +54,7 @@ def settings_of(policy: Policy | str, workload: Workload | str, keys: Mapping[st
     for key, value in objects.items():
         if isinstance(value, type) or not callable(getattr(value, _OBJECTS[key], None)):
             raise ConfigError(f"{key}={shorten(value)}: give a name, or an object with a method {_OBJECTS[key]}()")
-    settings = read_settings(compose(*_overrides(given, tuple(objects))))
+    settings = read(compose(*_overrides(given, tuple(objects), config), name=config))
     composed, sections = settings.composed, {key: section_of(value) for key, value in objects.items()}
     backend = {"backend": {**composed.keys["backend"], "router": sections["router"]}} if "router" in sections else {}
     groups = {key: name_of_class(type(objects[key])) for key in sections if key in GROUPS}
@@ -89,11 +96,11 @@ def section_of(value: object) -> Any:
     return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **arguments}
 
 
-def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[str]:
+def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...], config: str) -> Iterator[str]:
     """Yields the command line that the keywords describe. objects: groups that are given as objects."""
     groups = {key: f"{key}={value}" for key, value in keys.items() if key in GROUPS}
     yield from groups.values()
-    known = _known_keywords(tuple(groups.values()), objects)
+    known = _known_keywords(tuple(groups.values()), objects, config)
     spelled: dict[str, str] = {}
     for keyword, value in keys.items():
         if "policy" in objects and keyword in PASSED_ON and keyword != "seed":
@@ -101,7 +108,7 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[st
         if keyword not in known:
             names = [name for name in known if name.isidentifier() and name != "_target_"]
             hint = f"; settings of the {' and the '.join(objects)} are given to the object itself" * bool(objects)
-            if not objects and keyword in _known_keywords((f"workload={OPEN_LOOP}",), ()):
+            if not objects and keyword in _known_keywords((f"workload={OPEN_LOOP}",), (), config):
                 raise ConfigError(f"{keyword}: no such keyword; workload={OPEN_LOOP!r} has it")
             raise ConfigError(f"{keyword}: no such keyword{hint}; {nearest(keyword, names)}")
         if (other := spelled.setdefault(known[keyword], keyword)) != keyword:
@@ -111,9 +118,9 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...]) -> Iterator[st
 
 
 @lru_cache(64)
-def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...]) -> dict[str, str]:
+def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...], config: str) -> dict[str, str]:
     """Returns the command line's keys by keyword. groups: the chosen options."""
-    keys = default_keys("config", with_arguments(groups))
+    keys = default_keys(config, with_arguments(groups))
     known: dict[str, str] = {}
     for section in reversed([name for name in _SECTIONS if name not in objects]):
         inside = [f"{section}.{key}" for key in keys_within(keys[section])]

@@ -9,14 +9,14 @@ from typing import Any
 from cbatch import ConfigError, Policy
 from cbatch.described import arguments_of, describe
 from cbatch.policy import copy_policy
-from experiments.settings.construct import build_arguments, check_section, construct, locate
+from experiments.settings.construct import build_arguments, check_section, construct, locate, parameters_of
 
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
     """Makes a new policy for each run, since policies keep state. Prints itself like its policies: `sarathi(chunk=256)`.
 
-    A user's policy without a `__repr__` is printed as its class with its arguments.
+    A user's policy without a `__repr__` is printed as its class with the arguments that differ from their defaults.
 
     section: the class and its arguments. made: an object from Python, which is copied instead.
     """
@@ -64,8 +64,10 @@ class Recipe:
             with suppress(Exception):  # a failing `__repr__` counts as missing
                 self._unused.append(self._construct())  # for the next run
                 return repr(self._unused[-1])
+        defaults = {key: parameter.default for key, parameter in parameters_of(kind).items()}
         arguments = build_arguments("policy", self.section)
-        return describe(kind.__name__, {key: value for key, value in arguments.items() if key != "seed"})
+        others = {key: value for key, value in arguments.items() if key != "seed" and value != defaults.get(key)}
+        return describe(kind.__name__, others)
 
 
 def recipe_of(section: object, chunk: int | str, chosen: dict[str, str]) -> Recipe:

@@ -10,7 +10,7 @@ from commands import command
 
 from cbatch import CbatchError, Plan, Request, View
 from cbatch.cluster import LeastLoaded
-from experiments.api import compare, serve, simulate
+from experiments.api import capacity, compare, plot, serve, simulate
 from experiments.compare import pairs_of, read_replications, table_of
 from experiments.store.tables import read_requests, read_steps
 from experiments.workloads import GammaArrivals, OpenLoop
@@ -145,6 +145,36 @@ def test_a_mistake_is_a_line(policy: Any, keys: dict[str, Any], named: list[str]
     with pytest.raises(CbatchError) as error:
         simulate(policy, **{"workload": "open_loop", **keys})
     assert "\n" not in str(error.value) and all(part in str(error.value) for part in named), str(error.value)
+
+
+def test_seeds_are_replications_with_the_means_of_a_sweep(tmp_path: Path) -> None:
+    several = simulate(Tiring(), "open_loop", **LOADED, seed=3, seeds=2, output=tmp_path / "out")
+    alone = [simulate(Tiring(), "open_loop", **LOADED, seed=seed).summary["ttft_seconds"] for seed in (3, 4)]
+    assert [result.summary["ttft_seconds"] for result in several.results] == alone
+    assert several.runs["ttft_seconds.p50"].mean() == pytest.approx(sum(each["p50"] for each in alone) / 2)
+    assert "over 2 runs" in str(several) and "over 2 runs" in several._repr_html_()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["seed=3", "seed=4"]
+
+    figure = plot("latency_cdf", tmp_path / "out", size=(3.5, 2.9), labels={"Tiring": "Tired & slow"}, notes=False)
+    assert figure.get_size_inches().tolist() == [3.5, 2.9]
+    assert "Tired & slow" in [text.get_text() for text in figure.legends[0].get_texts()]
+    for name, keys, said in (("table", {}, "is a text"), ("latency_cdf", {"sise": 3}, "did you mean size?")):
+        with pytest.raises(CbatchError, match=said):
+            plot(name, tmp_path / "out", **keys)
+
+
+@pytest.mark.long
+def test_a_capacity_is_that_of_the_command(tmp_path: Path) -> None:
+    few = {"batch": 8, "requests": 400, "replications": 4, "accuracy": 0.5}
+    words = ["batch=8", "requests=400", "replications=4", "accuracy=0.5", "slo.ttft=1", "slo.tbt=0.2"]
+    ended = command("capacity", "policy=orca", "workload=open_loop", *words, "output=out", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    figures = json.loads((tmp_path / "out" / "capacity.json").read_text())["capacity"]
+    found = capacity("orca", slo={"ttft": 1.0, "tbt": 0.2}, **few)  # type: ignore[arg-type]
+    assert (found.value, found.low, found.high) == tuple(figures[key] for key in ("requests_per_second", "low", "high"))
+    assert "requests/s" in str(found) and str(found).splitlines()[0] in ended.stdout
+    with pytest.raises(CbatchError, match="no objective is set"):
+        capacity("orca", **few)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policies", ["orca", ["orca"]], ids=["a name", "one"])

@@ -107,6 +107,20 @@ def test_a_policy_is_constructed_once_per_run(words: list[str], tmp_path: Path) 
     assert summary(file.parent)["about"]["policy"] == "printed"
 
 
+def test_the_label_of_an_own_policy_has_what_differs_from_defaults(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from policies.orca import Orca\n\n\nclass Two(Orca):\n"
+        "    def __init__(self, budget: int = 256, short: bool = False) -> None:\n        self.budget = 1\n"
+    )
+    for words, label in (
+        ("", "Two"),
+        ("(budget=256)", "Two"),
+        ("(budget=128,short=true)", "Two(budget=128, short=true)"),
+    ):
+        done = command("run", f"policy=mine.Two{words}", "backend=sim", *QUICK, cwd=tmp_path)
+        assert f"\n{label} on closed" in done.stdout, done
+
+
 def test_replicas_have_copies_of_the_one_policy(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PRINTED.replace("self.lock", "lock"))
     done = command("run", "policy=mine.Printed", "backend=sim", "backend.replicas=3", *QUICK, cwd=tmp_path)
