@@ -58,6 +58,10 @@ class Engine(Turns):
         assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
         return self.record
 
+    def take(self) -> RunRecord:
+        """See `RunRecord.take`."""
+        return self.record.take()
+
     def step(self) -> None:
         """Takes one turn, without a leap."""
         leaps, self.leaps = self.leaps, False

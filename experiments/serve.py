@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cbatch import Engine, FinishReason, Request, RunRecord
-from cbatch.cluster import RoundRobin
+from cbatch.cluster import Cluster, RoundRobin
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
@@ -162,12 +162,14 @@ def _result_of(
         **vars(run.settings.metrics),
         "num_warming": run.facts.num_warming,
         "block_size": run.kv.block_size,
-        **_limits_of(run, record),
+        **_limits_of(run),
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
         "num_replicas": len(caches),
         "dollars_per_hour": run.dollars_per_hour,
-        "machines": None if "unknown" in (stated := about["utilisation"]) else machines_of(stated, record.replicas),
+        "machines": None
+        if "unknown" in (stated := about["utilisation"])
+        else machines_of(stated, gathered.steps["replica"]),
     }
     measured = {
         "load": run.load,
@@ -186,13 +188,15 @@ def _result_of(
     return Result(record, gathered, {**about, **origin, **measured}, measures, lower, tables)
 
 
-def _limits_of(run: Run, record: RunRecord) -> dict[str, Any]:
+def _limits_of(run: Run) -> dict[str, Any]:
     """Returns the size of the KV cache and the limit of a batch; of unlike replicas, those of each iteration."""
     if len(run.setups) == 1:
         return {"num_blocks": run.kv.num_blocks, "max_batch": run.limits.max_batch}
-    engines = [run.engine.engines[replica] for replica in record.replicas]
-    blocks, batches = ([engine.state.pool.num_blocks for engine in engines], [e.limits.max_batch for e in engines])
-    return {"num_blocks": np.array(blocks), "max_batch": np.array(batches)}
+    replica, sizes = (
+        run.gathered.steps["replica"],
+        [(e.state.pool.num_blocks, e.limits.max_batch) for e in run.engine.engines],
+    )
+    return dict(zip(("num_blocks", "max_batch"), np.array(sizes)[replica].T, strict=True))
 
 
 def _run(run: Run, folder: Path | None, bar: bool, keep: Callable[[RunRecord], Served]) -> RunRecord:
@@ -201,14 +205,14 @@ def _run(run: Run, folder: Path | None, bar: bool, keep: Callable[[RunRecord], S
     with closing(run.server), decisions_of(run, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
 
-        def show_and_drain(engine: Engine) -> None:
+        def show_and_drain(engine: Engine | Cluster) -> None:
             on_step(engine)
-            if len(engine.record.steps) > AT_ONCE:
-                keep(engine.record.take())
+            if sum(len(each.record.steps) for each in engine.engines) > AT_ONCE:
+                keep(engine.take())
 
         record = run.engine.run(show_and_drain if run.settings.stream else on_step)
         gc.freeze()  # nor the record while it is written
-        return record.take() if run.settings.stream else record
+        return run.engine.take() if run.settings.stream else record
 
 
 def decisions_of(run: Run, folder: Path | None) -> AbstractContextManager[None]:

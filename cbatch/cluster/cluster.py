@@ -6,13 +6,13 @@ what replicas have reported by then (`views`). Where time is real, replicas serv
 
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from itertools import chain
 from math import inf
 from operator import index
 from typing import Any, SupportsIndex
 
 from cbatch.arrivals import Arrivals, Listed, check_all
 from cbatch.calls import call
+from cbatch.cluster.merging import Merger
 from cbatch.cluster.routers import Router
 from cbatch.cluster.views import ClusterView, ReplicaView, Reporter
 from cbatch.engine import Engine
@@ -41,6 +41,7 @@ class Cluster:
         self.arrivals.server_seconds = engines[0].arrivals.server_seconds
         self.record = RunRecord()
         self.replica_of: dict[int, int] = {}  # by the request's id
+        self._merger = Merger(self.replica_of, self.pools)
         self._views = [_view_of(engine, pool) for engine, pool in zip(self.engines, self.pools, strict=True)]
         for engine, view in zip(self.engines, self._views, strict=True):
             engine.observer = Reporter(engine, view.post)
@@ -87,20 +88,14 @@ class Cluster:
         return self.record
 
     def merge(self) -> RunRecord:
-        """Returns one record of all replicas, with steps renumbered in the order in which tokens were received.
+        """Returns one record of all replicas."""
+        return Merger(self.replica_of, self.pools).merge(engine.record for engine in self.engines)
 
-        Times of copies and stages are left out: they are a replica's own.
-        """
-        whole, records = RunRecord(), [engine.record for engine in self.engines]
-        pairs = (zip(record.steps, record.receivers, strict=True) for record in records)
-        steps = ((*pair, replica) for replica, of_record in enumerate(pairs) for pair in of_record)
-        for iteration, (step, receivers, replica) in enumerate(sorted(steps, key=lambda step: step[0].received_at)):
-            whole.add_step(step._replace(iteration=iteration), receivers)
-            whole.replicas.append(replica)
-        whole.replica_of, whole.pools = self.replica_of, self.pools if any(self.pools) else ()
-        requests = chain.from_iterable(record.requests for record in records)
-        whole.requests = sorted(requests, key=lambda request: (request.finished_at, request.id))
-        return whole
+    def take(self) -> RunRecord:
+        """As `RunRecord.take`, what has ended before the next turn or arrival."""
+        goes_on = self.num_unfinished or self.num_in_flight
+        before = min(self.next_at(), self.arrivals.next()) if goes_on else inf
+        return self._merger.merge([engine.record.take() for engine in self.engines], before)
 
     # -- the host of `drive` ------------------------------------------------------------------------------------------
 

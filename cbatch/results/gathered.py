@@ -56,6 +56,7 @@ class Gathered:
         _add(self._served, {name: values for name, values in vars(served).items() if name != "tokens"})
         columns = metrics.step_columns(piece.steps)
         _add(self._steps, {name: columns[name] for name in metrics.SUMMARIZED})
+        _add(self._steps, {"replica": np.array(piece.replicas, np.int64)})
         self.ended += map(Ended._make, map(_row_of, piece.requests))
         self.replica_of, self.pools = piece.replica_of, piece.pools
         return served

@@ -74,7 +74,7 @@ class Machines:
     replica_of: NDArray[np.int64] | None = None
 
 
-def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] = ()) -> Machines:
+def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | NDArray[np.int64] = ()) -> Machines:
     """Returns the machines of a run. stated: `work` and `peaks`, as `about` has them. replicas: see `RunRecord`."""
     flops, moved = np.array(stated["peaks"], float).T
     return Machines(Work(**stated["work"]), flops, moved, np.array(replicas, np.int64) if len(replicas) else None)

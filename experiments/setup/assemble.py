@@ -107,7 +107,6 @@ def assemble(
     if settings.stream:
         obstacles = {
             f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
-            "the records of several replicas are merged at the end": backend.replicas > 1,
             "requests arrive by iteration": bool(arrivals.iterations),
             "requests follow the ends of others": arrivals.follow_ends,
             "bounds=true needs all requests before the run": settings.bounds,

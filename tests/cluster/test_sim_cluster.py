@@ -171,7 +171,7 @@ def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
         with pytest.raises(WorkloadError, match=says):
             Cluster(replicas(2), RoundRobin()).attach(arrivals)
     for router, says in (
-        ("random", "router=random is unknown; choose round_robin, least_loaded, lmetric, or one of yours"),
+        ("random", "router=random: no such router; known: least_loaded, lmetric, round_robin"),
         (Orca(), r"router: Orca has no method choose\(request, view\)"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -1,0 +1,47 @@
+"""Merges the records of replicas to one, at once or in pieces."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from cbatch.record import RunRecord, StepRecord
+from cbatch.request import Ints, Request
+
+
+class Merger:
+    """Renumbers steps in the order in which tokens were received, and orders requests by their ends.
+
+    Times of copies and stages are left out: they are a replica's own.
+    """
+
+    def __init__(self, replica_of: dict[int, int], pools: Sequence[str]) -> None:
+        """See `RunRecord`."""
+        self._places, self._num_steps = (replica_of, pools if any(pools) else ()), 0
+        self._steps: list[tuple[StepRecord, Ints, int]] = []
+        self._requests: list[Request] = []
+
+    def merge(self, records: Iterable[RunRecord], before: float = inf) -> RunRecord:
+        """Returns what has ended before a time, of these records and of earlier ones. Keeps the rest for the next call.
+
+        records: of each replica, what has been added since the last call.
+        """
+        steps, requests, whole = self._steps, self._requests, RunRecord()
+        for replica, record in enumerate(records):
+            steps += ((*step, replica) for step in zip(record.steps, record.receivers, strict=True))
+            requests += record.requests
+        steps.sort(key=lambda step: (step[0].received_at, step[2]))
+        requests.sort(key=lambda request: (_ended_at(request), request.id))
+        num_steps = bisect_left(steps, before, key=lambda step: step[0].received_at)
+        for number, (step, receivers, replica) in enumerate(steps[:num_steps], self._num_steps):
+            whole.add_step(step._replace(iteration=number), receivers)
+            whole.replicas.append(replica)
+        num_requests = bisect_left(requests, before, key=_ended_at)
+        whole.requests, self._num_steps = requests[:num_requests], self._num_steps + num_steps
+        del steps[:num_steps], requests[:num_requests]
+        whole.replica_of, whole.pools = self._places
+        return whole
+
+
+def _ended_at(request: Request) -> float:
+    assert request.finished_at is not None
+    return request.finished_at
