@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from cbatch import ConfigError
 from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.keys import key_of
+from experiments.settings.batch import is_auto
 from experiments.settings.settings import Composed, Keys, Settings, Text, Tokens, read_settings
 from experiments.workloads.base import SamplingKeys
 
@@ -59,6 +60,8 @@ def read_server_settings(composed: Composed) -> ServerSettings:
     """
     if (workload := composed.choices["workload"]) != "None":
         raise ConfigError(f"workload={workload}: clients send a server's requests; leave it out")
+    if is_auto(composed.keys):
+        raise ConfigError("batch=auto: the requests of a server are not known; give batch=N")
     names = {field.name for field in fields(ServerKeys)}
     server = read(ServerKeys, {key: value for key, value in composed.keys.items() if key in names})
     of_run = replace(

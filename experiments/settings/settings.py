@@ -22,6 +22,7 @@ from cbatch.validation import Give, Switch, check_known, not_negative, positive,
 from experiments.progress import Setting
 from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Cuda, Runtime
+from experiments.settings.batch import batch_of, is_auto, with_batch
 from experiments.settings.construct import check_eviction, check_evicts, construct
 from experiments.settings.hardware import profile_of_gpu
 from experiments.settings.identity import columns_of
@@ -188,6 +189,10 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     Raises ConfigError: an unknown or missing key, a value out of range, an object that cannot be built; CbatchError:
     raised by an object of a group.
     """
+    if is_auto(composed.keys):
+        batch, why = batch_of(read_as(kind, keys, with_batch(composed, 1)))
+        settings = read_as(kind, keys, with_batch(composed, batch))
+        return replace(settings, chosen={**settings.chosen, "batch": why})
     config, names = composed.keys, [key.name for key in fields(keys)]
     check_known(config, (*names, *GROUPS))
     for key in _SECTIONS:

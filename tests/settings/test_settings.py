@@ -18,6 +18,7 @@ from experiments.settings import groups
 from experiments.settings.compose import compose, compose_run, compose_sweep
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.hardware import cost_model
+from experiments.settings.keywords import settings_of
 from experiments.settings.overrides import log_unused
 from experiments.settings.presets import load_spec
 from experiments.settings.settings import read_settings
@@ -209,3 +210,35 @@ def test_runs_of_one_machine_share_times_but_no_counts(tmp_path: Path) -> None:
     file.write_text(json.dumps({**profile, "memory_bytes": 1e9}))
     os.utime(file, (0, 0))
     assert cost_model(str(file), spec).profile.memory_bytes == 1e9
+
+
+@pytest.mark.parametrize(("length", "observed", "formula"), [(1024, 18, 30), (2048, 10, 15), (3072, 6, 10)])
+def test_batch_auto_is_formula_1_of_sarathi(length: int, observed: int, formula: int) -> None:
+    """A 13B model on 48 GiB: about 30 where SARATHI observed 18 (section 5.1); with 10% of 48 GB left for activations close to what it observed."""
+    per_token = 2 * 2 * 40 * 5120
+    weights = 2 * (40 * 12 * 5120**2 + 2 * 32000 * 5120)
+    size = (48 * 2**30 - weights) // per_token
+    assert size // length == formula
+    of_paper = {
+        "model": "nanogpt-13b",
+        "hardware": "a6000-llama-13b",
+        "length": length,
+        "batch": "auto",
+        "requests": 20,
+    }
+    for kv_tokens, batch in ((size, formula), (None, round((0.9 * 48e9 - weights) / per_token // length))):
+        keys = of_paper if kv_tokens is None else {**of_paper, "kv_tokens": kv_tokens}
+        settings = settings_of("orca", "closed", {"backend": "sim", **keys})
+        assert settings.batch == settings.workload.batch == batch
+        assert settings.chosen["batch"].startswith(f"{batch} (formula 1")
+    assert abs(batch - observed) <= 2
+
+
+def test_batch_auto_is_refused_where_the_cache_is_not_known() -> None:
+    for keys, says in (
+        ({"backend": "cpu", "model": "tiny"}, "on a CPU"),
+        ({"backend": "sim", "pools": {"a": {}}}, "give each pool a batch"),
+        ({"backend": "sim", "kv_tokens": 512}, "the KV cache 512; give batch=N"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            settings_of("orca", "closed", {"batch": "auto", **keys})

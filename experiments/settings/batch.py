@@ -1,0 +1,58 @@
+"""`batch=auto`: the largest batch whose KV cache fits at the longest request, SARATHI's formula 1 (arXiv 2308.16369).
+
+    B = floor((M_G - M_S) / (L x m_kv))      M_G, M_S: bytes of the GPU and of the model, m_kv: bytes of a token's keys and values
+
+The numerator over m_kv is the size of the KV cache, `kv_tokens`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cbatch import ConfigError
+from cbatch.facts import facts_of
+from cbatch.kv import blocks_for
+from experiments.settings.hardware import CPU
+from experiments.workloads import Workload
+
+if TYPE_CHECKING:
+    from experiments.settings.settings import Composed, Settings
+
+KEY = "batch"
+
+
+def is_auto(keys: Mapping[str, Any]) -> bool:
+    """Returns whether these keys, of the root or of a section, have `batch=auto`."""
+    return keys.get(KEY) == "auto"
+
+
+def with_batch(composed: "Composed", batch: int) -> "Composed":
+    """Returns the composition with a number in place of `auto`, in the workload, too, if it takes the run's batch."""
+    keys, workload = composed.keys, composed.keys["workload"]
+    if isinstance(workload, Mapping) and is_auto(workload):
+        workload = {**workload, KEY: batch}
+    return replace(composed, keys={**keys, KEY: batch, "workload": workload})
+
+
+def batch_of(settings: "Settings") -> tuple[int, str]:
+    """Returns the batch by formula 1, and the reason. settings: with any batch.
+
+    Raises ConfigError: the cache is not known before the batch, or holds no request.
+    """
+    backend, kv_tokens = settings.backend, settings.kv_tokens
+    if backend.pools:
+        raise ConfigError("batch=auto: beside backend.pools; give each pool a batch")
+    if kv_tokens is None and backend.name == CPU:
+        raise ConfigError("batch=auto: on a CPU the KV cache follows the batch; give batch=N or kv_tokens=N")
+    cost = backend.cost(settings.hardware, settings.model, 1)
+    kv_tokens = kv_tokens or cost.profile.kv_tokens(settings.model, cost.topology)
+    block_size = settings.block_size or backend.block_size
+    workload, vocabulary = settings.workload, backend.vocabulary(settings.model)
+    known = isinstance(workload, Workload)  # a user's class has `requests` alone
+    facts = workload.source(vocabulary).facts if known else facts_of(workload.requests(vocabulary))
+    longest = min(facts.longest.max_tokens, settings.model.max_positions)
+    if not (batch := kv_tokens // block_size // blocks_for(longest, block_size)):
+        raise ConfigError(
+            f"batch=auto: the longest request has {longest} tokens, the KV cache {kv_tokens}; give batch=N"
+        )
+    return batch, f"{batch} (formula 1 of SARATHI: {kv_tokens} tokens of KV cache, {longest} of the longest request)"
