@@ -26,7 +26,7 @@ StepColumns = Mapping[str, NDArray[Any]]
 SUMMARIZED = (
     *("planned_at", "launched_at", "received_at", "done_at", "started", "ended", "num_requests"),
     *("num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used"),
-    *("num_sampled", "num_scores", "num_kv_reads"),
+    *("num_sampled", "num_scores", "num_kv_reads", "num_running", "num_waiting"),
 )
 """Fields of `StepRecord` that a summary reads."""
 

@@ -71,6 +71,7 @@ def summarize(
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
             "offered_requests_per_second": offered_rate(ended),
             "overshoot_tokens": overshoot_tokens,
+            **({"tail_share": _tail_share(steps, window)} if num_replicas == 1 else {}),
         },
         "throughput": throughput,
         "ttft_seconds": statistics(requests.ttft[counts]),
@@ -161,6 +162,14 @@ def _run(
         "recomputed_tokens": recomputed,
         "recomputed_share": recomputed / computed if computed else float("nan"),
     }
+
+
+def _tail_share(steps: StepColumns, window: Window) -> float:
+    """Returns the share of the window after the last iteration in which as many requests ran or waited as ever ran together."""
+    running = steps["num_running"]
+    full = steps["ended"][running + steps["num_waiting"] >= running.max(initial=0)]
+    start = max(float(full[-1]) if len(full) else window.start, window.start)
+    return max(window.end - start, 0.0) / window.seconds if window.seconds else math.nan
 
 
 def offered_rate(submitted: Collection[Entry]) -> float:

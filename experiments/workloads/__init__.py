@@ -13,6 +13,7 @@ from experiments.workloads.lengths import FixedLengths, Lengths, MixedLengths, T
 from experiments.workloads.open_loop import AllAtOnce, ArrivalProcess, GammaArrivals, OpenLoop, PrefixGroups
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
+from experiments.workloads.rollout import Rollout
 from experiments.workloads.servegen import ServeGen
 from experiments.workloads.sessions import ClosedLoop, Session, Turn
 from experiments.workloads.trace import Trace
@@ -20,4 +21,4 @@ from experiments.workloads.trace import Trace
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
 __all__ += ["FixedLengths", "Lengths", "MixedLengths", "TraceLengths", "UniformLengths", "ZipfLengths"]
 __all__ += ["Agents", "ClosedLoop", "Session", "Turn"]
-__all__ += ["AllAtOnce", "ArrivalProcess", "Chat", "GammaArrivals", "PrefixGroups", "Trace"]
+__all__ += ["AllAtOnce", "ArrivalProcess", "Chat", "GammaArrivals", "PrefixGroups", "Rollout", "Trace"]

@@ -46,6 +46,7 @@ FIGURES: dict[str, dict[str, float]] = {  # measured from the first arrival, at 
         "recomputed_share": 4 / (5 + 5 + 3 + 7 + 1 + 1),  # of prompt and decode tokens, padding left out
         "offered_requests_per_second": 3 / (5.5 - 0.25),  # also the one that is rejected, at 2 s
         "overshoot_tokens": 6,
+        "tail_share": (12 - 5) / 11.75,  # two ran together in iteration 1, and two ran or waited until its end
     },
     "throughput": {
         "total_tokens_per_second": (5 + 7 + 3 + 3 + 2 + 1) / 11.75,
