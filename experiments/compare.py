@@ -16,7 +16,7 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
   runs=TEXT          only runs whose folder names or command lines contain this; values after = are compared whole
 
 Runs that differ only in the seed are replications and share a label. Labels are compared with the baseline that has the same
-settings apart from the policy's: in a sweep of request rates, at each rate. If the workloads differ in nothing but the seed, both
+settings apart from the policy's: in a sweep of rates and batches, in a table for each rate and batch. If the workloads differ in nothing but the seed, both
 served the same requests: replications are then paired by seed, which removes most of the noise. The interval of the
 difference decides what is significant. Among many differences some are significant by chance: a line says how many remain if p values
 are corrected for their number by Holm's method. The interval of the ratio is that of its logarithm, and may disagree with few seeds.
@@ -136,6 +136,17 @@ class Pair(NamedTuple):
     replicated: bool
     results: Mapping[str, Compared]
 
+    @property
+    def shared(self) -> str:
+        """The settings at the end of both labels."""
+        parts = self.label.split(", ")
+        ends = (", ".join(parts[place:]) for place in range(1, len(parts)))
+        return next((end for end in ends if self.over.endswith(f", {end}") and end.count("(") == end.count(")")), "")
+
+    def short(self, label: str) -> str:
+        """Returns a label without the shared settings."""
+        return label.removesuffix(f", {self.shared}")
+
 
 def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", *, notes: bool = True) -> str:
     """Returns the comparisons as tables of text, with the notes on the runs if `notes`. Otherwise as `pairs_of`."""
@@ -149,7 +160,7 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     tails = any("p99" in key for pair in pairs for key in pair.results)
     if notes and tails and "run.counted_requests" in rows:
         below.insert(0, tail_text(rows.groupby("label")["run.counted_requests"].agg(list)))
-    blocks = [*map(_text, pairs), *("\n".join(filter(None, lines)) for lines in (alone, below))]
+    blocks = [*_blocks(pairs), *("\n".join(filter(None, lines)) for lines in (alone, below))]
     return "\n\n".join(filter(None, blocks))
 
 
@@ -162,7 +173,8 @@ def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:
         difference = dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True))
         facts = {"p": result.p, "p_holm": p_holm, "apart": result.significant, "paired": result.paired}
         facts |= {"replications": result.number}
-        rows.append({"label": pair.label, "over": pair.over, "figure": key, **ratio, **difference, **facts})
+        names = {"label": pair.label, "over": pair.over, "settings": pair.shared, "figure": key}
+        rows.append({**names, **ratio, **difference, **facts})
     return pd.DataFrame(rows)
 
 
@@ -233,21 +245,43 @@ def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pai
     return Pair(label, over, same, not first["figures"].nunique() == second["figures"].nunique() == 1, results)
 
 
-def _text(pair: Pair) -> str:
-    """Returns the table of a comparison, below a title."""
-    headed = [(headings.heading_of(key), result) for key, result in pair.results.items()]
+def _blocks(pairs: Sequence[Pair]) -> list[str]:
+    """Returns a table for each pair; in a sweep of further settings, one for each of their values and baseline."""
+    groups: dict[tuple[str, ...], list[Pair]] = {}
+    several = len({pair.shared for pair in pairs}) > 1
+    for place, pair in enumerate(pairs):
+        key = (pair.shared, pair.short(pair.over), _how(pair)) if several else (str(place),)
+        groups.setdefault(key, []).append(pair)
+    return [_text(group, several) for group in groups.values()]
+
+
+def _how(pair: Pair) -> str:
     some = next(iter(pair.results.values()))
-    if pair.replicated:
-        number, text = f"{some.number} replications", intervals_text
-        how = "paired, on the same requests" if some.paired else "NOT paired: they served different requests"
-        below = _WHICH_DECIDES if any(map(disagree, pair.results.values())) else ""
-    else:
-        number, how, text = "1 replication", f"on {'the same' if pair.same else 'different'} requests", values_text
-        below = ONE_REPLICATION
-    rows = [[heading.text, heading.better, *text(result.scaled(heading.factor))] for heading, result in headed]
-    heads = ["figure", "better", "ratio", "difference", "remark"][: len(rows[0])]
-    table = tabulate(rows, heads, disable_numparse=True)
-    return "\n".join(filter(None, [f"{pair.label} over {pair.over}: {number}, {how}", table, below]))
+    if not pair.replicated:
+        return f"1 replication, on {'the same' if pair.same else 'different'} requests"
+    paired = "paired, on the same requests" if some.paired else "NOT paired: they served different requests"
+    return f"{some.number} replications, {paired}"
+
+
+def _text(pairs: Sequence[Pair], several: bool) -> str:
+    """Returns the table of comparisons with one baseline, below a title. several: other pairs have other settings, which the title names."""
+    first, *others = pairs
+    label, over = (first.short(text) if several else text for text in (first.label, first.over))
+    at = f" at {first.shared}" * bool(several and first.shared)
+    title = f"{'Over' if others else f'{label} over'} {over}{at}: {_how(first)}"
+    text = intervals_text if first.replicated else values_text
+    rows = []
+    for key in dict.fromkeys(key for pair in pairs for key in pair.results):
+        heading = headings.heading_of(key)
+        for pair in pairs:
+            if key in pair.results:
+                names = [pair.short(pair.label)] if others else []
+                rows.append([heading.text, *names, heading.better, *text(pair.results[key].scaled(heading.factor))])
+    heads = ["figure", *["run"] * bool(others), "better", "ratio", "difference", "remark"][: len(rows[0])]
+    below = "" if first.replicated else ONE_REPLICATION
+    if first.replicated and any(disagree(result) for pair in pairs for result in pair.results.values()):
+        below = _WHICH_DECIDES
+    return "\n".join(filter(None, [title, tabulate(rows, heads, disable_numparse=True), below]))
 
 
 if __name__ == "__main__":

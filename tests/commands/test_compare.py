@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import re
 from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
@@ -213,53 +212,6 @@ def write_sweep(folder: Path, policies: Sequence[str], rates: Sequence[int], see
 
 
 SPEED = "metric=throughput.total_tokens_per_second"
-
-
-def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
-    """Policy b is faster than a by 1 token per second, both at 1 and at 10 requests per second."""
-    write_sweep(tmp_path, ["a", "b"], [1, 10])
-    every = printed(str(tmp_path), SPEED)
-    assert re.findall(r"(.+): 2 replications, paired", every) == [
-        "b, rate=1 over a, rate=1",
-        "b, rate=10 over a, rate=10",
-    ]
-    assert every.count("+1 [1, 1]") == 2
-    one = printed(str(tmp_path), SPEED, "runs=rate=10", "baseline=b")
-    assert re.findall(r"(.+): 2 replications, paired", one) == ["a over b"]
-    assert one.index("a over b") < one.index("ratio") < one.index("-1 [-1, -1]"), "a table stands below its title"
-    assert "-1 [-1, -1]" in one
-    assert printed(str(tmp_path), "baseline=c") == "baseline=c: no run of this policy; known: a, b"
-    for key in ("runs", "baseline"):
-        assert printed(str(tmp_path), f"{key}=a", f"{key}=b") == f"{key}: is given twice, as a and as b; give it once"
-
-
-def test_a_sweep_of_batches_is_compared_at_each_batch(tmp_path: Path) -> None:
-    """The requests are the same at all batches, so that the workload alone does not say which runs belong together."""
-    for place, (policy, batch, seed) in enumerate(itertools.product("ab", (8, 16), (0, 1))):
-        settings = {"batch": batch, "workload": {"seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
-        about = {"policy": policy, "overrides": [f"batch={batch}"], "number": place}
-        write_run(tmp_path / f"{policy},{batch},{seed}", about, settings, speed=100.0 + place)
-    pairs = re.findall(r"(.+): 2 replications, paired", printed(str(tmp_path), SPEED))
-    assert pairs == ["b, batch=8 over a, batch=8", "b, batch=16 over a, batch=16"]
-
-
-def test_chunks_are_compared_with_the_baseline_of_the_same_chunk(tmp_path: Path) -> None:
-    """Also if the other policy reads it as a budget; orca reads none and has one run."""
-    policies = {256: ("orca", "serve(chunk=256)", "X(budget=256)"), 512: ("serve(chunk=512)", "X(budget=512)")}
-    for size, policy, seed in ((key, name, seed) for key in policies for name in policies[key] for seed in (0, 1)):
-        about = {"policy": policy, "chunk": size, "overrides": [f"chunk={size}"]}
-        settings = {"workload": {"seed": seed}}
-        write_run(tmp_path / f"{policy},{size},{seed}", about, settings, speed=100.0 + 10 * seed + len(policy))
-
-    def pairs(*options: str) -> list[str]:
-        return re.findall(r"(.+): 2 replications, paired", printed(str(tmp_path), SPEED, *options))
-
-    matched = ["orca over serve(chunk=256)", "serve(chunk=512) over serve(chunk=256)"]
-    one_each = ["X(budget=256) over serve(chunk=256)", "X(budget=512) over serve(chunk=512)"]
-    assert sorted(pairs("baseline=serve")) == sorted([*matched, *one_each])
-    assert {"serve(chunk=256) over X(budget=256)", "serve(chunk=512) over X(budget=512)"} < set(pairs("baseline=X"))
-    for label in ("serve(chunk=512)", "X(budget=256)", "orca"):
-        assert {pair.partition(" over ")[2] for pair in pairs(f"baseline={label}")} == {label}
 
 
 def test_equal_settings_in_two_folders_are_two_things(tmp_path: Path) -> None:
