@@ -14,7 +14,7 @@ FEWEST_IN_TAIL = 10
 _LACKS = {
     "prefix_cache": "the policy orders requests by the prefix cache, which is off: give prefix_cache=true",
     "clients": "the policy distinguishes clients, but no request names its client",
-    "sessions": "the eviction keeps the blocks of sessions, but no request names its session",
+    "sessions": "the policy or eviction follows sessions, but no request names its session",
     "turns": "the eviction expects further turns of sessions, but each session has one request",
     "objectives": "the policy orders requests by their objectives, but none has any: give workload.slo or workload.tiers",
     "ttft": "the policy orders requests by slo.ttft, but none has it: its default stands for all of them",

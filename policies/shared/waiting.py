@@ -58,16 +58,20 @@ class WaitingQueue:
             if ranked is not None:
                 yield ranked[-1]
 
-    def add_by_preempting(self, request: Request, plan: PlanBuilder, view: View) -> bool:
-        """Adds all missing tokens of a request. If blocks are short, preempts other requests, the last by key first.
+    def add_by_preempting(
+        self, request: Request, plan: PlanBuilder, view: View, num_tokens: int | None = None, *, reserve: int = 0
+    ) -> bool:
+        """Adds `num_tokens`, or all missing tokens, of a request. If blocks are short, preempts requests behind it, the last by key first.
 
         Returns False if no request is left to preempt. Preempts none if blocks that are about to become free suffice.
         """
-        while not plan.add(request, whole=True) and plan.refusal is Refusal.BLOCKS:
+        while (
+            not plan.add(request, num_tokens=num_tokens, reserve=reserve, whole=True) and plan.refusal is Refusal.BLOCKS
+        ):
             if plan.wait_for_blocks(request, request.num_ready):
                 break
-            taken = {*plan.plan.requests, *plan.plan.preempt, request}
-            victims = [other for other in view.running if other not in taken]
+            taken, mine = {*plan.plan.requests, *plan.plan.preempt}, self._ranked(request)
+            victims = [other for other in view.running if other not in taken and self._ranked(other) > mine]
             if not victims:
                 return False
             plan.preempt(max(map(self._ranked, victims))[-1])

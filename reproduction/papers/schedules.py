@@ -25,15 +25,17 @@ LENGTHS = ((6, 6, 0), (8, 6, 0), (2, 5, 1), (4, 4, 2), (1, 2, 3))
 """Prompt tokens, output tokens and arrival, in seconds."""
 
 DUE = (20.0, 20.0, 8.0, 12.0, 3.0)
-"""Objective for the first token. The last request has the highest priority, and a client of its own."""
+"""Objective for the first token. The last request has the highest priority, and a client of its own; D continues the session of A."""
 
 OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "dlpm": {"quantum": 4.0},
-    "lars": {"target": 1.0},
-    "mlfq": {"quantum": 1.0, "promote_after": 100.0},
-    "past_future": {"reserve": 0.0},
-    "qoserve": {"alpha": 1.0},
-    "slai": {"offset": 1.0},
+    "dlpm": {"quantum": 4},
+    "lars": {"target": 1},
+    "mlfq": {"quantum": 1, "promote_after": 100},
+    "plas": {"thresholds": [1, 3]},
+    "atlas": {"thresholds": [1, 3]},
+    "past_future": {"reserve": 0},
+    "qoserve": {"alpha": 1},
+    "slai": {"offset": 1},
     "trail": {"c": 0.2},
 }
 """Arguments of policies whose defaults are for iterations of milliseconds or for long outputs."""
@@ -41,7 +43,7 @@ OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 PREFIXES = ("dlpm", "prefix_order")
 """Policies that need a prefix cache. D's prompt is the beginning of A's."""
 
-PAUSING = ("mlfq", "ltr")
+PAUSING = ("mlfq", "ltr", "plas", "atlas")
 """Policies that need more places than the batch has."""
 
 
@@ -92,7 +94,7 @@ def _draw(path: Path, panels: Mapping[str, Schedule], requests: list[Request], t
     for panel, (name, schedule) in zip(axes, panels.items(), strict=False):
         drawn = draw_schedule(panel, schedule, requests, labels, width=0.5)
         handles |= {str(handle.get_label()): handle for handle in drawn}
-        settings = [f"{key}={value:g}" for key, value in OWN_SETTINGS.get(name, {}).items()]
+        settings = [f"{key}={value}" for key, value in OWN_SETTINGS.get(name, {}).items()]
         panel.set_title(f"{name} (first come, first served)" if name == FCFS else ", ".join([name, *settings]))
         panel.set_xlim(-0.5, max(map(num_iterations, panels.values())) - 0.5)
     for panel in axes[len(panels) :]:
@@ -112,6 +114,9 @@ def _requests() -> list[Request]:
             prompt=[0 if name in "AD" else ord(name)] * prompt,
             arrival_time=float(arrival),
             client="second" if id_ == last else "first",
+            session="A" if name in "AD" else name,
+            turn=int(name == "D"),
+            last=name != "A",
             priority=int(id_ == last),
             slo=SLO(ttft=DUE[id_], tbt=4.0),
         )

@@ -13,6 +13,7 @@ from policies.mc_sf import McSf
 from policies.mlfq import MLFQ
 from policies.orca import Orca
 from policies.past_future import PastFuture
+from policies.plas import Atlas, Plas
 from policies.predictors import Bins, Noisy, Oracle, Predictor
 from policies.prefill_first import PrefillFirst
 from policies.prefix_order import PrefixOrder
@@ -55,6 +56,8 @@ EVERY_POLICY: dict[str, Callable[[int], Policy]] = {
     "lars": lambda chunk: LARS(target=0.003 + 1e-4 * chunk, ttft=0.05),
     "ltr": lambda chunk: LTR(Noisy(mae=3.0), starvation=5, period=2),
     "mlfq": lambda chunk: MLFQ(quantum=0.003, promote_after=0.05),
+    "plas": lambda chunk: Plas(Fixed(chunk), [0.003, 0.01], beta=2.0),
+    "atlas": lambda chunk: Atlas(Fixed(chunk), [0.002], beta=4.0),
     "mc_sf": lambda chunk: McSf(Noisy(share=0.5)),
     "mc_benchmark": lambda chunk: McSf(Oracle(), "arrival"),
     "past_future": lambda chunk: PastFuture(window=4),

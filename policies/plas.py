@@ -1,0 +1,76 @@
+"""Least attained service of programs: PLAS and ATLAS of Autellix (Luo et al., arXiv 2502.13965), pausing and recomputing.
+
+A program is a session. A call (a request) joins the queue whose range holds the seconds of service that its program has attained, over
+all ended calls (PLAS) or along the longest chain of calls that it follows (ATLAS, `policy=atlas`). Served for the width of that range, it
+moves to the tail of the next queue. An iteration takes the first calls of the first queues; others pause (give `max_running` above
+`batch`), or are preempted, the last first, if the KV cache is full. A call whose program has waited `beta` times as long as it was served
+moves to the first queue. Source: the paper's text; ATLAS from secondary notes. Differences: docs/policies/plas.md.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from itertools import filterfalse, islice
+
+from cbatch import Plan, Refusal, Request, View
+from policies.chunking import ChunkSelector
+from policies.sarathi_serve import SarathiServe
+from policies.shared.attained import AttainedQueues, Program
+from policies.shared.programs import ends_program, program_of
+from policies.shared.step_times import shape_of
+from policies.shared.waiting import WaitingQueue
+
+
+class Plas(SarathiServe):
+    depends_on: tuple[str, ...] = ("sessions", "places")
+
+    def __init__(
+        self, chunking: ChunkSelector, thresholds: Sequence[float] = (2.0, 8.0, 32.0), beta: float = 10.0
+    ) -> None:
+        """thresholds: seconds at which the ranges of the second and the further queues begin. beta: .inf: no promotion."""
+        super().__init__(chunking)
+        self.thresholds, self.beta, self._queues = [*thresholds], beta, AttainedQueues(thresholds, beta)
+        self._programs = defaultdict[Hashable, Program](Program)
+        self._waiting = WaitingQueue(self._queues.place)
+
+    def plan(self, view: View) -> Plan:
+        self._waiting.push(*filter(view.is_waiting, self._queues.promote(view.now)))
+        plan, batch = view.plan(), view.limits.max_batch
+        newcomers = [*islice(self._waiting.in_order(view), min(view.num_places, batch))]
+        first = sorted([*view.running, *newcomers], key=self._queues.place)[:batch]
+        for request in filter(view.decoding.__contains__, first):
+            self._waiting.add_by_preempting(request, plan, view)
+        budget = min(self.chunking.num_tokens(view, plan.num_tokens), plan.tokens_left)
+        for request in filterfalse(view.decoding.__contains__, first):
+            chunk = min(budget, request.num_ready)
+            self._waiting.add_by_preempting(request, plan, view, chunk, reserve=request.num_tokens)
+            if plan.refusal in (Refusal.NONE_ASKED, Refusal.BLOCKS):
+                break
+            budget -= chunk if plan.refusal is None else 0
+        plan.add_decodes()
+        granted, seconds = plan.plan.requests, view.cost.predict(shape_of(plan.plan)) if plan.num_tokens else 0.0
+        self._waiting.push(*(request for request in newcomers if request not in granted), *plan.plan.preempt)
+        for request, num_tokens in plan.plan:
+            self._queues.charge(request, seconds, samples=num_tokens == request.num_ready)
+        return plan.build()
+
+    def on_arrival(self, request: Request) -> None:
+        program = self._programs[program_of(request)]
+        self._queues.join(request, program, self.attained(program, request))
+        self._waiting.push(request)
+
+    def on_finish(self, request: Request) -> None:
+        super().on_finish(request)
+        self._queues.leave(request)
+        if ends_program(request):
+            self._programs.pop(program_of(request), None)
+
+    def attained(self, program: Program, request: Request) -> float:
+        """Returns the seconds of service that a new call's program has attained."""
+        return program.served
+
+
+class Atlas(Plas):
+    """The longest chain of service before a call, not the sum over its program."""
+
+    def attained(self, program: Program, request: Request) -> float:
+        return max((program.chains.get(parent, 0.0) for parent in request.follows), default=0.0)

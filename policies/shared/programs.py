@@ -1,0 +1,15 @@
+"""Programs, the sessions of policies that schedule by session; a request without a session is a program of its own."""
+
+from collections.abc import Hashable
+
+from cbatch import Request
+
+
+def program_of(request: Request) -> Hashable:
+    """Returns the key of a request's program."""
+    return request.id if request.session is None else request.session
+
+
+def ends_program(request: Request) -> bool:
+    """Returns whether no request of the program follows. A session that does not say so goes on."""
+    return request.session is None or bool(request.last)
