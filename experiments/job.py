@@ -202,10 +202,9 @@ def _finish(command: Command, settings: Settings, folder: Path, alone: bool, pro
 
 
 def _follow_the_launcher() -> None:
-    """In a worker's process Ctrl-C is ignored: the launcher, which receives it too, ends its workers.
+    """Makes a worker's process ignore Ctrl-C, and end if its launcher is killed.
 
-    Interrupted while it returns a result, a worker would leave the launcher waiting for the rest of it. A launcher that is killed
-    cannot end its workers: they end by themselves.
+    The launcher also receives Ctrl-C and ends its workers. A worker interrupted while it returns a result would leave the launcher waiting.
     """
     if current_process().name != "MainProcess" and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -235,8 +234,8 @@ def _by(changed: str) -> str:
 def folder_name(overrides: str) -> str:
     """Returns a readable, unique name for a run of a sweep, short enough for file systems.
 
-    overrides: as in `chunk=256,policy=sarathi`. Hydra quotes all values of a sweep of which one is quoted, as in
-        `orca,'slai(x=1)'`; the name is that of the same value without quotes, and has the arguments of a policy as `slai_x=1`.
+    overrides: as in `chunk=256,policy=sarathi`. If one value of a sweep is quoted, as in `orca,'slai(x=1)'`, Hydra quotes all of them:
+        the name leaves out quotes, and has the arguments of a policy as `slai_x=1`.
     """
     overrides = _CALL.sub(r"\1_\2", _QUOTED_WORD.sub(r"\1", overrides))
     name = _for_a_path(overrides) or "run"

@@ -11,14 +11,14 @@ from experiments.settings.compose import MULTIRUN
 from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, new_run_folder, read_state, remove_empty
 from experiments.store.run_folder import CONFIG, ERRORS, run_folders
 
-_SWEEP = "sweep"  # what a claimed folder is of
+_SWEEP = "sweep"  # the kind of a claimed folder
 
 
 @contextmanager
 def claimed_sweep(arguments: list[str]) -> Iterator[str]:
     """Claims a sweep's folder and yields its name; if the command line has none, adds one to it.
 
-    Known before Hydra composes anything, so that this process can say how to resume after an interruption.
+    The name is chosen before Hydra composes anything, so that an interrupted process can say how to resume.
     Raises ConfigError: a name that cannot be used; ClaimedError: another command runs this sweep.
     """
     name = _name_of_sweep(arguments)
@@ -58,7 +58,7 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
 
 
 def _check_apart(sweep: str) -> None:
-    """Checks that no other sweep, and no run, is in or around the folder of a sweep: its table would show both.
+    """Checks that the folder of a sweep neither contains a run or another sweep nor lies in one: its table would show both.
 
     Raises ConfigError: the folder of a run or of another sweep; ClaimedError: that of a sweep that begins now.
     """

@@ -25,7 +25,7 @@ _DRAIN = 1.05  # a full queue's throughput without its last iterations, which ar
 
 
 class Control:
-    """The queue.
+    """Simulates the queue, and removes from shares the scatter that it explains.
 
     throughput: requests per second of a full queue. warmup: requests at the beginning that do not count, and as many at the end.
     num_drawn: replications of the queue; the first ones are those that are simulated.
@@ -60,7 +60,7 @@ class Control:
         if not (squares := from_mean @ from_mean):
             return good
         slope = from_mean @ scatter / squares
-        # from the line through the other replications
+        # leave-one-out residuals
         left = (scatter - slope * from_mean) / (1 - from_mean**2 / squares)
         known = slope**2 * late.var() * num / self._num_drawn  # the error of the queue's mean
         variance = left.var() * (1 + num * luck**2 / squares) * num / (num - 2) + known  # slope and limit are estimated

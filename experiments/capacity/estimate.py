@@ -26,8 +26,8 @@ _FEW = 10
 """Fewest replications with violations that show how many violations a replication can have."""
 
 _MOST_ERRORS = 4.6
-"""Most standard errors between the share and an end: the exact interval of a Poisson mean reaches as far above a single event.
-Resamples without violations have no error to scale by."""
+"""Most standard errors between the share and an end of its interval, as far as the exact interval of a Poisson mean reaches above a
+single event. A limit is needed because resamples without violations have no error to scale by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Shares:
 
     @property
     def scarce(self) -> Any:
-        """Whether fewer than `_FEW` replications have violations, and not all, [rates]. A value that a control variate adjusted counts as one."""
+        """Whether too few replications have violations, [rates]: fewer than `_FEW`, and not all. An adjusted value counts as a violation."""
         return (self.good != self.total).sum(axis=0) < np.minimum(self.num_replications, _FEW)
 
     def share(self) -> Floats:

@@ -38,7 +38,7 @@ def read_searches(root: Path) -> "pd.DataFrame":
 
 @dataclass(eq=False)
 class Simulations:
-    """The simulations of a search, kept by earlier processes or made now.
+    """The simulations of a search: those that earlier processes kept, and new ones.
 
     file: each new one is appended. outcomes: by rate, replication, requests and warm-up. simulate: called with replication, rate,
     requests and warm-up, in the pool's processes.
@@ -72,9 +72,9 @@ def open_simulations(
 ) -> Iterator[Simulations]:
     """Claims the folder and opens its simulations, with those kept there if identity and code are the same.
 
-    A search that ends before its first simulation, or with an error but `TooFewError`, leaves nothing.
+    A search that ends before its first simulation, or with an error other than `TooFewError`, leaves nothing.
 
-    cores: processes that simulate; 1 is this process. other_code: keep simulations of other code, too.
+    cores: processes that simulate; 1 is this process. other_code: whether simulations of other code are kept as well.
     Raises ConfigError: the folder holds something else, or cannot be written; ClaimedError: another process writes to it.
     """
     others = {path.name for path in folder.iterdir()} - _FILES if folder.is_dir() else set()

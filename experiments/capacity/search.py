@@ -80,7 +80,7 @@ class Capacity:
 
 
 class TooFewError(ConfigError):
-    """More replications, or a coarser accuracy, would give the interval: the simulations are worth keeping."""
+    """Raised if more replications or a coarser accuracy would give the interval, so that the simulations are worth keeping."""
 
 
 class Search:
@@ -96,7 +96,7 @@ class Search:
         self._control: Control | None = None
 
     def run(self) -> Capacity:
-        """Searches. Raises ConfigError: no rate or every rate meets the objectives, or the replications are too short or too few."""
+        """Returns the capacity. Raises ConfigError: no rate or every rate meets the objectives; replications are too short or too few."""
         low, high, in_system = self._bracket()
         warmup = self._warmup(in_system)
         middle = sqrt(low * high)

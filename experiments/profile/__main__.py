@@ -64,7 +64,7 @@ def _profile(*options: str) -> None:
 
 
 def show(hardware: str) -> None:
-    """Prints a row per entry with its kind, then the origins that the rows number, and the error with its runs.
+    """Prints a row per entry of a profile with its kind and the number of its origin, then the origins, then the errors with their runs.
 
     Raises ProfileError: no such profile.
     """
@@ -82,7 +82,7 @@ def show(hardware: str) -> None:
 
 
 def _entries(content: dict[str, Any], place: Place = ()) -> Iterator[Place]:
-    """Yields the places of the objects of numbers in a profile's file."""
+    """Yields the path of each object of numbers in a profile's file."""
     inner = {key: value for key, value in content.items() if isinstance(value, dict) and (place or key != "compared")}
     for key, value in inner.items():
         yield from _entries(value, (*place, key))

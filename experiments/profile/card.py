@@ -1,7 +1,7 @@
 """Measures the speed of a card against a profile of its kind: identical cards differ by several percent.
 
-Two factors of iteration times, with prompts and of decodes alone. A file keeps them beside a copy of the profile's tables.
-The factors are medians over iterations that were measured for the profile, too, so that interpolation adds nothing to them.
+The result is two factors of iteration times: with prompts, and for decodes alone. The new file holds them and a copy of the profile's
+tables. Each factor is a median over iterations that the profile also measured, so that interpolation adds no error.
 """
 
 from collections.abc import Sequence

@@ -64,7 +64,7 @@ def profile(
 
 
 def measure_cpu(report: Report, *keys: str) -> Path:
-    """Measures this machine's CPU with the model of these keys, quickly, into the file that `hardware=cpu` reads.
+    """Measures this machine's CPU quickly for one model, and writes the file that `hardware=cpu` reads. keys: of the model.
 
     Raises:
         ConfigError: a key that cannot be used. OSError: the cache folder cannot be written.
@@ -79,7 +79,7 @@ def measure_cpu(report: Report, *keys: str) -> Path:
 def _measure_model(
     spec: ModelSpec, batches: list[int], limits: dict[str, int], backend: str, output: str, report: Report
 ) -> Path:
-    """Measures one model into the existing file."""
+    """Measures one model, and adds its tables to the file; returns the file's path."""
     hardware = hardware_name(backend)
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
     degree, on_gpu = limits.get("tensor_parallel", 1), backend == "cuda"
@@ -130,7 +130,7 @@ def _content(path: Path, hardware: str, backend: str, origin: str) -> dict[str, 
 
 
 def _links(backend: str, spec: ModelSpec, report: Report) -> Links:
-    """Times links where GPUs can access each other's memory."""
+    """Times the links between GPUs that can access each other's memory."""
     if backend != "cuda" or (num_gpus := torch.cuda.device_count()) < 2:
         return Links()
     # its kernels are written in Triton, which machines without a GPU lack
@@ -153,7 +153,7 @@ def _shares(laboratory: Laboratory, machine: Machine, iterations: Iterations) ->
 
 
 def _shares_of(laboratory: Laboratory, batches: dict[int, Batch]) -> ShareOf:
-    """Returns shares by tokens, those of the next larger batch; the batches are given by their tokens."""
+    """Returns a function from tokens to the shares of the next larger batch. batches: by their number of tokens."""
     known = {size: shares(kernel_times(partial(laboratory.compute, batch))) for size, batch in batches.items()}
     return lambda tokens: known[min((size for size in known if size >= tokens), default=max(known))]
 
@@ -161,7 +161,7 @@ def _shares_of(laboratory: Laboratory, batches: dict[int, Batch]) -> ShareOf:
 def _captured_by(
     machine: Machine, spec: ModelSpec, iterations: Iterations, report: Report
 ) -> tuple[Sequence[int], PiecewiseLinear]:
-    """Returns the sizes and the bases of captured iterations on a machine with graphs for another batch."""
+    """Returns the sizes and the base times of captured iterations on a machine whose graphs are for another batch."""
     report(f"captured rows: graphs for batch {machine.server.limits.max_batch}")
     with closing(machine.server):
         edges = sorted({2, *machine.mixed_sizes, *(size + 1 for size in machine.mixed_sizes[:-1])})

@@ -37,7 +37,7 @@ class Run:
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
     decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
     gathered: the data of the summary; empty before the run.
-    end: of a server: the number of requests that it cut, `cut`, and the `error` and `traceback` that ended it; stored with the results.
+    end: set by a server, and stored with the results: `cut`, the number of requests that it cut; `error` and `traceback`, if one ended it.
     """
 
     settings: Settings
@@ -166,7 +166,7 @@ def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedS
 
 
 def _decoder(settings: Settings, vocabulary: Vocabulary | None, chosen: dict[str, str]) -> Decode | None:
-    """Returns a function from token ids to text; None without a tokenizer, and noted where that cannot be loaded."""
+    """Returns a function from token ids to text; None without a tokenizer. `chosen` notes a tokenizer that cannot be loaded."""
     spec = settings.model
     if vocabulary is None or spec.path is None or not (Path(spec.path) / "tokenizer_config.json").is_file():
         return None
@@ -190,5 +190,5 @@ def _check_metrics(settings: Settings, facts: Facts) -> None:
 
 
 def with_workload(settings: Settings, workload: Any) -> Settings:
-    """Returns the settings of a run that serves a workload and keeps only its record."""
+    """Returns the settings with another workload, for a run that keeps only its record."""
     return replace(settings, workload=workload, timeline=False, decisions=False, stream=False)

@@ -20,7 +20,7 @@ LARGEST_ITERATION = 32768
 class Setup(NamedTuple):
     """A pool of equal replicas.
 
-    name: of the pool; empty without pools. settings: those of the run, with those of the pool in their place.
+    name: of the pool; empty without pools. settings: the run's, with the pool's values in place.
     fits: whether the profile describes the hardware that the pool runs on.
     """
 
@@ -112,7 +112,7 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
 def _limits(
     settings: Settings, facts: Facts, spec: ModelSpec, tile: int, num_stages: int, chosen: dict[str, str]
 ) -> Limits:
-    """Returns the limits of an iteration. Automatic: a whole batch of the longest prompts, and any one request, fit."""
+    """Returns the limits of an iteration. With max_tokens=auto, a whole batch of the longest prompts fits, and any single request."""
     announced = min(facts.longest.max_tokens, spec.max_positions)
     longest = spec.max_positions if facts.is_open else announced
     batch, max_tokens = settings.batch, settings.max_tokens
