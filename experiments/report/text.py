@@ -131,7 +131,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         parts = [
             f"{phase} {share(mfu[phase])} and {share(summary['mbu'][phase])}"
             for phase in PHASES
-            if not math.isnan(mfu[phase])
+            if not math.isnan(math.nan if mfu[phase] is None else mfu[phase])  # None: read from summary.json
         ]
         yield "utilisation", f"MFU {share(mfu['run'])}, MBU {share(summary['mbu']['run'])}; {'; '.join(parts)}"
     if cost := summary.get("cost"):
