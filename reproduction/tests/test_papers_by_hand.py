@@ -1,9 +1,12 @@
 """What figures measure, by hand: steady states, operations, and pipelines."""
 
+import json
 from dataclasses import replace
 from functools import cache
 
+import pandas as pd
 import pytest
+from places import ROOT
 from small_cluster import make_cost, make_engine
 
 from cbatch import BatchShape, Request
@@ -14,7 +17,10 @@ from policies.chunking import TileAligned
 from policies.chunking.steady_state import steady_state_seconds
 from policies.orca import Orca
 from policies.sarathi import Sarathi
+from reproduction.papers.claims import Claim, Verdict, read_claims
+from reproduction.papers.figures import later_summary as later
 from reproduction.papers.figures.fig5 import Calendar
+from reproduction.papers.figures.later_summary import CHUNKS
 from reproduction.papers.machines import LARGEST_BATCH, Machines
 from reproduction.papers.operations import ORDER, intensity_by_operation, seconds_by_operation
 from reproduction.papers.steady import Load, seconds_per_request
@@ -93,3 +99,29 @@ def test_a_calendar_has_every_second_of_every_stage() -> None:
         for kind in ("compute", "pb1", "pb2", "pb3"):
             total = sum(interval.milliseconds for interval in intervals if interval.doing == kind)
             assert total == pytest.approx(1e3 * getattr(accounts[stage], kind)), kind
+
+
+def test_the_later_summary_is_judged_row_by_row() -> None:
+    """Its formula; a prompt alone, whole and in chunks, on the profile of today; and a stored line with a verdict for each row."""
+    nothing = pd.DataFrame()
+    assert (
+        later.optimum(nothing, 2048, 128.0)
+        == 512
+        == min(CHUNKS, key=lambda c: later.objective(nothing, 2048, 128.0, c))
+    )
+    idle = pd.DataFrame(later._alone("h100", "h100"))
+    stored = json.loads((ROOT / "reproduction/results/paper/later_summary.json").read_text())["claims"]
+    ours = {row["id"]: row["ours"] for row in stored}
+    claims = read_claims("later_summary")
+    assert ours.keys() == {claim.id for claim in claims}
+    for claim in [claim for claim in claims if claim.setting.get("study") == "idle"]:
+        alone = later.over_whole(idle, "h100", **claim.setting)
+        assert alone == pytest.approx(ours[claim.id], rel=1e-3) and alone < 1.001
+    page = (ROOT / "reproduction/results/paper/later_summary.md").read_text()
+    words = [line.split("|")[5].strip() for line in page.splitlines()[2:] if line.startswith("|")]
+    assert len(words) == len(claims) and {*words} == {*later.WORDS.values(), *later.STATED}
+    queued = Claim(
+        id="c", figure="", where="", quantity="", printed=2.0, share=0.1, at_least=1.0, note="only under queueing: so"
+    )
+    verdicts = [later.word_of(Verdict(queued, value)) for value in (2.0, 1.2, 0.9)]
+    assert verdicts == ["only under queueing", "only under queueing", "does not hold"]
