@@ -1,4 +1,4 @@
-"""vLLM V1's unified scheduler, from vLLM 0.22.1 and 0.33.0: one token budget, no phases (vllm/v1/core/sched/scheduler.py).
+"""vLLM V1's unified scheduler, by version 0.22.1 or 0.33.0: one token budget, no phases (vllm/v1/core/sched/scheduler.py).
 
 Running requests come first, in the order of their admission, each with all its missing tokens, as far as the budget allows. If the KV
 cache has no room for a request, a victim is preempted and recomputed later; tokens granted to the victim in this iteration return to
@@ -8,37 +8,47 @@ preemptions; the first request that does not fit blocks the others. A prompt's b
     victim   last  the newest admitted (vLLM's rule)
              lcf   the request with the fewest computed tokens (RFC vllm#54644); ties: the newest admitted
              cost  the highest blocks held / tokens to recompute * (1 - generated / limit) (PR vllm#56897)
-Plans are the same as in both versions, except as docs/policies/vllm_v1.md says. Only the abstracts of the RFC and the PR were read.
+    version  0.33.0 lifts `long_prefill` while only one request runs or waits
+Plans equal the version's, except as docs/policies/vllm_v1.md says. Only the abstracts of the RFC and the PR were read.
 """
 
 from collections.abc import Iterable
 
-from cbatch import ConfigError, Described, Plan, PlanBuilder, Refusal, Request, View
+from cbatch import ConfigError, Described, Plan, PlanBuilder, Refusal, Request, Status, View
 from policies.chunking.budget import check_budget
+
+VERSIONS = ("0.22.1", "0.33.0")
 
 
 class VllmV1(Described):
     steady = True
+    goes_on = False  # to the next running request after a request that became its own victim
 
-    def __init__(self, budget: int, long_prefill: int = 0, victim: str = "last") -> None:
+    def __init__(self, budget: int, long_prefill: int = 0, victim: str = "last", version: str = VERSIONS[0]) -> None:
         """budget: tokens per iteration. long_prefill: most tokens per request in an iteration; 0: no limit."""
         check_budget(budget)
         if budget < 1 or long_prefill < 0 or victim not in {"last", "lcf", "cost"}:
             raise ConfigError(f"policy: need {budget=} >= 1, {long_prefill=} >= 0, {victim=} in last, lcf, cost")
-        self.budget, self.long_prefill, self.victim = budget, long_prefill, victim
+        if version not in VERSIONS:
+            raise ConfigError(f"policy.version={version}: the rules of vLLM {' and '.join(VERSIONS)} are known")
+        self.budget, self.long_prefill, self.victim, self.version = budget, long_prefill, victim, version
+        self._most = budget  # tokens per request in the iteration being planned
+        self._planned: list[Request] = []  # by the last plan
         self._victims: list[Request] = []  # waiting victims; the latest comes last
 
     def plan(self, view: View) -> Plan:
         plan, running = view.plan(), [*view.running]
         self._victims = [*filter(view.is_waiting, self._victims)]
+        self._most = self.budget if self._is_lone(view) else self.long_prefill or self.budget
         for request in running[self._add_decodes(running, plan, view) :]:
-            if not self._grant(request, plan, view):
+            if not (self._grant(request, plan, view) or self.goes_on):
                 break
         if not plan.plan.preempt:
             for request in self.waiting(view):
                 if not (tokens := self._tokens(request, plan)) or not plan.add(request, tokens, whole=True):
                     break
         self._victims += plan.plan.preempt
+        self._planned = [*plan.plan.requests]
         return plan.build()
 
     def waiting(self, view: View) -> Iterable[Request]:
@@ -52,6 +62,12 @@ class VllmV1(Described):
         if self.victim == "cost" and (generated := [other for other in reversed(running) if other in view.decoding]):
             return max(generated, key=lambda request: reclaimed(request, view.kv.num_held(request)))
         return running[-1]
+
+    def _is_lone(self, view: View) -> bool:
+        """Returns whether `long_prefill` is lifted. A request whose last token is in flight counts as a second one."""
+        if self.version == VERSIONS[0] or len(view.running) + len(view.waiting) > 1:
+            return False
+        return not any(request.status is Status.RUNNING and request not in view.running for request in self._planned)
 
     def _add_decodes(self, running: list[Request], plan: PlanBuilder, view: View) -> int:
         """Adds the decodes at once if they come first and all fit, with the result of `_grant` one by one. Returns their number."""
@@ -73,7 +89,7 @@ class VllmV1(Described):
         return True
 
     def _tokens(self, request: Request, plan: PlanBuilder) -> int:
-        return min(request.num_ready, self.budget - plan.num_tokens, self.long_prefill or self.budget)
+        return min(request.num_ready, self.budget - plan.num_tokens, self._most)
 
 
 def reclaimed(request: Request, num_blocks: int) -> float:

@@ -68,7 +68,9 @@ class Clients:
             prompt = [self.numbers.choice((11, 12))] * numbers.randint(1, 30) + [20 + self.num_sent] * numbers.randint(
                 0, 8
             )
-            request = Request(self.num_sent, len(prompt), numbers.randint(1, 60 - len(prompt)), prompt=prompt)
+            most, sent_at = numbers.randint(1, 60 - len(prompt)), rig.now + 1e-6 * self.num_sent
+            given = {"prompt": prompt, "arrival_time": sent_at, "priority": self.num_sent * 5 % 3}
+            request = Request(self.num_sent, len(prompt), most, **given)
             with suppress(RefusedError):  # by vLLM itself
                 scheduler.add_request(rig.request(request, STOP, **self.extra()))
                 self.asked[str(request.id)] = request

@@ -12,6 +12,7 @@ from typing import Any
 
 import contended
 import pytest
+import vllm
 from contended import BLOCK, LIMITS, LinearCost, decisions_of
 from fuzz_policy import FuzzPolicy
 from schedules import Wrapped
@@ -29,6 +30,7 @@ from experiments.replay import main as replay_command
 from experiments.store.decisions_file import read_decisions
 from experiments.store.run_folder import DECISIONS
 from experiments.vllm import PolicyScheduler
+from policies.priority import Priority
 from policies.vllm_v1 import VllmV1
 
 Events = list[Decision | StepEnd]
@@ -139,14 +141,21 @@ def test_a_policy_plans_in_vllm_as_in_the_engine_and_again_at_the_recorded_views
     assert kept.lengths == {request.id: request.max_new_tokens for request in requests()}
 
 
+@pytest.mark.parametrize("long_prefill", [0, 7])
+@pytest.mark.parametrize("kind", [VllmV1, Priority])
 @pytest.mark.parametrize(("asynchronous", "num_blocks"), [(False, 200), (False, 18), (True, 200)])
-def test_vllm_v1_decides_as_vllm(asynchronous: bool, num_blocks: int, num_runs: int) -> None:
+def test_vllms_policies_decide_as_this_version_of_vllm(
+    asynchronous: bool, num_blocks: int, kind: type[VllmV1], long_prefill: int, num_runs: int
+) -> None:
     """Also where it preempts, in the synchronous loop; in the asynchronous one it waits for blocks that are about to come free."""
     num_preempted = 0
     for seed in range(num_runs):
         numbers, kept = random.Random(seed), Kept()
-        limits, adapter = Limits(numbers.randint(2, 6), 30, 60), Adapter(VllmV1(30), "shadow", recorder=kept)
-        rig = Rig(adapter, limits, num_blocks, 4, asynchronous=asynchronous, change=partial(narrow, limits.max_batch))
+        policy, limits = kind(30, long_prefill, version=vllm.__version__), Limits(numbers.randint(2, 6), 30, 60)
+        change = partial(narrow, limits.max_batch, "fcfs" if kind is VllmV1 else "priority", long_prefill)
+        rig = Rig(
+            Adapter(policy, "shadow", recorder=kept), limits, num_blocks, 4, asynchronous=asynchronous, change=change
+        )
         for _ in Clients(numbers, leave=0.1).turns(rig):
             rig.step()
         assert rig.scheduler.counts.different == 0 < rig.scheduler.counts.iterations, f"seed {seed}"
@@ -154,9 +163,10 @@ def test_vllm_v1_decides_as_vllm(asynchronous: bool, num_blocks: int, num_runs: 
     assert (num_preempted > 0) == (num_blocks < 200)
 
 
-def narrow(batch: int, config: Any) -> None:
+def narrow(batch: int, policy: str, long_prefill: int, config: Any) -> None:
     """vLLM admits what an iteration holds, and a prompt whose first chunk fits."""
     config.scheduler_config.max_num_seqs, config.scheduler_config.scheduler_reserve_full_isl = batch, False
+    config.scheduler_config.policy, config.scheduler_config.long_prefill_token_threshold = policy, long_prefill
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
