@@ -33,7 +33,7 @@ from experiments.settings.construct import PASSED_ON
 from experiments.settings.error_lines import explain
 from experiments.settings.groups import CONFIG_FOLDER, VERSION, compose_config, initialized, parse, version_of_files
 from experiments.settings.option_arguments import with_arguments
-from experiments.settings.overrides import check_hydra_keys, check_search_path
+from experiments.settings.overrides import check_composable, check_search_path
 from experiments.settings.settings import Composed, Settings, read_settings
 
 MULTIRUN = "multirun.yaml"
@@ -50,7 +50,7 @@ def compose_run(*overrides: str) -> Settings:
 def compose(*overrides: str, name: str = "config") -> Composed:
     """Composes the settings of one run. name: the command's file in conf/. Raises ConfigError, like all functions here."""
     plain = with_arguments(overrides)
-    check_hydra_keys(plain, sweeps=False)
+    check_composable(plain, sweeps=False)
     with _explained(name, plain), initialized():
         # the default name of a sweep is the time, which would differ in each composition of a single run
         unnamed = [] if any(override.startswith("sweep=") for override in plain) else ["sweep=none"]
@@ -85,7 +85,7 @@ class Sweep:
 def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
     """Composes every run of a sweep."""
     plain = with_arguments(overrides)
-    check_hydra_keys(plain, sweeps=True)
+    check_composable(plain, sweeps=True)
     with _explained(name, plain), initialized() as composer:
         master = composer.compose_config(name, plain, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
         chosen, folder = master.hydra.runtime.choices, Path(master.hydra.sweep.dir)

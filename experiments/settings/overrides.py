@@ -22,6 +22,9 @@ _OUR_OWN = {
 }
 """Replacements for Hydra's own settings, which are refused, since this process must know where a sweep's runs are."""
 
+_NO_NAME = re.compile(r"\[.*|null|true|false|[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?inf|nan", re.IGNORECASE)
+"""What Hydra reads as a list, null, a truth value or a number."""
+
 _READ = ("hydra/launcher", "hydra.launcher.", "hydra.sweeper.params", "hydra.searchpath")
 """Hydra's own settings that have an effect."""
 
@@ -88,8 +91,6 @@ def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
         key, value = key_of(override), override.partition("=")[2]
         if override.startswith("~") and key in ROOT_KEYS:
             raise ConfigError(f"{override}: removes a key that every run needs; leave it out, or give {key}=...")
-        if key in GROUPS and (value.startswith("[") or value in ("null", "true", "false")):
-            raise ConfigError(f"{override}: a group takes the name of one of its options; several are a sweep, with -m")
         if key == "output" and value in ("", "''"):
             raise ConfigError(f"{override}: names no folder; give output=FOLDER, or leave it out for one under runs/")
         if key == "output" and sweeps and value != "null":
@@ -98,11 +99,13 @@ def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
             raise ConfigError(f"{override}: names a sweep; add -m, or give output=FOLDER for a single run")
 
 
-def check_hydra_keys(overrides: Collection[str], *, sweeps: bool) -> None:
-    """Raises ConfigError for a setting of Hydra's own that has no effect here. sweeps: whether the command has -m."""
+def check_composable(overrides: Collection[str], *, sweeps: bool) -> None:
+    """Raises ConfigError for a group whose option is no name, and for a setting of Hydra's own without effect. sweeps: whether the command has -m."""
     launched = any(override.startswith("hydra/launcher=") for override in overrides)
     for override in overrides:
-        key = key_of(override)
+        key, value = key_of(override), override.partition("=")[2]
+        if key in (*GROUPS, "slo", "hydra/launcher") and any(map(_NO_NAME.fullmatch, value.split(","))):
+            raise ConfigError(f"{override}: a group takes the name of one of its options; several are a sweep, with -m")
         if key.startswith("hydra/launcher") and not sweeps:
             raise ConfigError(f"{override}: launches the runs of a sweep; add -m, or leave it out")
         in_workers = launched and key.startswith("hydra.job.env_")
