@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from cbatch import BlockHash, CachedBlock, ConfigError, Eviction, Request
+from policies.pauses import TimeToLive
 
 
 class SoftTTL(Eviction):
@@ -22,9 +23,9 @@ class SoftTTL(Eviction):
 
     dynamic = True
 
-    def __init__(self, ttl: float) -> None:
-        """ttl: seconds. Raises ConfigError below 0."""
-        if ttl < 0:
+    def __init__(self, ttl: float | TimeToLive) -> None:
+        """ttl: seconds, or what says them for each request. Raises ConfigError below 0."""
+        if not isinstance(ttl, TimeToLive) and ttl < 0:
             raise ConfigError(f"ttl={ttl} must be at least 0 seconds")
         self.ttl = ttl
         self.until: dict[str, float] = {}  # by session
@@ -44,16 +45,26 @@ class SoftTTL(Eviction):
             return 0
         return 2 if any(now < self.until[session] for session in sessions) else 1
 
+    def on_admit(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
+        if isinstance(self.ttl, TimeToLive):
+            self.ttl.pauses.note_arrival(request)
+
     def on_release(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
         if (session := request.session) is None or session in self._ended:
             return
         self._ends_unknown.pop(session, None)
         if request.last is None:
             self._ends_unknown[session] = None
-        self.until[session] = now + self.ttl
+        self.until[session] = now + self._seconds(request, now)
         self._hashes[session].update(hashes)
         for block_hash in hashes:
             self._sessions[block_hash].add(session)
+
+    def _seconds(self, request: Request, now: float) -> float:
+        if not isinstance(self.ttl, TimeToLive):
+            return self.ttl
+        self.ttl.pauses.note_end(request, now)
+        return self.ttl.after(request)
 
     def on_finish(self, request: Request) -> None:
         if request.last and request.session is not None:

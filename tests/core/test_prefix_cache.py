@@ -171,7 +171,13 @@ def draw(numbers: random.Random) -> list[Request]:
         prompt = text[: numbers.choice((numbers.randint(0, len(text)), len(text)))]
         prompt = (prompt + numbers.choices(range(3, 10), k=numbers.choice((0, 0, 1, 5))))[: LONGEST - 12] or [3]
         stops = STOPS if numbers.random() < 0.3 else ()
-        slots = {"arrival_time": now, "session": numbers.choice(("a", "b", None)), "priority": numbers.randint(0, 2)}
+        slots = {
+            "arrival_time": now,
+            "session": numbers.choice(("a", "b", None)),
+            "last": numbers.choice((False, False, True, None)),
+            "extra": {"tool": "ls"},
+            "priority": numbers.randint(0, 2),
+        }
         request = Request(id_, len(prompt), numbers.randint(1, 12), prompt=prompt, stop_tokens=stops, **slots)  # type: ignore[arg-type]
         requests.append(request)
         texts.append(text_of(request))

@@ -12,6 +12,9 @@ from cbatch import Eviction, KVSize, Limits, Plan, Policy, Request, Server, View
 from cbatch.sim import SimExecutor
 from experiments.workloads import Session, Turn
 from policies.chunking import Fixed
+from policies.continuum import Continuum
+from policies.evictions import LRU, SoftTTL
+from policies.pauses import Pauses, TimeToLive, best_time
 from policies.plas import Atlas, Plas
 from policies.sarathi_serve import SarathiServe
 
@@ -114,3 +117,85 @@ def test_a_full_cache_preempts_the_call_behind() -> None:
     """A, of the second queue since 2 s, holds 2 of 4 tokens of the KV cache when B comes with 3: A is preempted, and recomputes 3."""
     served = serve(Plas(Fixed(9), [2]), [calls("A", 3), Session("B", [Turn(3, 1, pause=2.0)])], batch=1, memory=4)
     assert (served.schedule, [each.num_recomputed_tokens for each in served.requests]) == ("A A B A", [2, 0])
+
+
+# -- Continuum --------------------------------------------------------------------------------------------------------
+
+
+def known() -> TimeToLive:
+    """ls takes 0.5 s, pytest 10."""
+    pauses = Pauses()
+    pauses.add("ls", 0.5)
+    pauses.add("pytest", 10.0)
+    return TimeToLive(pauses)
+
+
+def continuum(tool: str, pause: float, pins: bool = True) -> Served:
+    """J1's first turn ends at 5 s, when the KV cache holds 6 of 10 tokens; its second has 9. J2 comes at 4 s with 8."""
+    jobs = [
+        Session("J1", [Turn(2, 5, extra={"tool": tool}), Turn(2, 1, (0,), pause, 0)]),
+        Session("J2", [Turn(8, 1, pause=4.0)]),
+    ]
+    return serve(Continuum(Fixed(20), known(), pins), jobs, memory=10, eviction=SoftTTL(known()))
+
+
+@pytest.mark.parametrize(
+    ("tool", "pause", "pins", "admitted", "hits"),
+    [
+        ("ls", 1.0, True, (6, 7), 6),  # the second turn comes within 2 s, and before J2
+        ("ls", 9.0, True, (14, 7), 2),  # it does not: four of J1's blocks are evicted for J2
+        ("pytest", 1.0, True, (6, 5), 2),  # takes too long to wait for
+        ("write", 1.0, True, (6, 7), 6),  # unknown tools are waited for
+        ("ls", 1.0, False, (6, 5), 2),  # without pins only the order is Continuum's
+    ],
+)
+def test_continuum_waits_for_short_tools(
+    tool: str, pause: float, pins: bool, admitted: tuple[float, float], hits: int
+) -> None:
+    _, second, other = continuum(tool, pause, pins).requests
+    assert ((second.admitted_at, other.admitted_at), second.num_cached_tokens) == (admitted, hits)
+
+
+def test_pins_whose_time_is_over_do_not_stop_both_jobs() -> None:
+    """Pins of 5 and 5 of 10 tokens; the next turns of both wait, and each needs two more: the later pin goes."""
+    jobs = [Session(name, [Turn(2, 4, extra={"tool": "ls"}), Turn(1, 1, (0,), 0.5, 0)]) for name in ("J1", "J2")]
+    ttl = TimeToLive(Pauses(), 0.25)
+    served = serve(Continuum(Fixed(20), ttl), jobs, memory=10, eviction=SoftTTL(TimeToLive(Pauses(), 0.25)))
+    assert [each.num_cached_tokens for each in served.requests] == [0, 5, 0, 3]
+
+
+@pytest.mark.parametrize("eviction", [LRU(), SoftTTL(known())])
+def test_a_tool_that_never_ends_blocks_nobody(eviction: Eviction) -> None:
+    """The client of J1 does not come back: its pin ends by time, without an event at the engine."""
+    jobs = [
+        Session("J1", [Turn(2, 5, extra={"tool": "ls"}), Turn(2, 1, (0,), 1e6, 0)]),
+        Session("J2", [Turn(8, 1, pause=4.0)]),
+    ]
+    served = serve(Continuum(Fixed(20), known()), jobs, memory=10, eviction=eviction)
+    assert served.requests[2].admitted_at == 7.0
+
+
+def test_the_time_to_live_is_the_best_of_the_observed_pauses() -> None:
+    """A miss costs 3 and a second of half the cache 0.5: gains of 1, 1.25 and -1 for 1, 2 and 8 s. At a worth of 1 no time pays."""
+    assert best_time([1, 2, 8, 1], 3 / 0.5) == 2
+    assert best_time([1, 2, 8, 1], 1.0) == 0
+    pauses = Pauses(least=2)
+    for tool, seconds in (("a", 4.0), ("b", 1.0), ("b", 1.0)):
+        pauses.add(tool, seconds)
+    of_tool, of_all = (Request(0, 1, 1, session="s", extra={"tool": tool}) for tool in "ba")
+    assert [TimeToLive(pauses, worth=20.0).after(each) for each in (of_tool, of_all)] == [1.0, 4.0], "a was seen once"
+    assert (pauses.mean(of_tool), pauses.mean(of_all), Pauses().mean(of_all)) == (1.0, 2.0, None)
+    assert TimeToLive(Pauses(), 3.0, worth=20.0).after(of_all) == 3.0
+    assert [TimeToLive(pauses).after(each) for each in (of_tool, of_all, Request(0, 1, 1))] == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("pause", [None, 3.0])
+def test_pauses_are_learned_from_the_next_turn(pause: float | None) -> None:
+    """Of the tool that the turn before called; the seconds since it ended, if the request does not say so itself. First turns teach nothing."""
+    pauses = Pauses()
+    first = Request(0, 1, 1, session="s", extra={"tool": "ls"}, last=False, pause=0.0)
+    second = Request(1, 1, 1, session="s", arrival_time=7.5, last=True, pause=pause)
+    for request, end in ((first, 5.0), (second, 9.0)):
+        pauses.note_arrival(request)
+        pauses.note_end(request, end)
+    assert [*pauses.of_tool(first)] == [2.5 if pause is None else pause] and not pauses.of_tool(second)

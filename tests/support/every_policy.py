@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from cbatch import Policy
 from policies.chunking import Filling, Fixed, PDAware, Slack, TileAligned
+from policies.continuum import Continuum
 from policies.dlpm import DLPM
 from policies.lars import LARS
 from policies.length_order import LengthOrder
@@ -13,6 +14,7 @@ from policies.mc_sf import McSf
 from policies.mlfq import MLFQ
 from policies.orca import Orca
 from policies.past_future import PastFuture
+from policies.pauses import Pauses, TimeToLive
 from policies.plas import Atlas, Plas
 from policies.predictors import Bins, Noisy, Oracle, Predictor
 from policies.prefill_first import PrefillFirst
@@ -58,6 +60,7 @@ EVERY_POLICY: dict[str, Callable[[int], Policy]] = {
     "mlfq": lambda chunk: MLFQ(quantum=0.003, promote_after=0.05),
     "plas": lambda chunk: Plas(Fixed(chunk), [0.003, 0.01], beta=2.0),
     "atlas": lambda chunk: Atlas(Fixed(chunk), [0.002], beta=4.0),
+    "continuum": lambda chunk: Continuum(Fixed(chunk), TimeToLive(Pauses(), 0.02, worth=1.0)),
     "mc_sf": lambda chunk: McSf(Noisy(share=0.5)),
     "mc_benchmark": lambda chunk: McSf(Oracle(), "arrival"),
     "past_future": lambda chunk: PastFuture(window=4),

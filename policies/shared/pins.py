@@ -1,0 +1,126 @@
+"""Sarathi-Serve for sessions, some of which are pinned: their cached KV blocks are not given to other sessions.
+
+A pin is a promise of this policy, not of the KV cache: it admits no request that would take pinned blocks. How many free blocks hold the
+tokens of pinned sessions is estimated: the tokens of all pins, at most what is cached. An eviction has to choose the same blocks last.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from math import inf
+from typing import Any, NamedTuple
+
+from cbatch import SERVED, Plan, PlanBuilder, Request, View
+from policies.chunking import ChunkSelector
+from policies.sarathi_serve import SarathiServe
+from policies.shared.programs import ends_program, program_of
+from policies.shared.waiting import WaitingQueue
+
+
+class Pin(NamedTuple):
+    """number: in the order of making. num_tokens: in the KV cache. since, until: seconds."""
+
+    number: int
+    num_tokens: int
+    since: float
+    until: float
+
+
+class PinnedSessions(SarathiServe):
+    """Pins a session for `keep` seconds when a turn that is not its last has ended, until its next turn is admitted.
+
+    If a running request lacks a block, or the first waiting one if nothing runs and the times of all pins are over, the pin with the latest
+    end goes. Then the newest running request is preempted. Waiting requests come by `rank`; ties: arrival.
+    """
+
+    depends_on = ("prefix_cache", "sessions")
+
+    def __init__(self, chunking: ChunkSelector, pins: bool = True) -> None:
+        """pins: False: blocks of pinned sessions are given to others."""
+        super().__init__(chunking)
+        self.pins = pins
+        self.pinned: dict[Hashable, Pin] = {}
+        self.first: dict[Hashable, int] = {}  # sessions in the order of their first arrivals
+        self.waiting: defaultdict[Hashable, set[Request]] = defaultdict(set)
+        self._queue, self._num_events = WaitingQueue(self.rank), 0
+
+    def keep(self, request: Request) -> float | None:
+        """Returns the seconds for which to pin a session, of whose requests this one has ended; None: not at all."""
+        raise NotImplementedError
+
+    def rank(self, request: Request) -> Any:
+        return self.first[program_of(request)]
+
+    def lapse(self, view: View) -> None:
+        """Ends pins before a plan."""
+
+    def plan(self, view: View) -> Plan:
+        self.lapse(view)
+        plan = view.plan()
+        missing = view.ready_decodes(min(plan.rows_left, plan.tokens_left))[1]
+        while self.pinned and missing > plan.free_blocks - self._num_blocks(view):
+            self._unpin_latest()
+        self.fill(plan, view, self._in_order(plan, view))
+        for request in plan.plan.preempt:
+            self._wait(request)
+        ends = [pin.until for pin in self.pinned.values() if pin.until > view.now]
+        return plan.build(wake_at=min(ends, default=inf))
+
+    def on_arrival(self, request: Request) -> None:
+        self._num_events += 1
+        self.first.setdefault(program_of(request), self._num_events)
+        self._wait(request)
+
+    def on_finish(self, request: Request) -> None:
+        super().on_finish(request)
+        program, now = program_of(request), request.finished_at or 0.0
+        self._leave(request)
+        if ends_program(request):
+            self.first.pop(program, None)
+            self.unpin(program)
+        elif request.finish_reason in SERVED and (seconds := self.keep(request)) is not None:
+            self.unpin(program)
+            self._num_events += 1
+            tokens = request.num_prompt_tokens + request.num_output_tokens - 1
+            self.pinned[program] = Pin(self._num_events, tokens, now, now + seconds)
+            self._queue.push(*self.waiting.get(program, ()))
+
+    def unpin(self, program: Hashable) -> None:
+        if self.pinned.pop(program, None) is not None:
+            self._queue.push(*self.waiting.get(program, ()))
+
+    def _in_order(self, plan: PlanBuilder, view: View) -> Iterator[Request]:
+        """Yields prompts under way, then waiting requests as long as they take no pinned blocks."""
+        yield from view.prefilling
+        for request in self._queue.in_order(view):
+            program, needed = program_of(request), view.kv.num_lacking(request, request.num_tokens)
+            while needed > plan.free_blocks - self._num_blocks(view, but=program):
+                busy = view.running or plan.num_requests or view.num_in_flight
+                if busy or any(pin.until > view.now for pin in self.pinned.values()) or not self._unpin_latest(program):
+                    return
+            yield request
+            self._leave(request)  # reached only if the request was admitted
+            self.unpin(program)
+
+    def _num_blocks(self, view: View, but: Hashable = None) -> int:
+        """Returns the free blocks that sessions other than `but` have pinned."""
+        if not self.pins:
+            return 0
+        tokens = (pin.num_tokens for program, pin in self.pinned.items() if program != but)
+        return min(sum(number // view.kv.block_size for number in tokens), view.kv.num_cached)
+
+    def _unpin_latest(self, but: Hashable = None) -> bool:
+        """Ends the pin with the latest end. Returns False if there is none but that of `but`."""
+        others = [(pin.until, pin.number, program) for program, pin in self.pinned.items() if program != but]
+        if others:
+            self.unpin(max(others)[-1])
+        return bool(others)
+
+    def _wait(self, request: Request) -> None:
+        self.waiting[program_of(request)].add(request)
+        self._queue.push(request)
+
+    def _leave(self, request: Request) -> None:
+        program = program_of(request)
+        self.waiting[program].discard(request)
+        if not self.waiting[program]:
+            del self.waiting[program]
