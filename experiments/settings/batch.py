@@ -2,7 +2,7 @@
 
     B = floor((M_G - M_S) / (L x m_kv))      M_G, M_S: bytes of the GPU and of the model, m_kv: bytes of a token's keys and values
 
-The numerator over m_kv is the size of the KV cache, `kv_tokens`.
+The numerator over m_kv is the size of the KV cache, `kv_tokens`. Pipeline stages share it, with a batch each.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,8 @@ def batch_of(settings: "Settings") -> tuple[int, str]:
     known = isinstance(workload, Workload)  # a user's class has `requests` alone
     facts = workload.source(vocabulary).facts if known else facts_of(workload.requests(vocabulary))
     longest = min(facts.longest.max_tokens, settings.model.max_positions)
-    if not (batch := kv_tokens // block_size // blocks_for(longest, block_size)):
+    batch = kv_tokens // block_size // blocks_for(longest, block_size) // backend.pipeline_stages
+    if not batch:
         raise ConfigError(
             f"batch=auto: the longest request has {longest} tokens, the KV cache {kv_tokens}; give batch=N"
         )

@@ -53,7 +53,8 @@ def read_service(folder: str | Path) -> Service | None:
 
 def read_steps(folder: str | Path) -> pd.DataFrame:
     """Reads one row per iteration of a run, with the columns of `cbatch.record.StepRecord`. Times are in seconds."""
-    return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
+    later = StepRecord._field_defaults  # than runs of earlier versions
+    return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note" and name not in later])
 
 
 def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -> pd.DataFrame:

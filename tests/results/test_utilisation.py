@@ -58,6 +58,9 @@ def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, 
     if not gpus:
         assert mfu["decode"] < 0.2 * mfu["prefill"] and mfu["mixed"] > 0.6 * mfu["prefill"], "SARATHI's argument"
         assert mbu["decode"] > mbu["mixed"], "compute and bandwidth are complementary"
+    for table in (steps, steps.drop(columns=["num_scores", "num_kv_reads"])):  # of this version, of an earlier one
+        table.to_csv(tmp_path / "run" / "steps.csv", index=False, lineterminator="\r\n")
+        assert read_steps(tmp_path / "run").columns.tolist() == table.columns.tolist()
     drawn = command("plot", "composition", "run", cwd=tmp_path)
     assert (drawn.returncode, drawn.stderr) == (0, "")
 
