@@ -539,6 +539,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
         (["composition", "{one}", "order=a"], "order: a: no such key; known: prefill_first"),
         (["composition", "{one}", "format=doc"], "format=doc: no such format; choose among "),
         (["throughput_vs_pd", "{one}"], "needs runs with several values of workload.pd_ratio; sweep it with -m "),
+        (["latency_vs_rate", "{one}"], "sweep it with -m workload=open_loop workload.arrivals.rate=1,2,4,8"),
         (
             ["latency_vs_rate", "{together}", "percentiles=98"],
             "figure=ttft_seconds.p98: summary.json has no such number; did you mean ttft_seconds.p9",
