@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -105,8 +106,12 @@ def has_rows(path: Path, num_rows: int) -> bool:
         return False
     if content.count(b"\r\n") == 1 + num_rows:
         return True
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:  # texts may contain line breaks
+    with (
+        suppress(csv.Error),
+        path.open(newline="", encoding="utf-8", errors="replace") as file,
+    ):  # texts may have line breaks
         return sum(1 for _ in csv.reader(file)) == 1 + num_rows
+    return False
 
 
 def extra_names(requests: Iterable[Request]) -> list[str]:

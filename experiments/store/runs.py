@@ -3,6 +3,7 @@
 All plots, tables and comparisons read runs through this module.
 """
 
+import csv
 import re
 import sys
 import zlib
@@ -25,7 +26,7 @@ from experiments.report.text import Summary, count_text, figures_text, format_me
 from experiments.store.claim import read_state
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, read_summary, run_folders
 
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error)
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, csv.Error, zlib.error)
 
 ONE_REPLICATION = (
     "the seed changes nothing here: 1 replication, no interval; draw from a trace's lengths "

@@ -1,5 +1,6 @@
 """Reads the tables of one run as frames, with one row per request, iteration or token."""
 
+import csv
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -93,12 +94,14 @@ def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFram
     path = _file(folder, name)
     check_whole(Path(folder), read_summary(Path(folder)))
     with reading(path):
+        with path.open(newline="", encoding="utf-8") as file:  # pandas would shift the columns
+            header, first = len(next(lines := csv.reader(file), ())), next(lines, None)
+        if first is not None and len(first) != header:
+            raise ValueError(f"{len(first)} fields below a header of {header}")
         empty = [] if name == STEPS else [""]  # a client may be called NA
         own = {str(column): read_extra for column in pd.read_csv(path, nrows=0) if str(column).startswith(EXTRA)}
         types = dict.fromkeys(_NAMES, str)
         frame = pd.read_csv(path, keep_default_na=False, na_values=empty, dtype=types, converters=own)
-        if not isinstance(frame.index, pd.RangeIndex):
-            raise ValueError("rows with more fields than the header")
         return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
 
 

@@ -279,3 +279,5 @@ def test_a_table_with_line_breaks_in_its_texts_is_whole(tmp_path: Path) -> None:
     write_csv(tmp_path / "table.csv", ["note"], [["two\nlines"], ["one"]])
     assert has_rows(tmp_path / "table.csv", 2)
     assert not has_rows(tmp_path / "table.csv", 3)
+    (tmp_path / "table.csv").write_text(f'"{200_000 * chr(48)}')
+    assert not has_rows(tmp_path / "table.csv", 3)

@@ -220,8 +220,14 @@ def test_means_and_replications_of_known_numbers() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "read", "says"),
     [
-        ("steps.csv", "iteration,started\n" + 5 * "0,1,2\n", read_steps, "ValueError: rows with more fields"),
+        (
+            "steps.csv",
+            "iteration,started\n0,1,2\n1,1,2\n2,1,2\n3,1,2\n4,1,2\n",
+            read_steps,
+            "ValueError: 3 fields below a header of 2",
+        ),
         ("steps.csv", "iteration,started\n" + 5 * "0,1\n", read_steps, "KeyError: 'planned_at'"),
+        ("requests.csv", "id,x\n" + 4 * "0\n", read_requests, "ValueError: 1 fields below a header of 2"),
         ("requests.csv", "id\n" + 4 * "0\n", read_requests, "KeyError: 'scheduling_delay_seconds'"),
         ("tokens.npz", "nothing", read_tokens, "ValueError: "),
     ],
