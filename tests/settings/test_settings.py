@@ -232,7 +232,9 @@ def test_batch_auto_is_formula_1_of_sarathi(length: int, observed: int, formula:
         assert settings.batch == settings.workload.batch == batch
         assert settings.chosen["batch"].startswith(f"{batch} (formula 1")
     assert abs(batch - observed) <= 2
-    staged = settings_of("orca", "closed", {"backend": "sim", **of_paper, "kv_tokens": size, "pipeline_stages": 2})
+    staged = settings_of(
+        "orca", "closed", {"backend": "sim", **of_paper, "hardware": "h200", "kv_tokens": size, "pipeline_stages": 2}
+    )
     assert staged.batch == formula // 2, "each stage has a batch in flight"
 
 
