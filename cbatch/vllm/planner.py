@@ -171,7 +171,7 @@ class Planner:
         if not scheduled:
             return
         num_decodes = sum(request in population.decoding for request in requests) if self._counts_steps else 0
-        population.advance(requests, view.now)
+        population.advance(requests, scheduled, view.now)
         population.leave_ending()
         num_free, note = view.kv.num_free, "" if plan is None else plan.note
         if plan is not None and self._leaps and self.all_decode:

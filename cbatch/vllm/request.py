@@ -93,13 +93,18 @@ class Population(Queues):
         request.lose(request.source.num_computed_tokens)
         self.wait(request)
 
-    def advance(self, scheduled: list[ServedRequest], now: float) -> None:
-        """Updates the queues for an iteration that vLLM has scheduled. scheduled: in the order of the plan."""
+    def advance(self, requests: list[ServedRequest], scheduled: Mapping[str, int], now: float) -> None:
+        """Updates the queues for an iteration that vLLM has scheduled. requests: in the order of the plan. scheduled: tokens by vLLM's id."""
         decodes = served(self.decoding.members)
         num_decodes = len(decodes)
-        for request in scheduled[num_decodes:] if scheduled[:num_decodes] == decodes else scheduled:
+        for request in requests[num_decodes:] if requests[:num_decodes] == decodes else requests:
             if request.status is Status.WAITING:
                 self.admit(request, now)
+                found = request.source.num_computed_tokens - scheduled[request.vllm_id]
+                if request.num_preemptions:
+                    request.resume(found)
+                else:
+                    request.num_cached_tokens = found
             if request in self.prefilling and not request.source.is_prefill_chunk:
                 self.begin_decoding(request)
 

@@ -6,7 +6,7 @@ draws that many runs.
 """
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -98,10 +98,17 @@ class Clients:
 def run(rig: Any, clients: Clients) -> list[tuple[Any, ...]]:
     """Serves random clients to the end; returns the tokens of each iteration, by request, and who is preempted."""
     scheduled, schedule = [], rig.scheduler.schedule
+    most, again, by_id = Counter[str](), Counter[str](), rig.scheduler._planner.population.by_id
+    found, served = dict[str, int](), dict[str, Request]()
 
     def note() -> Any:
         output = schedule()
         scheduled.append((*output.num_scheduled_tokens.items(), output.preempted_req_ids))
+        for id_, number in output.num_scheduled_tokens.items():
+            end, served[id_] = rig.scheduler.requests[id_].num_computed_tokens, by_id[id_]
+            found.setdefault(id_, end - number)
+            again[id_] += max(min(end, most[id_]) - (end - number), 0)
+            most[id_] = max(most[id_], end)
         return output
 
     rig.scheduler.schedule = note
@@ -109,6 +116,8 @@ def run(rig: Any, clients: Clients) -> list[tuple[Any, ...]]:
         clients.take(rig.step())
         check_population(rig)
     check_nothing_is_lost(rig, clients)
+    for id_, request in served.items():
+        assert (request.num_cached_tokens, request.num_recomputed_tokens) == (found[id_], again[id_])
     return scheduled
 
 
