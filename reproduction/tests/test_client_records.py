@@ -1,15 +1,18 @@
 """`reproduction.profiles records=...`: a server's speed from what its clients recorded."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from cbatch.sim import load_profile
+from cbatch.sim import Profile, load_profile
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
 from experiments.api import simulate
+from experiments.settings.settings import Settings
 from reproduction.profiles import client_records
 from reproduction.profiles.__main__ import main
 from reproduction.profiles.client_records import END_TO_END, TPOT, TTFT, read_records
@@ -58,6 +61,54 @@ def test_factors_and_delay_are_found_from_the_clients_alone(
     assert "requests 31 to 60, not fitted" in printed
     _, without, fitted = next(line for line in printed.splitlines() if line.startswith("ttft mean")).split()[2:]
     assert abs(float(fitted.rstrip("%"))) < 2 < abs(float(without.rstrip("%")))
+
+
+BASE = pd.Series([1.0, 3.0, 2.0, 4.0, 2.0, 6.0, 4.0, 8.0])
+"""Seconds to the first token of 10, on a card whose factors are 1; the others take 0.01 s each."""
+
+
+def fit_to(ttft: Sequence[float], tpot: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Path]:
+    """Fits a server that needs no simulation to recorded seconds; returns the status of the command and the profile's path."""
+
+    def simulated(settings: Settings, profile: Profile, path: Path, number: int) -> pd.DataFrame:
+        first, later = profile.card.prompts * BASE, profile.card.decodes * 0.01
+        return pd.DataFrame({TTFT: first, TPOT: later, END_TO_END: first + 9 * later})
+
+    monkeypatch.setattr(client_records, "simulate", simulated)
+    bench = {"start_times": [*range(8)], "input_lens": [9] * 8, "output_lens": [10] * 8, "itls": [[tpot] * 9] * 8}
+    (folder / "bench.json").write_text(json.dumps({**bench, "ttfts": [*ttft]}))
+    path = folder / "fitted.json"
+    return main([f"records={folder / 'bench.json'}", f"output={path}", *SERVER]), path
+
+
+def test_the_first_half_is_fitted_and_the_second_half_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts take 1.2 times as long, and 1.1 times in the second half; decodes 0.9 times; each first token comes 0.5 s later."""
+    status, path = fit_to([*(1.2 * BASE[:4] + 0.5), *(1.1 * BASE[4:] + 0.5)], 0.009, tmp_path, monkeypatch)
+    card = load_profile(str(path)).card
+    assert status == 0 and (card.prompts, card.decodes) == pytest.approx((1.2, 0.9), abs=0.01)
+    rows = {line[:16].strip(): line.split()[2:] for line in capsys.readouterr().out.splitlines() if " mean " in line}
+    first, last = 1.1 * 5 + 0.5, 1.1 * 5 + 0.5 + 9 * 0.009
+    shown = [rows[f"{name} mean"] for name in ("ttft", "end_to_end")]
+    assert [float(row[0]) for row in shown] == pytest.approx([first, last], rel=1e-3)
+    errors = [float(row[2].rstrip("%")) / 100 for row in shown]
+    assert errors == pytest.approx([(1.2 * 5 + 0.5) / first - 1, (1.2 * 5 + 0.5 + 9 * 0.009) / last - 1], abs=0.006)
+
+
+def test_factors_that_fit_the_first_half_alone_are_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, path = fit_to([*(1.2 * BASE[:4]), *BASE[4:]], 0.01, tmp_path, monkeypatch)
+    assert status == 2 and not path.exists()
+    assert "predicts the half that was not fitted as well" in capsys.readouterr().err
+
+
+def test_first_tokens_before_the_simulated_ones_have_no_delay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fit_to(BASE - 0.3, 0.01, tmp_path, monkeypatch)[0] == 0
+    assert "server_seconds" not in capsys.readouterr().out
 
 
 def test_a_run_and_its_clients_have_the_same_records(records: Path) -> None:

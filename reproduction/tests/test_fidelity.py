@@ -143,6 +143,22 @@ def test_a_winner_counts_where_cards_differ_by_less_and_a_wrong_one_costs_what_i
     assert alone["named"].sum() == 4 and alone["elsewhere"].isna().all()
 
 
+def test_no_winner_is_named_where_ranges_meet() -> None:
+    """Of simulated times from 1 to 2 and from 2 to 3, or to 4 from 2.5."""
+    runs = {"a": (1.0, [0.0, 1.0]), "b": (2.0, [0.0, 0.5]), "c": (2.5, [0.0, 0.6])}
+    cases = {
+        name: {
+            "model": "m",
+            "measured": {"TTFT mean": real},
+            "simulated": {"TTFT mean": real},
+            "error_range": {"TTFT mean": ends},
+        }
+        for name, (real, ends) in runs.items()
+    }
+    found = pairs([{"cases": {"queued": cases}}])
+    assert dict(zip(found["policies"], found["named"], strict=True)) == {"a | b": False, "a | c": True, "b | c": False}
+
+
 def test_the_baseline_names_who_won_in_other_sittings() -> None:
     """`b` beats `a` on cards 1 and 2 when queued, `a` beats `b` on card 3, and at a load on card 2; `c` was served by card 1 alone."""
     ahead, behind = {"a": ranked(2.0, 2.0), "b": ranked(1.0, 1.0)}, {"a": ranked(1.0, 1.0), "b": ranked(2.0, 2.0)}

@@ -1,14 +1,16 @@
 """`simulate`, `serve` and `compare` of `experiments.api`: what they return is what the commands write and print."""
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
 from commands import command
 
-from cbatch import CbatchError, Plan, Request, View
+from cbatch import CachedBlock, CbatchError, Eviction, Plan, Request, View
 from cbatch.cluster import LeastLoaded
 from experiments.api import capacity, compare, plot, serve, simulate
 from experiments.compare import pairs_of, read_replications, table_of
@@ -97,6 +99,21 @@ def test_an_eviction_and_a_router_are_objects_as_their_names_are() -> None:
     pd.testing.assert_frame_equal(named.requests, made.requests)
     assert named.about["identity"] == made.about["identity"]
     assert made.summary["prefix_cache"]["evicted_blocks"] > 0
+
+
+class Counting(Eviction):
+    dynamic = True  # keys are requested before each eviction
+    evictions: ClassVar = Counter[int]()  # by replica
+
+    def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[Any]:
+        self.evictions[id(self)] += 1
+        return super().keys(blocks, now)
+
+
+def test_evicted_blocks_are_those_of_all_replicas() -> None:
+    cached = {"requests": 40, "batch": 8, "prefix_cache": True, "kv_tokens": 6000, "replicas": 2}
+    found = simulate("orca", "chat", eviction=Counting(), **cached).summary["prefix_cache"]["evicted_blocks"]
+    assert found == Counting.evictions.total() and len(Counting.evictions) == 2
 
 
 def test_a_policy_keeps_nothing_of_a_run() -> None:

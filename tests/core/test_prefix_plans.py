@@ -174,15 +174,13 @@ def test_a_cache_without_hits_changes_nothing(name: str) -> None:
     assert told[0] == told[1]
 
 
-def test_a_salt_keeps_requests_apart() -> None:
+@pytest.mark.parametrize(
+    "content", [{"prompt": [1, 2, 3, 4]}, {"prefix_hashes": (7, 8, 9, 10), "hash_block": 1}, {"texts": ((5, 0),)}]
+)
+def test_a_salt_keeps_requests_apart(content: dict[str, Any]) -> None:
+    fields = {name: dict.fromkeys("ABC", value) for name, value in content.items()}
     salts = {"A": "mine", "B": "yours", "C": "mine"}
-    ran = golden(
-        InOrder(),
-        "A 4/1 @0, B 4/1 @1, C 4/1 @2",
-        prefix_cache=LRU(),
-        prompt=prompts(A="abcd", B="abcd", C="abcd"),
-        salt=salts,
-    )
+    ran = golden(InOrder(), "A 4/1 @0, B 4/1 @1, C 4/1 @2", prefix_cache=LRU(), salt=salts, **fields)
     assert ran.schedule == "A4 | B4 | C1"
 
 

@@ -241,14 +241,15 @@ def test_a_simulated_cache_names_blocks_by_the_prompts_of_the_file_too(tmp_path:
     assert sum(request.num_cached_tokens for request in served) > 0
 
 
-def test_a_replay_that_finds_other_tokens_than_the_run_says_so() -> None:
+@pytest.mark.parametrize("more", [4, -4])
+def test_a_replay_that_finds_other_tokens_than_the_run_says_so(more: int) -> None:
     recorded = record(make(Orca(), simulated(), prefix_cache=LRU()), alike())
     place, event = next((place, event) for place, event in enumerate(recorded.events) if getattr(event, "cached", ()))
     assert isinstance(event, Decision)
-    changed = event._replace(cached=tuple((id_, tokens + 4) for id_, tokens in event.cached))
+    changed = event._replace(cached=tuple((id_, tokens + more) for id_, tokens in event.cached))
     events = [*recorded.events[:place], changed, *recorded.events[place + 1 :]]
     (id_, tokens), *_ = event.cached
-    finds = f"request {id_} finds {tokens} cached tokens, and {tokens + 4} when recorded"
+    finds = f"request {id_} finds {tokens} cached tokens, and {tokens + more} when recorded"
     with pytest.raises(ReplayError, match=rf"^iteration {event.iteration}: {finds}; the eviction has changed since"):
         ask(Orca(), recorded._replace(events=events), alike(), LRU())
 

@@ -92,9 +92,10 @@ def test_a_full_door_refuses_until_a_request_has_ended() -> None:
 
     async def come() -> None:
         await desk.open(n=2)
-        with pytest.raises(HTTPException, match="429: 2 requests are open"):
-            await desk.open(prompt=["a", "b"])
-        assert value("cbatch:admission_rejections_total") == 2
+        for two in ({"prompt": ["a", "b"]}, {"n": 2}):
+            with pytest.raises(HTTPException, match="429: 2 requests are open"):
+                await desk.open(**two)
+        assert value("cbatch:admission_rejections_total") == 4
         await desk.open()
         with pytest.raises(HTTPException, match="429: 3 requests are open"):
             await desk.open()
@@ -102,7 +103,7 @@ def test_a_full_door_refuses_until_a_request_has_ended() -> None:
         await desk.open()
 
     asyncio.run(come())
-    assert [spec.id for spec in desk.sent] == [0, 1, 2, 3] and value("cbatch:admission_rejections_total") == 3
+    assert [spec.id for spec in desk.sent] == [0, 1, 2, 3] and value("cbatch:admission_rejections_total") == 5
 
 
 def test_a_stream_has_a_chunk_for_each_token() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 from commands import PATIENCE, summary
 
-from cbatch import SLO, FinishReason, RequestSpec
+from cbatch import SLO, FinishReason, Request, RequestSpec
 from experiments.server.engine import Inbox, Message, Turn, serve_clients
 from experiments.server.meters import Meters
 from experiments.server.settings import read_server_settings
@@ -52,12 +53,13 @@ def converse(folder: Path, answer: Callable[[Any, list[Turn]], Sequence[Message]
     return messages
 
 
-def until_all_ended(specs: Sequence[RequestSpec]) -> Callable[[Any, list[Turn]], Sequence[Message]]:
-    """Asks for all at once, and closes the door when they have ended."""
+def until_all_ended(specs: Sequence[RequestSpec], gap: float = 0.0) -> Callable[[Any, list[Turn]], Sequence[Message]]:
+    """Asks for all, `gap` seconds apart, and closes the door when they have ended."""
 
     def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
-        num_ended = sum(len(turn.ended) for turn in turns)
-        return specs if isinstance(message, int) else [None] if turns and num_ended == len(specs) else []
+        num_ended, now = sum(len(turn.ended) for turn in turns), perf_counter()
+        asked = [replace(spec, arrival_time=now + gap * place) for place, spec in enumerate(specs)]
+        return asked if isinstance(message, int) else [None] if turns and num_ended == len(specs) else []
 
     return answer
 
@@ -82,15 +84,16 @@ def test_turns_have_the_tokens_of_the_outputs_and_the_ends(tmp_path: Path) -> No
 def test_times_are_scaled_and_the_run_has_what_was_asked(tmp_path: Path) -> None:
     began = perf_counter()
     specs = [spec(0, [1, 2], 40, client="a", session="s", tier="t", priority=3, slo=SLO(ttft=1)), spec(1, [3], 1)]
-    *_, last, figures = converse(tmp_path / "run", until_all_ended(specs), *SIMULATED, "decisions=true")
+    *_, last, figures = converse(tmp_path / "run", until_all_ended(specs, 0.02), *SIMULATED, "decisions=true")
     seconds = perf_counter() - began
     rows = pd.read_csv(tmp_path / "run" / "requests.csv").set_index("id")
     named = ("client", "session", "tier", "priority", "slo_ttft_seconds")
     assert (
         rows.loc[0, [*named]].tolist() == ["a", "s", "t", 3, 1]
-        and rows.output_tokens.tolist() == [1, 40]
+        and sorted(rows.output_tokens) == [1, 40]
         and set(last.tokens) == {-1}
     )
+    assert rows.arrival[1] - rows.arrival[0] == pytest.approx(20 * 0.02)
     assert 0.1 < rows.end_to_end_seconds[0] < 20 * seconds
     scale, late = figures["about"]["chosen"]["time_scale"].split(" (iterations ended at most ")
     assert scale == "20" and 0 < float(late.split(" s")[0]) < seconds
@@ -161,6 +164,11 @@ def test_metrics_are_those_of_the_run(tmp_path: Path) -> None:
     num_tokens = sum(len(turn.ids) for turn in turns)
     assert counted == {"prompt_tokens": 45, "generation_tokens": num_tokens, CACHE[0]: 45, CACHE[1]: 16}
     assert value("cbatch:num_preemptions_total") == value("cbatch:admission_rejections_total") == 0
+    again = Request(4, 9, 2)
+    again.finish_reason, again.admitted_at, again.num_preemptions = FinishReason.CANCELLED, 0.0, 2
+    again.num_cached_tokens, again.num_cached_again = 4, 8
+    meters.count(Turn([], [], [again], (0, 0, 0.0)))
+    assert [value(f"cbatch:{name}_total") for name in ("num_preemptions", *CACHE)] == [2, 45 + 9, 16 + 4]
     for name, group in TIMES.items():
         assert value(f"cbatch:{name}_seconds_count") == 3
         assert value(f"cbatch:{name}_seconds_sum") / 3 == pytest.approx(figures[group]["mean"])

@@ -1,11 +1,13 @@
 """Prompts that begin alike, and how much of them a cache that evicts nothing holds."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cbatch import CostFunction, KVSize, Limits, Request, Server
 from cbatch.sim import SimExecutor
@@ -35,6 +37,21 @@ def test_a_group_shares_a_prefix() -> None:
     prompts = [each.prompt or () for each in workload.requests(WORDS)]
     for (group, first), (other, second) in pairwise(zip(groups, prompts, strict=True)):
         assert (first[:64] == second[:64]) == (group == other) and first[64:] != second[64:]
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        PrefixGroups(num_requests=9, groups=3, prefix=64, arrivals=GammaArrivals(rate=0.1), lengths=LENGTHS),
+        Chat(closed=False, num_requests=8, turns=4, system=16, pause=5.0, arrivals=AllAtOnce(), lengths=LENGTHS),
+        Chat(num_requests=8, turns=4, system=16, pause=5.0, arrivals=AllAtOnce(), lengths=LENGTHS),
+    ],
+    ids=["groups", "chat", "closed"],
+)
+def test_another_seed_has_other_prefixes(workload: Any) -> None:
+    drawn = [replace(workload, seed=seed).source(WORDS) for seed in (0, 1)]
+    starts = [{tuple(each.prompt[:16]) for each in arrivals.due(0.0, 0)} for arrivals in drawn]
+    assert starts[0] and not starts[0] & starts[1]
 
 
 def test_a_turn_holds_the_turns_and_answers_before() -> None:
