@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator
 from math import inf
 from typing import Any, NamedTuple
 
-from cbatch import SERVED, Plan, PlanBuilder, Request, View
+from cbatch import Plan, PlanBuilder, Request, View
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.programs import ends_program, program_of
@@ -77,7 +77,7 @@ class PinnedSessions(SarathiServe):
         if ends_program(request):
             self.first.pop(program, None)
             self.unpin(program)
-        elif request.finish_reason in SERVED and (seconds := self.keep(request)) is not None:
+        elif (seconds := self.keep(request)) is not None:
             self.unpin(program)
             self._num_events += 1
             tokens = request.num_prompt_tokens + request.num_output_tokens - 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 
-from cbatch import Request
+from cbatch import SERVED, Request
 
 
 def program_of(request: Request) -> Hashable:
@@ -11,5 +11,6 @@ def program_of(request: Request) -> Hashable:
 
 
 def ends_program(request: Request) -> bool:
-    """Returns whether no request of the program follows. A session that does not say so goes on."""
-    return request.session is None or bool(request.last)
+    """Returns whether no request of the program follows this one, since it is the last, or its client has left or it was rejected."""
+    is_broken = request.finish_reason is not None and request.finish_reason not in SERVED
+    return request.session is None or bool(request.last) or is_broken

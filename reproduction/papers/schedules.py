@@ -40,7 +40,7 @@ OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Arguments of policies whose defaults are for iterations of milliseconds or for long outputs."""
 
-PREFIXES = ("continuum", "dlpm", "prefix_order")
+PREFIXES = ("continuum", "dlpm", "infercept", "prefix_order")
 """Policies that need a prefix cache. D's prompt is the beginning of A's."""
 
 PAUSING = ("mlfq", "ltr", "plas", "atlas")

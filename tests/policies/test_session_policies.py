@@ -14,9 +14,11 @@ from experiments.workloads import Session, Turn
 from policies.chunking import Fixed
 from policies.continuum import Continuum
 from policies.evictions import LRU, SoftTTL
+from policies.infercept import InferCept
 from policies.pauses import Pauses, TimeToLive, best_time
 from policies.plas import Atlas, Plas
 from policies.sarathi_serve import SarathiServe
+from policies.shared.waste import waste_of_computing, wastes
 
 
 class _Written(Wrapped):
@@ -199,3 +201,42 @@ def test_pauses_are_learned_from_the_next_turn(pause: float | None) -> None:
         pauses.note_arrival(request)
         pauses.note_end(request, end)
     assert [*pauses.of_tool(first)] == [2.5 if pause is None else pause] and not pauses.of_tool(second)
+
+
+# -- InferCept --------------------------------------------------------------------------------------------------------
+
+
+def test_the_wastes_are_those_of_infercept_s_code_and_paper() -> None:
+    """960 tokens beside 84 decodes of 8,000 tokens take chunks of 300: 47.0 + 200.9 + 13.5 token-seconds."""
+    discard = waste_of_computing(960, 384, 84, 8000, 0.0154, 2.79e-5)
+    assert discard == pytest.approx(261.4, abs=0.05)
+    assert 0.2 * 960 < discard < 0.3 * 960
+    assert wastes(100, 300, 0.5, 0.1) == {"discard": 200, "preserve": 10}
+    of_three = [wastes(100, 300, 0.5, 3, transfer) for transfer in (0.05, 0.2, 0.3)]
+    assert [min(each, key=each.__getitem__) for each in of_three] == ["swap", "swap", "discard"]
+    assert [each["swap"] for each in of_three] == [40, 160, 240] and of_three[0]["preserve"] == 300
+
+
+@pytest.mark.parametrize(
+    ("paper", "mean", "pause", "admitted", "hits"),
+    [
+        (False, 0.5, 0.25, (5.25, 6.25), 6),  # preserve wastes 3 token-seconds, discard 3.6
+        (False, 0.5, 9.0, (14, 5.6), 2),  # the pause is longer, and wastes 3.6 of them at 5.6 s
+        (False, 3.0, 0.25, (6, 5), 2),  # preserve wastes 18
+        (True, 0.5, 9.0, (14, 6), 2),  # discard wastes a second of 6 tokens
+    ],
+)
+def test_infercept_keeps_what_wastes_less(
+    paper: bool, mean: float, pause: float, admitted: tuple[float, float], hits: int
+) -> None:
+    """The jobs of `continuum`; a token takes 0.1 s: computing 6 again wastes 0.1 * 6 * 6."""
+    jobs = [
+        Session("J1", [Turn(2, 5, extra={"tool": "ls"}), Turn(2, 1, (0,), pause, 0)]),
+        Session("J2", [Turn(8, 1, pause=4.0)]),
+    ]
+    pauses = Pauses()
+    pauses.add("ls", mean)
+    policy = InferCept(Fixed(20), pauses, 384, 0.0, 0.1, paper)
+    _, second, other = serve(policy, jobs, memory=10, eviction=LRU()).requests
+    assert (second.admitted_at, other.admitted_at) == pytest.approx(admitted)
+    assert second.num_cached_tokens == hits

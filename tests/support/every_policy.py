@@ -6,6 +6,8 @@ from cbatch import Policy
 from policies.chunking import Filling, Fixed, PDAware, Slack, TileAligned
 from policies.continuum import Continuum
 from policies.dlpm import DLPM
+from policies.infercept import InferCept
+from policies.justitia import Justitia
 from policies.lars import LARS
 from policies.length_order import LengthOrder
 from policies.longest_first import LongestFirst
@@ -20,10 +22,12 @@ from policies.predictors import Bins, Noisy, Oracle, Predictor
 from policies.prefill_first import PrefillFirst
 from policies.prefix_order import PrefixOrder
 from policies.priority import Priority
+from policies.program_admission import ProgramAdmission
 from policies.qoserve import QoServe
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
+from policies.session_affinity import SessionAffinity
 from policies.slai import Slai
 from policies.tgi import Tgi
 from policies.trail import Trail
@@ -61,6 +65,12 @@ EVERY_POLICY: dict[str, Callable[[int], Policy]] = {
     "plas": lambda chunk: Plas(Fixed(chunk), [0.003, 0.01], beta=2.0),
     "atlas": lambda chunk: Atlas(Fixed(chunk), [0.002], beta=4.0),
     "continuum": lambda chunk: Continuum(Fixed(chunk), TimeToLive(Pauses(), 0.02, worth=1.0)),
+    "infercept": lambda chunk: InferCept(Fixed(chunk), Pauses(), 8, 0.001, 1e-4),
+    "infercept_paper": lambda chunk: InferCept(Fixed(chunk), Pauses(), paper=True),
+    "aimd": lambda chunk: ProgramAdmission(Fixed(chunk), "aimd", 0.02, width=2),
+    "thunder": lambda chunk: ProgramAdmission(Fixed(chunk), "thunder", 0.02, 0.6),
+    "justitia": lambda chunk: Justitia(Fixed(chunk), Oracle()),
+    "session_affinity": lambda chunk: SessionAffinity(8 + chunk, patience=0.05),
     "mc_sf": lambda chunk: McSf(Noisy(share=0.5)),
     "mc_benchmark": lambda chunk: McSf(Oracle(), "arrival"),
     "past_future": lambda chunk: PastFuture(window=4),

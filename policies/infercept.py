@@ -1,0 +1,74 @@
+"""InferCept (arXiv 2402.01869) over a prefix cache: keeps or discards the KV cache of sessions in a pause, whichever wastes less memory.
+
+Before each plan, `preserve` wastes a paused session's tokens for the rest of its pause, which `pauses` predicts (once that is over, or if
+it is unknown, as long as the pause has lasted); `discard` wastes memory while the tokens are computed again beside the running requests. Of
+the sessions for which discarding wastes less, one is kept as the first to go when blocks run short, that for which it wastes most, and
+the others are discarded. Kept blocks are not given to other sessions. Waiting requests come by the first arrival of their session.
+
+Discarded blocks stay in the prefix cache until they are evicted, so the waste of discarding is an upper bound. Nothing is swapped to
+host memory. Source: the code (WukLab/InferCept, vllm/core/scheduler_v2.py), whose times, of its own model and GPU, are the defaults;
+`paper=true`: the paper's formulas, with predicted times. Differences: docs/policies/infercept.md.
+"""
+
+from collections.abc import Hashable
+from math import inf
+
+from cbatch import BatchShape, ConfigError, Request, View
+from policies.chunking import ChunkSelector
+from policies.pauses import Pauses
+from policies.shared.pins import Pin, PinnedSessions
+from policies.shared.programs import program_of
+from policies.shared.waste import waste_of_computing, wastes
+
+
+class InferCept(PinnedSessions):
+    def __init__(
+        self,
+        chunking: ChunkSelector,
+        pauses: Pauses,
+        budget: int = 384,
+        seconds: float = 0.0154,
+        per_token: float = 2.79e-5,
+        paper: bool = False,
+    ) -> None:
+        """budget: tokens of an iteration, which takes `seconds` and `per_token` for each."""
+        super().__init__(chunking)
+        if budget < 1 or seconds < 0 or per_token < 0:
+            raise ConfigError(f"policy: need {budget=} >= 1, {seconds=} and {per_token=} >= 0")
+        self.pauses, self.budget, self.seconds, self.per_token, self.paper = pauses, budget, seconds, per_token, paper
+        self._means: dict[Hashable, float | None] = {}  # predicted pauses of pinned sessions
+
+    def keep(self, request: Request) -> float:
+        self._means[program_of(request)] = self.pauses.mean(request)
+        return 0.0
+
+    def lapse(self, view: View) -> None:
+        self._means = {program: self._means[program] for program in self.pinned}
+        running = sum(request.num_computed for request in view.running) if self.pinned else 0
+        candidates = list[tuple[float, int, Hashable]]()
+        for program, pin in self.pinned.items():
+            passed, mean, discard = view.now - pin.since, self._means[program] or 0.0, self._discard(pin, running, view)
+            rest = mean - passed if mean > passed else passed
+            if program not in self.waiting and discard < rest * pin.num_tokens:
+                candidates.append((discard, pin.number, program))
+            self.pinned[program] = pin._replace(until=pin.since + max(mean, discard / pin.num_tokens))
+        candidates.sort()
+        if candidates and view.running:
+            *_, kept = candidates.pop()
+            self.pinned[kept] = self.pinned[kept]._replace(until=inf)  # the latest end: the first to go
+        for *_, program in candidates:
+            self.unpin(program)
+
+    def on_arrival(self, request: Request) -> None:
+        self.pauses.note_arrival(request)
+        super().on_arrival(request)
+
+    def on_finish(self, request: Request) -> None:
+        super().on_finish(request)
+        self.pauses.note_end(request, request.finished_at or 0.0)
+
+    def _discard(self, pin: Pin, running: int, view: View) -> float:
+        tokens = pin.num_tokens
+        if self.paper:
+            return wastes(tokens, running, view.cost.predict(BatchShape(((tokens, 0),))), 0.0)["discard"]
+        return waste_of_computing(tokens, self.budget, len(view.decoding), running, self.seconds, self.per_token)

@@ -1,0 +1,81 @@
+"""Admits programs (sessions), not requests: the rules of ThunderAgent and of CONCUR (arXiv 2601.22705).
+
+Requests of active programs are served in the order of the programs' admission, those of others are held back. Requests that run go on.
+Every `period` seconds a rule decides how many programs are active:
+
+    aimd     CONCUR: at most `width`, the earliest; one more after a good period, half after a congested one
+    thunder  ThunderAgent: those whose tokens fit into `limit` of the KV cache; programs in a pause are held back first
+
+Both rules are from secondary notes; what these do not say is a free choice: docs/policies/program_admission.md. If the KV cache is
+full, the newest running request is preempted. Ties: first arrival.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+
+from cbatch import ConfigError, Plan, Request, View
+from policies.chunking import ChunkSelector
+from policies.sarathi_serve import SarathiServe
+from policies.shared.admission import Admission, Aimd, Thunder
+from policies.shared.programs import ends_program, program_of
+
+
+class ProgramAdmission(SarathiServe):
+    depends_on = ("sessions",)
+
+    def __init__(
+        self,
+        chunking: ChunkSelector,
+        rule: str = "aimd",
+        period: float = 5.0,
+        limit: float = 0.9,
+        least_found: float = 0.5,
+        width: int = 8,
+    ) -> None:
+        """least_found: share of the prompts of later turns; 0 if there is no prefix cache. width: programs at first, of `aimd`."""
+        super().__init__(chunking)
+        if rule not in ("aimd", "thunder") or not (
+            period > 0 and 0 < limit <= 1 and 0 <= least_found <= 1 and width >= 1
+        ):
+            ranges = f"{period=} > 0, 0 < {limit=} <= 1, 0 <= {least_found=} <= 1, {width=} >= 1"
+            raise ConfigError(f"policy: need {rule=} in aimd, thunder; {ranges}")
+        self.rule, self.period, self.limit, self.least_found, self.width = rule, period, limit, least_found, width
+        self.programs: Admission = Aimd(limit, least_found, width) if rule == "aimd" else Thunder(limit)
+        self._next, self._preempted, self._found, self._asked = period, False, 0, 0
+
+    def plan(self, view: View) -> Plan:
+        if view.now >= self._next:
+            found = self._found / self._asked if self._asked else 1.0
+            self.programs.decide(view, found, self._preempted)
+            self._next, self._preempted, self._found, self._asked = view.now + self.period, False, 0, 0
+        self.programs.fill(view)
+        plan = super().plan(view)
+        for request in filter(view.is_waiting, plan.requests):
+            del self.programs.program(program_of(request)).waiting[request]
+            if request.turn:
+                self._found, self._asked = self._found + request.num_computed, self._asked + request.num_prompt_tokens
+        for request in plan.preempt:
+            self._preempted = True
+            self.programs.program(program_of(request)).waiting[request] = None
+        plan.wake_at = self._next if view.waiting else None
+        return plan
+
+    def prompts(self, view: View) -> Iterator[Request]:
+        waiting = (program.waiting for program in self.programs.active.values())
+        return chain(view.prefilling, chain.from_iterable(waiting))
+
+    def on_arrival(self, request: Request) -> None:
+        program = self.programs.program(program_of(request))
+        program.waiting[request] = None
+        program.num_open, program.tokens = program.num_open + 1, request.num_prompt_tokens
+        self.programs.note(program)
+
+    def on_finish(self, request: Request) -> None:
+        super().on_finish(request)
+        program = self.programs.program(program_of(request))
+        program.waiting.pop(request, None)
+        program.num_open, program.tokens = program.num_open - 1, request.num_prompt_tokens + request.num_output_tokens
+        self.programs.note(program)
+        program.is_over |= ends_program(request)
+        if not program.num_open and (program.is_over or request.last is None):
+            self.programs.end(program)
