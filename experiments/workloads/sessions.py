@@ -199,18 +199,18 @@ def _followers(session: Session) -> list[list[int]]:
 
 def resumed(session: Session, at: int) -> Session:
     """Returns a session that has come to turn `at`: a first turn computes what was said, and stands for all turns before."""
-    said, turns, latest = prompts_of(session, 0), session.turns, at - 1
-    whole = said[latest].num_tokens + turns[latest].output if at else session.system
-    resumed = [Turn(max(whole - session.system, 1), 1)]
-    for turn in turns[at:]:
+    turns, latest = session.turns, at - 1
+    lengths = [said.num_tokens + turn.output for said, turn in zip(prompts_of(session, 0), turns, strict=True)]
+    kept = {
+        place: lengths[turn.repeats] if turn.kept is None else min(turn.kept, lengths[turn.repeats])
+        for place, turn in enumerate(turns[at:], at)
+        if turn.repeats is not None and turn.repeats < at
+    }
+    resumed = [Turn(max(max([session.system, *lengths[:at][-1:], *kept.values()]) - session.system, 1), 1)]
+    for place, turn in enumerate(turns[at:], at):
         after = tuple(sorted({max(before - latest, 0) for before in turn.after})) or (0,)
-        repeats, kept = turn.repeats, turn.kept
-        if repeats is not None and repeats < at:
-            length = said[repeats].num_tokens + turns[repeats].output
-            kept = min(length if kept is None else kept, length, whole)
-        resumed.append(
-            turn._replace(after=after, repeats=None if repeats is None else max(repeats - latest, 0), kept=kept)
-        )
+        repeats = None if turn.repeats is None else max(turn.repeats - latest, 0)
+        resumed.append(turn._replace(after=after, repeats=repeats, kept=kept.get(place, turn.kept)))
     return session._replace(turns=resumed)
 
 

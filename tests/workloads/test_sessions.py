@@ -15,7 +15,7 @@ from cbatch.kv.hashes import prompt_hashes
 from cbatch.request import SERVED
 from cbatch.sim import SimExecutor
 from experiments.workloads import AllAtOnce, Chat, ClosedLoop, FixedLengths, Session, Turn
-from experiments.workloads.sessions import words
+from experiments.workloads.sessions import prompts_of, resumed, words
 from policies.evictions import LRU
 from policies.orca import Orca
 
@@ -233,3 +233,15 @@ def test_tokens_are_equal_whatever_the_cache_holds(seed: int) -> None:
     for prompt, (asked, _) in zip(prompts, (plain[id_] for id_ in sorted(plain)), strict=True):
         assert [plain[token[1]][1][token[2]] if isinstance(token, tuple) else token for token in prompt] == list(asked)
     assert all(other == plain for other in others)
+
+
+@given(scripts(), st.integers(0, 6))
+def test_a_session_resumed_in_the_middle_goes_on_as_before(session: Session, at: int) -> None:
+    """Its later prompts have the lengths and pauses of before, and each waits for what it waited for, or for the warming turn."""
+    at %= len(session.turns)
+    later = resumed(session, at)
+    lengths = [said.num_tokens for said in prompts_of(session, 0)]
+    assert [said.num_tokens for said in prompts_of(later, 0)][1:] == lengths[at:]
+    for turn, before in zip(later.turns[1:], session.turns[at:], strict=True):
+        assert (turn.new, turn.output, turn.pause) == (before.new, before.output, before.pause)
+        assert set(turn.after) == ({max(other - at + 1, 0) for other in before.after} or {0})
