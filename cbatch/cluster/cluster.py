@@ -114,7 +114,7 @@ class Cluster:
 
     def arrive(self, request: Request, now: float) -> None:
         """Routes a request."""
-        replica = self._route(request, now)
+        replica = self.route(request, now)
         self.engines[replica].arrive(request, now)
         self._schedule(replica)
 
@@ -144,7 +144,7 @@ class Cluster:
             if at < inf:
                 heappush(self._turns, (at, replica))
 
-    def _route(self, request: Request, now: float) -> int:
+    def route(self, request: Request, now: float) -> int:
         """Returns the replica that the router chooses; the router has a copy of the request, which shows no progress."""
         shown, where = Request.from_spec(spec_of(request)), f"router {type(self.router).__name__}, request {request.id}"
         for ended in self._view.update(now):

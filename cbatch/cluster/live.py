@@ -81,7 +81,7 @@ class LiveCluster(Cluster):
         return inf if not self._received and self._messages.empty() else 0.0
 
     def arrive(self, request: Request, now: float) -> None:
-        self._replicas[self._route(request, now)].messages.put(request)
+        self._replicas[self.route(request, now)].messages.put(request)
 
     def sleep_until(self, time: float) -> None:
         if not self.arrivals.num_unfinished or (time == inf and not self.arrivals.follow_ends):

@@ -29,7 +29,12 @@ class Door:
 
     def __init__(self, settings: ServerSettings, engine: Connection) -> None:
         """Waits until the engine serves. Raises CbatchError if the engine fails or the model's tokenizer cannot be loaded."""
-        self.settings, self.meters, self._engine, spec = settings, Meters(), engine, settings.model
+        self.settings, self.meters, self._engine, spec = (
+            settings,
+            Meters(settings.backend.replicas),
+            engine,
+            settings.model,
+        )
         self._words = Words(spec.vocab_size)
         kind = SimulatedVocabulary if settings.backend.simulated else Vocabulary
         self._vocabulary = kind(spec) if spec.path else self._words
@@ -93,7 +98,7 @@ class Door:
         if not all(ids and max(ids) < spec.vocab_size for ids in prompts):
             raise ConfigError("prompt: is empty, or has a token outside the model's vocabulary")
         if len(self._open) + len(prompts) * body.n > keys.max_open:
-            self.meters.counters["admission_rejections"].inc(len(prompts) * body.n)
+            self.meters.rejections.inc(len(prompts) * body.n)
             raise HTTPException(keys.full_status, f"{len(self._open)} requests are open; try again later")
         if self.is_closed:
             raise HTTPException(503, "the engine has ended")

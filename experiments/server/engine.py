@@ -7,21 +7,24 @@
                Turn           after each turn of the loop that has changed something
                dict or str    it has ended: the run's summary, or the error
 
-Knows nothing of HTTP.
+Several replicas have an inbox and a thread each, and the thread that serves routes requests to them. Knows nothing of HTTP.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from time import perf_counter, sleep
 from traceback import format_exception
 from typing import Any, NamedTuple
 
-from cbatch import CbatchError, Request, RequestSpec, RunRecord, Status
+from cbatch import CbatchError, Engine, Request, RequestSpec, RunRecord, Status
 from cbatch.arrivals import Posted
+from cbatch.cluster import Cluster
 from cbatch.facts import facts_of
 from experiments.serve import decisions_of, serve
 from experiments.server.settings import ServerSettings
@@ -36,13 +39,14 @@ class Turn(NamedTuple):
     """A turn of the loop.
 
     ids: ids of the requests that received a token. tokens: their tokens; -1 in simulation. ended: these and other requests.
-    state: numbers of running and of waiting requests; share of the KV blocks in use.
+    state: numbers of running and of waiting requests; share of the KV blocks in use. replica: whose turn it is.
     """
 
     ids: list[int]
     tokens: list[int]
     ended: list[Request]
     state: tuple[int, int, float]
+    replica: int = 0
 
 
 Inbox = SimpleQueue[Message]
@@ -62,43 +66,104 @@ def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Se
 
 
 def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: Path | None) -> RunRecord:
-    [engine] = run.engine.engines
     with closing(run.server), decisions_of(run, folder):
-        longest = min(settings.longest, run.kv.num_tokens + 1)  # the last token never enters the KV cache
-        engine.check_fits(Request(0, longest - 1, 1))  # so does any other
-        clients = ClientArrivals(settings, run, inbox, send)
-        engine.attach(clients)
-        engine.leaps = False  # clients see each token when it comes
+        longest = 0
+        for engine in run.engine.engines:
+            most = min(settings.longest, engine.state.pool.num_tokens + 1)  # the last token never enters the KV cache
+            engine.check_fits(Request(0, most - 1, 1))  # so does any other
+            engine.leaps, longest = False, max(longest, most)  # clients see each token when it comes
+        clients = _clients(settings, run.engine.engines, inbox, send)
         send(longest)
         try:
-            engine.run(lambda _: clients.report())
+            if isinstance(run.engine, Cluster):
+                _serve_replicas(run.engine, clients, inbox)
+            else:
+                clients[0].serve()
         except CbatchError as error:
             run.end.update(error=one_line(error), traceback="".join(format_exception(error)).splitlines())
-            clients.give_up()
-        clients.tell()
-    if clients.requests:
-        run.facts = facts_of(clients.requests)
+        run.end["cut"] = sum(each.num_cut or 0 for each in clients)
+    if requests := [request for each in clients for request in each.requests]:
+        run.facts = facts_of(requests)
     if settings.backend.simulated:
-        run.chosen["time_scale"] = f"{settings.server.time_scale:g} (iterations ended at most {clients.lag:.3g} s late)"
-    return engine.record
+        lag = max(each.lag for each in clients)
+        run.chosen["time_scale"] = f"{settings.server.time_scale:g} (iterations ended at most {lag:.3g} s late)"
+    if isinstance(run.engine, Cluster):
+        run.engine.record = run.engine.merge()
+    return run.engine.record
+
+
+def _clients(
+    settings: ServerSettings, engines: Sequence[Engine], inbox: Inbox, send: Send
+) -> "Sequence[ClientArrivals]":
+    """Returns the arrivals of each engine; of several, each has an inbox of its own, and messages are sent one at a time."""
+    if len(engines) == 1:
+        return [ClientArrivals(settings, engines[0], inbox, send)]
+    lock = Lock()
+
+    def send_alone(message: int | Turn | dict[str, Any] | str) -> None:
+        with lock:
+            send(message)
+
+    return [ClientArrivals(settings, engine, Inbox(), send_alone, number) for number, engine in enumerate(engines)]
+
+
+def _serve_replicas(cluster: Cluster, clients: "Sequence[ClientArrivals]", inbox: Inbox) -> None:
+    """Forwards messages to replicas, on a thread each, until the door closes, or a replica or the router fails. Raises its error."""
+    with ThreadPoolExecutor(len(clients)) as threads:
+        serving = [threads.submit(each.serve) for each in clients]
+        for replica in serving:
+            replica.add_done_callback(lambda _: inbox.put(None))
+        try:
+            while (message := inbox.get()) is not None:
+                if isinstance(message, RequestSpec):
+                    cluster.route(clients[0].request(message), clients[0].now())
+                id_ = message if isinstance(message, int) else message.id
+                if id_ in cluster.replica_of:
+                    clients[cluster.replica_of[id_]].messages.put(message)
+        finally:
+            for each in clients:
+                each.messages.put(None)
+    for replica in serving:
+        replica.result()
 
 
 class ClientArrivals(Posted):
-    """The requests of clients, through an inbox. Until the door closes, it counts as an unfinished request.
+    """The requests of clients to an engine, through an inbox. Until the door closes, it counts as an unfinished request.
 
-    lag: the most seconds by which the tokens of a simulated iteration came too late.
+    lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: see `give_up`.
     """
 
-    def __init__(self, settings: ServerSettings, run: Run, inbox: Inbox, send: Send) -> None:
+    def __init__(self, settings: ServerSettings, engine: Engine, inbox: Inbox, send: Send, replica: int = 0) -> None:
         super().__init__(inbox, settings.patience.seconds)
-        self._run, self._send, self.lag = run, send, 0.0
-        [self._engine] = run.engine.engines
+        engine.attach(self)
+        self._engine, self._send, self._replica = engine, send, replica
+        self.lag = 0.0
+        self.num_cut: int | None = None
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
         self._origin = perf_counter() - self._engine.now() / self._scale
         self.requests: list[Request] = []  # all so far
         self._live: dict[int, Request] = {}  # that have not ended
         self._num_steps = self._num_ended = 0  # that were told
         self._state = (0, 0, 0.0)
+
+    def serve(self) -> None:
+        """Serves until the door closes; cuts all requests if the engine fails, and raises its error."""
+        try:
+            self._engine.run(lambda _: self.report())
+        except CbatchError:
+            self.give_up()
+            raise
+        finally:
+            self.tell()
+
+    def now(self) -> float:
+        """Returns the time of the engine, also while it computes."""
+        return (perf_counter() - self._origin) * self._scale
+
+    def request(self, spec: RequestSpec) -> Request:
+        """Returns a client's request, on the engine's clock."""
+        arrival = max((spec.arrival_time - self._origin) * self._scale, 0.0)
+        return Request.from_spec(dataclasses.replace(spec, arrival_time=arrival))
 
     def seconds_until(self, host: Any, time: float) -> float:
         """Returns the real seconds from now until a time of the engine; `time_scale` of its seconds take one."""
@@ -107,14 +172,12 @@ class ClientArrivals(Posted):
     def wait(self, host: Any, time: float) -> None:
         self.tell()  # of clients that have left since the turn
         super().wait(host, time)
-        host.sleep_until(min(time, (perf_counter() - self._origin) * self._scale))
+        host.sleep_until(min(time, self.now()))
 
     def receive(self, message: Message) -> None:
         match message:
             case RequestSpec():
-                arrival = max((message.arrival_time - self._origin) * self._scale, 0.0)
-                new = Request.from_spec(dataclasses.replace(message, arrival_time=arrival))
-                self._live[new.id] = new
+                self._live[message.id] = new = self.request(message)
                 self.requests.append(new)
                 super().receive(new)
             case int():
@@ -131,7 +194,7 @@ class ClientArrivals(Posted):
     def give_up(self) -> None:
         """Cuts all requests, ignoring further errors of a policy that has failed."""
         left = [request for request in self._live.values() if request.status is not Status.FINISHED]
-        self._run.end.setdefault("cut", len(left))
+        self.num_cut = len(left) if self.num_cut is None else self.num_cut
         for request in left:
             with suppress(CbatchError):
                 self._engine.cancel(request)
@@ -153,7 +216,7 @@ class ClientArrivals(Posted):
         if ended or receivers or now != self._state:
             self._state = now
             ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
-            self._send(Turn(ids, self._tokens(ids, ended), ended, now))
+            self._send(Turn(ids, self._tokens(ids, ended), ended, now, self._replica))
 
     def _tokens(self, ids: list[int], ended: list[Request]) -> list[int]:
         """Returns the newest token of each request."""

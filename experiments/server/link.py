@@ -3,12 +3,14 @@
 import multiprocessing
 import os
 import signal
+import sys
 from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ctypes import c_ulong, py_object, pythonapi
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_ident
 from traceback import walk_stack
 from typing import Any
 
@@ -40,10 +42,20 @@ def _serve(settings: ServerSettings, folder: Path, server: Connection, **options
     serve_clients(settings, folder, inbox, server.send, **options)
 
 
+class ToldToEndError(CancelledError):
+    """No `except Exception` of a policy handles it."""
+
+    def __str__(self) -> str:
+        return "the server was told to end three times"
+
+
 def _end_plan(_: int, frame: Any) -> None:
-    """Raises an error inside a policy that may never return. Like any policy error, it ends the run."""
+    """Raises an error inside policies that may never return. Like any policy error, it ends the run."""
+    for thread, inner in sys._current_frames().items():
+        if any(outer.f_code is call.__code__ for outer, _ in walk_stack(inner)) and thread != get_ident():
+            pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(ToldToEndError))
     if any(outer.f_code is call.__code__ for outer, _ in walk_stack(frame)):
-        raise CancelledError("the server was told to end three times")  # no `except Exception` handles it
+        raise ToldToEndError  # at once, also in a call that sleeps
 
 
 def _read(server: Connection, inbox: Inbox) -> None:

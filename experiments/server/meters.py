@@ -1,9 +1,13 @@
 """The content of `/metrics` in Prometheus format: vLLM's names with the prefix `cbatch:`. Times are on the engine's clock."""
 
+from typing import Any, TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cbatch.request import SERVED
 from experiments.server.engine import Turn
+
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 _GAUGES = {
     "num_requests_running": "Requests admitted",
@@ -16,32 +20,42 @@ _COUNTERS = {
     "prefix_cache_queries": "Prompt tokens of requests that were admitted and have ended",
     "prefix_cache_hits": "Prompt tokens of these requests that the prefix cache held",
     "num_preemptions": "Preemptions of requests that have ended",
-    "admission_rejections": "Requests beyond max_open",
 }
 _TIMES = ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency")
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
 
 class Meters(CollectorRegistry):
-    """Counts the events that the engine reports. Times cover served requests, as in a summary; counters cover all requests."""
+    """Counts the events that the engine reports. Times cover served requests, as in a summary; counters cover all requests.
 
-    def __init__(self) -> None:
+    rejections: by the server. The other meters have a label `replica` if there are several.
+    """
+
+    def __init__(self, num_replicas: int = 1) -> None:
         super().__init__()
-        self._gauges = [Gauge(f"cbatch:{name}", text, registry=self) for name, text in _GAUGES.items()]
-        self.counters = {name: Counter(f"cbatch:{name}", text, registry=self) for name, text in _COUNTERS.items()}
-        self._ended = Counter("cbatch:request_success", "Requests that have ended", ["finished_reason"], registry=self)
-        self._times = [
-            Histogram(f"cbatch:{name}_seconds", "As in docs/metrics.md", registry=self, buckets=_SECONDS)
-            for name in _TIMES
-        ]
+        self._labels = ["replica"] * (num_replicas > 1)
+
+        def made(kind: type[M], name: str, text: str, **options: Any) -> list[M]:
+            """Returns a meter for each replica."""
+            meter = kind(f"cbatch:{name}", text, self._labels, registry=self, **options)
+            return [meter.labels(number) for number in range(num_replicas)] if self._labels else [meter]
+
+        self._gauges = [made(Gauge, name, text) for name, text in _GAUGES.items()]
+        self._counters = {name: made(Counter, name, text) for name, text in _COUNTERS.items()}
+        self.rejections = Counter("cbatch:admission_rejections", "Requests beyond max_open", registry=self)
+        by_reason = [*self._labels, "finished_reason"]
+        self._ended = Counter("cbatch:request_success", "Requests that have ended", by_reason, registry=self)
+        text = "As in docs/metrics.md"
+        self._times = [made(Histogram, f"{name}_seconds", text, buckets=_SECONDS) for name in _TIMES]
 
     def count(self, turn: Turn) -> None:
+        place = turn.replica
         for gauge, value in zip(self._gauges, turn.state, strict=True):
-            gauge.set(value)
-        count = self.counters
+            gauge[place].set(value)
+        count = {name: counter[place] for name, counter in self._counters.items()}
         count["generation_tokens"].inc(len(turn.ids))
         for end in turn.ended:
-            self._ended.labels(end.finish_reason and end.finish_reason.value).inc()
+            self._ended.labels(*[place] * len(self._labels), end.finish_reason and end.finish_reason.value).inc()
             count["num_preemptions"].inc(end.num_preemptions)
             if end.admitted_at is not None:
                 count["prefix_cache_queries"].inc(end.num_prompt_tokens)
@@ -51,7 +65,7 @@ class Meters(CollectorRegistry):
                 continue
             count["prompt_tokens"].inc(end.num_prompt_tokens)
             if end.finish_reason in SERVED:
-                ttft, tpot, end_to_end = self._times
+                ttft, tpot, end_to_end = (times[place] for times in self._times)
                 ttft.observe(first - end.arrival_time)
                 end_to_end.observe(last - end.arrival_time)
                 if end.num_output_tokens > 1:

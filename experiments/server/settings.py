@@ -73,8 +73,6 @@ def read_server_settings(composed: Composed) -> ServerSettings:
     settings = read_settings(of_run)
     if server.time_scale != 1 and not settings.backend.simulated:
         raise ConfigError(f"time_scale={server.time_scale:g}: real tokens take real time; give 1, or backend=sim")
-    if settings.backend.replicas > 1:
-        raise ConfigError(f"backend.replicas={settings.backend.replicas}: a server has a single engine; give 1")
     if settings.stream or settings.bounds:
         raise ConfigError("stream, bounds: need a workload known in advance; give false")
     return ServerSettings(**vars(settings), server=server)

@@ -72,8 +72,9 @@ def test_a_failing_engine_cuts_streams_after_an_error_and_ends_the_server(tmp_pa
 
 
 @pytest.mark.long
-def test_a_third_signal_ends_a_plan_that_does_not_return_and_the_run_is_written(tmp_path: Path) -> None:
-    loops = ("policy=orca", "policy._target_=failing_policies.Loops", *SLOW[1:])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_third_signal_ends_a_plan_that_does_not_return_and_the_run_is_written(tmp_path: Path, replicas: int) -> None:
+    loops = ("policy=orca", "policy._target_=failing_policies.Loops", f"backend.replicas={replicas}", *SLOW[1:])
     with serving(tmp_path, *loops) as live:
         client = http.client.HTTPConnection("127.0.0.1", live.port)
         client.request("POST", COMPLETIONS, json.dumps(LONG), {"Content-Type": "application/json"})
@@ -82,7 +83,7 @@ def test_a_third_signal_ends_a_plan_that_does_not_return_and_the_run_is_written(
             live.process.send_signal(signal.SIGINT)
             time.sleep(0.2)
         printed, _ = live.process.communicate(timeout=PATIENCE)
-    said = r"error: policy Loops, iteration 0: plan\(\) raised CancelledError: .* \(failing_policies\.py:\d+\); results: run; see about\.traceback in its summary\.json\n"
+    said = r"error: policy Loops, iteration 0: plan\(\) raised ToldToEndError: the server was told .* \(failing_policies\.py:\d+\); results: run; see about\.traceback in its summary\.json\n"
     assert re.search(said, printed) and live.process.returncode == 2, printed
     assert summary(tmp_path / "run")["run"]["cancelled_requests"] == 1
 
@@ -116,7 +117,6 @@ def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
     [
         ("workload=closed", "workload=closed: clients send"),
         ("time_scale=2", "time_scale=2: real tokens"),
-        ("backend.replicas=2", "backend.replicas=2: a server"),
         ("stream=true", "stream, bounds:"),
         ("port=70000", "port=70000: give a whole number"),
     ],
