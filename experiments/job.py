@@ -34,6 +34,7 @@ from experiments.workloads.readers.table import read_text
 _LONGEST_NAME = 150  # characters of a folder's name
 _QUOTED_WORD = re.compile(r"'(?!(?:true|false|null|nan|inf)')([a-z_][\w./-]*)'", re.IGNORECASE)
 _CALL = re.compile(r"'?\b([a-z_][\w.]*)\(([\w.,=-]+)\)'?", re.IGNORECASE)
+_INNER_MAPPING, _MAPPING = re.compile(r"([\w.]+): ?\{([^{}]*)\}"), re.compile(r"\{([^{}]*)\}")
 _SECONDS_BETWEEN_LOOKS = 0.2  # at a run that another process has begun
 
 
@@ -235,13 +236,21 @@ def folder_name(overrides: str) -> str:
     """Returns a readable, unique name for a run of a sweep, short enough for file systems.
 
     overrides: as in `chunk=256,policy=sarathi`. If one value of a sweep is quoted, as in `orca,'slai(x=1)'`, Hydra quotes all of them:
-        the name leaves out quotes, and has the arguments of a policy as `slai_x=1`.
+        the name leaves out quotes, and has the arguments of a policy as `slai_x=1`. Mappings have dotted keys: `pools=a.batch=8,b.replicas=2`.
     """
     overrides = _CALL.sub(r"\1_\2", _QUOTED_WORD.sub(r"\1", overrides))
-    name = _for_a_path(overrides) or "run"
+    flat, inner = "", overrides
+    while flat != inner:
+        flat, inner = inner, _INNER_MAPPING.sub(_dotted, inner)
+    name = _for_a_path(_MAPPING.sub(lambda mapping: re.sub(": ?", "=", mapping[1]), flat)) or "run"
     if name == overrides and len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]},~{hashlib.sha256(overrides.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def _dotted(mapping: re.Match[str]) -> str:
+    """Returns a mapping inside another one by dotted keys: `b:{replicas:2,batch:8}` becomes `b.replicas:2,b.batch:8`."""
+    return ",".join(f"{mapping[1]}.{item.strip()}".removesuffix(".") for item in mapping[2].split(","))
 
 
 def _for_a_path(name: str) -> str:

@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
@@ -18,17 +18,14 @@ from cbatch.cluster import Cluster, RoundRobin
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
-from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
 from cbatch.results.turns import early_turns
-from cbatch.results.utilisation import machines_of, work_of
-from cbatch.sim.provenance import NOT_COMPARED
+from cbatch.results.utilisation import machines_of
 from experiments.progress import progress
 from experiments.report.text import run_text, title_of
 from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import Run, assemble, with_workload
-from experiments.setup.pools import Setup
 from experiments.store.csv_tables import RunTables, stated_columns
 from experiments.store.provenance import commit, now, versions, write_json
 from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_folder, write_results
@@ -233,27 +230,17 @@ def _lacks(run: Run) -> list[str]:
         *run.facts.stated,
         *["prefix_cache"] * settings.prefix_cache,
         *["hidden_lengths"] * (not run.facts.lengths_known),
-        *["places"] * (run.limits.max_running > run.limits.max_batch),
+        *["places"] * any(setup.limits.max_running > setup.limits.max_batch for setup in run.setups),
         *["replicas"] * (settings.backend.replicas > 1),
+        *["reports"] * (settings.backend.replicas > 1 and type(settings.backend.router) is not RoundRobin),
         *["future"] * (len(engine.arrivals.known) == run.num_requests),
     }
     router, cache = settings.backend.router, engine.state.cache
-    needed = ["replicas"] * (type(router) is not RoundRobin)
+    needed = [*["replicas"] * (type(router) is not RoundRobin), *["reports"] * (settings.backend.staleness > 0)]
     for part in (engine.policy, router, cache and cache.pool.eviction):
         of_class: tuple[str, ...] = getattr(type(part), "depends_on", ())
         needed += getattr(part, "__dict__", {}).get("depends_on", of_class)
     return [name for name in dict.fromkeys(needed) if name not in present]
-
-
-def _about_pool(setup: Setup) -> dict[str, Any]:
-    """Returns what a pool's replicas are."""
-    backend, limits = setup.settings.backend, {"batch": setup.limits.max_batch, "tokens": setup.limits.max_tokens}
-    return {
-        "policy": repr(setup.settings.policy),
-        "hardware": backend.hardware(setup.cost.profile),
-        **{key: getattr(backend, key) for key in ("replicas", "tensor_parallel", "pipeline_stages")},
-        "limits": {**limits, "kv_blocks": setup.kv.num_blocks, "block_size": setup.kv.block_size},
-    }
 
 
 def origin_of_run(settings: Settings) -> dict[str, Any]:
@@ -261,31 +248,9 @@ def origin_of_run(settings: Settings) -> dict[str, Any]:
     return {"identity": settings.identity, "code": sources_of(settings.composed.keys)}
 
 
-def _about_utilisation(run: Run) -> dict[str, Any]:
-    """Returns the arguments of `machines_of`, or why the peak is unknown."""
-    peaks = {setup.name: setup.peak for setup in run.setups}
-    if unknown := [f"{name}: {peak}".removeprefix(": ") for name, peak in peaks.items() if isinstance(peak, str)]:
-        return {"unknown": "; ".join(unknown)}
-    rates = [peaks[setup.name] for setup in run.setups for _ in range(setup.settings.backend.replicas)]
-    profiles = [setup.cost.profile for setup in run.setups]
-    origins = dict.fromkeys(profile.origin("peak" if profile.peak else "ceilings") for profile in profiles)
-    return {"work": work_of(run.settings.model)._asdict(), "peaks": rates, "from": "; ".join(origins)}
-
-
 def about_run(run: Run) -> dict[str, Any]:
     """Returns the origin of the figures: the automatic choices, the hardware, the versions."""
-    settings, backend, composed, record = run.settings, run.settings.backend, run.settings.composed, run.engine.record
-    executors = [engine.executor for engine in run.engine.engines]
-    execution = backend.facts(executors, run.cost, settings.runtime.asynchronous)
-    if len(run.setups) > 1 and backend.simulated:  # no error was established for unlike replicas together
-        gpus = sum(setup.settings.backend.replicas * setup.settings.backend.gpus_per_replica for setup in run.setups)
-        profiles = ", ".join(dict.fromkeys(setup.cost.profile.name for setup in run.setups))
-        outside = sum(setup.cost.num_outside for setup in run.setups)
-        execution |= {"profile": profiles, "gpus": gpus, "error": NOT_COMPARED, "compared": {}}
-        execution["iterations_outside_measured_range"] = outside
-    if record.stages:  # of a real pipeline; a simulated one keeps its own account
-        execution["stages"] = [asdict(account) for account in account_stages(record)]
-    limits = {"batch": run.limits.max_batch, "tokens": run.limits.max_tokens}
+    settings, backend, composed = run.settings, run.settings.backend, run.settings.composed
     return {
         "policy": settings.identity["policy"],
         "chunk": None if "chunk" in composed.unused else settings.chunk,
@@ -294,11 +259,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "runtime": settings.runtime.name,
         "backend": backend.name,
         "simulated": backend.simulated,
-        "hardware": "; ".join(dict.fromkeys(backend.hardware(setup.cost.profile) for setup in run.setups)),
-        "execution": execution,
-        "limits": {**limits, "kv_blocks": run.kv.num_blocks, "block_size": run.kv.block_size},
-        **({"pools": {setup.name: _about_pool(setup) for setup in run.setups}} if len(run.setups) > 1 else {}),
-        "utilisation": _about_utilisation(run),
+        **run.about,
         "chosen": run.chosen,
         "requests": run.num_requests,
         "output_lengths_known": run.facts.lengths_known,  # to policies, by `max_new_tokens`

@@ -22,12 +22,16 @@ _row_of = attrgetter(*Ended._fields)
 
 
 class Gathered:
-    """The data of a summary. ended: ended requests in the order of their ends. replica_of, pools: as in `RunRecord`."""
+    """The data of a summary.
+
+    ended: ended requests in the order of their ends. replica_of, pools: as in `RunRecord`. of_pool: the data of each pool, by its name.
+    """
 
     def __init__(self, *pieces: RunRecord) -> None:
         self.ended: list[Ended] = []
         self.replica_of: Mapping[int, int] = {}
         self.pools: Sequence[str] = ()
+        self.of_pool: dict[str, Gathered] = {}
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of unfinished requests
         self._steps: Growing = {}
         self._served: Growing = {}
@@ -59,7 +63,19 @@ class Gathered:
         _add(self._steps, {"replica": np.array(piece.replicas, np.int64)})
         self.ended += map(Ended._make, map(_row_of, piece.requests))
         self.replica_of, self.pools = piece.replica_of, piece.pools
+        for pool in dict.fromkeys(piece.pools):
+            self.of_pool.setdefault(pool, Gathered()).add(_of_pool(piece, pool))
         return served
+
+
+def _of_pool(piece: RunRecord, pool: str) -> RunRecord:
+    """Returns what the replicas of a pool have served."""
+    part, members = RunRecord(), {replica for replica, name in enumerate(piece.pools) if name == pool}
+    for step, receivers, replica in zip(piece.steps, piece.receivers, piece.replicas, strict=True):
+        if replica in members:
+            part.add_step(step, receivers)
+    part.requests = [request for request in piece.requests if piece.replica_of.get(request.id) in members]
+    return part
 
 
 def _add(columns: Growing, more: Mapping[str, NDArray[Any]]) -> None:

@@ -74,13 +74,7 @@ def summarize(
             **({"tail_share": _tail_share(steps, window)} if num_replicas == 1 else {}),
         },
         "throughput": throughput,
-        "ttft_seconds": statistics(requests.ttft[counts]),
-        "tbt_seconds": requests.gap_statistics(window),
-        "longest_gap_seconds": statistics(requests.longest_gap[counts]),
-        "tpot_seconds": statistics(requests.tpot[counts]),
-        "scheduling_delay_seconds": statistics(requests.scheduling_delay[counts]),
-        "end_to_end_seconds": statistics(requests.end_to_end[counts]),
-        "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counts]),
+        **_latencies(requests, window),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
         **({} if machines is None else utilisation(machines, steps, window)),
         "goodput": goodput(ended, requests, ends, objectives, window.seconds),
@@ -90,19 +84,34 @@ def summarize(
         **({"sessions": sessions} if sessions else {}),
         **({} if dollars_per_hour is None else {"cost": _cost(dollars_per_hour, window, throughput)}),
         **({} if num_replicas == 1 else {"replicas": _balance(run.replica_of, num_replicas)}),
-        **({"pools": _pools(run)} if run.pools else {}),
+        **({"pools": _pools(run, window)} if run.pools else {}),
     }
 
 
-def _pools(run: Gathered) -> dict[str, Figures]:
-    """Returns what each pool served in the whole run, its replicas together."""
-    served: dict[str, list[int]] = {pool: [] for pool in run.pools}
-    for request in run.ended:
-        if (replica := run.replica_of.get(request.id)) is not None:
-            served[run.pools[replica]].append(request.num_output_tokens)
+def _latencies(requests: Served, window: Window) -> Figures:
+    counts = window.holds(requests.last_token)
     return {
-        pool: {"replicas": run.pools.count(pool), "requests": len(tokens), "output_tokens": sum(tokens)}
-        for pool, tokens in served.items()
+        "ttft_seconds": statistics(requests.ttft[counts]),
+        "tbt_seconds": requests.gap_statistics(window),
+        "longest_gap_seconds": statistics(requests.longest_gap[counts]),
+        "tpot_seconds": statistics(requests.tpot[counts]),
+        "scheduling_delay_seconds": statistics(requests.scheduling_delay[counts]),
+        "end_to_end_seconds": statistics(requests.end_to_end[counts]),
+        "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counts]),
+    }
+
+
+def _pools(run: Gathered, window: Window) -> dict[str, Figures]:
+    """Returns what each pool served in the whole run, its replicas together, and the latencies of the window."""
+    return {
+        pool: {
+            "replicas": run.pools.count(pool),
+            "requests": len(part.ended),
+            "output_tokens": sum(request.num_output_tokens for request in part.ended),
+            "counted_requests": int(window.holds(part.served.last_token).sum()),
+            **_latencies(part.served, window),
+        }
+        for pool, part in run.of_pool.items()
     }
 
 

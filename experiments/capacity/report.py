@@ -16,8 +16,9 @@ def capacity_text(summary: Summary) -> str:
     latencies = " and ".join(f"{key} {limit:g} s" for key, limit in figures["slo"].items() if limit is not None)
     holds = f"attainment of {format_share(figures['attainment'])}" + (f"; {latencies}" if latencies else "")
     rows = [("capacity", f"{interval(figures)}, 95% interval, {_replications(figures)}"), ("holds", holds)]
-    limits = about["limits"]
-    rows += [("limits", f"batches of {limits['batch']}, iterations of {limits['tokens']:,} tokens, at most")]
+    for pool, of in about.get("pools", {"": about}).items():
+        most = f"batches of {of['limits']['batch']}, iterations of {of['limits']['tokens']:,} tokens, at most"
+        rows += [(f"limits {pool}".strip(), most)]
     if figures["warmup_requests"]:
         rows += [
             (

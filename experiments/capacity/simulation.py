@@ -76,7 +76,7 @@ def simulate(settings: Settings, number: int, rate: float, num_requests: int, wa
         seconds_in_system = float(served.end_to_end.mean()) + _mean_pause(run.requests) if len(served.id) else inf
         in_system = rate * seconds_in_system
     counts, seconds = count_attained(counted, served), time.process_time() - began
-    return Outcome(rate, number, num_requests, warmup, *counts, in_system, seconds, run.cost.num_outside)
+    return Outcome(rate, number, num_requests, warmup, *counts, in_system, seconds, run.num_outside)
 
 
 def _while_full(requests: Sequence[Request], warmup: int) -> list[Request]:

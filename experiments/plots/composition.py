@@ -14,7 +14,7 @@ from cbatch import ConfigError
 from cbatch.results.utilisation import device_seconds, machines_of
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
-from experiments.store.csv_tables import REPLICA
+from experiments.store.csv_tables import POOL, REPLICA
 from experiments.store.tables import read_requests, read_steps
 
 _MOST_STEPS = 400
@@ -51,7 +51,9 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
         raise ConfigError(f"replicas={min(unknown)}: no such replica; the run has {max(len(known), 1)}, counted from 0")
     chosen = replicas or known[:_MOST_REPLICAS]
     parts = [(steps[steps[REPLICA] == i], served[served[REPLICA] == i]) for i in chosen] or [(steps, served)]
-    stated = run["summary"]["about"].get("utilisation", {})
+    about = run["summary"]["about"]
+    pools = [f" ({name})" for name, pool in about.get("pools", {}).items() for _ in range(pool["replicas"])]
+    stated = about.get("utilisation", {})
     work = None if "work" not in stated or "num_scores" not in steps else stated
     names = ["tokens per iteration", "requests", "KV [%]", *["used [%]"] * bool(work)]
     names += ["prompts [%]"] * ("cached_tokens" in served)
@@ -61,8 +63,10 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
         panels = [row[column] for row in rows]
         if len(iterations):
             iterations = _with_shares(iterations, work, chosen[column] if chosen else 0)
-            how = _draw_column(panels, iterations, requests, run["limits.kv_blocks"])
-        panels[0].set_title(f"replica {chosen[column]}{'' if len(iterations) else ', idle'}" if chosen else "")
+            pool = about["pools"][iterations[POOL].iloc[0]] if POOL in iterations else about
+            how = _draw_column(panels, iterations, requests, pool["limits"]["kv_blocks"])
+        idle = "" if len(iterations) else ", idle"
+        panels[0].set_title(f"replica {chosen[column]}{pools[chosen[column]] if pools else ''}{idle}" if chosen else "")
         panels[-1].set_xlabel("time [s]")
     for panel in figure.axes:
         panel.set_ylim(bottom=0)

@@ -150,6 +150,9 @@ def heading_of(key: str) -> Heading:
     if parts := re.fullmatch(r"sessions\.(?:(job|busy|turn)_seconds|ttft_seconds\.([\d-]+))\.(mean|p\d+)", key):
         name = f"TTFT of turn {parts[2]}" if parts[2] else _OF_SESSIONS[parts[1]]
         return Heading(f"mean {name} [s]" if parts[3] == "mean" else f"{name} {parts[3]} [s]", 1.0, "log", "lower")
+    if parts := re.fullmatch(r"pools\.(.+)\.(\w+_seconds\w*\.\w+)", key):
+        heading = heading_of(parts[2])
+        return heading._replace(text=f"pool {parts[1]}: {heading.text}")
     group, _, rank = key.partition(".")
     if group in LATENCIES:
         name, _, factor, unit = LATENCIES[group]
@@ -163,9 +166,11 @@ def heading_of(key: str) -> Heading:
 
 
 def check_figure(given: str) -> None:
-    """Raises ConfigError if no run can have the figure in key=NAME. Figures of tiers, clients and turns pass: their names are known only after a run."""
+    """Raises ConfigError if no run can have the figure in key=NAME. Figures of tiers, pools, clients and turns pass: their names are known only after a run."""
     key, known = given.partition("=")[2], _known_figures()
-    if key not in known and not key.startswith(("attainment.tiers.", "service.clients.", "sessions.ttft_seconds.")):
+    if key not in known and not key.startswith(
+        ("attainment.tiers.", "pools.", "service.clients.", "sessions.ttft_seconds.")
+    ):
         raise ConfigError(no_such_figure(given, known))
 
 

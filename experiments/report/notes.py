@@ -25,6 +25,7 @@ _LACKS = {
     "places": "the policy pauses requests, but there is no place for paused ones: give max_running above batch",
     "hidden_lengths": "the policy estimates output lengths, which max_new_tokens states: give workload.max_new_tokens",
     "replicas": "backend.router has no effect, as there is one replica: give backend.replicas",
+    "reports": "backend.staleness has no effect, as the router reads no reports: give backend.replicas and another backend.router",
 }
 """Notes on features that a policy, an eviction or a router depends on and a run lacks, by names in `depends_on` and `about.lacks`."""
 
@@ -120,7 +121,12 @@ def beyond_text(abouts: Iterable[About]) -> str:
     The load is known only with `workload.load`. A server counts as overloaded if more requests wait, on average, than may run.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
-    waiting = [each for about in known if (each := about.get("mean_waiting", 0)) > about["limits"]["batch"]]
+    waiting = [
+        each
+        for about in known
+        if (each := about.get("mean_waiting", 0))
+        > about["limits"]["batch"] * about.get("identity", {}).get("backend.replicas", 1)
+    ]
     several = "" if len(known) == 1 else " in {} of {} runs"
     texts = []
     for name, key, form in (("batch", "batches", "d"), ("load", "loads", ".0%")):

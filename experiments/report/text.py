@@ -18,12 +18,7 @@ Summary = Mapping[str, Any]
 
 _RANKS = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
 
-_GPUS = {
-    "tensor_parallel": "tensor parallelism {}",
-    "pipeline_stages": "{} pipeline stages",
-    "replicas": "{} replicas",
-    "router": "router {}",
-}
+_GPUS = {"tensor_parallel": "tensor parallelism {}", "pipeline_stages": "{} pipeline stages"}
 
 
 def title_of(about: Summary) -> str:
@@ -33,16 +28,25 @@ def title_of(about: Summary) -> str:
     files = [f"({Path(path).name})" for path in paths if path]
     what = [f"{about['policy']} on {' '.join([about['workload'], *files])}", about["model"], about["runtime"]]
     if identity.get("prefix_cache"):
-        what.append(f"{identity['eviction']} in {limits['kv_blocks'] * limits['block_size']:,} tokens")
-    return ", ".join([*what, *gpus_texts(identity)])
+        same = {"kv_blocks", "block_size"} <= limits.keys()  # unlike pools may differ
+        size = f" in {limits['kv_blocks'] * limits['block_size']:,} tokens" if same else ""
+        what.append(f"{identity['eviction']}{size}")
+    return ", ".join([*what, *gpus_texts(identity, about.get("pools"))])
 
 
-def gpus_texts(settings: Mapping[str, Any]) -> list[str]:
-    """Describes how several GPUs share the work: backend settings other than 1, and the router if there are several replicas."""
+def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = None) -> list[str]:
+    """Describes how several GPUs share the work: backend settings other than 1, and the router if there are several replicas.
+
+    pools: see `about.pools`.
+    """
     values = {key: str(settings.get(f"backend.{key}", 1)) for key in _GPUS}
-    if values["replicas"] == "1":
-        values["router"] = "1"
-    return [words.format(values[key]) for key, words in _GPUS.items() if values[key] != "1"]
+    texts = [words.format(values[key]) for key, words in _GPUS.items() if values[key] != "1"]
+    if (replicas := str(settings.get("backend.replicas", 1))) != "1":
+        unlike = " and ".join(f"{pool['replicas']} {name}" for name, pool in (pools or {}).items())
+        texts += [f"{unlike or replicas} replicas", f"router {settings.get('backend.router')}"]
+        if (age := float(settings.get("backend.staleness", 0))) > 0:
+            texts.append(f"reports {age:g} s old")
+    return texts
 
 
 def run_text(summary: Summary) -> str:
@@ -50,11 +54,9 @@ def run_text(summary: Summary) -> str:
     about, counted = summary["about"], summary["run"]["counted_requests"]
     title = "\n".join([title_of(about), *notes_of([about])])
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
-    rows = []
-    for key, (_, name, factor, unit) in LATENCIES.items():
-        number = math.inf if key == "tbt_seconds" else counted
-        rows.append([f"{name} [{unit}]", *_ranks(summary[key], number, factor)])
-    tables = [(f"latencies of {count_text(counted, 'request')}", rows)]
+    tables = [_latencies("", summary, counted)]
+    for pool, part in summary.get("pools", {}).items():
+        tables += [_latencies(f"pool {pool}: ", part, part["counted_requests"])] * ("counted_requests" in part)
     if sessions := summary.get("sessions"):
         by_turn = sessions["ttft_seconds"].items()
         rows = [[f"{turn} ({of['turns']:,} requests)", *_ranks(of, of["turns"])] for turn, of in by_turn]
@@ -62,6 +64,15 @@ def run_text(summary: Summary) -> str:
     aligned = ("left", *["right"] * len(_RANKS))
     texts = [tabulate(rows, [head, *_RANKS], colalign=aligned, disable_numparse=True) for head, rows in tables if rows]
     return "\n\n".join([title, figures, *texts])
+
+
+def _latencies(whose: str, figures: Summary, counted: int) -> tuple[str, list[list[str]]]:
+    """Returns the head and the rows of a table of latencies."""
+    rows = []
+    for key, (_, name, factor, unit) in LATENCIES.items():
+        number = math.inf if key == "tbt_seconds" else counted
+        rows.append([f"{name} [{unit}]", *_ranks(figures[key], number, factor)])
+    return f"{whose}latencies of {count_text(counted, 'request')}", rows
 
 
 def _ranks(values: Summary, number: float, factor: float = 1.0) -> list[str]:

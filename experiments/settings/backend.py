@@ -110,6 +110,9 @@ class Backend(ABC):
         """Returns a context in which the executor of a replica is built, on the GPUs from this one on."""
         return nullcontext()
 
+    def check_number(self, number: int) -> None:  # noqa: B027 - simulation has as many as it needs
+        """Raises ConfigError if this machine has fewer GPUs, which pools need together."""
+
     @property
     def num_devices(self) -> int:
         """Returns the GPUs of all replicas; a CPU is one device."""

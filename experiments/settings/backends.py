@@ -200,6 +200,13 @@ class Cuda(Real):
 
         return torch.cuda.get_device_name()
 
+    def check_number(self, number: int) -> None:
+        import torch
+
+        if number > (available := torch.cuda.device_count() - torch.cuda.current_device()):
+            problem = f"backend.pools: need {number} GPUs together, and PyTorch finds {available}"
+            raise ConfigError(f"{problem}; give fewer replicas, or simulate the others with backend=sim")
+
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         from cbatch.runtime.gpu import build as gpu
 

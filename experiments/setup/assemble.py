@@ -1,7 +1,7 @@
 """From settings to a run: servers, policies, requests."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,10 @@ from cbatch.facts import Facts, facts_of
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.results.gathered import Gathered
 from cbatch.results.service import NO_CLIENT
+from cbatch.results.stages import account_stages
+from cbatch.results.utilisation import work_of
 from cbatch.sim import ProfileCost
+from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.validation import nearest
 from experiments.settings.error_lines import one_line
 from experiments.settings.settings import Settings
@@ -73,6 +76,49 @@ class Run:
         return sum(prices) if len(prices) == len(self.setups) else None
 
     @property
+    def about(self) -> dict[str, Any]:
+        """Returns what the replicas are, and how they have computed."""
+        of_pools = {setup.name: setup.about for setup in self.setups}
+        limits = [of_pool["limits"] for of_pool in of_pools.values()]
+        return {
+            "hardware": "; ".join(dict.fromkeys(pool["hardware"] for pool in of_pools.values())),
+            "execution": self._execution(),
+            "limits": {key: most for key, most in limits[0].items() if all(other[key] == most for other in limits)},
+            **({"pools": of_pools} if len(of_pools) > 1 else {}),
+            "utilisation": self._utilisation(),
+        }
+
+    def _execution(self) -> dict[str, Any]:
+        backend, record, costs = self.settings.backend, self.engine.record, [setup.cost for setup in self.setups]
+        executors = [engine.executor for engine in self.engine.engines]
+        execution = backend.facts(executors, costs[0], self.settings.runtime.asynchronous)
+        if len(costs) > 1:
+            execution.pop("topology", None)  # `about.pools` has those of each pool
+        if len(costs) > 1 and backend.simulated:  # no error was established for unlike replicas together
+            gpus = sum(setup.settings.backend.num_devices for setup in self.setups)
+            profiles = ", ".join(dict.fromkeys(cost.profile.name for cost in costs))
+            execution |= {"profile": profiles, "gpus": gpus, "error": NOT_COMPARED, "compared": {}}
+            execution["iterations_outside_measured_range"] = self.num_outside
+        if record.stages:  # of a real pipeline; a simulated one keeps its own account
+            execution["stages"] = [asdict(account) for account in account_stages(record)]
+        return execution
+
+    def _utilisation(self) -> dict[str, Any]:
+        """Returns the arguments of `machines_of`, or why the peak is unknown."""
+        peaks = {setup.name: setup.peak for setup in self.setups}
+        if unknown := [f"{name}: {peak}".removeprefix(": ") for name, peak in peaks.items() if isinstance(peak, str)]:
+            return {"unknown": "; ".join(unknown)}
+        rates = [peaks[setup.name] for setup in self.setups for _ in range(setup.settings.backend.replicas)]
+        profiles = [setup.cost.profile for setup in self.setups]
+        origins = dict.fromkeys(profile.origin("peak" if profile.peak else "ceilings") for profile in profiles)
+        return {"work": work_of(self.settings.model)._asdict(), "peaks": rates, "from": "; ".join(origins)}
+
+    @property
+    def num_outside(self) -> int:
+        """Simulated iterations outside the measured range of their profile."""
+        return sum(setup.cost.num_outside for setup in self.setups)
+
+    @property
     def requests(self) -> Sequence[Request]:
         """All requests; empty if they are made as they arrive, or as others end."""
         arrivals = self.engine.arrivals
@@ -114,6 +160,8 @@ def assemble(
         for why in (why for why, met in obstacles.items() if met):
             raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
     setups = [set_up(name, of_pool, facts, chosen) for name, of_pool in pools.items()]
+    if len(setups) > 1:
+        backend.check_number(sum(setup.settings.backend.num_devices for setup in setups))
     if not backend.simulated:
         from transformers.utils import logging  # loaded only where needed
 

@@ -1,7 +1,7 @@
 """The setup of each pool of replicas: hardware, limits, KV cache and policy. All automatic choices are made, and noted, here."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cbatch import CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
 from cbatch.errors import ProfileError
@@ -53,6 +53,22 @@ class Setup(NamedTuple):
         except ProfileError as error:
             return str(error)
         return backend.gpus_per_replica * flops, backend.gpus_per_replica * moved
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Returns what the replicas are."""
+        backend = self.settings.backend
+        return {
+            "policy": repr(self.settings.policy),
+            "hardware": backend.hardware(self.cost.profile),
+            **{key: getattr(backend, key) for key in ("replicas", "tensor_parallel", "pipeline_stages")},
+            "limits": {
+                "batch": self.limits.max_batch,
+                "tokens": self.limits.max_tokens,
+                "kv_blocks": self.kv.num_blocks,
+            }
+            | {"block_size": self.kv.block_size},
+        }
 
     def servers(self, first_gpu: int) -> list[Server]:
         """Builds the servers of the replicas, on consecutive GPUs."""

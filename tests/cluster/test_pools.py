@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 from commands import summary
+from matplotlib.axes import Axes
 
 from cbatch import CbatchError
 from cbatch.cluster import ClusterView
 from cbatch.request import Request
 from cbatch.sim.profile_file import PROFILES
 from experiments.api import Result, simulate
+from experiments.plots import composition
 from experiments.store.tables import read_requests, read_steps
 
 POOLS = {
@@ -50,17 +52,45 @@ def test_each_pool_serves_by_its_own_setup(tmp_path: Path) -> None:
     counts = requests.groupby("pool")["output_tokens"].agg(["size", "sum"])
     for pool, replicas in (("large", 1), ("small", 2)):
         size, output = counts.loc[pool].tolist()
-        assert run.summary["pools"][pool] == {"replicas": replicas, "requests": size, "output_tokens": output}
+        figures = run.summary["pools"][pool]
+        assert (figures["replicas"], figures["requests"], figures["output_tokens"]) == (replicas, size, output)
+        own = requests[requests["pool"] == pool]
+        for name in ("ttft", "tpot", "end_to_end"):
+            assert figures[f"{name}_seconds"]["mean"] == pytest.approx(own[f"{name}_seconds"].mean())
+        gaps = (own["last_token"] - own["first_token"]).sum() / (own["output_tokens"] - 1).sum()
+        assert figures["tbt_seconds"]["mean"] == pytest.approx(gaps), "those of the pool alone"
     blocks = steps["pool"].map({"large": 2000, "small": 200})
     inside = steps["kv_blocks_used"] / blocks
     assert run.summary["iterations"]["kv_use_peak"] == inside.max()
     assert run.summary["iterations"]["kv_use_mean"] == pytest.approx(inside.mean())
     for frame, kept in ((requests, read_requests(tmp_path / "run")), (steps, read_steps(tmp_path / "run"))):
         assert frame["pool"].tolist() == kept["pool"].tolist()
+    assert "1 large and 2 small replicas, router" in str(run) and "pool small: latencies of" in str(run)
+    assert run.summary["about"]["limits"].keys() == {"block_size", "tokens"}, "what all pools have"
+    used = {
+        panel.get_title(loc="left"): column for panel, column in zip(*composition_of(tmp_path / "run"), strict=True)
+    }
+    assert used.keys() == {"replica 0 (large)", "replica 1 (small)", "replica 2 (small)"}
+    assert 20 < used["replica 1 (small)"] <= 100 and used["replica 0 (large)"] < 100, "of the pool's own blocks"
     assert "pool large" in str(run) and summary(tmp_path / "run")["pools"] == run.summary["pools"]
     lanes = json.loads(gzip.decompress((tmp_path / "run" / "timeline.json.gz").read_bytes()))["traceEvents"]
     names = [lane["args"]["name"] for lane in lanes if lane["name"] == "thread_name" and lane["pid"] == 2]
     assert names == ["replica 0 (large)", "replica 1 (small)", "replica 2 (small)"]
+
+
+def composition_of(folder: Path) -> tuple[list[Axes], list[float]]:
+    """Returns the uppermost panels of the plot, and the largest share of the KV cache in the column of each."""
+    panels = composition.draw(folder).axes
+    return panels[:3], [max(panel.lines[0].get_ydata()) for panel in panels[6:9]]  # type: ignore[arg-type]
+
+
+def test_a_setting_of_routers_that_nothing_reads_is_noted() -> None:
+    """Staleness ages reports, which one replica does not need and round robin does not read."""
+    keys = {"requests": 8, "staleness": 0.5}
+    notes = [str(simulate("orca", "open_loop", **keys, **more)) for more in ({}, {"replicas": 2})]
+    assert all("backend.staleness has no effect" in text for text in notes)
+    read = str(simulate("orca", "open_loop", replicas=2, router="least_loaded", **keys))
+    assert "no effect" not in read and "router least_loaded, reports 0.5 s old" in read
 
 
 def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:

@@ -216,6 +216,8 @@ def test_folder_names_are_short_and_stay_apart() -> None:
     long = [f"policy.some_long_argument={'x' * 300}{number}" for number in range(2)]
     name = compose("+policy.x=1", "workload=open_loop", "workload.arrivals.rate=4", "workload.seed=3").name
     assert name == "x=1,rate=4,workload.seed=3,workload=open_loop", "there is also seed="
+    pools = folder_name("pools={large:{batch:8,policy:{chunking:{chunk:64}}},small:{}},chunk=2")
+    assert pools.startswith("pools=large.batch=8,large.policy.chunking.chunk=64,small,chunk=2,~")
     assert {folder_name(f"policy={text},y=2") for text in ("'slai(x=1)'", "slai(x=1)")} == {"policy=slai_x=1,y=2"}
     names = {folder_name(overrides) for overrides in (*long, "p=/a/x", "p=/b/x")}
     assert len(names) == 4
