@@ -63,8 +63,9 @@ def serve(
     chosen = compose_run(*shared)
     made = assemble(chosen, print)
     server = made.server
-    if not isinstance(server, Server):
-        raise ConfigError("bench: measures one server; leave out backend.replicas=")
+    if not isinstance(server, Server) or chosen.backend.pools:
+        remedy = "leave out backend.replicas= and backend.pools=, or measure replicas with experiments.run"
+        raise ConfigError(f"bench: times the iterations of one engine; {remedy}")
     vocabulary, gpus = chosen.backend.vocabulary(chosen.model), made.limits.num_stages * chosen.backend.tensor_parallel
     hardware = chosen.backend.hardware(made.cost.profile)
     if gpus > 1 and chosen.backend.name != "cpu":

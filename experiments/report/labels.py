@@ -166,11 +166,12 @@ def _shorten(key: str, column: "pd.Series[str]") -> "pd.Series[str]":
 
 
 def _heads(keys: Sequence[str]) -> list[str]:
-    """Returns the shortest unique end of each key, with "="; an empty text for `folder`."""
+    """Returns the shortest unique end of each key, with "="; of a pool's key with the pool. An empty text for `folder`."""
     whole = [key.removesuffix("._target_").split(".") for key in keys]
     heads = []
     for parts in whole:
-        tails = [parts[-size:] for size in range(1, len(parts) + 1)]
+        least = len(parts) - 2 if parts[:2] == ["backend", "pools"] else 1
+        tails = [parts[-size:] for size in range(least, len(parts) + 1)]
         unique = (tail for tail in tails if sum(other[-len(tail) :] == tail for other in whole) == 1)
         heads.append("" if parts == ["folder"] else f"{'.'.join(next(unique, parts))}=")
     return heads

@@ -23,6 +23,15 @@ def test_policies_are_served_in_turn_on_one_server(tmp_path: Path, capsys: pytes
     assert "policy=sarathi chunk=16" in capsys.readouterr().out
 
 
-def test_an_unknown_policy_is_refused_before_a_server_is_built(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policies=policy=orka"]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("policies=policy=orka", "orka"),
+        ("settings=backend=sim backend.replicas=2", "times the iterations of one engine"),
+        ("settings=backend=sim backend.pools={a:{batch:4}}", "leave out backend.replicas= and backend.pools="),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(argument: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([argument]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and says in error

@@ -54,6 +54,7 @@ def test_a_label_is_the_policy_and_what_varies() -> None:
     chunks = [run(f"sarathi(chunk={chunk})", policy__chunking__chunk=chunk) for chunk in (1, 2)]
     assert labels(*chunks) == ["sarathi(chunk=1)", "sarathi(chunk=2)"]
     assert labels(*chunks, shown=("policy.chunking.chunk",)) == ["sarathi", "sarathi"]
+    assert labels(*[run(backend__pools__a__batch=size) for size in (4, 8)]) == ["orca, a.batch=4", "orca, a.batch=8"]
     assert labels(run(w__sizes=[1, 2]), run(w__sizes=[1, 3])) == ["orca, sizes=[1, 2]", "orca, sizes=[1, 3]"]
     assert labels(run("orca"), run("Mine", policy__size=1), run("Mine", policy__size=2)) == [
         *("orca", "Mine, size=1", "Mine, size=2")
