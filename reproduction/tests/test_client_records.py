@@ -130,6 +130,7 @@ def spoil(records: Path, spoiled: Path, numbers: slice, **values: object) -> str
     return f"records={spoiled}"
 
 
+@pytest.mark.long
 def test_a_time_of_zero_is_left_out(
     records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,14 @@ def runs_of(case: Case, trace: str, machine: Machine, policies: tuple[str, ...] 
     return [serve(machine, load_spec(case.model), case, policy, requests) for policy in policies]
 
 
-@pytest.mark.parametrize("case", [QUEUED, OPEN, SYNCHRONOUS], ids=["queued", "open loop", "synchronous loop"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(QUEUED, id="queued"),
+        pytest.param(OPEN, id="open loop", marks=pytest.mark.long),
+        pytest.param(SYNCHRONOUS, id="synchronous loop"),
+    ],
+)
 def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case, trace: str) -> None:
     profile = load_profile("h200")
     runs = runs_of(case, trace, simulated_machine(loop=case.loop), case.policies)
@@ -85,6 +92,7 @@ def test_the_order_of_events_and_the_cost_model_are_told_apart(trace: str) -> No
     assert all(abs(part["total"]) < 1e-3 for part in found["iterations"].values())
 
 
+@pytest.mark.long
 def test_a_written_comparison_is_simulated_again_from_the_trace_alone(
     trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_the_spread_of_waiting_clients() -> None:
     assert spread.ahead == {"pair": 4.0, "any": 16.0}
 
 
+@pytest.mark.long
 def test_the_studies_settings_make_their_policies() -> None:
     def policy(study: str, series: str) -> Any:
         return compose_run(*served.overrides(study, 0.5, series, "folder")).policy()

@@ -31,6 +31,7 @@ def test_blocks_have_the_same_name_where_all_text_up_to_their_end_is_the_same() 
     assert len(first) == len(second) == 2 and first[0] == second[0] and first[1] != second[1]
 
 
+@pytest.mark.long
 @needs_tables
 def test_the_time_of_an_engine_is_added_to_each_iteration_and_each_of_its_requests() -> None:
     spec = load_spec("llama-3.1-8b")
@@ -40,6 +41,7 @@ def test_the_time_of_an_engine_is_added_to_each_iteration_and_each_of_its_reques
         assert longer.predict(shape) - plain.predict(shape) == pytest.approx(0.5e-3 + 20e-6 * number)
 
 
+@pytest.mark.long
 @needs_tables
 def test_a_minute_of_a_recorded_run_is_simulated_to_within_its_error() -> None:
     stage = pd.read_csv(SHARED / STAGES).to_dict("records")[2]

@@ -19,17 +19,17 @@ from experiments.cli import COMMANDS
 from experiments.settings.command_line import Count, keyword_arguments, run
 
 
-@pytest.mark.parametrize("main", [plot.main, hydra_run.main])
+@pytest.mark.parametrize(("main", "words"), [(plot.main, ["--help"]), (hydra_run.main, ["--cfg", "job"])])
 def test_a_reader_that_has_ended_is_no_error(
-    main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    main: Callable[..., int], words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in `python -m experiments.run --help | head -1`."""
+    """As in `python -m experiments.run --cfg job | head -1`."""
     reads, writes = os.pipe()
     os.close(reads)
     with open(writes, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        monkeypatch.setattr(sys, "argv", ["run", "--help"])
-        assert main(["--help"]) == 141
+        monkeypatch.setattr(sys, "argv", ["run", *words])
+        assert main(words) == 141
     assert capsys.readouterr().err == ""
 
 

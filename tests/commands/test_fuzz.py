@@ -127,6 +127,7 @@ def test_settings(fuzz: Fuzz, folder: Path) -> None:
     fuzz(0.2, configurations, lambda config: succeed_or_refuse(partial(serve, config)))
 
 
+@pytest.mark.long
 def test_traces(fuzz: Fuzz, folder: Path) -> None:
     for name, content in OTHERS.items():
         (folder / name).write_bytes(content)

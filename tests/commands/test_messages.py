@@ -72,11 +72,16 @@ def test_a_printed_remedy_ends_the_mistake(arguments: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "module", ["run", "check", "plot", "profile", "replay", "bench", "arena", "capacity", "compare"]
+    "module",
+    [
+        *("run", "check", "plot", "profile", "replay", "bench", "compare"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("arena", "capacity")),
+    ],
 )
 def test_every_command_tells_its_usage(module: str, tmp_path: Path) -> None:
     ended = command(module, "--help", cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"python -m experiments.{module}" in ended.stdout and ended.stdout.count("\n") > 3
     assert module != "run" or ("\npolicy: " in ended.stdout and "chunk: 256" in ended.stdout)
+    assert "\nslo:" not in ended.stdout or module in ("arena", "capacity"), "a group that a run does not take"
     assert list(tmp_path.iterdir()) == []

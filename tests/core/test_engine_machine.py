@@ -325,5 +325,5 @@ class EngineMachine(RuleBasedStateMachine):
                 assert len(set(blocks.tolist())) == len(blocks), "a block is held twice"
 
 
-TestEngine = EngineMachine.TestCase
+TestEngine = pytest.mark.long(EngineMachine.TestCase)
 TestEngine.settings = settings(max_examples=150, stateful_step_count=30)

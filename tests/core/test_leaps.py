@@ -140,7 +140,8 @@ def serve(
     engine: Engine | Cluster = engines[0] if replicas == 1 else Cluster(engines, LeastLoaded())
     engine.attach(arrivals)
     record = engine.run()
-    cached = [[pool._hashes[block] for block in pool._cached] for pool in pools_of(engines)]
+    orders = ((pool, (*pool._cached, *sorted(pool._cached, key=pool._created.item))) for pool in pools_of(engines))
+    cached = [[pool._hashes[block] for block in order] for pool, order in orders]  # as released, and as they got hashes
     return [tell(record), cost.num_outside, [each.executor.accounts() for each in engines], cached]
 
 

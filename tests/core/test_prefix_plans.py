@@ -1,6 +1,7 @@
 """Plans and schedules with a prefix cache, on examples that can be followed by hand."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,20 @@ from test_leaps import draw_requests, tell
 from test_prefix_cache import Hashing, text_of
 from unit_machine import asked, golden
 
-from cbatch import BatchShape, Engine, Limits, Plan, Refusal, Request, Server, Step, View, WorkloadError
+from cbatch import (
+    BatchShape,
+    CachedBlock,
+    Engine,
+    Eviction,
+    Limits,
+    Plan,
+    Refusal,
+    Request,
+    Server,
+    Step,
+    View,
+    WorkloadError,
+)
 from cbatch.cost import NO_COST
 from cbatch.kv import KVSize
 from cbatch.model.topology import Topology
@@ -113,6 +127,19 @@ def test_a_preempted_request_finds_what_others_have_computed_meanwhile() -> None
     )
     assert ran.schedule == "A2 B1 | A1 pre B | A1 B1 | A1 pre B | A1 | B2 | B1"
     assert ran.recomputed["B"] == 1, "of the second preemption alone"
+
+
+def test_an_eviction_is_told_who_released_a_block_and_when() -> None:
+    """A ends at 3 with 4 + 3 tokens, the last of which has no block; B takes the two blank blocks and then A's, from the last on."""
+    seen = list[tuple[float, ...]]()
+
+    class Seen(Eviction):
+        def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[int]:
+            seen.extend((block.start, block.holder_tokens, block.released_at, now) for block in blocks)
+            return super().keys(blocks, now)
+
+    golden(InOrder(), "A 4/3 @0, B 8/1 @5", memory=8, prefix_cache=Seen())
+    assert seen == [(start, 7, 3.0, 5.0) for start in (5, 4, 3, 2, 1, 0)]
 
 
 @pytest.mark.parametrize(("block", "number"), [(1, 4), (2, 3), (3, 5), (8, 2)])

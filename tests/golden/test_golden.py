@@ -33,10 +33,10 @@ def cases() -> dict[str, tuple[str, str]]:
 
 
 def marked() -> Iterator[Any]:
-    """Yields the names; cases of more than one run are long."""
-    for name, (_, commands) in cases().items():
+    """Yields the names; cases of more than one run are long, and every second one of the others."""
+    for place, (name, (_, commands)) in enumerate(cases().items()):
         one = commands.startswith("run ") and " ; " not in commands and " -m " not in commands
-        yield pytest.param(name, marks=() if one else pytest.mark.long)
+        yield pytest.param(name, marks=() if one and place % 2 else pytest.mark.long)
 
 
 @pytest.mark.parametrize("name", [*marked()])

@@ -182,6 +182,27 @@ def test_a_copy_of_a_block_in_use_is_spare() -> None:
     assert "a" in pool and "ab" in pool
 
 
+def test_the_oldest_copy_is_found_next() -> None:
+    blocks = Blocks(4, 1)
+    for row in range(3):
+        blocks.pool.extend(row, 1)
+        blocks.pool.register(row, ["a"], 1)
+    blocks.pool.release(0, None)
+    assert blocks.names == {"a": [1, 2, 3]}
+    blocks.pool.extend(3, 2)  # one is blank
+    assert blocks.names == {"a": [2, 3]}
+
+
+def test_belady_expects_nothing_of_requests_that_left() -> None:
+    eviction, requests = Belady(), [Request(number, 2, 1) for number in range(2)]
+    for request, name in zip(requests, "ab", strict=True):
+        eviction.on_submit(request, [name])
+    blocks = [CachedBlock(name, 0, 1, False, 1, 0, 0, 0.0, 2) for name in "ab"]
+    assert eviction.keys(blocks, 0.0) == [(0, -1), (-1, -1)]
+    eviction.on_finish(requests[0])
+    assert eviction.dynamic and eviction.keys(blocks, 0.0) == [(-math.inf, -1), (-1, -1)]
+
+
 def test_each_reader_of_changes_follows_at_its_own_pace() -> None:
     """The log keeps 3 to 6 changes, from the first reader on. A reader that is too far behind learns so."""
     changes = Changes(3)
@@ -253,6 +274,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.computed: dict[int, int] = {}
         self.tables: dict[int, list[int]] = {}
         self.retiring: set[int] = set()
+        self.holder_tokens: dict[int, int] = {}  # of the latest holder of each block
+        self.cached_at: dict[int, float] = {}  # by block
         self.iteration = 0
 
     def table(self, row: int) -> list[int]:
@@ -318,6 +341,7 @@ class PoolMachine(RuleBasedStateMachine):
     def release(self, row: int, after: int | None) -> None:
         table, pool = self.table(row), self.pool
         pool.note_holder(row, len(self.texts[row]))
+        self.holder_tokens |= dict.fromkeys(table, len(self.texts[row]))
         pool.release(row, after)
         if after is not None:
             self.retiring.add(after)
@@ -346,6 +370,16 @@ class PoolMachine(RuleBasedStateMachine):
             for block, name in enumerate(self.pool._hashes):
                 if isinstance(name, str):
                     assert self.memory[(block + 1) * self.size - 1] == name, "a block holds what its name says"
+
+    @invariant()
+    def evictions_are_told_what_has_happened(self) -> None:
+        if hasattr(self, "pool") and not self.pool._in_order:
+            self.cached_at = {block: self.cached_at.get(block, self.pool.now) for block in self.pool._cached}
+            for number, at in self.cached_at.items():
+                block = self.pool._describe(number)
+                assert isinstance(name := block.hash, str)
+                assert (block.start, block.end) == (len(name) - self.size, len(name))
+                assert (block.holder_tokens, block.released_at) == (self.holder_tokens[number], at)
 
 
 TestPool = PoolMachine.TestCase

@@ -1,5 +1,7 @@
 """Which block goes, on the worked examples of each rule's source; `tests/kv/test_prefix_pool.py` has those of recency and Belady."""
 
+from itertools import product
+
 import pytest
 
 from cbatch import CachedBlock, ConfigError, Eviction, Request
@@ -20,16 +22,19 @@ def test_marconi_s_utility(alpha: float, utilities: list[float]) -> None:
 
 
 def test_marconi_keeps_long_prefixes() -> None:
-    early, late = block(start=0, end=16), block(start=160, end=176)
-    assert Marconi(1).keys([early, late], now=3.0) == [1, 2]
-    assert Marconi(0).keys([early, late, block(released_at=1.0)], now=2.0) == [0, 0, 1]
+    """A layer takes 3 l + 2 l^2 operations for l tokens; of these, a block saves what its prefix takes beyond the block before."""
+    blocks = [block(start=start, end=start + 16) for start in (0, 16, 160)]
+    saved = [3 * 16 + 2 * (each.end**2 - each.start**2) for each in blocks]
+    of_the_most = [(each - saved[0]) / (saved[-1] - saved[0]) for each in saved]
+    assert Marconi(2).keys(blocks, now=3.0) == pytest.approx([2 * share + 1 for share in of_the_most])
+    assert Marconi(0).keys([*blocks[::2], block(released_at=1.0)], now=2.0) == [0, 0, 1]
 
 
 def test_tlru_evicts_what_the_next_turn_may_recompute() -> None:
-    """The next turn has 100 old and 10 new tokens and may compute 30: blocks that begin at 80 or later are safe to lose."""
-    blocks = [block(start=start, end=start + 16, holder=100) for start in (64, 80, 96)]
-    assert TLRU(threshold=30, next_prompt=10).keys(blocks, 0.0) == [True, False, False]
-    assert TLRU(threshold=500, next_prompt=10).keys(blocks, 0.0) == [False] * 3
+    """Without a block, a turn computes the tokens held before it from the block's start on, and its own."""
+    for held, new, threshold, start in product(range(0, 10, 3), range(3), range(12), range(10)):
+        [kept] = TLRU(threshold, new).keys([block(start=start, end=start + 1, holder=held)], 0.0)
+        assert kept == (held + new - start > threshold), (held, new, threshold, start)
 
 
 def soft_ttl() -> tuple[SoftTTL, PrefixPool]:
@@ -94,6 +99,14 @@ def test_a_session_ends_with_its_last_request(first: bool | None, second: bool |
     assert not eviction.keys([block("c")], 7.0)[0]
     eviction.on_release(turns[0], ["a"], 8.0)
     assert eviction.keys([block("a")], 8.0) == [0 if second else 2], "an earlier turn ends after the last"
+
+
+def test_a_session_that_goes_on_delays_the_end_of_no_other() -> None:
+    """S is released at 0, T at 1, S again at 4: of both it is unknown whether they go on; at 6 the time of T alone is over."""
+    eviction = SoftTTL(ttl=5)
+    for number, (session, now) in enumerate((("S", 0.0), ("T", 1.0), ("S", 4.0))):
+        eviction.on_release(Request(number, 2, 9, session=session), [session], now)
+    assert eviction.keys([block("S"), block("T")], 6.0) == [2, 0]
 
 
 @pytest.mark.parametrize("make", [lambda: Marconi(-1), lambda: TLRU(-1, 0), lambda: SoftTTL(-1)])

@@ -42,6 +42,7 @@ def test_a_run_says_what_its_policy_or_router_needs(needs: str) -> None:
         assert lacks(needs, *given) == []
 
 
+@pytest.mark.long
 def test_a_run_says_what_its_eviction_needs() -> None:
     alone = ("prefix_cache=true", "workload.turns=1")
     assert lacks("eviction=tlru", *alone) == ["turns"] and lacks("eviction=tlru", "prefix_cache=true") == []

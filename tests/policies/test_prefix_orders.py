@@ -64,6 +64,7 @@ class Told:
         policy = PrefixOrder(Fixed(4), order, in_batch)
         for request in self.engine.view.waiting:
             policy.on_arrival(request)
+        policy._computed = 1  # else all response ratios would be 0
         ranked = policy._kept.in_order(self.engine.view)
         return " ".join(self.names[request] for request in ranked)
 
@@ -107,17 +108,28 @@ def test_depth_first_through_the_branch_for_which_most_wait() -> None:
     told.ask({"p3": "P" * 10 + "2" * 5 + "d", "p4": "P" * 10 + "e"})
     assert told.order("dfs_weight") == "p2 p3 p1 p4 q1 x"
     assert told.order("lpm") == "p1 p2 p3 p4 q1 x"
+    told = Told().cache("P" * 8, "Q" * 8)
+    told.ask({name: name[0].upper() * 8 + name for name in ("p1", "q1", "q2", "p2")})
+    assert told.order("dfs_weight") == "p1 p2 q1 q2", "of equal branches, that of the oldest request"
 
 
 def test_beyond_128_waiting_lpm_and_hrrn_are_first_come_first_served() -> None:
     told = Told().cache(T)
-    told.ask({f"x{number}": "x" * 300 for number in range(128)} | {"last": T})
-    assert [told.order(order).split()[-1] == "last" for order in ("lpm", "hrrn", "spf", "dfs_weight")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    told.ask({f"x{number}": "x" * 300 for number in range(127)} | {"match": T})
+    for later in ({}, {"y": "y"}):
+        told.ask(later)
+        places = [told.order(order).split().index("match") for order in ("lpm", "hrrn", "spf", "dfs_weight")]
+        assert places == ([127, 127, 0, 0] if later else [0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("cached", "shared", "is_last"), [(0, 31, False), (0, 32, True), (32, 40, True), (33, 40, False)]
+)
+def test_which_repeated_prefixes_lpm_puts_last(cached: int, shared: int, is_last: bool) -> None:
+    """Those of requests with at most 32 cached tokens that share at least 32 tokens with an earlier such request."""
+    told = Told().cache("A" * cached)
+    told.ask({"first": "A" * shared + "1", "second": "A" * shared + "2", "other": "b"})
+    assert told.order("lpm") == ("first other second" if is_last else "first second other")
 
 
 def test_the_response_ratio_is_of_uncached_tokens() -> None:

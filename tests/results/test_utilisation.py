@@ -37,7 +37,9 @@ def check_counts(run: Result) -> None:
     assert steps["num_kv_reads"].sum() < steps["num_scores"].sum(), "a chunk reads the context once for all its tokens"
 
 
-@pytest.mark.parametrize("gpus", [{}, {"tensor_parallel": 2, "pipeline_stages": 2}])
+@pytest.mark.parametrize(
+    "gpus", [{}, pytest.param({"tensor_parallel": 2, "pipeline_stages": 2}, marks=pytest.mark.long)]
+)
 def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, gpus: dict[str, int]) -> None:
     run = simulate("sarathi", "open_loop", requests=60, rate=30, batch=16, output=tmp_path / "run", **gpus)
     check_counts(run)

@@ -72,7 +72,10 @@ def compare(operation: Operation, names: dict[Any, str], declared: Any) -> None:
     assert old_blocks <= watch.blocks_read | new_blocks
 
 
-@pytest.mark.parametrize(("asynchronous", "num_stages"), [(False, 1), (True, 2)], ids=["sync", "async pipeline"])
+@pytest.mark.parametrize(
+    ("asynchronous", "num_stages"),
+    [pytest.param(False, 1, id="sync"), pytest.param(True, 2, id="async pipeline", marks=pytest.mark.long)],
+)
 def test_operations_touch_what_they_declare(asynchronous: bool, num_stages: int) -> None:
     watched(num_stages, num_stages, asynchronous=asynchronous).run()
 

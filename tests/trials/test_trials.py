@@ -64,6 +64,7 @@ def turns_of(requests: Sequence[Request]) -> dict[str | None, list[Request]]:
     }
 
 
+@pytest.mark.long
 def test_a_rate_moves_conversations_and_keeps_their_pauses() -> None:
     """Conversations of 4 turns: the requests per second are four times the conversations per second."""
     chat = Chat(closed=False, num_requests=4000, turns=4, arrivals=GammaArrivals(rate=0.5), lengths=LENGTHS, pause=10.0)

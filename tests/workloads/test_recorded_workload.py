@@ -64,6 +64,7 @@ def specs(draw: st.DrawFn, with_prompts: bool) -> RequestSpec:
     )
 
 
+@pytest.mark.long
 @given(st.data(), st.booleans())
 def test_every_field_of_a_request_comes_back(tmp_path_factory: Any, data: st.DataObject, with_prompts: bool) -> None:
     drawn = data.draw(st.lists(specs(with_prompts), min_size=1, max_size=4))
