@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from cbatch import Plan, Request, View
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
-from policies.shared.programs import ends_program, program_of
+from policies.shared.programs import OpenPrograms, program_of
 from policies.shared.waiting import RankedPrompts
 
 
@@ -28,7 +28,7 @@ class Justitia(RankedPrompts):
         self.tags: dict[Hashable, float] = {}
         self._spent: defaultdict[Hashable, float] = defaultdict(float)  # cost of the ended requests of jobs
         self._ended = deque[float](maxlen=window)  # costs of ended jobs
-        self._arrived, self._iteration = list[Request](), 0  # since the latest plan
+        self._arrived, self._iteration, self._open = list[Request](), 0, OpenPrograms()  # since the latest plan
         self._virtual, self._fluid = 0.0, list[float]()  # time, and the tags of jobs that the fluid system serves
 
     def plan(self, view: View) -> Plan:
@@ -43,6 +43,7 @@ class Justitia(RankedPrompts):
         return super().plan(view)
 
     def on_arrival(self, request: Request) -> None:
+        self._open.arrive(request)
         self._arrived.append(request)
 
     def on_finish(self, request: Request) -> None:
@@ -50,7 +51,7 @@ class Justitia(RankedPrompts):
         self.predictor.observe(request)
         job = program_of(request)
         self._spent[job] += token_time(request.num_prompt_tokens, request.num_output_tokens)
-        if ends_program(request):
+        if self._open.finish(request):
             self._ended.append(self._spent.pop(job))
             self.tags.pop(job, None)
 

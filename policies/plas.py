@@ -15,7 +15,7 @@ from cbatch import Plan, Refusal, Request, View
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.attained import AttainedQueues, Program
-from policies.shared.programs import ends_program, program_of
+from policies.shared.programs import OpenPrograms, program_of
 from policies.shared.step_times import shape_of
 from policies.shared.waiting import WaitingQueue
 
@@ -29,7 +29,7 @@ class Plas(SarathiServe):
         """thresholds: seconds at which the ranges of the second and the further queues begin. beta: .inf: no promotion."""
         super().__init__(chunking)
         self.thresholds, self.beta, self._queues = [*thresholds], beta, AttainedQueues(thresholds, beta)
-        self._programs = defaultdict[Hashable, Program](Program)
+        self._programs, self._open = defaultdict[Hashable, Program](Program), OpenPrograms()
         self._waiting = WaitingQueue(self._queues.place)
 
     def plan(self, view: View) -> Plan:
@@ -54,6 +54,7 @@ class Plas(SarathiServe):
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
+        self._open.arrive(request)
         program = self._programs[program_of(request)]
         self._queues.join(request, program, self.attained(program, request))
         self._waiting.push(request)
@@ -61,8 +62,8 @@ class Plas(SarathiServe):
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
         self._queues.leave(request)
-        if ends_program(request):
-            self._programs.pop(program_of(request), None)
+        if self._open.finish(request):
+            del self._programs[program_of(request)]
 
     def attained(self, program: Program, request: Request) -> float:
         """Returns the seconds of service that a new call's program has attained."""

@@ -1,13 +1,12 @@
 """Admits programs (sessions), not requests: the rules of ThunderAgent and of CONCUR (arXiv 2601.22705).
 
-Requests of active programs are served in the order of the programs' admission, those of others are held back. Requests that run go on.
-Every `period` seconds a rule decides how many programs are active:
+Requests of active programs are served in the order of the programs' admission, those of others are held back. What runs goes on. Every
+`period` seconds a rule decides which are active:
 
     aimd     CONCUR: at most `width`, the earliest; one more after a good period, half after a congested one
     thunder  ThunderAgent: those whose tokens fit into `limit` of the KV cache; programs in a pause are held back first
 
-Both rules are from secondary notes; what these do not say is a free choice: docs/policies/program_admission.md. If the KV cache is
-full, the newest running request is preempted. Ties: first arrival.
+Both are from secondary notes, completed freely: docs/policies/program_admission.md. If the KV cache is full, the newest request is preempted.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from cbatch import ConfigError, Plan, Request, View
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.admission import Admission, Aimd, Thunder
-from policies.shared.programs import ends_program, program_of
+from policies.shared.programs import OpenPrograms, program_of
 
 
 class ProgramAdmission(SarathiServe):
@@ -41,7 +40,7 @@ class ProgramAdmission(SarathiServe):
             raise ConfigError(f"policy: need {rule=} in aimd, thunder; {ranges}")
         self.rule, self.period, self.limit, self.least_found, self.width = rule, period, limit, least_found, width
         self.programs: Admission = Aimd(limit, least_found, width) if rule == "aimd" else Thunder(limit)
-        self._next, self._preempted, self._found, self._asked = period, False, 0, 0
+        self._next, self._preempted, self._found, self._asked, self._open = period, False, 0, 0, OpenPrograms()
 
     def plan(self, view: View) -> Plan:
         if view.now >= self._next:
@@ -67,6 +66,7 @@ class ProgramAdmission(SarathiServe):
     def on_arrival(self, request: Request) -> None:
         program = self.programs.program(program_of(request))
         program.waiting[request] = None
+        self._open.arrive(request)
         program.num_open, program.tokens = program.num_open + 1, request.num_prompt_tokens
         self.programs.note(program)
 
@@ -76,6 +76,5 @@ class ProgramAdmission(SarathiServe):
         program.waiting.pop(request, None)
         program.num_open, program.tokens = program.num_open - 1, request.num_prompt_tokens + request.num_output_tokens
         self.programs.note(program)
-        program.is_over |= ends_program(request)
-        if not program.num_open and (program.is_over or request.last is None):
+        if self._open.finish(request) or (not program.num_open and request.last is None):
             self.programs.end(program)

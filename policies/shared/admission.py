@@ -11,7 +11,7 @@ from cbatch import Request, View
 @dataclass(eq=False)
 class Program:
     """number: in the order of first arrivals. tokens: of its latest request. num_open: requests that have arrived and not ended, of which
-    `waiting` wait. is_over: none follows.
+    `waiting` wait.
     """
 
     key: Hashable
@@ -19,7 +19,6 @@ class Program:
     tokens: int = 0
     num_open: int = 0
     waiting: dict[Request, None] = field(default_factory=dict)
-    is_over: bool = False
 
 
 class Admission(ABC):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from cbatch import Plan, PlanBuilder, Request, View
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
-from policies.shared.programs import ends_program, program_of
+from policies.shared.programs import OpenPrograms, program_of
 from policies.shared.waiting import WaitingQueue
 
 
@@ -41,7 +41,7 @@ class PinnedSessions(SarathiServe):
         self.pinned: dict[Hashable, Pin] = {}
         self.first: dict[Hashable, int] = {}  # sessions in the order of their first arrivals
         self.waiting: defaultdict[Hashable, set[Request]] = defaultdict(set)
-        self._queue, self._num_events = WaitingQueue(self.rank), 0
+        self._queue, self._open, self._num_events = WaitingQueue(self.rank), OpenPrograms(), 0
 
     def keep(self, request: Request) -> float | None:
         """Returns the seconds for which to pin a session, of whose requests this one has ended; None: not at all."""
@@ -66,6 +66,7 @@ class PinnedSessions(SarathiServe):
         return plan.build(wake_at=min(ends, default=inf))
 
     def on_arrival(self, request: Request) -> None:
+        self._open.arrive(request)
         self._num_events += 1
         self.first.setdefault(program_of(request), self._num_events)
         self._wait(request)
@@ -74,9 +75,9 @@ class PinnedSessions(SarathiServe):
         super().on_finish(request)
         program, now = program_of(request), request.finished_at or 0.0
         self._leave(request)
-        if ends_program(request):
-            self.first.pop(program, None)
+        if self._open.finish(request):
             self.unpin(program)
+            del self.first[program]
         elif (seconds := self.keep(request)) is not None:
             self.unpin(program)
             self._num_events += 1

@@ -1,5 +1,6 @@
 """Programs, the sessions of policies that schedule by session; a request without a session is a program of its own."""
 
+from collections import Counter
 from collections.abc import Hashable
 
 from cbatch import SERVED, Request
@@ -14,3 +15,25 @@ def ends_program(request: Request) -> bool:
     """Returns whether no request of the program follows this one, since it is the last, or its client has left or it was rejected."""
     is_broken = request.finish_reason is not None and request.finish_reason not in SERVED
     return request.session is None or bool(request.last) or is_broken
+
+
+class OpenPrograms:
+    """Says when a program ends. Turns that run beside its last one may end, and even arrive, after it."""
+
+    def __init__(self) -> None:
+        self._num_open = Counter[Hashable]()  # requests that have arrived and not ended
+        self._over = set[Hashable]()  # sessions whose last request has ended
+
+    def arrive(self, request: Request) -> None:
+        self._num_open[program_of(request)] += 1
+
+    def finish(self, request: Request) -> bool:
+        """Notes that a request has ended. Returns whether its program has: nothing of it is left, and none is expected."""
+        program = program_of(request)
+        self._num_open[program] -= 1
+        if request.session is not None and ends_program(request):
+            self._over.add(program)
+        if self._num_open[program]:
+            return False
+        del self._num_open[program]
+        return request.session is None or program in self._over

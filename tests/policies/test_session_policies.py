@@ -5,12 +5,16 @@ from math import inf
 from typing import NamedTuple
 
 import pytest
+from every_policy import EVERY_POLICY
+from hypothesis import given
+from hypothesis import strategies as st
 from schedules import Wrapped
-from test_sessions import SECOND, Scripted
+from test_sessions import SECOND, Scripted, scripts
 
-from cbatch import Eviction, KVSize, Limits, Plan, Policy, Request, Server, View
+from cbatch import Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, View
 from cbatch.sim import SimExecutor
 from experiments.workloads import Session, Turn
+from experiments.workloads.sessions import prompts_of
 from policies.chunking import Fixed
 from policies.continuum import Continuum
 from policies.evictions import LRU, SoftTTL
@@ -52,6 +56,7 @@ def serve(
     tokens: int = 100,
     memory: int = 1000,
     eviction: Eviction | None = None,
+    asynchronous: bool = False,
 ) -> Served:
     """Serves sessions that begin at once, an iteration a second. memory: tokens of KV cache, in blocks of one."""
     server = Server(
@@ -59,7 +64,7 @@ def serve(
         Limits(batch, tokens, memory, tile=1, max_running=places),
         SECOND,
         KVSize(memory, 1),
-        False,
+        asynchronous,
         prefix_cache=eviction,
     )
     written = _Written(policy)
@@ -240,3 +245,37 @@ def test_infercept_keeps_what_wastes_less(
     _, second, other = serve(policy, jobs, memory=10, eviction=LRU()).requests
     assert (second.admitted_at, other.admitted_at) == pytest.approx(admitted)
     assert second.num_cached_tokens == hits
+
+
+# -- any sessions -----------------------------------------------------------------------------------------------------
+
+BY_SESSION = [
+    "plas",
+    "atlas",
+    "continuum",
+    "infercept",
+    "infercept_paper",
+    "aimd",
+    "thunder",
+    "justitia",
+    "session_affinity",
+]
+
+
+@pytest.mark.parametrize("name", BY_SESSION)
+@given(data=st.data(), asynchronous=st.booleans())
+def test_all_turns_of_any_sessions_are_served(name: str, data: st.DataObject, asynchronous: bool) -> None:
+    """By a cache that holds little more than the longest turn, whatever is pinned, held back, preempted or paused."""
+    sessions = data.draw(st.lists(scripts(), min_size=1, max_size=5, unique_by=lambda session: session.name))
+    longest = max(
+        said.num_tokens + turn.output
+        for session in sessions
+        for said, turn in zip(prompts_of(session, 0), session.turns, strict=True)
+    )
+    policy, memory = EVERY_POLICY[name](3), longest + data.draw(st.integers(0, 6))
+    places, eviction = data.draw(st.sampled_from([3, 100])), SoftTTL(TimeToLive(Pauses(), worth=9.0))
+    served = serve(
+        policy, sessions, batch=3, places=places, memory=memory, eviction=eviction, asynchronous=asynchronous
+    )
+    assert all(each.finish_reason is FinishReason.LENGTH for each in served.requests)
+    assert len(served.requests) == sum(len(session.turns) for session in sessions)
