@@ -4,7 +4,7 @@ Simulated, the replica with the earliest turn takes it, so that time never runs 
 what replicas have reported by then (`views`). Where time is real, replicas serve at the same time: `live`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from operator import index
@@ -23,7 +23,7 @@ from cbatch.request import Request, spec_of
 
 
 class Cluster:
-    """Engines behind a router, with the interface of one `Engine`.
+    """Engines behind a router; serves the arrivals attached to it, as one `Engine` does.
 
     arrivals: the requests of `run`, as for an `Engine`. pools: the name of each replica's pool.
     """
@@ -50,14 +50,6 @@ class Cluster:
         self._now = 0.0
         self._turns = [(0.0, replica) for replica in range(len(self.engines))]  # a heap; some are out of date
         self._due = [0.0] * len(self.engines)  # when the replicas take their next turns
-
-    def submit(self, requests: Iterable[Request]) -> None:
-        """Queues requests for their arrival times. Raises WorkloadError as `Engine.submit` does."""
-        assert isinstance(self.arrivals, Listed), "a cluster with other arrivals gets its requests from them"
-        new = list(requests)
-        for request in new:
-            self.check_fits(request)
-        self.arrivals.add(new)
 
     def attach(self, arrivals: Arrivals) -> None:
         """As `Engine.attach`; refuses arrivals by iteration."""

@@ -7,6 +7,7 @@ from schedules import UnitCost
 from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
 from cbatch import Engine, Limits, Plan, Policy, Request, View
+from cbatch.arrivals import Listed
 from cbatch.cluster import LiveCluster, RoundRobin, Router
 from cbatch.errors import PolicyError
 from policies.orca import Orca
@@ -23,7 +24,7 @@ def replica(policy: Policy) -> Engine:
 
 def serve(policies: list[Policy], requests: list[Request], router: Router) -> LiveCluster:
     cluster = LiveCluster([replica(policy) for policy in policies], router)
-    cluster.submit(requests)
+    cluster.attach(Listed(requests))
     left: list[int] = []  # as a progress bar sees it
     try:
         cluster.run(lambda part: left.append(part.num_unfinished))
@@ -83,7 +84,7 @@ class Fails(Orca):
 def test_an_exception_in_one_replica_ends_all_at_once() -> None:
     """Not only when the last request, of an hour later, has arrived."""
     cluster = LiveCluster([replica(Orca()), replica(Fails())], RoundRobin())
-    cluster.submit(asked(0, 0, 3600))
+    cluster.attach(Listed(asked(0, 0, 3600)))
     with pytest.raises(PolicyError, match=r"policy Fails, iteration 0: plan.* no idea"):
         cluster.run()
     assert not any(thread.name == "replica" for thread in threading.enumerate())

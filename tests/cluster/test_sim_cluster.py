@@ -33,7 +33,7 @@ def replica(policy: Policy, batch: int) -> Engine:
 
 def serve(engines: list[Engine], requests: list[Request], router: Router) -> list[RunRecord]:
     cluster = Cluster(engines, router)
-    cluster.submit(requests)
+    cluster.attach(Listed(requests))
     cluster.run()
     return [engine.record for engine in engines]
 
@@ -142,7 +142,7 @@ def test_a_merged_record_is_one_run() -> None:
     requests = [Request(index, 4, 1 + index, arrival_time=0.25 * index) for index in range(8)]
     engines = replicas(3)
     cluster = Cluster(engines, RoundRobin())
-    cluster.submit(requests)
+    cluster.attach(Listed(requests))
     left: list[int] = []  # as a progress bar sees it
     whole, records = cluster.run(lambda part: left.append(part.num_unfinished)), [engine.record for engine in engines]
     assert left == sorted(left, reverse=True) and set(left) == set(range(8))

@@ -9,6 +9,7 @@ import pytest
 from small_cluster import make_cost
 
 from cbatch import Limits, Policy, Request, Server, Step
+from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded
 from cbatch.kv import KVSize
 from cbatch.model.topology import Topology
@@ -115,7 +116,7 @@ def serve(policy: str, seed: int, kind: type[SimExecutor], leaps: bool) -> tuple
     cluster = Cluster([server.engine(POLICIES[policy]()) for server in servers], router, staleness=how["staleness"])
     for engine in cluster.engines:
         engine.leaps = leaps
-    cluster.submit(requests())
+    cluster.attach(Listed(requests()))
     cluster.run()
     return cluster, router
 

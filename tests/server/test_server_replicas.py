@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import summary
+from commands import command, summary
 from test_turns import SIMULATED, TINY, converse, spec, until_all_ended
 
 from cbatch import FinishReason
@@ -44,6 +44,7 @@ def test_replicas_answer_as_one_engine_does(tmp_path: Path) -> None:
         longest, *told[name], figures = converse(tmp_path / name, until_all_ended(specs), *TINY, *keys)
         assert longest == 4096 and figures["run"]["requests"] == 6
     assert answers(told["one"]) == answers(told["three"])
+    assert command("replay", "three", cwd=tmp_path).stdout.count("SarathiServe makes the same") == 3
     rows = read_requests(tmp_path / "three")
     assert dict(zip(rows["id"], rows["replica"], strict=True)) == {0: 0, 1: 1, 2: 2, 3: 0, 4: 1, 5: 2}
     assert all({*turn.ids} <= {turn.replica, turn.replica + 3} for turn in told["three"])

@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from cbatch import KVSize, Limits, Policy, Request, Server, Step
+from cbatch.arrivals import listed
 from cbatch.cluster import Cluster, RoundRobin
 from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, SimExecutor
@@ -101,7 +102,7 @@ def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: 
     kv = KVSize(limits.max_running * LONGEST // BLOCK, BLOCK)
     servers = [Server(executor, limits, cost, kv, asynchronous=False) for executor in executors]
     cluster = Cluster([server.engine(policy) for server in servers], RoundRobin())
-    cluster.submit(work)
+    cluster.attach(listed(work))
     record = cluster.run()
     shares = [executor.bubbles for executor in executors]
     bubbles = [sum(share[each.id] for share in shares) / topology.pipeline_stages for each in record.requests]
