@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from math import ceil
 from multiprocessing import active_children
@@ -60,10 +61,15 @@ def serve_http(settings: ServerSettings, folder: Path, *, log: Log = print, **op
             access_log=False,
             server_header=False,
         )
-        web = uvicorn.Server(config)
-        web.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+
+        class Web(uvicorn.Server):
+            @contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                """Leaves signals to `_serve`: uvicorn would stop serving at the second, and raise each again at its end."""
+                yield
+
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            return runner.run(_serve(door, web, listener, log))
+            return runner.run(_serve(door, Web(config), listener, log))
 
 
 async def _serve(door: "Door", web: "Server", listener: socket.socket, log: Log) -> dict[str, Any]:
