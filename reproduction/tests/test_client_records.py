@@ -63,7 +63,7 @@ def test_factors_and_delay_are_found_from_the_clients_alone(
     assert abs(float(fitted.rstrip("%"))) < 2 < abs(float(without.rstrip("%")))
 
 
-BASE = pd.Series([1.0, 3.0, 2.0, 4.0, 2.0, 6.0, 4.0, 8.0])
+BASE = pd.Series([1.0, 3.0, 2.0, 4.0, 2.0, 6.0, 4.0, 8.0, 5.0])
 """Seconds to the first token of 10, on a card whose factors are 1; the others take 0.01 s each."""
 
 
@@ -75,7 +75,7 @@ def fit_to(ttft: Sequence[float], tpot: float, folder: Path, monkeypatch: pytest
         return pd.DataFrame({TTFT: first, TPOT: later, END_TO_END: first + 9 * later})
 
     monkeypatch.setattr(client_records, "simulate", simulated)
-    bench = {"start_times": [*range(8)], "input_lens": [9] * 8, "output_lens": [10] * 8, "itls": [[tpot] * 9] * 8}
+    bench = {"start_times": [*range(9)], "input_lens": [9] * 9, "output_lens": [10] * 9, "itls": [[tpot] * 9] * 9}
     (folder / "bench.json").write_text(json.dumps({**bench, "ttfts": [*ttft]}))
     path = folder / "fitted.json"
     return main([f"records={folder / 'bench.json'}", f"output={path}", *SERVER]), path
