@@ -190,7 +190,7 @@ def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
             return f"{key}: {first['ctx']['error']}"
         case "literal_error":
             return f"{key}={shorten(first['input'])}: give {first['ctx']['expected']}"
-    if first["type"] in _NO_MAPPING and kind is not None:
+    if first["type"] in _NO_MAPPING and kind is not None and key:
         for place in first["loc"]:
             kind = _part_of(kind, place)
         names = (

@@ -61,7 +61,7 @@ def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[lis
     [
         lambda engine, requests: engine.submit(requests),
         lambda engine, requests: [engine.submit([request]) for request in requests],
-        lambda engine, requests: Cluster([engine], RoundRobin()).submit(requests),
+        lambda engine, requests: Cluster([engine], RoundRobin()).attach(Listed(requests)),
         lambda engine, requests: Streamed(lambda: requests).due(0.0, 0),
     ],
     ids=["together", "one by one", "replicas", "stream"],

@@ -49,7 +49,7 @@ class Options:
         ({"order": "sorted"}, "order=sorted: give 'file' or 'random'"),
         ({"ratios": [1, 0]}, "ratios[1]=0: give a finite number above 0 (P:D)"),
         ({"limit": None}, "limit=None: give a number or auto"),
-        ({"part": 1}, "part=1: Input should be an instance of Part"),
+        ({"part": 1}, "part=1: give workload.part={size: ..., seconds: ...}, or some of these keys"),
     ],
 )
 def test_fields_that_do_not_fit_their_types_are_refused(given: Mapping[str, Any], message: str) -> None:
@@ -79,7 +79,7 @@ class File:
     [
         (3, "Input should be a dictionary"),
         ({}, "part: is missing; give part=..."),
-        ({"part": 3}, "part=3: Input should be a dictionary"),
+        ({"part": 3}, "part=3: give part={size: ..., seconds: ...}"),
         ({"part": {}}, "part.size: is missing; give part.size=..."),
         ({"part": {"size": 0}}, "part.size=0: give a whole number, at least 1"),
         ({"part": {"sise": 1}}, "part.sise: is not supported; did you mean size? otherwise leave it out"),
