@@ -106,37 +106,10 @@ def close_figures() -> Iterator[None]:
         pyplot.close("all")
 
 
-@pytest.fixture
-def num_workloads(pytestconfig: pytest.Config) -> int:
-    number: int = pytestconfig.getoption("--workloads")
-    return number
+def _value_of(option: str) -> Any:
+    """Returns a fixture with the value of an option of the command line."""
+    return pytest.fixture(lambda pytestconfig: pytestconfig.getoption(option))
 
 
-@pytest.fixture
-def num_cancellations(pytestconfig: pytest.Config) -> int:
-    number: int = pytestconfig.getoption("--cancellations")
-    return number
-
-
-@pytest.fixture
-def num_repetitions(pytestconfig: pytest.Config) -> int:
-    number: int = pytestconfig.getoption("--repetitions")
-    return number
-
-
-@pytest.fixture
-def num_runs(pytestconfig: pytest.Config) -> int:
-    number: int = pytestconfig.getoption("--runs")
-    return number
-
-
-@pytest.fixture
-def golden(pytestconfig: pytest.Config) -> str:
-    mode: str = pytestconfig.getoption("--golden")
-    return mode
-
-
-@pytest.fixture
-def draw(pytestconfig: pytest.Config) -> int:
-    number: int = pytestconfig.getoption("--draw")
-    return number
+num_workloads, num_cancellations, num_repetitions = map(_value_of, ("--workloads", "--cancellations", "--repetitions"))
+num_runs, golden, draw = map(_value_of, ("--runs", "--golden", "--draw"))

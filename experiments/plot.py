@@ -19,7 +19,8 @@ from cbatch import ConfigError
 from cbatch.calls import call
 from cbatch.validation import check_known
 from experiments.job import folder_name
-from experiments.plots.style import PLAIN, Look, save, with_suffix
+from experiments.plots.saving import save, with_suffix
+from experiments.plots.style import PLAIN, Look
 from experiments.report.headings import COLUMNS, MORE_COLUMNS
 from experiments.report.notes import made_text
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations, product
+from itertools import product
 from math import ceil
 from numbers import Real
 from pathlib import Path
@@ -30,7 +30,6 @@ from experiments.plots.parts import LOG, label_log
 from experiments.report.headings import OFFERED
 from experiments.report.notes import made_text, notes_of
 from experiments.report.text import gpus_texts
-from experiments.store.provenance import atomic_write
 
 PAGE = 7.0  # inches: text width of a printed page
 _SHARED = {
@@ -257,47 +256,3 @@ def _add_legend(figure: Figure, heading: str, handles: Sequence[Artist], size: S
         problem = f"the legend takes {share:.0%} of the height"
         raise ConfigError(f"size={size[0]:g},{size[1]:g}: {problem}; give a larger one, or shorter labels=")
     figure.set_figheight(figure.get_figheight() * share / _MOST_LEGEND)
-
-
-@print_style()
-def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
-    """Writes a file in each format, or in the format at the end of the name, atomically. Closes the figure. Returns the paths.
-
-    Equal figures give equal files. PDFs embed fonts as TrueType. Raises ConfigError if matplotlib does not know a format, or if the
-    texts leave no room for the panels.
-    """
-    known = figure.canvas.get_supported_filetypes()
-    if (ending := Path(name).suffix[1:]) in known:
-        formats = (ending,)
-    if other := next((suffix for suffix in formats if suffix not in known), None):
-        raise ConfigError(f"format={other}: no such format; choose among {', '.join(known)}")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "constrained_layout not applied")
-        try:
-            figure.draw_without_rendering()
-            room = not _labels_meet(figure)
-        except UserWarning:
-            room = False
-    if not room:
-        size = "{:g},{:g}".format(*figure.get_size_inches())
-        remedy = "give a larger one, or leave out texts with title= notes=false"
-        raise ConfigError(f"size={size}: leaves no room for the panels; {remedy}")
-    paths = [with_suffix(folder / name, suffix) for suffix in formats]
-    for path in paths:
-        dated = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])
-        with atomic_write(path) as partial:
-            figure.savefig(partial, dpi=220, metadata={dated: None} if dated else None)
-    plt.close(figure)
-    return paths
-
-
-def _labels_meet(figure: Figure) -> bool:
-    """Returns whether two labels on y, or one and a legend, lie on each other in a figure that has been drawn."""
-    labels = [panel.yaxis.label for panel in figure.axes if panel.axison and panel.get_ylabel()]
-    boxes = [artist.get_window_extent().padded(-1) for artist in (*labels, *figure.legends)]
-    return any(one.overlaps(other) for one, other in combinations(boxes, 2))
-
-
-def with_suffix(path: Path, suffix: str) -> Path:
-    """Returns the path with the suffix added, unless the path ends with it."""
-    return path if path.suffix == f".{suffix}" else path.with_name(f"{path.name}.{suffix}")

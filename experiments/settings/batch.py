@@ -6,17 +6,13 @@ The numerator over m_kv is the size of the KV cache, `kv_tokens`. Pipeline stage
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cbatch import ConfigError
 from cbatch.facts import facts_of
 from cbatch.kv import blocks_for
 from experiments.settings.hardware import CPU
 from experiments.workloads import Workload
-
-if TYPE_CHECKING:
-    from experiments.settings.settings import Composed, Settings
 
 KEY = "batch"
 
@@ -26,16 +22,16 @@ def is_auto(keys: Mapping[str, Any]) -> bool:
     return keys.get(KEY) == "auto"
 
 
-def with_batch(composed: "Composed", batch: int) -> "Composed":
-    """Returns the composition with a number in place of `auto`, in the workload, too, if it takes the run's batch."""
-    keys, workload = composed.keys, composed.keys["workload"]
+def with_batch(keys: Mapping[str, Any], batch: int) -> dict[str, Any]:
+    """Returns the keys with a number in place of `auto`, in the workload, too, if it takes the run's batch."""
+    workload = keys["workload"]
     if isinstance(workload, Mapping) and is_auto(workload):
         workload = {**workload, KEY: batch}
-    return replace(composed, keys={**keys, KEY: batch, "workload": workload})
+    return {**keys, KEY: batch, "workload": workload}
 
 
-def batch_of(settings: "Settings") -> tuple[int, str]:
-    """Returns the batch by formula 1, and the reason. settings: with any batch.
+def batch_of(settings: Any) -> tuple[int, str]:
+    """Returns the batch by formula 1, and the reason. settings: `Settings` of the run, with any batch.
 
     Raises ConfigError: the cache is not known before the batch, or holds no request.
     """

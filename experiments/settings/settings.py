@@ -190,8 +190,8 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     raised by an object of a group.
     """
     if is_auto(composed.keys):
-        batch, why = batch_of(read_as(kind, keys, with_batch(composed, 1)))
-        settings = read_as(kind, keys, with_batch(composed, batch))
+        batch, why = batch_of(read_as(kind, keys, replace(composed, keys=with_batch(composed.keys, 1))))
+        settings = read_as(kind, keys, replace(composed, keys=with_batch(composed.keys, batch)))
         return replace(settings, chosen={**settings.chosen, "batch": why})
     config, names = composed.keys, [key.name for key in fields(keys)]
     check_known(config, (*names, *GROUPS))

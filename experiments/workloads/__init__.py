@@ -14,8 +14,9 @@ from experiments.workloads.open_loop import AllAtOnce, ArrivalProcess, GammaArri
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.rollout import Rollout
+from experiments.workloads.scripts import Session, Turn
 from experiments.workloads.servegen import ServeGen
-from experiments.workloads.sessions import ClosedLoop, Session, Turn
+from experiments.workloads.sessions import ClosedLoop
 from experiments.workloads.trace import Trace
 
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]

@@ -10,8 +10,9 @@ from cbatch.validation import not_negative, positive, whole
 from experiments.workloads.base import MOST_REQUESTS
 from experiments.workloads.open_loop import ArrivalProcess
 from experiments.workloads.readers.table import at_line, json_objects, read_text
+from experiments.workloads.scripts import Session, Turn
 from experiments.workloads.seeds import Purpose, generator
-from experiments.workloads.sessions import ClosedLoop, Session, Turn
+from experiments.workloads.sessions import ClosedLoop
 from experiments.workloads.trace import MOST_TOKENS
 
 
@@ -83,17 +84,15 @@ class Agents(ClosedLoop):
         turns, prompts = list[Turn](), list[int]()
         system = min(self._scale(shared), scaled[0][0] - 1)
         for place, (call, (prompt, output)) in enumerate(zip(calls, scaled, strict=True)):
-            repeats, kept, most = None, system, None
+            repeats, kept, cut = None, system, None
             if place:
                 common, repeats = max((_common(call.hashes, calls[other].hashes), other) for other in range(place))
-                most = self._scale(common * size) if common else 0
-                kept = prompts[repeats] + scaled[repeats][1]
-                if common < len(calls[repeats].hashes) or not common:
-                    kept = min(most, kept)
-                most = min(kept, prompt - 1) if kept >= prompt or kept < prompts[repeats] + scaled[repeats][1] else None
-                kept = kept if most is None else most
+                whole = prompts[repeats] + scaled[repeats][1]
+                is_whole = common and common == len(calls[repeats].hashes)
+                kept = min(whole, whole if is_whole else common and self._scale(common * size), prompt - 1)
+                cut = kept if kept < whole else None
             new = max(prompt - kept, 1)
-            turns.append(Turn(new, output, call.after, self._pause(call, calls), repeats, most, {"tool": call.stop}))
+            turns.append(Turn(new, output, call.after, self._pause(call, calls), repeats, cut, {"tool": call.stop}))
             prompts.append(kept + new)
         return Session(str(record.get("id", line)), turns, system)
 
@@ -120,8 +119,8 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 def _calls(record: Mapping[str, Any]) -> Iterator[_Call]:
     """Yields the requests of a conversation, sub-agents' included, in an order in which each follows only earlier ones."""
-    number, latest, open_agents = 0, (), list[tuple[float, int]]()  # ends and last calls of sub-agents
-    before: tuple[int, ...] = latest
+    number, open_agents = 0, list[tuple[float, int]]()  # ends and last calls of sub-agents
+    before: tuple[int, ...] = ()
     for entry in record["requests"]:
         begin = float(entry["t"])
         if entry["type"] == "subagent":

@@ -14,8 +14,9 @@ from cbatch.validation import Give, not_negative, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.lengths import LONGEST
 from experiments.workloads.open_loop import DrawnRequests, drawn_times
+from experiments.workloads.scripts import SYSTEM, Session, Turn
 from experiments.workloads.seeds import Purpose, generator
-from experiments.workloads.sessions import SYSTEM, ClosedLoop, Session, Turn
+from experiments.workloads.sessions import ClosedLoop
 from experiments.workloads.trace import Floats, Ints, Trace
 
 

@@ -4,6 +4,7 @@ A pin is a promise of this policy, not of the KV cache: it admits no request tha
 tokens of pinned sessions is estimated: the tokens of all pins, at most what is cached. An eviction has to choose the same blocks last.
 """
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from math import inf
@@ -25,7 +26,7 @@ class Pin(NamedTuple):
     until: float
 
 
-class PinnedSessions(SarathiServe):
+class PinnedSessions(SarathiServe, ABC):
     """Pins a session for `keep` seconds when a turn that is not its last has ended, until its next turn is admitted.
 
     If a running request lacks a block, or the first waiting one if nothing runs and the times of all pins are over, the pin with the latest
@@ -43,9 +44,9 @@ class PinnedSessions(SarathiServe):
         self.waiting: defaultdict[Hashable, set[Request]] = defaultdict(set)
         self._queue, self._open, self._num_events = WaitingQueue(self.rank), OpenPrograms(), 0
 
+    @abstractmethod
     def keep(self, request: Request) -> float | None:
         """Returns the seconds for which to pin a session, of whose requests this one has ended; None: not at all."""
-        raise NotImplementedError
 
     def rank(self, request: Request) -> Any:
         return self.first[program_of(request)]

@@ -18,7 +18,7 @@ import pandas as pd
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
-from experiments.plots import style
+from experiments.plots import saving, style
 from experiments.store.provenance import atomic_write, provenance, write_json, write_text
 from reproduction.papers.claims import Claim, Verdict, check, conclusion, read_claims
 from reproduction.papers.machines import Machines, origin_of
@@ -124,7 +124,7 @@ def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path:
         if origin:
             lines = filter(None, [drawn.get_supxlabel(), origin])
             drawn.supxlabel("\n".join(lines), fontsize=6, color="#444444", wrap=True)
-        style.save(drawn, path.parent, path.name)
+        saving.save(drawn, path.parent, path.name)
 
 
 def totals(shown: Sequence[Shown]) -> str:

@@ -20,7 +20,8 @@ from cbatch import Eviction, Request
 from cbatch.kv import PrefixPool, blocks_for
 from cbatch.sim import load_profile
 from experiments.api import simulate
-from experiments.plots.style import line_style, new_figure, print_style, save
+from experiments.plots.saving import save
+from experiments.plots.style import line_style, new_figure, print_style
 from experiments.store.provenance import write_text
 from experiments.workloads.readers.traces import read_trace
 from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi, SoftTTL

@@ -17,7 +17,8 @@ from test_schedule_chart import with_decisions
 from cbatch import ConfigError
 from experiments.plot import main
 from experiments.plots import composition, curves, heatmap, latency_cdf, schedule, service
-from experiments.plots.style import Look, add_heading, line_style, new_figure, print_style, save
+from experiments.plots.saving import save
+from experiments.plots.style import Look, add_heading, line_style, new_figure, print_style
 
 SPEEDS: dict[str, dict[int, tuple[float, ...]]] = {
     "orca": {2: (1000.0, 3000.0), 14: (5000.0,)},

@@ -14,7 +14,7 @@ from test_sessions import SECOND, Scripted, scripts
 from cbatch import Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, View
 from cbatch.sim import SimExecutor
 from experiments.workloads import Session, Turn
-from experiments.workloads.sessions import prompts_of
+from experiments.workloads.scripts import prompts_of
 from policies.chunking import Fixed
 from policies.continuum import Continuum
 from policies.evictions import LRU, SoftTTL

@@ -15,7 +15,8 @@ from cbatch.kv.hashes import prompt_hashes
 from cbatch.request import SERVED
 from cbatch.sim import SimExecutor
 from experiments.workloads import AllAtOnce, Chat, ClosedLoop, FixedLengths, Session, Turn
-from experiments.workloads.sessions import prompts_of, resumed, words
+from experiments.workloads.scripts import prompts_of, resumed
+from experiments.workloads.sessions import words
 from policies.evictions import LRU
 from policies.orca import Orca
 

@@ -1,0 +1,57 @@
+"""Writes figures to files."""
+
+import warnings
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from cbatch import ConfigError
+from experiments.plots.style import print_style
+from experiments.store.provenance import atomic_write
+
+
+@print_style()
+def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
+    """Writes a file in each format, or in the format at the end of the name, atomically. Closes the figure. Returns the paths.
+
+    Equal figures give equal files. PDFs embed fonts as TrueType. Raises ConfigError if matplotlib does not know a format, or if the
+    texts leave no room for the panels.
+    """
+    known = figure.canvas.get_supported_filetypes()
+    if (ending := Path(name).suffix[1:]) in known:
+        formats = (ending,)
+    if other := next((suffix for suffix in formats if suffix not in known), None):
+        raise ConfigError(f"format={other}: no such format; choose among {', '.join(known)}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied")
+        try:
+            figure.draw_without_rendering()
+            room = not _labels_meet(figure)
+        except UserWarning:
+            room = False
+    if not room:
+        size = "{:g},{:g}".format(*figure.get_size_inches())
+        remedy = "give a larger one, or leave out texts with title= notes=false"
+        raise ConfigError(f"size={size}: leaves no room for the panels; {remedy}")
+    paths = [with_suffix(folder / name, suffix) for suffix in formats]
+    for path in paths:
+        dated = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])
+        with atomic_write(path) as partial:
+            figure.savefig(partial, dpi=220, metadata={dated: None} if dated else None)
+    plt.close(figure)
+    return paths
+
+
+def _labels_meet(figure: Figure) -> bool:
+    """Returns whether two labels on y, or one and a legend, lie on each other in a figure that has been drawn."""
+    labels = [panel.yaxis.label for panel in figure.axes if panel.axison and panel.get_ylabel()]
+    boxes = [artist.get_window_extent().padded(-1) for artist in (*labels, *figure.legends)]
+    return any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def with_suffix(path: Path, suffix: str) -> Path:
+    """Returns the path with the suffix added, unless the path ends with it."""
+    return path if path.suffix == f".{suffix}" else path.with_name(f"{path.name}.{suffix}")
