@@ -7,6 +7,8 @@ from commands import command
 
 from experiments.store.tables import read_requests
 
+pytestmark = pytest.mark.long
+
 POOLS = "backend.pools={large: {batch: 8, policy: {chunking: {chunk: 512}}}, small: {replicas: 2, kv_tokens: 16000}}"
 OPEN = ("workload=open_loop", "workload.num_requests=40", "workload.arrivals.rate=60")
 CHATS = ("workload=chat", "workload.num_requests=24", "workload.sessions=4", "prefix_cache=true")

@@ -262,6 +262,7 @@ BY_SESSION = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BY_SESSION)
 @given(data=st.data(), asynchronous=st.booleans())
 def test_all_turns_of_any_sessions_are_served(name: str, data: st.DataObject, asynchronous: bool) -> None:
