@@ -144,7 +144,9 @@ def test_metrics_are_those_of_the_run(tmp_path: Path) -> None:
     def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
         ended = [end.id for turn in turns for end in turn.ended]
         if isinstance(message, int):
-            return [spec(0, [1, 2], 4), spec(1, [1, 2, 3], 2), spec(2, range(20), 300)]
+            first = spec(0, [1, 2], 4)
+            others = spec(1, [1, 2, 3], 2), spec(2, range(20), 300)
+            return [first, *(replace(other, arrival_time=first.arrival_time) for other in others)]
         if ended and ended[-1] == 2:
             return [spec(3, range(20), 2)] if len(ended) == 3 and turns[-1].ended else []
         return [None] if len(ended) == 4 else [2] if len(turns) == 12 else []
