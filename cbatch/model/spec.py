@@ -98,6 +98,16 @@ class ModelSpec:
         """Returns the bytes of one token's keys and values in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
+    @property
+    def activation_bytes_per_token(self) -> int:
+        """Returns the bytes of one token's activations that a layer holds at once.
+
+        They are the residual, normalised and attended states; queries, keys and values twice; gates, ups and their products.
+        """
+        widths = self.linear_shapes
+        values = 3 * self.hidden_size + 2 * widths["qkv"][1] + widths["gate_up"][1] + self.intermediate_size
+        return values * DTYPE_BYTES[self.dtype]
+
 
 class Layers(NamedTuple):
     """The layers of one pipeline stage, `first` to `end` - 1 of `total`.

@@ -20,7 +20,7 @@ from cbatch.sim.roofline import Affine, Ceilings, MatrixProducts, Seconds, small
 from cbatch.sim.schema import Bytes, BytesPerSecond, FlopsPerSecond, NotNegative, Positive
 
 MEMORY_SHARE = 0.9
-"""Share of the GPU's memory for weights and KV cache; the rest is for activations."""
+"""Share of the GPU's memory for weights, activations and KV cache, as in vLLM; the rest is for graphs and the libraries."""
 
 CACHE_BYTES_PER_SECOND = 6.2e12
 """Rate at which decodes read context from an H100's L2 cache; measured: 5.2e12 (64 contexts of 1,344 tokens that share 1,024) to
@@ -223,27 +223,32 @@ class Profile:
             estimated=(*missing, *inferred),
         )
 
-    def kv_tokens(self, spec: ModelSpec, topology: Topology = Topology()) -> int:  # noqa: B008 - frozen
-        """Returns the tokens of KV cache that fit beside the weights of one replica.
+    def kv_tokens(self, spec: ModelSpec, max_tokens: int, topology: Topology = Topology()) -> int:  # noqa: B008 - frozen
+        """Returns the tokens of KV cache that fit beside one replica's weights and the activations of `max_tokens` tokens.
 
         Raises:
             ConfigError: the weights leave no room for a token, or the topology does not divide the model.
         """
         share = topology.share(spec)
-        free = (usable := self.memory_bytes * MEMORY_SHARE) - share.weight_bytes
+        beside = share.weight_bytes + max_tokens * share.activation_bytes_per_token
+        free = (usable := self.memory_bytes * MEMORY_SHARE) - beside
         if free < share.kv_bytes_per_token:
-            needed = f"model={spec.name} does not fit: {share.weight_bytes / 1e9:.0f} GB of weights per GPU"
-            there = f"hardware={self.name} has {usable / 1e9:.0f} GB for weights and KV cache"
+            per_gpu = f"{share.weight_bytes / 1e9:.0f} GB of weights per GPU"
+            needed = f"model={spec.name} does not fit: {per_gpu}, {(beside - share.weight_bytes) / 1e9:.1f} GB of activations"
+            there = f"hardware={self.name} has {usable / 1e9:.0f} GB for both and the KV cache"
             part = f"{MEMORY_SHARE:.0%} of {self.memory_bytes / 1e9:.0f} GB"
-            raise ConfigError(f"{needed}, but {there} ({part}); {_remedy(spec, topology, usable, self.links)}")
+            raise ConfigError(
+                f"{needed}, but {there} ({part}); {_remedy(spec, max_tokens, topology, usable, self.links)}"
+            )
         return int(free // share.kv_bytes_per_token)
 
 
-def _remedy(spec: ModelSpec, topology: Topology, usable: float, links: Links) -> str:
-    """Names the fewest GPUs per stage that hold a model, and the links they need. usable: bytes per GPU for weights."""
+def _remedy(spec: ModelSpec, max_tokens: int, topology: Topology, usable: float, links: Links) -> str:
+    """Names the fewest GPUs per stage that hold a model, and the links they need. usable: bytes per GPU."""
     for degree in range(topology.tensor_parallel + 1, topology.gpus_per_node + 1):
         with suppress(ConfigError):  # this number does not divide the model
-            if replace(topology, tensor_parallel=degree).share(spec).weight_bytes < usable:
+            share = replace(topology, tensor_parallel=degree).share(spec)
+            if share.weight_bytes + max_tokens * share.activation_bytes_per_token < usable:
                 lacking = "" if links.all_reduce else f" and add links.all_reduce.{degree}, {TO_ADD}"
                 return f"give backend=sim backend.tensor_parallel={degree}{lacking}, or choose a smaller model"
     lacking = "" if links.within_node else f" and add links.within_node, {TO_ADD}"

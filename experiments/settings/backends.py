@@ -81,7 +81,8 @@ class Simulated(Backend):
         return None
 
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
-        return profile.kv_tokens(spec, self._topology), f"beside the weights on {profile.name}"
+        tokens = profile.kv_tokens(spec, limits.max_tokens, self._topology)
+        return tokens, f"beside weights and activations on {profile.name}"
 
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool

@@ -16,6 +16,9 @@ from experiments.workloads import Workload
 
 KEY = "batch"
 
+LEAST_ITERATION = 8192
+"""Tokens for which max_tokens=auto has room at least; beside longer iterations fewer tokens of KV cache fit."""
+
 
 def is_auto(keys: Mapping[str, Any]) -> bool:
     """Returns whether these keys, of the root or of a section, have `batch=auto`."""
@@ -41,7 +44,8 @@ def batch_of(settings: Any) -> tuple[int, str]:
     if kv_tokens is None and backend.name == CPU:
         raise ConfigError("batch=auto: on a CPU the KV cache follows the batch; give batch=N or kv_tokens=N")
     cost = backend.cost(settings.hardware, settings.model, 1)
-    kv_tokens = kv_tokens or cost.profile.kv_tokens(settings.model, cost.topology)
+    max_tokens = settings.max_tokens or LEAST_ITERATION
+    kv_tokens = kv_tokens or cost.profile.kv_tokens(settings.model, max_tokens, cost.topology)
     block_size = settings.block_size or backend.block_size
     workload, vocabulary = settings.workload, backend.vocabulary(settings.model)
     known = isinstance(workload, Workload)  # a user's class has `requests` alone

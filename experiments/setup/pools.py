@@ -10,6 +10,7 @@ from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
 from experiments.settings.backend import Backend, Pool
+from experiments.settings.batch import LEAST_ITERATION
 from experiments.settings.hardware import CPU
 from experiments.settings.settings import Settings
 
@@ -134,7 +135,7 @@ def _limits(
     batch, max_tokens = settings.batch, settings.max_tokens
     if max_tokens is None:
         prompts = batch * facts.longest_prompt.num_prompt_tokens
-        max_tokens = max(8192, announced, min(prompts, LARGEST_ITERATION))
+        max_tokens = max(LEAST_ITERATION, announced, min(prompts, LARGEST_ITERATION))
         chosen["max_tokens"] = str(max_tokens)
     if max_tokens < batch:
         raise ConfigError(

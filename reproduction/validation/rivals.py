@@ -159,7 +159,7 @@ def serve(
     """Simulates vLLM: a token budget shared by decodes and prompts, a prefix cache, the asynchronous loop."""
     topology = Topology(tensor_parallel=gpus)
     cost = ProfileCost(profile, spec, topology, max_batch=batch)
-    kv = KVSize(num_blocks or profile.kv_tokens(spec, topology) // BLOCK, BLOCK)
+    kv = KVSize(num_blocks or profile.kv_tokens(spec, max_tokens, topology) // BLOCK, BLOCK)
     limits = Limits(batch, max_tokens, max(request.max_tokens for request in requests))
     chosen = compose_run("policy=vllm_v1", f"chunk={max_tokens}", "prefix_cache=true")
     server = Server(SimExecutor(cost, server_seconds=server_seconds), limits, cost, kv, prefix_cache=chosen.eviction)

@@ -31,7 +31,7 @@ def times_or_refusal(path: Path, spec: ModelSpec, topology: Topology) -> None:
         cost = ProfileCost(load_profile(str(path)), spec, topology, max_batch=64)
         seconds = [cost.parts(shape).total for shape in SHAPES]
         seconds += [times.compute - times.pace.gain for times in map(cost.execute, SHAPES)]
-        cost.profile.kv_tokens(spec, topology)
+        cost.profile.kv_tokens(spec, 64, topology)
     except (ProfileError, ConfigError) as error:
         refusal = str(error)
     assert "\n" not in refusal and len(refusal) < 400, refusal

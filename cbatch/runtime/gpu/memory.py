@@ -37,10 +37,7 @@ def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_r
     share = share_of(spec, Rank(num_ranks - 1, num_ranks))  # the last rank has the largest share
     if num_ranks > 1:  # a rank's part of a tied head is a copy
         share = replace(share, tied_embeddings=False)
-    widths = share.linear_shapes
-    # residual, normalised and attended; q, k, v and query; gates, ups and their product
-    values = 3 * spec.hidden_size + 2 * widths["qkv"][1] + widths["gate_up"][1] + share.intermediate_size
-    tokens = limits.max_tokens * values * size
+    tokens = limits.max_tokens * share.activation_bytes_per_token
     logits = 3 * limits.max_batch * spec.vocab_size * 4 * layers.is_last
     arriving = 0 if layers.is_first else (limits.num_stages + 1) * limits.max_tokens * spec.hidden_size * 4
     boxes = 2 * (num_ranks - 1) * box_rows(limits) * spec.hidden_size * size
