@@ -2,11 +2,11 @@
 
 Running decodes come first and never stall. The rest of the budget goes to prompts already begun, then to new prompts, and
 several prompts may share an iteration. A prompt's KV cache is allocated at admission. KV cache for output grows block by
-block; if it runs out, the newest request is preempted.
+block; if it runs out, the newest request is preempted. It waits in front of the others, so that plan admits none.
 
-Differs from the authors' code: an admission keeps no blocks free (theirs keeps 1%). Differs from the paper only with
-`chunking=fixed`, where the budget counts prompt tokens and decodes are added; `tile_aligned`, the default, counts all
-tokens. The last chunk of a prompt is not aligned to tiles.
+Differs from the authors' code: an admission keeps no blocks free (theirs keeps 1%), and a preempted request is not admitted
+again by the same plan. Differs from the paper only with `chunking=fixed`, where the budget counts prompt tokens and decodes
+are added; `tile_aligned`, the default, counts all tokens. The last chunk of a prompt is not aligned to tiles.
 """
 
 from collections.abc import Iterable
@@ -34,9 +34,15 @@ class SarathiServe(Described):
 
     def fill(self, plan: PlanBuilder, view: View, prompts: Iterable[Request]) -> None:
         """Adds all decodes, then the prompts in their order, as far as the budget allows."""
+        before = len(plan.plan.preempt)
         plan.add_decodes(preempt_newest=True)
+        preempted = plan.plan.preempt[before:]
         budget = self.chunking.num_tokens(view, plan.num_tokens)
         for request in prompts:
+            if request in preempted:
+                continue
+            if preempted and view.is_waiting(request):
+                break
             granted = plan.add(request, budget, reserve=request.num_tokens) if budget > 0 else 0
             if not granted:
                 break
