@@ -1,8 +1,9 @@
-"""Serves the work of our benchmarks on vLLM, several times, and writes what it took.
+"""Serves the work of our benchmarks on another engine, several times, and writes what it took.
 
     python -m reproduction.bench peers cases='trace-256;decode' path=TRACE
+    python -m reproduction.bench peers engine=transformers-async cases=decode-2048
 
-Runs in vLLM's own environment, which needs this project's requirements beside it, on a machine with a GPU.
+vLLM runs in its own environment, which needs this project's requirements beside it; transformers in this one, on cases of equal outputs.
 """
 
 import os
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from cbatch import CbatchError, ModelSpec, Request
 from experiments.bench import shortened
@@ -26,22 +27,42 @@ from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
 from reproduction.selection import beginning_with
 
 WARM_UP_REQUESTS = 32
+Name = Literal["vllm", "transformers-sync", "transformers-async"]
 
 
-def main(cases: str = "", path: str = "", repeats: Count = 3, folder: str = RESULTS) -> None:
-    """Measures and prints; writes peers/vllm-CASE.json after each case.
+class Engine(Protocol):
+    """An engine with a model of its own. settings: what it was built with."""
 
-    cases: beginnings of names, separated by ";". path: of the trace.
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+    def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]: ...
+
+    def close(self) -> None: ...
+
+
+def main(
+    engine: Name = "vllm",
+    cases: str = "",
+    path: str = "",
+    repeats: Count = 3,
+    attention: str = "flash_attention_4",
+    folder: str = RESULTS,
+) -> None:
+    """Measures and prints; writes peers/ENGINE-CASE.json after each case.
+
+    cases: beginnings of names, separated by ";". path: of the trace. attention: of transformers.
     """
     os.environ.update(ENVIRONMENT)
     for name in beginning_with("cases", cases, CASES):
         case = CASES[name]
         spec, unit = load_spec(case.model), UNITS[case.work]
         requests = requests_of(case, spec, path)
-        (hardware, driver), version = graphics_card(), metadata.version("vllm")
-        start_seconds, seconds, settings = run(case, spec, requests, repeats)
+        label = "vLLM" if engine == "vllm" else "transformers"
+        (hardware, driver), version = graphics_card(), metadata.version(label.lower())
+        start_seconds, seconds, settings = run(engine, attention, case, spec, requests, repeats)
         values = spread([speed(case, requests, taken) for taken in seconds])
-        row = f"vLLM {version}{case.row('async' if settings['async_scheduling'] else 'sync')}"
+        row = f"{label} {version}{case.row('async' if settings['async_scheduling'] else 'sync')}"
         print(f"{row}: {unit} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
         found = {
             "case": name,
@@ -49,7 +70,7 @@ def main(cases: str = "", path: str = "", repeats: Count = 3, folder: str = RESU
             "row": row,
             "unit": unit,
             "driver": driver,
-            "engine": {"name": "vLLM", "version": version, "environment": ENVIRONMENT, **settings},
+            "engine": {"name": label, "version": version, "environment": ENVIRONMENT, **settings},
             **case._asdict(),
             "requests": len(requests),
             "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
@@ -57,17 +78,17 @@ def main(cases: str = "", path: str = "", repeats: Count = 3, folder: str = RESU
             "start_seconds": start_seconds,
             "figures": {"value": values, "seconds": spread(seconds)},
         }
-        print(f"written: {write_benchmark(f'peers/vllm-{name}', hardware, found, folder, BENCH)}", flush=True)
+        print(f"written: {write_benchmark(f'peers/{engine}-{name}', hardware, found, folder, BENCH)}", flush=True)
 
 
 def run(
-    case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int
+    name: Name, attention: str, case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int
 ) -> tuple[float, list[float], dict[str, Any]]:
-    """Starts vLLM, warms it up, serves the requests; returns seconds of the start and of each run, and its settings."""
+    """Starts an engine, warms it up, serves the requests; returns seconds of the start and of each run, and its settings."""
     with TemporaryDirectory() as checkpoint:
         write_checkpoint(spec, Path(checkpoint))
         began = time.perf_counter()
-        engine = VllmEngine(Path(checkpoint), case, max(request.max_tokens for request in requests))
+        engine = start(name, Path(checkpoint), case, max(request.max_tokens for request in requests), attention)
         start_seconds = time.perf_counter() - began
         try:
             serve(engine, shortened(requests, min(case.batch, WARM_UP_REQUESTS)))
@@ -76,7 +97,16 @@ def run(
             engine.close()
 
 
-def serve(engine: VllmEngine, requests: Sequence[Request]) -> float:
+def start(name: Name, checkpoint: Path, case: Case, longest: int, attention: str) -> Engine:
+    if name == "vllm":
+        return VllmEngine(checkpoint, case, longest)
+    # imports torch, which must not be loaded before vLLM
+    from reproduction.bench.peers.transformers_engine import TransformersEngine
+
+    return TransformersEngine(checkpoint, case, asynchronous=name == "transformers-async", attention=attention)
+
+
+def serve(engine: Engine, requests: Sequence[Request]) -> float:
     """Returns the seconds for all requests.
 
     Raises:
