@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
+import torch
 
 from cbatch import ConfigError, Server
 from cbatch.executor import Step
@@ -33,12 +34,13 @@ def main(
     folder: str = RESULTS,
 ) -> None:
     """Measures, prints and writes utilisation.json."""
-    names, keys = policies.split(";"), settings.split()
-    real = assemble(compose_run("backend=cuda", *keys), print)
-    card = real.about["hardware"]
-    peaks = next((peak for name, peak in PEAKS.items() if name in card), None)
-    if peaks is None:
+    names = policies.split(";")
+    card = torch.cuda.get_device_name()
+    profile = next((name for name in PEAKS if name in card), None)
+    if profile is None:
         raise ConfigError(f"utilisation: {card} is none of {', '.join(PEAKS)}; add its data sheet to PEAKS")
+    peaks, keys = PEAKS[profile], [f"hardware={profile.lower()}", *settings.split()]
+    real, simulated = (assemble(compose_run(f"backend={backend}", *keys), print) for backend in ("cuda", "sim"))
     server, figures = real.server, dict[str, Any]()
     assert isinstance(server, Server)
     with closing(server):
@@ -51,33 +53,32 @@ def main(
                 return inner(step)
 
             server.executor.launch = launch
-            began = time.perf_counter()
-            found = serve(real, name, keys)
-            seconds = time.perf_counter() - began
+            found, seconds = serve(real, name, keys)
             server.executor.launch = inner
             counted = [
                 done / (seconds * peak) for done, peak in zip(count(real.settings.model, shapes), peaks, strict=True)
             ]
-            simulated = assemble(compose_run("backend=sim", f"hardware={real.cost.profile.name}", *keys), print)
             figures[name] = {
                 "seconds": seconds,
                 "real": found,
                 "counted": dict(zip(("mfu", "mbu"), counted, strict=True)),
-                "simulated": serve(simulated, name, keys),
+                "simulated": serve(simulated, name, keys)[0],
             }
             print(f"  {name}: {figures[name]}", flush=True)
     content = {"model": real.settings.model.name, "settings": settings, "figures": figures}
     print(f"written: {write_benchmark('utilisation', card, content, folder, BENCH)}")
 
 
-def serve(run: Run, policy: str, keys: Sequence[str]) -> dict[str, float]:
-    """Returns mfu and mbu of a policy on the server of a run."""
+def serve(run: Run, policy: str, keys: Sequence[str]) -> tuple[dict[str, float], float]:
+    """Returns mfu and mbu of a policy on the server of a run, and the seconds by the host's clock."""
     chosen = compose_run(f"backend={run.settings.backend.name}", *keys, *policy.split())
     requests = chosen.workload.requests(chosen.backend.vocabulary(chosen.model))
     assert isinstance(run.server, Server)
-    record, machines = run.server.serve(chosen.policy(), requests), machines_of(run.about["utilisation"])
+    plans, began = chosen.policy(), time.perf_counter()
+    record = run.server.serve(plans, requests)
+    seconds, machines = time.perf_counter() - began, machines_of(run.about["utilisation"])
     summary = summarize(record, num_blocks=run.kv.num_blocks, max_batch=run.limits.max_batch, machines=machines)
-    return {name: summary[name]["run"] for name in ("mfu", "mbu")}
+    return {name: summary[name]["run"] for name in ("mfu", "mbu")}, seconds
 
 
 def count(spec: ModelSpec, shapes: Shapes) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from gpu_models import BLOCK_SIZE, SLICE, TWO_GPUS
+from gpu_models import SLICE, TWO_GPUS
 from schedules import UnitCost
 
 from cbatch import Limits, Server
@@ -17,7 +17,7 @@ from cbatch.runtime.options import Options
 from experiments.profile.kernels import _detach_cupti_at_exit
 from reproduction.bench.missing_events import FAULTS, Graphs, late, tokens_of, wrong_share
 
-BATCH, NEW = 8, BLOCK_SIZE - 1
+BATCH, NEW, BLOCK_SIZE = 8, 15, 128
 SLEEP = partial(torch.cuda._sleep, 10_000_000)
 """About 5 ms: longer than an iteration of six layers."""
 LATE = {
@@ -30,7 +30,7 @@ LATE = {
 
 
 def build_server(graphs: Any, num_stages: int = 1) -> Server:
-    limits = Limits(BATCH, BATCH, BLOCK_SIZE, tile=1, num_stages=num_stages)
+    limits = Limits(BATCH, BATCH, NEW + 1, tile=1, num_stages=num_stages)
     kv = KVSize(4 * BATCH, BLOCK_SIZE)
     return Server(gpu.build(SLICE, limits, kv, Options(graphs=graphs)), limits, UnitCost(), kv)
 
