@@ -86,7 +86,9 @@ def _replay_one(where: str, file: DecisionsFile, settings: Settings, measured: P
     else:
         print(f"{where}: {name} makes the same {len(comparisons)} plans")
     if num_empty := sum(not comparison.recorded.decided.entries for comparison in comparisons):
-        print(f"\n{num_empty} of the {len(comparisons)} recorded plans are empty, and not among the run's iterations")
+        print(
+            f"\nempty plans among the {len(comparisons)} recorded ones, which are no iterations of the run: {num_empty}"
+        )
     return bool(different)
 
 

@@ -65,13 +65,13 @@ def summarize(
     service = service_of(ended, requests, client_weights)
     cached_by = None if num_evicted_blocks is None else block_size
     sessions = session_figures(ended, requests, ends, window.seconds, num_warming, cached_by)
-    throughput = _throughput(requests, window, num_counted)
+    throughput, offered = _throughput(requests, window, num_counted), offered_rate(ended)
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
-            "offered_requests_per_second": offered_rate(ended),
+            "offered_requests_per_second": offered,
             "overshoot_tokens": overshoot_tokens,
-            **({"tail_share": _tail_share(steps, window)} if num_replicas == 1 else {}),
+            **({"tail_share": _tail_share(steps, window)} if num_replicas == 1 and math.isnan(offered) else {}),
         },
         "throughput": throughput,
         **_latencies(requests, window),

@@ -33,6 +33,8 @@ def load_profile(name_or_path: str) -> Profile:
     if not path.is_file():
         path = Path(name_or_path)
         if not path.is_file():
+            if path.suffix == ".json":
+                raise ProfileError(f"hardware={name_or_path}: no such file; give the path of a profile, or a name")
             known = nearest(name_or_path, profile_names())
             raise ProfileError(f"hardware={name_or_path}: no such profile; {known}, or the path of a file")
     return read_profile(path)

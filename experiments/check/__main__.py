@@ -126,7 +126,7 @@ def _check_plug_in(subject: Subject, num_random: int, require: Sequence[str], th
         print(f"{name:{max(map(len, subject.rules))}}  {verdict}  {text}")
         if name in found:
             print(f"\n{indent(found[name], '    ')}\n")
-    print("yes: no counterexample was found, which is no proof; -: not tested, as runs cannot be compared")
+    print('"yes" means no counterexample, which is no proof; "-" means not tested, as runs cannot be compared')
     return int(any(name in found for name in {*subject.needed, *require}))
 
 
@@ -150,8 +150,8 @@ def _report(name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[End
         print(f"{prop.name:{max(map(len, NAMES))}}  {verdict}  {prop.text}")
         if counterexample is not None:
             print(f"\n{indent(str(counterexample), '    ')}\n")
-    found = f"yes: no counterexample was found among {tried - len(refusals):,} workloads, which is no proof"
-    print(found if completes else "-: not tested, as no run reached its end")
+    meaning = f'"yes" means no counterexample among {tried - len(refusals):,} workloads, which is no proof'
+    print(meaning if completes else '"-" means not tested, as no run reached its end')
 
 
 def _policy(overrides: Sequence[str]) -> tuple[Recipe, int, Patience, Eviction | None]:

@@ -133,8 +133,8 @@ MORE_COLUMNS = (
     "iterations.batch_requests",
     "iterations.kv_use_peak",
     "iterations.device_active_share",
-    "mfu.*",
-    "mbu.*",
+    "mfu.[pdm]*",
+    "mbu.[pdm]*",
     "cost.dollars_per_million_tokens",
 )
 """Additional figures in `experiments.plot table`."""

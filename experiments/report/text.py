@@ -147,10 +147,10 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "utilisation", f"MFU {share(mfu['run'])}, MBU {share(summary['mbu']['run'])}; {'; '.join(parts)}"
     if cost := summary.get("cost"):
         kinds = [
-            f"{number(cost[f'dollars_per_million_{kind}_tokens'])} $ per million {kind} tokens"
+            f"${number(cost[f'dollars_per_million_{kind}_tokens'])} per million {kind} tokens"
             for kind in ("prompt", "output")
         ]
-        yield "cost", f"{number(cost['dollars'])} $ at {number(cost['dollars_per_hour'])} $/h: {', or '.join(kinds)}"
+        yield "cost", f"${number(cost['dollars'])} at ${number(cost['dollars_per_hour'])}/h: {', or '.join(kinds)}"
     yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
 
 

@@ -104,7 +104,7 @@ def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:
     pools["small"].pop("price")
     assert "cost" not in simulate("orca", "open_loop", requests=4, pools=pools).summary, "one pool has no price"
     alone = simulate("orca", "open_loop", requests=4, price=5.0, replicas=2, tensor_parallel=2, pipeline_stages=2)
-    assert alone.summary["cost"]["dollars_per_hour"] == 8 * 5.0 and "at 40 $/h" in str(alone)
+    assert alone.summary["cost"]["dollars_per_hour"] == 8 * 5.0 and "at $40/h" in str(alone)
 
 
 def test_equal_pools_serve_as_replicas_do() -> None:

@@ -46,7 +46,6 @@ FIGURES: dict[str, dict[str, float]] = {  # measured from the first arrival, at 
         "recomputed_share": 4 / (5 + 5 + 3 + 7 + 1 + 1),  # of prompt and decode tokens, padding left out
         "offered_requests_per_second": 3 / (5.5 - 0.25),  # also the one that is rejected, at 2 s
         "overshoot_tokens": 6,
-        "tail_share": (12 - 5) / 11.75,  # two ran together in iteration 1, and two ran or waited until its end
     },
     "throughput": {
         "total_tokens_per_second": (5 + 7 + 3 + 3 + 2 + 1) / 11.75,
@@ -73,6 +72,15 @@ FIGURES: dict[str, dict[str, float]] = {  # measured from the first arrival, at 
 @pytest.fixture(scope="module")
 def served() -> Served:
     return collect_served(make_record())
+
+
+def test_the_idle_tail_is_of_requests_that_are_queued_at_once() -> None:
+    """Two ran together in iteration 1, and two ran or waited until its end at 5 s."""
+    record = make_record()
+    assert "tail_share" not in make_summary(record)["run"]
+    for request in record.requests:
+        request.arrive(0.25)
+    assert make_summary(record)["run"]["tail_share"] == pytest.approx((12 - 5) / 11.75)
 
 
 @pytest.mark.parametrize("name", LATENCIES)
