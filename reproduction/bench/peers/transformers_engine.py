@@ -6,6 +6,8 @@ blocks of the cache, so that transformers gathers keys and values first; with fl
 
 import time
 from collections.abc import Sequence
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,28 @@ from cbatch import Request
 from reproduction.bench.peers.cases import Case
 
 
+def name_lengths() -> None:
+    """Lets flash-attn-4 take lengths by position, as transformers 5.17 passes them; in its present release another argument is there."""
+    cute: Any = import_module("flash_attn.cute")
+    attend = cute.flash_attn_varlen_func
+
+    @wraps(attend)
+    def attend_by_position(
+        q: Any, k: Any, v: Any, starts_q: Any, starts_k: Any, most_q: int, most_k: int, **options: Any
+    ) -> Any:
+        lengths = {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k, "max_seqlen_q": most_q, "max_seqlen_k": most_k}
+        return attend(q, k, v, **lengths, **options)
+
+    cute.flash_attn_varlen_func = attend_by_position
+
+
 class TransformersEngine:
     """A model with random weights, and one manager of all runs."""
 
     def __init__(self, checkpoint: Path, case: Case, *, asynchronous: bool, attention: str) -> None:
         """attention: name of the implementation in transformers."""
+        if attention == "flash_attention_4":
+            name_lengths()
         factory: Any = AutoModelForCausalLM
         config = AutoConfig.from_pretrained(checkpoint)
         device = "cuda" if torch.cuda.is_available() else "cpu"
