@@ -103,7 +103,7 @@ def start(name: Name, checkpoint: Path, case: Case, longest: int, attention: str
     # imports torch, which must not be loaded before vLLM
     from reproduction.bench.peers.transformers_engine import TransformersEngine
 
-    return TransformersEngine(checkpoint, case, asynchronous=name == "transformers-async", attention=attention)
+    return TransformersEngine(checkpoint, case, longest, asynchronous=name == "transformers-async", attention=attention)
 
 
 def serve(engine: Engine, requests: Sequence[Request]) -> float:

@@ -1,6 +1,6 @@
 """Continuous batching of transformers (5.17): its synchronous loop, or `ContinuousBatchingAsyncIOs`, which the asynchronous post describes.
 
-What is left open is chosen by transformers: captured graphs with flash attention, the size of the KV cache. flash-attn-4 has no call that reads
+What is left open is chosen by transformers: captured graphs with flash attention, padding, blocks. flash-attn-4 has no call that reads
 blocks of the cache, so that transformers gathers keys and values first; with flash-attn 2 or 3 decodes take a faster path.
 """
 
@@ -15,7 +15,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from cbatch import Request
+from cbatch.kv import blocks_for
 from reproduction.bench.peers.cases import Case
+
+
+BLOCK_SIZE = ContinuousBatchingConfig.block_size
 
 
 def name_lengths() -> None:
@@ -36,8 +40,8 @@ def name_lengths() -> None:
 class TransformersEngine:
     """A model with random weights, and one manager of all runs."""
 
-    def __init__(self, checkpoint: Path, case: Case, *, asynchronous: bool, attention: str) -> None:
-        """attention: name of the implementation in transformers."""
+    def __init__(self, checkpoint: Path, case: Case, longest: int, *, asynchronous: bool, attention: str) -> None:
+        """longest: tokens of a request. attention: name of the implementation in transformers."""
         if attention == "flash_attention_4":
             name_lengths()
         factory: Any = AutoModelForCausalLM
@@ -50,6 +54,7 @@ class TransformersEngine:
             "max_requests_per_batch": case.batch,
             "max_batch_tokens": case.budget,
             "allow_block_sharing": False,
+            "num_blocks": 2 * case.batch * blocks_for(longest, BLOCK_SIZE),
         }
         self._generation = GenerationConfig(do_sample=False, eos_token_id=-1)
         self._config, self._attention = ContinuousBatchingConfig(**self._asked), attention
@@ -58,10 +63,7 @@ class TransformersEngine:
     def settings(self) -> dict[str, Any]:
         """What the manager was built with, for the results file."""
         chosen = self._model._cached_continuous_batching_manager.continuous_batching_config
-        kept = {
-            name: getattr(chosen, name)
-            for name in ("num_blocks", "block_size", "use_cuda_graph", "max_blocks_per_request")
-        }
+        kept = {name: getattr(chosen, name) for name in ("block_size", "use_cuda_graph", "max_blocks_per_request")}
         arguments = {**self._asked, "attn_implementation": self._attention}
         return {"arguments": arguments, "chosen": kept, "async_scheduling": bool(chosen.use_async_batching)}
 
