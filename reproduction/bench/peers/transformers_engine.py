@@ -18,7 +18,6 @@ from cbatch import Request
 from cbatch.kv import blocks_for
 from reproduction.bench.peers.cases import Case
 
-
 BLOCK_SIZE = ContinuousBatchingConfig.block_size
 
 
