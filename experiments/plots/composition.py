@@ -57,6 +57,7 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     work = None if "work" not in stated or "num_scores" not in steps else stated
     names = ["tokens per iteration", "requests", "KV [%]", *["used [%]"] * bool(work)]
     names += ["prompts [%]"] * ("cached_tokens" in served)
+    omitted = len(known) - len(chosen)
     height, ratios, how = 1.7 + 0.9 * len(names), (2, *[1] * (len(names) - 1)), ""
     figure, rows = new_figure(len(names), len(parts), height, ratios=ratios, sharex=True, sharey="row")
     for column, (iterations, requests) in enumerate(parts):
@@ -77,6 +78,8 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     for row in (*rows[:2], *rows[3:]):
         handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in row)), [])
         row[-1].legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if omitted:
+        how += f", {len(chosen)} of {len(known)} replicas"
     add_title(figure, shown, str(run["label"]), note=how, look=look)
     return figure
 

@@ -43,6 +43,7 @@ Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 
 USUAL_BASELINE = "request_level"
 _MOST_ACROSS = 3  # panels side by side on a page
+_MOST_TICKS = 6  # values of a setting that are the ticks of its axis, if they lie apart
 _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
 
@@ -135,14 +136,23 @@ def draw(
         (of, key, over) for of in frame["of"].unique() for key in keys if key not in equal for over in ("", *bases)
     ]
     figure, panels = _panels([of for of, _, _ in cells], 2 if bases else _MOST_ACROSS)
-    for panel, (of, key, over) in zip(panels, cells, strict=True):
-        runs = frame[frame["of"] == of]
-        points = ratios_of(runs, x, key, over) if over else points_of(runs, x, key)
+    of_workload = dict(iter(frame.groupby("of")))
+    drawn = [
+        (ratios_of(of_workload[of], x, key, over) if over else points_of(of_workload[of], x, key))
+        for of, key, over in cells
+    ]
+    wide = {
+        key.partition(".")[0]
+        for points, (_, key, over) in zip(drawn, cells, strict=True)
+        if heading_of(key).kind == "log" and not over and points["mean"].max() > 3 * points["mean"].min()
+    }
+    for panel, points, (of, key, over) in zip(panels, drawn, cells, strict=True):
         if points.empty:  # for example ratios to 0 preemptions
             panel.set_axis_off()
             continue
         _draw_panel(panel, points, list(frame["label"].unique()), unread, heading_of(key), over, bool(axis.categories))
-        _finish_panel(panel, axis, points, heading_of(key).kind, goal, over)
+        is_log = key.partition(".")[0] in wide and not over and not axis.categories
+        _finish_panel(panel, axis, points, "log" if is_log else heading_of(key).kind.replace("log", ""), goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
     handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in panels)), [])
     below = _notes(frame, x, keys, equal, unread)
@@ -220,11 +230,11 @@ def _draw_panel(
 
 
 def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal: float, over: str) -> None:
-    """Scales the axes: latencies over a wide range are logarithmic, shares end at 100%, other figures begin at 0.
+    """Scales the axes. kind: a logarithmic axis, a share that ends at 100%, or another figure, whose axis begins at 0.
 
     A logarithmic axis begins at a third of the smallest mean, where bands that reach to 0 or below are cut.
     """
-    if kind == "log" and not over and not axis.categories and points["mean"].max() > 3 * points["mean"].min():
+    if kind == "log":
         panel.set_yscale("log")
         if panel.get_ylim()[0] < (lowest := points.loc[points["mean"] > 0, "mean"].min() / 3):
             panel.set_ylim(bottom=lowest)
@@ -247,6 +257,10 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
         name_places(panel, [*axis.categories.values()])
         return
     panel.locator_params("x", steps=[1, 2, 5, 10])
+    values = np.unique(points["x"])
+    apart = np.diff(values).min(initial=np.inf) > np.ptp(values) / (2 * _MOST_TICKS)
+    if len(values) <= _MOST_TICKS and apart and (values == values.round(2)).all():  # a setting, not a measured rate
+        panel.set_xticks(values, [f"{value:,g}" for value in values])
     if panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:
         panel.set_xlim(left=0)
 
