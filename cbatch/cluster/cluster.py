@@ -44,7 +44,7 @@ class Cluster:
         self._merger = Merger(self.replica_of, self.pools)
         self._views = [_view_of(engine, pool) for engine, pool in zip(self.engines, self.pools, strict=True)]
         for engine, view in zip(self.engines, self._views, strict=True):
-            engine.observer = Reporter(engine, view.post)
+            engine.observer = Reporter(engine, view)
         self._view = ClusterView(self._views, staleness)
         self._on_end: Callable[[Request], object] | None = getattr(router, "on_end", None)
         self._now = 0.0
@@ -159,7 +159,7 @@ class Cluster:
 
 def _view_of(engine: Engine, pool: str) -> ReplicaView:
     size = engine.state.pool
-    return ReplicaView(pool, size.num_blocks, size.block_size, engine.limits.max_request_tokens)
+    return ReplicaView(pool, size.num_blocks, size.block_size, engine.limits.max_request_tokens, engine.view.cost)
 
 
 class Executors:

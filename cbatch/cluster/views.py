@@ -4,8 +4,9 @@ replica    | launches, posts a report | ... | absorbs, posts a report | ...
 router     at t reads the reports with at <= t - staleness, and counts its own requests at once
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
 from cbatch.kv import BlockHash
 from cbatch.kv.hashes import prompt_hashes
@@ -37,12 +39,12 @@ class Report(NamedTuple):
 
 
 class Reporter:
-    """Observes an engine, and posts the reports of its replica."""
+    """Observes an engine, and posts the reports of its replica to a view."""
 
-    def __init__(self, engine: Engine, post: Callable[[Report], object]) -> None:
-        self._state, self._post = engine.state, post
+    def __init__(self, engine: Engine, view: "ReplicaView") -> None:
+        self._state, self._view, self._post = engine.state, view, view.post
         self._ended: list[int] = []
-        self._cursor = 0 if engine.state.cache is None else engine.state.cache.pool.changes.begin()
+        self._cursor: int | None = None  # in the log of the prefix cache's changes
 
     def ended(self, request: Request) -> None:
         self._ended.append(request.id)
@@ -59,12 +61,15 @@ class Reporter:
         self._post(Report(at, ids, computed, 0, most - num_used, ended, self._changed()))
 
     def _changed(self) -> Mapping[BlockHash, bool]:
-        if (cache := self._state.cache) is None:
+        if (cache := self._state.cache) is None or not self._view.follows_cache:
             return {}
-        changes, cursor = cache.pool.changes, self._cursor
-        hashes, self._cursor = changes.since(cursor), changes.begin()
+        pool, cursor = cache.pool, self._cursor
+        self._cursor = pool.changes.begin()
+        if cursor is None:
+            return dict.fromkeys(pool.hashes, True)
+        hashes = pool.changes.since(cursor)
         assert hashes is not None, "the changes between two reports are kept"
-        return {block_hash: block_hash in cache.pool for block_hash in hashes}
+        return {block_hash: block_hash in pool for block_hash in hashes}
 
 
 @lru_cache(maxsize=16)
@@ -73,23 +78,31 @@ def _hashes_of(request: Request, block_size: int) -> Sequence[BlockHash]:
     return prompt_hashes(request, block_size)
 
 
+def _num_leading(hashes: Sequence[BlockHash], held: Collection[BlockHash]) -> int:
+    """Returns how many leading hashes a closed set holds: one that holds with a hash all hashes before it."""
+    return bisect_left(hashes, True, key=lambda block_hash: block_hash not in held)
+
+
 class ReplicaView:
     """One replica, as far as a router knows it. Counters include iterations in flight.
 
     pool: name of its pool. num_blocks, block_size: size of its KV cache. max_tokens: of the longest request that it can serve.
     at: seconds; when the newest report that has reached the router was posted, 0 before the first.
-    num_free: free KV blocks.
+    num_free: free KV blocks. cost: predicts the seconds of iterations there, as for policies.
+    follows_cache: whether the router has asked what is cached; reports name the changes from then on.
     """
 
-    def __init__(self, pool: str, num_blocks: int, block_size: int, max_tokens: int) -> None:
-        self.pool, self.num_blocks, self.block_size = pool, num_blocks, block_size
+    def __init__(self, pool: str, num_blocks: int, block_size: int, max_tokens: int, cost: CostModel) -> None:
+        self.pool, self.num_blocks, self.block_size, self.cost = pool, num_blocks, block_size, cost
         self.max_tokens = min(max_tokens, num_blocks * block_size + 1)  # the last token never enters the KV cache
         self.at, self.num_free = 0.0, num_blocks
         self._posted: deque[Report] = deque()  # and not read yet
         self._sent: dict[int, tuple[Request, int]] = {}  # unfinished, with the tokens found in the cache when sent
         self._sums: list[int] = [0, 0]  # of `_sent`: prompt tokens, and longest lengths
         self._report = Report(0.0, np.zeros(0, np.int64), np.zeros(0, np.int64), 0, num_blocks)
+        self.follows_cache = False
         self._hashes = set[BlockHash]()
+        self._shared: Counter[BlockHash] | None = None  # by full block of prompts in `_sent`; None: never read
 
     @property
     def num_unfinished(self) -> int:
@@ -109,26 +122,78 @@ class ReplicaView:
         return self._sums[1] - computed + report.lag * len(report.ids)
 
     @property
+    def num_running(self) -> int:
+        """Unfinished requests that hold KV blocks."""
+        return len(self._report.ids)
+
+    @property
+    def kv_use(self) -> float:
+        """Share of the KV blocks that are not free."""
+        return 1 - self.num_free / self.num_blocks
+
+    def prompts_left(self) -> list[tuple[Request, int]]:
+        """Returns the unfinished requests whose prompts are not computed, each with its prompt tokens left.
+
+        Of a waiting request these exclude the tokens that were cached when it was sent.
+        """
+        self.follows_cache, report = True, self._report
+        pairs: Iterator[tuple[int, int]] = zip(report.ids.tolist(), report.computed.tolist(), strict=True)
+        begun = {id_: tokens - report.lag for id_, tokens in pairs}
+        sent = ((request, begun.get(id_, found)) for id_, (request, found) in self._sent.items())
+        lefts = ((request, request.num_prompt_tokens - tokens) for request, tokens in sent)
+        return [(request, left) for request, left in lefts if left > 0]
+
+    @property
     def prompt_tokens_left(self) -> int:
-        """Prompt tokens of the unfinished requests that are neither computed nor, of a waiting request, cached when it was sent."""
-        report, lag = self._report, self._report.lag
-        pairs: Iterable[tuple[int, int]] = zip(report.ids.tolist(), report.computed.tolist(), strict=True)
-        admitted = {id_: min(tokens - lag, self._sent[id_][0].num_prompt_tokens) for id_, tokens in pairs}
-        found = sum(tokens for id_, (_, tokens) in self._sent.items() if id_ not in admitted)
-        return self._sums[0] - sum(admitted.values()) - found
+        """Sum of `prompts_left`."""
+        return sum(left for _, left in self.prompts_left())
+
+    @property
+    def predicted_wait(self) -> float:
+        """Predicted seconds until `prompts_left` are computed, one after another and nothing else."""
+        return sum(self.prefill_seconds(request, left) for request, left in self.prompts_left())
+
+    def prefill_seconds(self, request: Request, num_tokens: int) -> float:
+        """Returns the predicted seconds of an iteration that computes the last tokens of the prompt alone."""
+        return self.cost.predict(BatchShape(((num_tokens, request.num_prompt_tokens - num_tokens),)))
 
     def fits(self, request: Request) -> bool:
         """Whether the replica can serve the request at all."""
         return request.max_tokens <= self.max_tokens
 
+    def block_hashes(self, request: Request) -> Sequence[BlockHash]:
+        """Returns the hashes of the full blocks of an arriving request's prompt. Equal prefixes have equal hashes."""
+        return _hashes_of(request, self.block_size)
+
     def cached_tokens(self, request: Request) -> int:
         """Returns the prompt tokens of an arriving request that the reported prefix cache holds; 0 without one."""
-        if not self._hashes:
+        self.follows_cache = True
+        return self._num_shared(request, self._hashes) * self.block_size
+
+    def sent_tokens(self, request: Request) -> int:
+        """Returns the leading prompt tokens that an arriving request shares with an unfinished one, computed or not."""
+        return self._num_shared(request, self._blocks) * self.block_size
+
+    def prompt_blocks_with(self, request: Request) -> int:
+        """Returns the KV blocks of the prompts of the unfinished requests and an arriving one, shared blocks counted once."""
+        hashes, size = _hashes_of(request, self.block_size), self.block_size
+        new = len(hashes) - _num_leading(hashes, self._blocks)
+        parts = sum(sent.num_prompt_tokens % size > 0 for sent, _ in self._sent.values())
+        return len(self._blocks) + new + parts + (request.num_prompt_tokens % size > 0)
+
+    @property
+    def _blocks(self) -> Counter[BlockHash]:
+        if self._shared is None:
+            sent = (_hashes_of(request, self.block_size) for request, _ in self._sent.values())
+            self._shared = Counter(chain.from_iterable(sent))
+        return self._shared
+
+    def _num_shared(self, request: Request, held: Collection[BlockHash]) -> int:
+        """Counts leading blocks; the last token of a prompt is always computed."""
+        if not held:
             return 0
         most = (request.num_prompt_tokens - 1) // self.block_size
-        hashes = _hashes_of(request, self.block_size)[:most]
-        held = next((place for place, block_hash in enumerate(hashes) if block_hash not in self._hashes), len(hashes))
-        return held * self.block_size
+        return _num_leading(_hashes_of(request, self.block_size)[:most], held)
 
     # -- for the cluster ----------------------------------------------------------------------------------------------
 
@@ -138,7 +203,7 @@ class ReplicaView:
 
     def send(self, request: Request) -> None:
         """Counts a request that was sent to the replica."""
-        self._sent[request.id] = request, self.cached_tokens(request)
+        self._sent[request.id] = request, self._num_shared(request, self._hashes) * self.block_size
         self._add(request, 1)
 
     def read(self, latest: float) -> list[tuple[float, int, Request]]:
@@ -158,6 +223,11 @@ class ReplicaView:
     def _add(self, request: Request, sign: int) -> None:
         self._sums[0] += sign * request.num_prompt_tokens
         self._sums[1] += sign * request.max_tokens
+        if (shared := self._shared) is not None:
+            for block_hash in _hashes_of(request, self.block_size):
+                shared[block_hash] += sign
+                if not shared[block_hash]:
+                    del shared[block_hash]
 
 
 class ClusterView(Sequence[ReplicaView]):

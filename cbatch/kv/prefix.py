@@ -11,7 +11,7 @@ Blocks of equal content that are computed at the same time are all kept. The poo
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from heapq import heappop, heappush
 from itertools import chain, islice
 from operator import ne
@@ -66,6 +66,10 @@ class PrefixPool(SharingPool):
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._blocks
+
+    @property
+    def hashes(self) -> KeysView[BlockHash]:
+        return self._blocks.keys()
 
     @property
     def num_cached(self) -> int:

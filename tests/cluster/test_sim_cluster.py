@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 from commands import QUICK, command, summary
-from schedules import UnitCost, make_engine
+from schedules import make_engine
 
-from cbatch import Engine, KVSize, Limits, Plan, Policy, Request, RunRecord, Server, View
+from cbatch import Engine, Limits, Plan, Policy, Request, RunRecord, View
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LMetric, RoundRobin, Router, make_router
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
-from cbatch.sim import SimExecutor
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.store.tables import read_requests, read_steps
-from policies.evictions import LRU
 from policies.orca import Orca
 
 
@@ -76,35 +74,6 @@ def test_lmetric_multiplies_prompt_tokens_and_batch(
 
     view: Any = Shown(map(shown, lacking, cached, unfinished))
     assert LMetric().choose(Request(0, 1000, 5), view) == chosen
-
-
-def test_a_router_sees_what_each_replica_has_cached() -> None:
-    """Requests 0 and 1 fill one cache each; the last two find their leading blocks of 4 tokens, and never the last token."""
-    seen: dict[int, list[tuple[int, int]]] = {}
-
-    class Notes(RoundRobin):
-        def choose(self, request: Request, view: ClusterView) -> int:
-            seen[request.id] = [(replica.cached_tokens(request), replica.prompt_tokens_left) for replica in view]
-            return super().choose(request, view)
-
-    def cached() -> Engine:
-        cost = UnitCost()
-        server = Server(SimExecutor(cost), Limits(1, 100, 100), cost, KVSize(100, 4), False, prefix_cache=LRU())
-        return server.engine(Orca())
-
-    hashes = [(1, 2, 3), (1, 9), (1, 2, 3), (1, 2, 3, 4, 5), (1, 9, 7)]
-    times = [0.0, 0.0, 1.0, 50.0, 60.0]
-    requests = [
-        Request(index, 4 * len(blocks), 4, arrival_time=time, prefix_hashes=blocks, hash_block=4)
-        for index, (blocks, time) in enumerate(zip(hashes, times, strict=True))
-    ]
-    serve([cached(), cached()], requests, Notes())
-    assert seen[0] == [(0, 0), (0, 0)]
-    assert seen[1] == [(0, 12), (0, 0)]  # routed, and not computed: nothing is cached
-    assert seen[2] == [(8, 0), (4, 0)]
-    assert seen[3] == [(12, 0), (4, 0)]
-    assert seen[4] == [(4, 0), (8, 0)]
-    assert [request.num_cached_tokens for request in requests] == [0, 0, 8, 4, 4]
 
 
 def test_a_replica_may_wait_for_requests_that_are_not_routed_yet() -> None:
