@@ -57,17 +57,18 @@ class Prefix:
 
     @property
     def num_found(self) -> int:
-        """Leading blocks that the cache holds. A lookup begins where the latest one ended, as hashes are closed (`PrefixPool`)."""
+        """Leading blocks that the cache holds. Hashes are closed (`PrefixPool`): a lookup bisects from where the latest one ended."""
         pool, now = self._pool, (self._pool.version, self._request.num_known)
         if self._seen != now:
-            hashes, number, most = self._hashes, self._num_found, (now[1] - 1) // pool.block_size
-            while number and hashes[number - 1] not in pool:
-                number -= 1
-            while (
-                number < most and (hashes[number] if number < len(hashes) else self.hashes(number + 1)[number]) in pool
-            ):
-                number += 1
-            self._num_found, self._seen = number, now
+            least, most, limit, step = self._num_found, self._num_found, (now[1] - 1) // pool.block_size, 1
+            if least and self._hashes[least - 1] not in pool:
+                least, most = 0, least - 1
+            while least == most < limit:
+                most, step = min(most + step, limit), 4 * step
+                least = most if self.hashes(most)[most - 1] in pool else least
+            hashes = self._hashes
+            self._num_found = bisect_left(hashes, True, least, most, key=lambda block_hash: block_hash not in pool)
+            self._seen = now
         return self._num_found
 
     def hashes(self, num_blocks: int) -> list[BlockHash]:

@@ -24,6 +24,10 @@ class SharingPool(BlockPool):
         holds[rows] = False
         others = holds.nonzero()[0]
         few = rows if len(rows) < len(others) else others
+        if len(few) < 2:  # a row's blocks are distinct
+            blocks = self.tables[few, : int(self.room[few].sum()) // self.block_size]
+            num_lost = int(np.count_nonzero(self.live[blocks] == 1))
+            return 0 if few is rows else (self._num_repeated - (blocks.size - num_lost)) * self.block_size
         held = self.room[few] // self.block_size
         places = np.arange(held.max(initial=0))
         blocks = self.tables[few, : len(places)][places < held[:, None]]
