@@ -40,7 +40,7 @@ test-nightly: $(INSTALLED) model
 	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/store/test_run_machine.py --workloads=96
 	$(BIN)/python -m pytest tests/commands/test_fuzz.py --fuzz=20000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
-	$(BIN)/python -m pytest tests/text/test_small_model.py tests/server/test_leaving.py tests/server/test_server_clients.py --slow
+	$(BIN)/python -m pytest tests/text tests/server/test_leaving.py tests/server/test_server_clients.py --slow
 	$(BIN)/python -m pytest tests/commands/test_sweep.py tests/docs reproduction/tests/test_papers.py --slow -n $(WORKERS)
 	$(BIN)/python -m pytest reproduction/tests/test_coverage.py --repetitions=1000
 	$(BIN)/python -m pytest tests/bounds/test_bounds.py --instances=1000

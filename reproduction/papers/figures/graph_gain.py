@@ -1,16 +1,19 @@
 """CUDA graphs and torch.compile against the batch size: where the gain of Fireworks AI's post (August 2023) ends.
 
 The post serves one request: LLaMA-2-7B, batch 1, on an A100-80GB, 30 tokens/s without graphs and 69 with them. A larger
-batch gives the device more to do for the same launches. Measured by `python -m reproduction.bench graphs`.
+batch gives the device more to do for the same launches. Measured by `python -m reproduction.bench graphs`; on another card
+(graphs-ways.json) only a single request, with the post's further ways: a static KV cache, and the compiler's own graphs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.plots.style import line_style, new_figure
+from experiments.plots.parts import label_log
+from experiments.plots.style import PAGE, PREFILL, line_style
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import add_provenance, pivot, read_stored, select
 from reproduction.papers.machines import Machines
@@ -33,8 +36,11 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: hardware, series (the way), what ("rate", or one of `PRICES`), batch (0 for prices), value."""
     if not (file := read_stored("graphs", say)):
         return pd.DataFrame()
-    rows = [(file["hardware"], *row) for name, way in file["figures"].items() for row in _rows(name, way)]
-    return add_provenance(pd.DataFrame(rows, columns=["hardware", "series", "what", "batch", "value"]), file)
+    files = [file, *filter(None, [read_stored("graphs-ways", say, "h100")])]
+    rows = [
+        (file["hardware"], *row) for file in files for name, way in file["figures"].items() for row in _rows(name, way)
+    ]
+    return add_provenance(pd.DataFrame(rows, columns=["hardware", "series", "what", "batch", "value"]), *files)
 
 
 def _rows(name: str, way: dict[str, Any]) -> Iterator[tuple[str, str, int, float]]:
@@ -43,32 +49,38 @@ def _rows(name: str, way: dict[str, Any]) -> Iterator[tuple[str, str, int, float
     yield from ((name, what, 0, price) for what, price in zip(PRICES, prices, strict=True))
 
 
-def gain(data: pd.DataFrame, way: str, over: str, batch: int = 1) -> float:
+def gain(data: pd.DataFrame, hardware: str, way: str, over: str, batch: int = 1) -> float:
     """Tokens per second of one way over another's."""
-    rate, other = (value(data, series=each, what="rate", batch=batch) for each in (way, over))
+    rate, other = (value(data, hardware=hardware, series=each, what="rate", batch=batch) for each in (way, over))
     return rate / other
 
 
-def share_left(data: pd.DataFrame, way: str, over: str, batch: int) -> float:
+def share_left(data: pd.DataFrame, hardware: str, way: str, over: str, batch: int) -> float:
     """Share of an iteration's time that a way saves at this batch, over the share that it saves at batch 1."""
-    saved = [1 - 1 / gain(data, way, over, size) for size in (1, batch)]
+    saved = [1 - 1 / gain(data, hardware, way, over, size) for size in (1, batch)]
     return saved[1] / saved[0]
 
 
-def seconds_per_size(data: pd.DataFrame, way: str) -> float:
+def seconds_per_size(data: pd.DataFrame, hardware: str, way: str) -> float:
     """Seconds of capturing the graphs of one batch size."""
-    return value(data, series=way, what="capture_seconds") / value(data, series=way, what="sizes")
+    seconds, sizes = (value(data, hardware=hardware, series=way, what=what) for what in ("capture_seconds", "sizes"))
+    return seconds / sizes
 
 
-def seconds_to_start(data: pd.DataFrame, way: str) -> float:
+def seconds_to_start(data: pd.DataFrame, hardware: str, way: str) -> float:
     """Seconds of captures and first request."""
-    return sum(value(data, series=way, what=what) for what in ("capture_seconds", "warm_up_seconds"))
+    return sum(value(data, hardware=hardware, series=way, what=what) for what in ("capture_seconds", "warm_up_seconds"))
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """Left, tokens/s; right, the gain of graphs over launching one by one. The post's values are at batch 1."""
-    rates = pivot(select(data, what="rate"), "batch").sort_index()  # the ways in the benchmark's order
-    figure, [[speeds, gains]] = new_figure(1, 2, 3.1)
+    """Left, tokens/s; right, the gain of graphs over launching one by one; below, one request on another card. The post's values are at batch 1."""
+    first, *others = dict.fromkeys(data["hardware"])
+    rates = pivot(select(data, what="rate", hardware=first), "batch").sort_index()  # the ways in the benchmark's order
+    figure = plt.figure(figsize=(PAGE, 3.1 + 2.0 * len(others)), layout="constrained")
+    axes = figure.subplot_mosaic(
+        [["speeds", "gains"], *([card, card] for card in others)], height_ratios=[3] + [2] * len(others)
+    )
+    speeds, gains = axes["speeds"], axes["gains"]
     for index, name in enumerate(map(str, rates)):
         speeds.plot(rates.index, rates[name], label=name, **line_style(index))
         if EAGER.get(name) in rates:
@@ -79,7 +91,16 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         mark_printed(panel, points, label="post, LLaMA-2-7B on an A100")
         log_x(panel, base=2)
         panel.set_xlabel("batch size [requests]")
-    speeds.set(title=f"LLaMA-2-7B on {data['hardware'].iloc[0]}", ylabel="output tokens/s", yscale="log")
+    for card in others:
+        ways = select(data, what="rate", hardware=card, batch=1)
+        axes[card].bar_label(
+            axes[card].barh(ways["series"], ways["value"], color=PREFILL), fmt="%.0f", padding=2, fontsize=6
+        )
+        axes[card].invert_yaxis()
+        axes[card].yaxis.grid(visible=False)
+        axes[card].set(title=f"one request, {card}", xlabel="output tokens/s")
+    speeds.set(title=f"LLaMA-2-7B on {first}", ylabel="output tokens/s", yscale="log")
+    label_log(speeds.yaxis)
     gains.set(title="gain of graphs", ylabel="tokens/s over those without")
     legend(figure, [speeds])
     return figure
