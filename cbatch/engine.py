@@ -62,6 +62,18 @@ class Engine(Turns):
         """See `RunRecord.take`."""
         return self.record.take()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is here and no iteration in flight."""
+        return not (self._in_flight or self._waiting.arrived or self.state.waiting or self.state.running)
+
+    def restart(self) -> None:
+        """Empties the prefix cache, as that of a machine that starts."""
+        if self.state.cache is not None:
+            self.state.cache.pool.clear()
+            if self.observer is not None:
+                self.observer.changed([(self.now(), self.state.pool.num_used)])
+
     def step(self) -> None:
         """Takes one turn, without a leap."""
         leaps, self.leaps = self.leaps, False

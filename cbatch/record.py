@@ -4,6 +4,8 @@ Rows hold plain numbers; arrays and tables are made once, at the end. `cbatch.re
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +63,20 @@ class InFlight(NamedTuple):
     state: tuple[int, int, int, int]
 
 
+@dataclass
+class Life:
+    """One life of a replica, which is paid from `asked` to `closed`.
+
+    asked, ready, draining, closed: seconds at which it was asked for, could get requests, got none any more, and had ended; inf: never.
+    """
+
+    replica: int
+    asked: float
+    ready: float = inf
+    draining: float = inf
+    closed: float = inf
+
+
 class RunRecord:
     """The steps of a run, its requests, and when each of them received its tokens."""
 
@@ -73,6 +89,7 @@ class RunRecord:
         self.replicas: list[int] = []  # that computed each step, if there are several
         self.replica_of: dict[int, int] = {}  # the replica of each request, by the request's id, if there are several
         self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are pools
+        self.lives: Sequence[Life] = ()  # of all replicas, if they come and go
         self._num_taken = 0  # of the steps
 
     def add(

@@ -6,6 +6,7 @@ what replicas have reported by then (`views`). Where time is real, replicas serv
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from itertools import repeat
 from math import inf
 from operator import index
 from typing import Any, SupportsIndex
@@ -14,7 +15,8 @@ from cbatch.arrivals import Arrivals, Listed, check_all
 from cbatch.calls import call
 from cbatch.cluster.merging import Merger
 from cbatch.cluster.routers import Router
-from cbatch.cluster.views import ClusterView, ReplicaView, Reporter
+from cbatch.cluster.scaling import Fleet, Scaling
+from cbatch.cluster.views import ClusterView, Phase, ReplicaView, Reporter
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError, WorkloadError
 from cbatch.host import drive
@@ -31,9 +33,15 @@ class Cluster:
     iteration = 0  # replicas count their own
 
     def __init__(
-        self, engines: Sequence[Engine], router: Router, pools: Sequence[str] = (), staleness: float = 0.0
+        self,
+        engines: Sequence[Engine],
+        router: Router,
+        pools: Sequence[str] = (),
+        staleness: float = 0.0,
+        scaling: Scaling | None = None,
+        prices: Sequence[float] = (),
     ) -> None:
-        """staleness: see `ClusterView`."""
+        """staleness: see `ClusterView`. scaling: None: all replicas are always there. prices: see `ReplicaView`."""
         self.engines, self.router = list(engines), router
         self.pools = list(pools) or [""] * len(self.engines)
         self.executor = Executors([engine.executor for engine in engines])
@@ -42,7 +50,8 @@ class Cluster:
         self.record = RunRecord()
         self.replica_of: dict[int, int] = {}  # by the request's id
         self._merger = Merger(self.replica_of, self.pools)
-        self._views = [_view_of(engine, pool) for engine, pool in zip(self.engines, self.pools, strict=True)]
+        each = zip(self.engines, self.pools, prices or repeat(None), strict=False)
+        self._views = [_view_of(engine, pool, price) for engine, pool, price in each]
         for engine, view in zip(self.engines, self._views, strict=True):
             engine.observer = Reporter(engine, view)
         self._view = ClusterView(self._views, staleness)
@@ -50,6 +59,8 @@ class Cluster:
         self._now = 0.0
         self._turns = [(0.0, replica) for replica in range(len(self.engines))]  # a heap; some are out of date
         self._due = [0.0] * len(self.engines)  # when the replicas take their next turns
+        parts = self._views, self._look, self._idle_at, self._restart
+        self.fleet = None if scaling is None else Fleet(scaling, *parts)
 
     def attach(self, arrivals: Arrivals) -> None:
         """As `Engine.attach`; refuses arrivals by iteration."""
@@ -73,6 +84,8 @@ class Cluster:
     def run(self, on_turn: Callable[[Any], object] = lambda cluster: None) -> RunRecord:
         """Serves until every request has ended. `on_turn`, for progress bars, is called after each turn or leap of a replica."""
         drive(self, self.arrivals, on_turn)
+        if self.fleet is not None:
+            self.fleet.advance(self.executor.now())
         assert not any(engine.state.pool.num_used for engine in self.engines), (
             "every KV block is free when nothing runs"
         )
@@ -81,13 +94,17 @@ class Cluster:
 
     def merge(self) -> RunRecord:
         """Returns one record of all replicas."""
-        return Merger(self.replica_of, self.pools).merge(engine.record for engine in self.engines)
+        return self._with_lives(Merger(self.replica_of, self.pools).merge(engine.record for engine in self.engines))
 
     def take(self) -> RunRecord:
         """As `RunRecord.take`, what has ended before the next turn or arrival."""
         goes_on = self.num_unfinished or self.num_in_flight
         before = min(self.next_at(), self.arrivals.next()) if goes_on else inf
-        return self._merger.merge([engine.record.take() for engine in self.engines], before)
+        return self._with_lives(self._merger.merge([engine.record.take() for engine in self.engines], before))
+
+    def _with_lives(self, record: RunRecord) -> RunRecord:
+        record.lives = () if self.fleet is None else self.fleet.lives
+        return record
 
     # -- the host of `drive` ------------------------------------------------------------------------------------------
 
@@ -117,11 +134,15 @@ class Cluster:
         """Takes the turn of the replica that is due first; another replica's turn ends a leap if new arrivals may follow from it."""
         self.next_at()
         self._now, replica = heappop(self._turns)
+        if self.fleet is not None:
+            self.fleet.advance(self._now)
         self._due[replica] = -inf
         if self.arrivals.follow_ends:
             until = min(until, self.next_at())
         ended = self.engines[replica].turn(until)
         self._schedule(replica)
+        if self.fleet is not None:
+            self.fleet.note_idle(replica)
         return ended
 
     def standstill(self, num_unfinished: int) -> PolicyError:
@@ -139,27 +160,41 @@ class Cluster:
     def route(self, request: Request, now: float) -> int:
         """Returns the replica that the router chooses; the router has a copy of the request, which shows no progress."""
         shown, where = Request.from_spec(spec_of(request)), f"router {type(self.router).__name__}, request {request.id}"
-        for ended in self._view.update(now):
-            if self._on_end is not None:
-                call(where, self._on_end, ended)
-        chosen: Any = call(where, self.router.choose, shown, self._view)
+        if self.fleet is not None:
+            self.fleet.advance(now)
+        chosen: Any = call(where, self.router.choose, shown, self._look(now))
         if not isinstance(chosen, SupportsIndex) or not 0 <= index(chosen) < len(self.engines):
             last = len(self.engines) - 1
             raise PolicyError(f"{where}: choose() returned {chosen!r}; return the index of a replica, from 0 to {last}")
         replica = index(chosen)
-        if not self._views[replica].fits(request):
-            problem = (
-                f"chose replica {replica}, which serves up to {self._views[replica].max_tokens} tokens per request"
-            )
+        view = self._views[replica]
+        if view.phase is not Phase.READY or not view.fits(request):
+            is_ready = f"serves up to {view.max_tokens} tokens per request"
+            problem = f"chose replica {replica}, which {is_ready if view.phase is Phase.READY else f'is {view.phase}'}"
             raise PolicyError(f"{where}: {problem}; choose from view.fitting(request)")
-        self._views[replica].send(shown)
+        view.send(shown)
         self.replica_of[request.id] = replica
+        self._view.num_arrived += 1
         return replica
 
+    def _look(self, now: float) -> ClusterView:
+        """Returns the view at a time, and tells the router which requests have ended."""
+        for ended in self._view.update(now):
+            if self._on_end is not None:
+                call(f"router {type(self.router).__name__}, request {ended.id}", self._on_end, ended)
+        return self._view
 
-def _view_of(engine: Engine, pool: str) -> ReplicaView:
+    def _idle_at(self, replica: int) -> float:
+        engine = self.engines[replica]
+        return engine.now() if engine.is_idle else inf
+
+    def _restart(self, replica: int) -> None:
+        self.engines[replica].restart()
+
+
+def _view_of(engine: Engine, pool: str, price: float | None) -> ReplicaView:
     size = engine.state.pool
-    return ReplicaView(pool, size.num_blocks, size.block_size, engine.limits.max_request_tokens, engine.view.cost)
+    return ReplicaView(pool, size.num_blocks, size.block_size, engine.limits, engine.view.cost, price)
 
 
 class Executors:

@@ -29,6 +29,12 @@ class _Replica(Posted):
         self._engine, self._send = engine, send
         self.thread = Thread(target=self._serve, name="replica", daemon=True)
 
+    def receive(self, message: Any) -> None:
+        if callable(message):
+            message()
+        else:
+            super().receive(message)
+
     def ended(self, request: Request) -> None:
         super().ended(request)
         self._send(request)
@@ -55,7 +61,7 @@ class LiveCluster(Cluster):
         self._messages: SimpleQueue[Request | BaseException | None] = SimpleQueue()
         self._received: list[Request | BaseException | None] = []
         self._replicas = [_Replica(engine, self._messages.put) for engine in self.engines]
-        self._num_serving = len(self._replicas)
+        self._num_serving, self._num_open = len(self._replicas), [0] * len(self._replicas)
         for replica in self._replicas:
             replica.thread.start()
         try:
@@ -81,12 +87,17 @@ class LiveCluster(Cluster):
         return inf if not self._received and self._messages.empty() else 0.0
 
     def arrive(self, request: Request, now: float) -> None:
-        self._replicas[self.route(request, now)].messages.put(request)
+        replica = self.route(request, now)
+        self._num_open[replica] += 1
+        self._replicas[replica].messages.put(request)
 
     def sleep_until(self, time: float) -> None:
         if not self.arrivals.num_unfinished or (time == inf and not self.arrivals.follow_ends):
             for replica in self._replicas:
                 replica.messages.put(None)
+        if self.fleet is not None:
+            self.fleet.advance(self.now())
+            time = min(time, self.fleet.next_at)
         with suppress(Empty):
             self._received.append(self._messages.get(timeout=max(min(time - self.now(), _BETWEEN_TURNS), 0.0)))
 
@@ -99,4 +110,16 @@ class LiveCluster(Cluster):
             if isinstance(message, BaseException):
                 raise message
         self._num_serving -= received.count(None)
-        return [message for message in received if isinstance(message, Request)]
+        ended = [message for message in received if isinstance(message, Request)]
+        for request in ended:
+            self._num_open[replica := self.replica_of[request.id]] -= 1
+            if self.fleet is not None:
+                self.fleet.note_idle(replica)
+        return ended
+
+    def _idle_at(self, replica: int) -> float:
+        """Returns now if the ends of all its requests are known."""
+        return inf if self._num_open[replica] else self.now()
+
+    def _restart(self, replica: int) -> None:
+        self._replicas[replica].messages.put(self.engines[replica].restart)

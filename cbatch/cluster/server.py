@@ -1,11 +1,12 @@
 """Servers behind a router, with the interface of one `Server`."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cbatch.arrivals import Arrivals, listed
 from cbatch.cluster.cluster import Cluster
 from cbatch.cluster.routers import Router
+from cbatch.cluster.scaling import Scaling
 from cbatch.policy import Policy, copy_policy
 from cbatch.request import Request
 from cbatch.server import Server
@@ -15,7 +16,7 @@ from cbatch.server import Server
 class ReplicatedServer:
     """Serves like a `Server`, on one server per replica behind a router. Each replica has a copy of the policy.
 
-    router: copied for each run. pools, staleness: see `Cluster`. cluster: `LiveCluster` where time is real.
+    router: copied for each run, as the autoscaler of `scaling`. cluster: `LiveCluster` where time is real. The others: see `Cluster`.
     """
 
     servers: Sequence[Server]
@@ -23,6 +24,8 @@ class ReplicatedServer:
     pools: Sequence[str] = ()
     staleness: float = 0.0
     cluster: Callable[..., Cluster] = Cluster
+    scaling: Scaling | None = None
+    prices: Sequence[float] = ()
 
     def engine(
         self,
@@ -38,7 +41,10 @@ class ReplicatedServer:
         engines = [
             server.engine(own, asynchronous=asynchronous) for server, own in zip(self.servers, policies, strict=True)
         ]
-        cluster = self.cluster(engines, copy_policy(self.router, "router"), self.pools, self.staleness)
+        scaling, router = self.scaling, copy_policy(self.router, "router")
+        if scaling is not None:
+            scaling = replace(scaling, autoscaler=copy_policy(scaling.autoscaler, "autoscaler"))
+        cluster = self.cluster(engines, router, self.pools, self.staleness, scaling, self.prices)
         cluster.attach(listed(requests))
         return cluster
 

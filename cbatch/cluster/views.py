@@ -7,6 +7,7 @@ router     at t reads the reports with at <= t - staleness, and counts its own r
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import StrEnum
 from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
@@ -18,14 +19,24 @@ from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
 from cbatch.kv import BlockHash
 from cbatch.kv.hashes import prompt_hashes
+from cbatch.limits import Limits
 from cbatch.request import Ints, Request
+
+
+class Phase(StrEnum):
+    """Of a replica's life: see `scaling`."""
+
+    CLOSED = "closed"
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
 
 
 class Report(NamedTuple):
     """The state of a replica at one time.
 
     at: seconds. ids: the admitted requests, [admitted]. computed: `lag` more than the tokens in the KV cache of each.
-    num_free: free KV blocks. ended: ids of the requests that have ended since the report before.
+    num_free: free KV blocks. ended: ids of the requests that have ended since the report before, and their output tokens.
     changed: the block hashes that the prefix cache has gained (True) or lost since the report before.
     """
 
@@ -34,7 +45,7 @@ class Report(NamedTuple):
     computed: Ints
     lag: int
     num_free: int
-    ended: Sequence[int] = ()
+    ended: Sequence[tuple[int, int]] = ()
     changed: Mapping[BlockHash, bool] = MappingProxyType({})
 
 
@@ -43,11 +54,11 @@ class Reporter:
 
     def __init__(self, engine: Engine, view: "ReplicaView") -> None:
         self._state, self._view, self._post = engine.state, view, view.post
-        self._ended: list[int] = []
+        self._ended: list[tuple[int, int]] = []
         self._cursor: int | None = None  # in the log of the prefix cache's changes
 
     def ended(self, request: Request) -> None:
-        self._ended.append(request.id)
+        self._ended.append((request.id, request.num_output_tokens))
 
     def changed(self, changes: Sequence[tuple[float, int]]) -> None:
         """changes: seconds and KV blocks in use, after each of several decodes of the same batch, or after one change of any kind."""
@@ -88,13 +99,20 @@ class ReplicaView:
 
     pool: name of its pool. num_blocks, block_size: size of its KV cache. max_tokens: of the longest request that it can serve.
     at: seconds; when the newest report that has reached the router was posted, 0 before the first.
-    num_free: free KV blocks. cost: predicts the seconds of iterations there, as for policies.
+    num_free: free KV blocks. limits: of its iterations. cost: predicts the seconds of iterations there, as for policies.
+    price: US dollars per hour of its GPUs; None: unknown. phase: of its life.
+    num_ended, ended_prompt_tokens, ended_output_tokens: of the requests that have ended there.
     follows_cache: whether the router has asked what is cached; reports name the changes from then on.
     """
 
-    def __init__(self, pool: str, num_blocks: int, block_size: int, max_tokens: int, cost: CostModel) -> None:
+    def __init__(
+        self, pool: str, num_blocks: int, block_size: int, limits: Limits, cost: CostModel, price: float | None = None
+    ) -> None:
         self.pool, self.num_blocks, self.block_size, self.cost = pool, num_blocks, block_size, cost
-        self.max_tokens = min(max_tokens, num_blocks * block_size + 1)  # the last token never enters the KV cache
+        self.limits, self.price, self.phase = limits, price, Phase.READY
+        self.num_ended = self.ended_prompt_tokens = self.ended_output_tokens = 0
+        longest = num_blocks * block_size + 1  # the last token never enters the KV cache
+        self.max_tokens = min(limits.max_request_tokens, longest)
         self.at, self.num_free = 0.0, num_blocks
         self._posted: deque[Report] = deque()  # and not read yet
         self._sent: dict[int, tuple[Request, int]] = {}  # unfinished, with the tokens found in the cache when sent
@@ -212,8 +230,11 @@ class ReplicaView:
         while self._posted and self._posted[0].at <= latest:
             self._report = report = self._posted.popleft()
             self.at, self.num_free = report.at, report.num_free
-            for id_ in report.ended:
+            for id_, num_output_tokens in report.ended:
                 request, _ = self._sent.pop(id_)
+                self.num_ended += 1
+                self.ended_prompt_tokens += request.num_prompt_tokens
+                self.ended_output_tokens += num_output_tokens
                 self._add(request, -1)
                 ended.append((report.at, id_, request))
             for block_hash, held in report.changed.items():
@@ -231,11 +252,15 @@ class ReplicaView:
 
 
 class ClusterView(Sequence[ReplicaView]):
-    """All replicas. now: seconds; when the request to route has arrived."""
+    """All replicas, in whatever phase.
+
+    now: seconds; when the request to route has arrived, or the autoscaler is asked. num_arrived: requests routed until then.
+    """
 
     def __init__(self, replicas: Sequence[ReplicaView], staleness: float) -> None:
         """staleness: seconds from the posting of a report until the router can read it."""
         self._replicas, self._staleness, self.now = replicas, staleness, 0.0
+        self.num_arrived = 0
 
     def __getitem__(self, index: int) -> ReplicaView:  # type: ignore[override]
         return self._replicas[index]
@@ -247,8 +272,9 @@ class ClusterView(Sequence[ReplicaView]):
         return iter(self._replicas)
 
     def fitting(self, request: Request) -> list[int]:
-        """Returns the indices of the replicas that can serve the request."""
-        return [index for index, replica in enumerate(self._replicas) if replica.fits(request)]
+        """Returns the indices of the replicas that are ready and can serve the request."""
+        ready, replicas = Phase.READY, enumerate(self._replicas)
+        return [index for index, replica in replicas if replica.phase is ready and replica.fits(request)]
 
     def update(self, now: float) -> list[Request]:
         """Reads the reports that have become known by `now`; returns the requests that have ended, in this order. For the cluster."""

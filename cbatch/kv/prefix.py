@@ -163,6 +163,13 @@ class PrefixPool(SharingPool):
         self.num_hashed = np.concatenate([self.num_hashed, np.zeros(num_rows - len(self.room), np.int64)])
         super().grow(num_rows)
 
+    def clear(self) -> None:
+        """Forgets the content of all cached blocks, which are not counted as evicted."""
+        num_evicted = self.num_evicted
+        while self._cached:
+            self._blank.append(self._evict())
+        self.num_evicted = num_evicted
+
     def _find(self, hashes: Iterable[BlockHash]) -> NDArray[np.int32]:
         return np.fromiter(map(self._blocks.__getitem__, hashes), np.int32)
 

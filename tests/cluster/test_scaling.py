@@ -1,0 +1,194 @@
+"""Replicas that come and go: the phases of their lives, what they are paid for, and that no request is lost."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedules import make_engine
+from test_live_cluster import asked, replica
+from tiny_models import LLAMA, greedy_references
+
+from cbatch import Limits, Request
+from cbatch.arrivals import Listed
+from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LiveCluster, Phase, Scaling
+from cbatch.errors import ConfigError, PolicyError
+from policies.orca import Orca
+
+POOLS = ("a", "a", "b", "a", "b")
+
+
+class Scripted:
+    """Wants what the script says at each tick, and after its end what it wanted last; notes what it is shown."""
+
+    def __init__(self, script: Sequence[Mapping[str, int] | int]) -> None:
+        self.script, self.seen = [*script], list[tuple[float, list[Phase], list[int]]]()
+
+    def wanted(self, view: ClusterView) -> Mapping[str, int] | int:
+        self.seen.append((view.now, [part.phase for part in view], [part.num_unfinished for part in view]))
+        return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+
+class Notes(LeastLoaded):
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, list[Phase], list[int]]] = []
+
+    def choose(self, request: Request, view: ClusterView) -> int:
+        ready = [place for place, part in enumerate(view) if part.phase is Phase.READY]
+        assert view.fitting(request) == ready
+        self.seen.append((view.now, [part.phase for part in view], [part.num_unfinished for part in view]))
+        return super().choose(request, view)
+
+
+def cluster_of(
+    pools: Sequence[str], script: Sequence[Mapping[str, int] | int], staleness: float = 0.0, **scaling: Any
+) -> Cluster:
+    engines = [make_engine(Orca(), Limits(2, 100, 100), num_blocks=100) for _ in pools]
+    how = {"tick": 4.0, "start_seconds": 3.0, "down_after": 0.0, **scaling}
+    return Cluster(engines, Notes(), pools, staleness, Scaling(Scripted(script), **how))
+
+
+def serve(cluster: Cluster, arrivals: Sequence[tuple[float, int]]) -> list[Request]:
+    """arrivals: time and output tokens, one second each."""
+    requests = [Request(id_, 4, tokens, arrival_time=time) for id_, (time, tokens) in enumerate(arrivals)]
+    cluster.attach(Listed(requests))
+    cluster.run()
+    return requests
+
+
+counts = st.fixed_dictionaries({"a": st.integers(0, 4), "b": st.integers(0, 3)})
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    script=st.lists(counts, min_size=1, max_size=12),
+    arrivals=st.lists(st.tuples(st.integers(0, 120).map(lambda n: n / 2), st.integers(1, 12)), min_size=1, max_size=40),
+    staleness=st.sampled_from([0.0, 5.0]),
+    how=st.fixed_dictionaries(
+        {
+            "start_seconds": st.sampled_from([0.0, 3.0, 9.0]),
+            "up_after": st.sampled_from([0.0, 8.0]),
+            "down_after": st.sampled_from([0.0, 8.0]),
+            "least": st.integers(1, 2),
+        }
+    ),
+)
+def test_lives_are_whole_and_no_request_is_lost(
+    script: list[Mapping[str, int]], arrivals: list[tuple[float, int]], staleness: float, how: dict[str, Any]
+) -> None:
+    """Each request is served to its end, in one life of its replica: sent while it is ready, over before it closes."""
+    cluster, again = (cluster_of(POOLS, script, staleness, **how) for _ in range(2))
+    requests = serve(cluster, sorted(arrivals))
+    lives = cluster.record.lives
+    for life in lives:
+        assert life.ready in (life.asked + how["start_seconds"], life.asked, inf)
+        assert life.ready <= life.draining <= life.closed or (life.ready == life.draining == inf)
+    for place in range(len(POOLS)):
+        own = [life for life in lives if life.replica == place]
+        assert all(before.closed <= after.asked for before, after in pairwise(own))
+    for request in requests:
+        assert request.num_output_tokens == request.max_new_tokens and request.finished_at is not None
+        (life,) = (
+            life
+            for life in lives
+            if life.replica == cluster.replica_of[request.id] and life.ready <= request.arrival_time < life.draining
+        )
+        assert request.finished_at <= life.closed
+    assert isinstance(cluster.router, Notes)
+    for _, phases, _ in cluster.router.seen:
+        for pool, most in (("a", 3), ("b", 2)):
+            num_ready = sum(phase is Phase.READY for phase, name in zip(phases, POOLS, strict=True) if name == pool)
+            assert min(how["least"], most) <= num_ready <= most
+    serve(again, sorted(arrivals))
+    assert again.record.lives == lives and again.record.steps == cluster.record.steps
+
+
+def test_a_life_by_hand() -> None:
+    """Ticks at 4, 8, ...; a start takes 3 s. Replica 1 ends at 19 the request that it was sent at 8, and closes then."""
+    cluster = cluster_of(["", ""], [1, 2, 2, 1, 1, 2, 1])
+    serve(cluster, [(0.0, 30), (1.0, 30), (8.0, 11), (20.5, 2), (23.0, 1), (40.0, 1)])
+    lives = [(life.replica, life.asked, life.ready, life.draining, life.closed) for life in cluster.record.lives]
+    assert lives == [(0, 0.0, 0.0, inf, inf), (1, 4.0, 7.0, 12.0, 19.0), (1, 20.0, 23.0, 24.0, 24.0)]
+    assert cluster.replica_of == {0: 0, 1: 0, 2: 1, 3: 0, 4: 1, 5: 0}
+
+
+def test_an_unfinished_start_is_given_up_first() -> None:
+    """At 8 s the replica that was asked for at 4 s goes, although the older one is as idle; it was never ready."""
+    cluster = cluster_of(["", ""], [1, 2, 1], start_seconds=10.0)
+    serve(cluster, [(0.0, 1), (20.0, 1)])
+    (_, given_up) = cluster.record.lives
+    assert (given_up.asked, given_up.ready, given_up.draining, given_up.closed) == (4.0, inf, inf, 8.0)
+
+
+def test_stabilisation_delays_as_published() -> None:
+    """Load rises at 0 s, tick of 30 s, stabilised for 240 s, loaded in 240 s: ready at 510 s."""
+    cluster = cluster_of(["", ""], [1, 2], tick=30.0, start_seconds=240.0, up_after=240.0)
+    serve(cluster, [(0.0, 1), (600.0, 1)])
+    assert [(life.asked, life.ready) for life in cluster.record.lives] == [(0.0, 0.0), (270.0, 510.0)]
+    down = cluster_of(["", ""], [2, 1, 2, 1], tick=30.0, down_after=240.0)
+    serve(down, [(0.0, 1), (600.0, 1)])
+    assert [life.draining for life in down.record.lives] == [inf, 330.0], "60 s is the last time that two were wanted"
+
+
+def test_a_router_with_old_reports_sends_nothing_to_what_drains() -> None:
+    """At 4.5 s the router still counts the request that ended at 3 s on replica 1, which has drained and closed at 4 s."""
+    cluster = cluster_of(["", ""], [2, 1], staleness=5.0)
+    serve(cluster, [(0.0, 30), (1.0, 2), (4.5, 1), (9.0, 1)])
+    assert isinstance(cluster.router, Notes)
+    seen = {at: (phases[1], unfinished[1]) for at, phases, unfinished in cluster.router.seen}
+    assert seen[4.5] == (Phase.CLOSED, 1) and seen[9.0] == (Phase.CLOSED, 0)
+    assert cluster.replica_of == {0: 0, 1: 1, 2: 0, 3: 0}
+    assert cluster.record.lives[1].closed == 4.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (2, r"autoscaler Scripted, 0 s: wanted\(\) returned 2; return the number of replicas of each pool: a, b"),
+        ({"a": 1}, r"wanted\(\) returned {'a': 1}; return the number of replicas of each pool: a, b"),
+        ({"a": 1, "b": 1.5}, r"wanted\(\) returned {'a': 1, 'b': 1.5}"),
+    ],
+)
+def test_answers_that_are_no_numbers_of_replicas_are_named(answer: Any, says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        cluster_of(["a", "b"], [answer])
+
+
+def test_scaling_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"autoscale: Orca has no method wanted\(view\)"):
+        Scaling(Orca())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="need tick above 0"):
+        Scaling(Scripted([1]), tick=0.0)
+
+
+class ToLatest:
+    def choose(self, request: Request, view: ClusterView) -> int:
+        return view.fitting(request)[-1]
+
+
+class UntilHalf:
+    """Two replicas from 0.1 s until half of the requests have arrived."""
+
+    def wanted(self, view: ClusterView) -> int:
+        return 2 if view.now > 0 and view.num_arrived < 4 else 1
+
+
+def test_a_live_replica_starts_and_drains() -> None:
+    """With real tokens: the second replica serves some requests in its life, and none outside."""
+    requests = asked(0, 0.3, 0.35, 0.4, 0.6, 0.9, 1.2, 1.2)
+    how = Scaling(UntilHalf(), tick=0.1, start_seconds=0.1, down_after=0.0)
+    cluster = LiveCluster([replica(Orca()), replica(Orca())], ToLatest(), scaling=how)
+    cluster.attach(Listed(requests))
+    try:
+        cluster.run()
+    finally:
+        cluster.executor.close()
+    assert [request.output for request in requests] == [reference.output for reference in greedy_references(LLAMA)[:8]]
+    life = next(life for life in cluster.record.lives if life.replica == 1)
+    assert 0.1 <= life.asked < life.ready < life.draining <= life.closed < inf
+    own = [request for request in requests if cluster.replica_of[request.id] == 1]
+    assert own and all(life.ready <= request.arrival_time + 0.2 for request in own)
+    assert max(request.finished_at or inf for request in own) <= life.closed
