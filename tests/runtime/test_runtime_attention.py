@@ -99,3 +99,18 @@ def test_chunks_are_picked_out_of_all_rows(lengths: list[tuple[int, int]], spare
         )
         assert rows.context_lens[place] == batch.context_lens[row]
         assert rows.block_tables[place].equal(batch.block_tables[row])
+
+
+def test_chunks_see_the_mask_of_sarathis_fig_6() -> None:
+    """A chunk's queries see all tokens before the chunk and, within it, those up to themselves. Values name their positions."""
+    seen = []
+    for begin, end in ((0, 3), (3, 6), (6, HEAD_DIM)):
+        keys, values, batch, _ = paged_batch([(end - begin, end)], 3, 1, np.random.default_rng(0))
+        places = torch.arange(end)
+        indices = batch.block_tables[0, places // 3].long() * 3 + places % 3
+        values.flatten(0, 1)[indices, 0] = torch.eye(HEAD_DIM)[:end]
+        output = ReferenceAttention()(
+            torch.ones(end - begin, 1, HEAD_DIM), keys, values, batch, Extents(3, HEAD_DIM, 1), scaling=SCALING
+        )
+        seen.append(output[:, 0] > 0)
+    assert torch.equal(torch.cat(seen), torch.ones(HEAD_DIM, HEAD_DIM).tril().bool())
