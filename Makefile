@@ -36,6 +36,7 @@ test-nightly: $(INSTALLED) model
 	$(BIN)/python -m pytest tests/runtime/test_runtime_model.py --compiler=inductor
 	$(BIN)/python -m pytest tests/core/test_leaps.py --workloads=1000 -n $(WORKERS)
 	$(BIN)/python -m pytest tests/core/test_belady.py --workloads=500
+	$(BIN)/python -m pytest tests/workloads/test_sessions.py --sessions=5000
 	$(BIN)/python -m pytest tests/core/test_cancellations.py --cancellations=1000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/store/test_run_machine.py --workloads=96

@@ -83,6 +83,7 @@ def pytest_sessionfinish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=5, help="of each steady policy (test_leaps.py)")
     parser.addoption("--cancellations", type=int, default=5, help="of each policy and mode (test_cancellations.py)")
+    parser.addoption("--sessions", type=int, default=24, help="whose tokens are compared (test_sessions.py)")
     parser.addoption("--schedules", type=int, default=24, help="random schedules to draw (test_random_schedules.py)")
     parser.addoption("--repetitions", type=int, default=6, help="of each interval (test_coverage.py)")
     parser.addoption("--instances", type=int, default=16, help="tiny instances to solve exactly (test_bounds.py)")
@@ -111,5 +112,7 @@ def _value_of(option: str) -> Any:
     return pytest.fixture(lambda pytestconfig: pytestconfig.getoption(option))
 
 
-num_workloads, num_cancellations, num_repetitions = map(_value_of, ("--workloads", "--cancellations", "--repetitions"))
+num_workloads, num_cancellations, num_repetitions, num_sessions = map(
+    _value_of, ("--workloads", "--cancellations", "--repetitions", "--sessions")
+)
 num_runs, golden, draw = map(_value_of, ("--runs", "--golden", "--draw"))

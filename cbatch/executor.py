@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.cost import BatchShape, CostModel
-from cbatch.kv import BlockPool
+from cbatch.kv import BlockPool, Copies
 from cbatch.request import Ints, Request
 from cbatch.request_table import ONE, RequestTable
 
@@ -33,6 +33,7 @@ class Step:
     num_batch_tokens: tokens of the batch. num_decode_tokens: number of requests with only their newest token left.
     pad_to: number of tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. They are live: an executor reads them inside `launch` and never later.
+    copies: of KV blocks between host memory and device, before the iteration; None: none.
     known_shape, known_seconds: `shape()` and `seconds()`, if already known.
     """
 
@@ -49,6 +50,7 @@ class Step:
     table: RequestTable
     pool: BlockPool
     note: str = ""
+    copies: Copies | None = None
     known_shape: BatchShape | None = None
     known_seconds: float | None = None
 
@@ -57,7 +59,7 @@ class Step:
         _, num_decodes, context, num_padding, num_shared = self.shape()
         shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding, num_shared)
         index, start = self.index + num_times, self.start + num_times
-        return replace(self, index=index, start=start, known_shape=shape, known_seconds=None)
+        return replace(self, index=index, start=start, copies=None, known_shape=shape, known_seconds=None)
 
     def seconds(self, cost: CostModel) -> float:
         """Returns the predicted seconds; calls the cost model once."""
@@ -95,6 +97,21 @@ class CopyTimes(NamedTuple):
     download_ended: float
 
 
+class BlockCopies(NamedTuple):
+    """The copies of KV blocks between host memory and device before an iteration; seconds on the executor's clock.
+
+    num_out, num_back: blocks copied to the host, and from it. waited: seconds for which the iteration's start waited for the copies.
+    In a pipeline, the times are those of the first stage.
+    """
+
+    iteration: int
+    num_out: int
+    num_back: int
+    started: float
+    ended: float
+    waited: float
+
+
 StageSpans = tuple[tuple[float, float], ...]
 """When each pipeline stage began and ended its part of an iteration; seconds on the executor's clock."""
 
@@ -107,6 +124,7 @@ class StepResult(NamedTuple):
     copies: None if nothing is copied, or if copy timing is off.
     num_computed_tokens: tokens of the computed shape, including padding, such as a captured graph's; None: `Step.pad_to`.
     stages: None for a single stage, and in simulation, which keeps its own accounts of stages.
+    blocks: None without `Step.copies`.
     """
 
     tokens: Tokens | None
@@ -115,6 +133,7 @@ class StepResult(NamedTuple):
     copies: CopyTimes | None = None
     num_computed_tokens: int | None = None
     stages: StageSpans | None = None
+    blocks: BlockCopies | None = None
 
 
 Turn = tuple[float, float, Any, float]

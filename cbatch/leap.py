@@ -24,7 +24,7 @@ MOST = 512
 
 def foresee(latest: InFlight | None, state: State, num_in_flight: int, ends: bool) -> list[int]:
     """Implements `Engine.foresee`. latest: the latest turn's iteration, if its plan is of decodes alone."""
-    if latest is None or state.latest is None:
+    if latest is None or state.latest is None or latest.step.copies is not None:
         return []
     if state.cache is not None and not state.cache.is_steady(bool(state.waiting)):
         return []
@@ -50,7 +50,7 @@ def num_repeats(step: Step, state: State, num_in_flight: int) -> int:
 def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
     """Returns the KV blocks in use after each of `num_iterations` iterations that repeat this one, while there are enough.
 
-    With a prefix cache and waiting requests, the iterations end before a cached block is taken.
+    With a prefix cache and waiting requests, or with host memory for the cache, the iterations end before a cached block is taken.
     """
     pool, rows = state.pool, step.rows
     # requests, by the iteration in which each takes its next block
@@ -59,7 +59,8 @@ def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
     for iteration in range(pool.block_size, num_iterations):
         taken[iteration] += taken[iteration - pool.block_size]
     used = list(accumulate(taken, initial=pool.num_used))
-    num_kept = state.cache.pool.num_cached if state.cache is not None and state.waiting else 0
+    cached = state.cache.pool if state.cache is not None else None
+    num_kept = cached.num_cached if cached is not None and (state.waiting or cached.host.num_slots) else 0
     return used[1 : bisect_right(used, pool.num_blocks - num_kept)]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.executor import CopyTimes, StageSpans, Step, StepResult
+from cbatch.executor import BlockCopies, CopyTimes, StageSpans, Step, StepResult
 from cbatch.request import Ints, Request
 
 
@@ -86,6 +86,7 @@ class RunRecord:
         self.receivers: list[Ints] = []  # ids of the requests that received a token, of each step
         self.copies: list[CopyTimes] = []  # of each step, if the executor times copies
         self.stages: list[StageSpans] = []  # of each step, if a pipeline computed real tokens
+        self.blocks: list[BlockCopies] = []  # between host memory and device, of the steps with such copies
         self.replicas: list[int] = []  # that computed each step, if there are several
         self.replica_of: dict[int, int] = {}  # the replica of each request, by the request's id, if there are several
         self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are pools
@@ -115,6 +116,8 @@ class RunRecord:
             self.copies.append(result.copies)
         if result.stages is not None:
             self.stages.append(result.stages)
+        if result.blocks is not None:
+            self.blocks.append(result.blocks)
         return record
 
     def add_step(self, step: StepRecord, receivers: Ints) -> None:
@@ -130,6 +133,7 @@ class RunRecord:
             setattr(taken, name, kept[first:])
             del kept[:-1]
         taken.requests, self.requests[:] = self.requests[:], ()
+        taken.blocks, self.blocks[:] = self.blocks[:], ()
         self._num_taken = len(self.steps)
         return taken
 

@@ -64,7 +64,7 @@ def _of_spec(name: str) -> Any:
 _PLACE = ("__weakref__", "_arrival_time", "_spec", "prefix", "row", "status", "table")
 _TIMES_AND_REASONS = ("admitted_at", "finish_reason", "finished_at", "reject_reason")
 _COUNTS = ("num_cached_again", "num_cached_tokens", "num_output_tokens", "num_preemptions", "num_recomputed_tokens")
-_LOST = ("num_lost_tokens", "_lost_to", "_resumed_at")
+_LOST = ("num_host_tokens", "num_lost_tokens", "_lost_to", "_resumed_at")
 _OUTPUT = ("output", "token_times")
 
 
@@ -78,7 +78,7 @@ class Request:
     admitted_at, finished_at: seconds of the first admission and of the end; None before.
     num_lost_tokens: tokens of KV cache lost by preemptions. Of these, num_recomputed_tokens were computed again, counted at the next
         preemption or end, and num_cached_again were found in the prefix cache; the others were not needed any more.
-    num_cached_tokens: tokens that the prefix cache held at the first admission.
+    num_cached_tokens: tokens that the prefix cache held at the first admission; of these, num_host_tokens in host memory.
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
     """
 
@@ -130,7 +130,7 @@ class Request:
         self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
         self.num_output_tokens = self.num_preemptions = self.num_recomputed_tokens = 0
-        self.num_cached_tokens = self.num_cached_again = self.num_lost_tokens = 0
+        self.num_cached_tokens = self.num_host_tokens = self.num_cached_again = self.num_lost_tokens = 0
         self._lost_to = self._resumed_at = (
             0  # tokens computed before a preemption at most, and found at the latest admission
         )

@@ -55,6 +55,7 @@ class Server:
             self.cost,
             num_blocks=self.kv.num_blocks,
             block_size=self.kv.block_size,
+            num_host_blocks=self.kv.num_host_blocks,
             asynchronous=self.asynchronous if asynchronous is None else asynchronous,
             patience=self.patience,
             prefix_cache=copy_policy(self.prefix_cache, "eviction"),

@@ -141,6 +141,7 @@ class State(Queues):
             note=plan.note,
         )
         if self.cache is not None:
+            step.copies = self.cache.pool.host.take_copies()
             step.shape()  # shared blocks change later
         table.computed[rows] = end
         table.scheduled_at[rows] = table.iteration

@@ -54,10 +54,11 @@ class Turns:
         asynchronous: bool = True,
         patience: Patience = PATIENCE,
         prefix_cache: Eviction | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         """
         Args:
-            num_blocks, block_size: size of the KV cache, and tokens per block.
+            num_blocks, block_size, num_host_blocks: see `KVSize`.
             asynchronous: keep `executor.num_stages` iterations in flight while another one is planned; else one fewer.
             prefix_cache: the eviction of the prefix cache; None: no prefix cache.
         """
@@ -68,7 +69,8 @@ class Turns:
         table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
         size = (num_blocks, block_size, rows, limits.max_request_tokens)
         kind = BlockPool if executor.needs_tokens else CountingPool
-        self.state = State(table, kind(*size) if prefix_cache is None else PrefixPool(*size, prefix_cache))
+        cache = None if prefix_cache is None else PrefixPool(*size, prefix_cache, num_host_blocks)
+        self.state = State(table, cache or kind(*size))
         self.record = RunRecord()
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
@@ -83,6 +85,7 @@ class Turns:
         self.leaps = True
         self._ended: list[Request] = []  # and not returned by a turn yet
         self._empty_plan = Plan()
+        self.seconds_copying = 0.0  # for which iterations waited for copies of KV blocks
         self.observer: Observer | None = None  # of a cluster
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self.on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
@@ -217,6 +220,7 @@ class Turns:
             waited_at = self.executor.now()
         result = self.executor.wait(launched.handle)
         received_at = self.executor.now()
+        self.seconds_copying += result.blocks.waited if result.blocks is not None else 0.0
         absorbed = self.state.absorb(step, result.tokens, received_at)
         record = self.record.add(launched, result, waited_at, received_at, self.executor.now(), absorbed.receivers)
         if self._on_tokens is not ignore and len(absorbed.receivers):

@@ -162,6 +162,7 @@ def _result_of(
         **_limits_of(run),
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
+        "host": _host_figures(run) if run.kv.num_host_blocks else None,
         "num_replicas": len(caches),
         "dollars_per_hour": run.dollars_per_hour,
         "machines": None
@@ -183,6 +184,17 @@ def _result_of(
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
     return Result(record, gathered, {**about, **origin, **measured}, measures, lower, tables)
+
+
+def _host_figures(run: Run) -> dict[str, float]:
+    """Returns the bytes copied between the KV caches and host memory, and the seconds for which iterations waited for them."""
+    engines, block_bytes = run.engine.engines, run.kv.block_size * run.settings.model.kv_bytes_per_token
+    tiers = [engine.state.cache.pool.host for engine in engines if engine.state.cache]
+    return {
+        "bytes_out": block_bytes * sum(tier.num_out for tier in tiers),
+        "bytes_back": block_bytes * sum(tier.num_back for tier in tiers),
+        "waited_seconds": sum(engine.seconds_copying for engine in engines),
+    }
 
 
 def _limits_of(run: Run) -> dict[str, Any]:

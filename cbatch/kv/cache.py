@@ -92,18 +92,25 @@ class PrefixCache:
         num_tokens: tokens found when the plan was checked, [requests].
         """
         self.pool.now, self._planned_version = now, self.pool.version
-        for place in map(requests.index, newcomers):
-            self._admit(requests[place], num_tokens.item(place))
+        found = [self._admit(requests[place], num_tokens.item(place)) for place in map(requests.index, newcomers)]
+        if len(self.pool.host):
+            for request, hashes in zip(newcomers, found, strict=True):  # after all that is found on the device is held
+                self.pool.load(request.row, hashes)
 
-    def _admit(self, request: Request, num_tokens: int) -> None:
+    def _admit(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
         pool, prefix, number = self.pool, request.prefix, num_tokens // self.pool.block_size
-        hashes = prefix.hashes(request.num_known // pool.block_size)[:number]  # makes all hashes of the prompt
-        pool.share(request.row, hashes)
+        hashes: Sequence[BlockHash] = prefix.hashes(request.num_known // pool.block_size)[
+            :number
+        ]  # makes all hashes of the prompt
+        on_device = pool.num_on_device(hashes) if len(pool.host) else number
+        pool.share(request.row, hashes[:on_device])
+        pool.host.hold(hashes[on_device:])
         if request.num_preemptions:
             request.resume(num_tokens)
         else:
-            request.num_cached_tokens = num_tokens
+            request.num_cached_tokens, request.num_host_tokens = num_tokens, (number - on_device) * pool.block_size
         call(pool.eviction, "on_admit", request, hashes, pool.now)
+        return hashes
 
     def register(self, requests: Sequence[Request], rows: Ints, num_tokens: Ints) -> None:
         """Hashes the full blocks of a step's requests. num_tokens: tokens that are known and computed after this step, [rows]."""

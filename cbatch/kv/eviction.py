@@ -37,6 +37,8 @@ class Eviction:
     The pool requests keys only when it must evict a block, and only for leaves: blocks without a cached successor. It evicts the
     block with the smallest key; among equal keys, the block released longest ago. A key may depend only on its `CachedBlock`, and is
     requested once per release. While `dynamic` is true, keys may depend on anything, and are requested before each eviction.
+
+    With host memory for the cache, an evicted block goes there if `keeps` returns true; otherwise its content is lost.
     """
 
     dynamic = False
@@ -44,6 +46,10 @@ class Eviction:
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[Any]:
         """Returns a number, or a tuple of numbers, for each block. now: seconds of the current iteration."""
         return [0] * len(blocks)
+
+    def keeps(self, block: CachedBlock, now: float) -> bool:
+        """Returns whether an evicted block is copied to host memory, unless it is there. If not, blocks that follow it there are lost."""
+        return True
 
     def on_submit(self, request: Request, hashes: Sequence[BlockHash]) -> None:
         """Called when a request will arrive. hashes: of its prompt's full blocks; it finds at most blocks before its last token."""

@@ -27,10 +27,11 @@ def blocks_lacking(num_tokens: int, num_held: int, block_size: int) -> int:
 
 
 class KVSize(NamedTuple):
-    """Size of a KV cache: blocks, and tokens per block."""
+    """Size of a KV cache: blocks, tokens per block, and blocks in host memory, for what a prefix cache evicts."""
 
     num_blocks: int
     block_size: int
+    num_host_blocks: int = 0
 
     @property
     def num_tokens(self) -> int:

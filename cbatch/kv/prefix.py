@@ -10,6 +10,7 @@ A full block gets a *hash* of its content and of all preceding blocks, so that a
 Blocks of equal content that are computed at the same time are all kept. The pool knows no tokens: `hashes` makes the hashes.
 """
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, KeysView, Sequence
 from heapq import heappop, heappush
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from cbatch.errors import PolicyError
 from cbatch.kv.changes import Changes
 from cbatch.kv.eviction import BlockHash, CachedBlock, Eviction, call
+from cbatch.kv.host import HostTier
 from cbatch.kv.sharing import SharingPool
 
 
@@ -36,14 +38,20 @@ class PrefixPool(SharingPool):
 
     num_hashed: int64 [rows], number of leading blocks in each row that have hashes.
     version: changes with the set of hashes. now: seconds, set by the owner for `Eviction`.
-    changes: a log of hashes registered or removed.
+    changes: a log of hashes registered or removed. host: what is evicted goes there, and is found there.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int, eviction: Eviction
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_rows: int,
+        max_tokens_per_request: int,
+        eviction: Eviction,
+        num_host_blocks: int = 0,
     ) -> None:
         super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)
-        self.eviction = eviction
+        self.eviction, self.host = eviction, HostTier(num_host_blocks)
         self.num_hashed = np.zeros(num_rows, np.int64)
         self.version = self.num_evicted = 0
         self.changes = Changes(4 * num_blocks)
@@ -59,13 +67,14 @@ class PrefixPool(SharingPool):
         self._released, self._holder_tokens = np.zeros((2, num_blocks), np.int64)
         self._released_at = np.zeros(num_blocks)
         self._clock = 1  # numbers registrations and releases
-        self._in_order = type(eviction).keys is Eviction.keys  # of release
+        self._keeps_all = type(eviction).keeps is Eviction.keeps
+        self._in_order = type(eviction).keys is Eviction.keys and self._keeps_all  # of release
         self._heap: list[tuple[Any, int, int, int]] = []  # (key, released, block, ranking) of leaves
         self._ranking = np.zeros(num_blocks, np.int64)  # of each block's latest entry; earlier entries are out of date
         self._unranked: dict[int, None] = {}  # blocks that may have become leaves since the last eviction
 
     def __contains__(self, block_hash: BlockHash) -> bool:
-        return block_hash in self._blocks
+        return block_hash in self._blocks or block_hash in self.host
 
     @property
     def hashes(self) -> KeysView[BlockHash]:
@@ -78,20 +87,34 @@ class PrefixPool(SharingPool):
 
     def num_in_use(self, hashes: Iterable[BlockHash]) -> int:
         """Returns how many blocks with these cached hashes are live or retiring, so that sharing them takes no free block."""
-        blocks = self._find(hashes)
+        blocks = self._find(filter(self._blocks.__contains__, hashes) if len(self.host) else hashes)
         return int(np.count_nonzero(self.live[blocks] + self.leaving[blocks]))
 
     def num_gained(self, rows: Iterable[int], newcomers: Iterable[Iterable[BlockHash]] = ()) -> int:
         """Returns the free blocks gained if these rows are released at once and newcomers then share the blocks with these hashes."""
         held = Counter(chain.from_iterable(self.tables[row, : self.held_by(row)].tolist() for row in rows))
         freed = {block for block, number in held.items() if self.live[block] + self.leaving[block] == number}
-        shared = self._find({*chain.from_iterable(newcomers)})
-        num_free = len(shared) - int(np.count_nonzero(self.live[shared] + self.leaving[shared]))
+        found = {*chain.from_iterable(newcomers)}
+        shared = self._find(found & self._blocks.keys() if len(self.host) else found)
+        num_free = len(found) - int(np.count_nonzero(self.live[shared] + self.leaving[shared]))
         return len(freed) - num_free - len(freed.intersection(shared.tolist()))
 
+    def num_on_device(self, hashes: Sequence[BlockHash]) -> int:
+        """Returns how many of these hashes of successive blocks the device has: the first ones."""
+        return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._blocks)
+
+    def load(self, row: int, hashes: Sequence[BlockHash]) -> None:
+        """Completes the table of a row by the blocks that have these hashes, and that only the host has but for earlier calls."""
+        number = self.num_on_device(hashes)
+        self.share(row, hashes[self.held_by(row) : number])
+        if number < len(hashes):
+            self.extend(row, len(hashes) - number)
+            self.host.read(hashes[number:], self.tables[row, number : len(hashes)].tolist())
+            self.register(row, hashes, len(hashes))
+
     def share(self, row: int, hashes: Sequence[BlockHash]) -> None:
-        """Fills the table of an empty row with the blocks that have these hashes."""
-        blocks = self._find(hashes)
+        """Appends the blocks that have these hashes to the table of a row, which holds the blocks before them."""
+        first, blocks = self.held_by(row), self._find(hashes)
         unused = blocks[self.live[blocks] == 0]
         for block in unused[self.leaving[unused] == 0].tolist():
             del self._cached[block]
@@ -100,9 +123,9 @@ class PrefixPool(SharingPool):
         self.live[blocks] += 1
         self._num_repeated += len(blocks) - len(unused)
         self._num_uses[blocks] += 1
-        self.tables[row, : len(blocks)] = blocks
-        self.room[row] = len(blocks) * self.block_size
-        self.num_hashed[row] = len(blocks)
+        self.tables[row, first : first + len(blocks)] = blocks
+        self.room[row] = (first + len(blocks)) * self.block_size
+        self.num_hashed[row] = first + len(blocks)
 
     def register(self, row: int, hashes: Sequence[BlockHash], num_blocks: int) -> None:
         """Gives the first blocks of a row, which must be full, their hashes. Hashed blocks keep theirs."""
@@ -205,6 +228,9 @@ class PrefixPool(SharingPool):
     def _forget(self, block: int) -> None:
         """Removes a block's hash. After the last copy of a hash, the preceding block may become a leaf."""
         block_hash, before = self._hashes[block], self._before[block]
+        kept = (
+            self._keeps_all or not self.host.num_slots or call(self.eviction, "keeps", self._describe(block), self.now)
+        )
         self._hashes[block] = None
         self.num_evicted += 1
         self.version += 1
@@ -218,12 +244,18 @@ class PrefixPool(SharingPool):
             self._unrank_copies(block_hash)
             return
         del self._blocks[block_hash]
-        self.changes.add((block_hash,))
+        self._leave(block, block_hash, before, kept)
         if before is not None:
             self._num_successors[before] -= 1
             if not self._num_successors[before]:
                 del self._num_successors[before]
                 self._unrank_copies(before)
+
+    def _leave(self, block: int, block_hash: BlockHash | None, before: BlockHash | None, kept: bool) -> None:
+        """Keeps a hash that leaves the device in the host's tier, or drops it there as well."""
+        self.changes.add((block_hash,))
+        if self.host.num_slots:
+            self.changes.add(self.host.keep(block_hash, before, block) if kept else self.host.drop(block_hash))
 
     def _unrank_copies(self, block_hash: BlockHash) -> None:
         """Notes that blocks of this hash may have become leaves, or spare, or no longer spare."""
@@ -246,8 +278,8 @@ class PrefixPool(SharingPool):
             evicted.append(block)
             if (before := self._before[block]) is not None and (number := successors.pop(before)) > 1:
                 successors[before] = number - 1
-        self.changes.add(map(hashes.__getitem__, evicted))
         for block in evicted:
+            self._leave(block, hashes[block], self._before[block], True)
             del self._cached[block]
             hashes[block] = None
         self.num_evicted += len(evicted)

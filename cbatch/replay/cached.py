@@ -51,7 +51,7 @@ class CachedReplay(Hooked):
             spec = replace(spec_of(self._requests[id_]), true_new_tokens=lengths[id_])
             self._requests[id_] = Request.from_spec(spec)
         rows, width = limits.max_running + limits.max_batch, limits.max_request_tokens
-        pool = PrefixPool(recorded.num_blocks, recorded.block_size, rows, width, eviction)
+        pool = PrefixPool(recorded.num_blocks, recorded.block_size, rows, width, eviction, recorded.num_host_blocks)
         table = RequestTable(rows, limits.num_stages, width if recorded.token_values else None)
         self._state, self._record, self._in_flight = State(table, pool), RunRecord(), deque[InFlight]()
         self.view = EngineView(self._state, limits, cost, self._in_flight, self._record)

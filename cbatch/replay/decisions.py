@@ -108,12 +108,15 @@ class Recorded(NamedTuple):
     prefix_cache: bool = False
     token_values: bool = False
     iterations: Mapping[int, int] = {}
+    num_host_blocks: int = 0
 
     @classmethod
     def of(cls, engine: Engine, events: Sequence[Decision | StepEnd] = ()) -> "Recorded":
         pool, cached = engine.state.pool, engine.state.cache is not None
         values = cached and engine.state.table.tokens is not None
-        return cls(engine.limits, pool.num_blocks, pool.block_size, events, cached, values, engine.arrivals.iterations)
+        host = engine.state.cache.pool.host.num_slots if engine.state.cache is not None else 0
+        size = pool.num_blocks, pool.block_size
+        return cls(engine.limits, *size, events, cached, values, engine.arrivals.iterations, host)
 
 
 Sink = Callable[[Decision | StepEnd], None]

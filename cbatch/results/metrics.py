@@ -58,6 +58,7 @@ class Ended(NamedTuple):
     num_prompt_tokens: int
     admitted_at: float | None
     num_cached_tokens: int
+    num_host_tokens: int
     num_cached_again: int
 
 

@@ -32,6 +32,7 @@ def summarize(
     objectives: Objectives = Objectives(),  # noqa: B008 - frozen
     client_weights: Mapping[str, float] | None = None,
     num_evicted_blocks: int | None = None,
+    host: Mapping[str, float] | None = None,
     num_replicas: int = 1,
     num_warming: int = 0,
     block_size: int = 1,
@@ -47,6 +48,7 @@ def summarize(
         objectives: for `goodput`, of requests without objectives of their own.
         client_weights: see `service_of`.
         num_evicted_blocks: cached blocks that were overwritten; None without a prefix cache.
+        host: bytes copied and seconds waited, for `prefix_cache.host`; None without host memory for the cache.
         num_replicas: for `replicas`, of which there must be several.
         num_warming: `Facts.num_warming`; these requests are left out in addition to `warmup_requests`.
         block_size: tokens per block of the prefix cache.
@@ -80,7 +82,7 @@ def summarize(
         "goodput": goodput(ended, requests, ends, objectives, window.seconds),
         "attainment": attainment(ended, requests, ends),
         "service": {} if service is None else fairness(service),
-        **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks)}),
+        **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks, host)}),
         **({"sessions": sessions} if sessions else {}),
         **({} if dollars_per_hour is None else {"cost": _cost(dollars_per_hour, window, throughput)}),
         **({} if num_replicas == 1 else {"replicas": _balance(run.replica_of, num_replicas)}),
@@ -121,10 +123,14 @@ def _balance(replica_of: Mapping[int, int], num_replicas: int) -> Figures:
     return {"least_requests": int(counts.min()), "most_requests": int(counts.max())}
 
 
-def _prefix_cache(ended: Collection[Entry], num_evicted_blocks: int) -> dict[str, Any]:
+def _prefix_cache(
+    ended: Collection[Entry], num_evicted_blocks: int, host: Mapping[str, float] | None
+) -> dict[str, Any]:
     """Returns the figures of requests that end in the measured part, and of these those of each tier and client that a request names."""
     named = {"tiers": _hits_by("tier", ended), "clients": _hits_by("client", ended)}
-    groups = {name: hits for name, hits in named.items() if hits}
+    groups: dict[str, Any] = {name: hits for name, hits in named.items() if hits}
+    if host is not None:
+        groups["host"] = {**hits_of(ended, "num_host_tokens"), **host}
     return {**hits_of(ended), "evicted_blocks": num_evicted_blocks, **groups}
 
 
@@ -136,15 +142,19 @@ def _hits_by(attribute: str, requests: Iterable[Entry]) -> dict[str, dict[str, f
     return {name: hits_of(groups[name]) for name in sorted(groups)}
 
 
-def hits_of(requests: Iterable[Entry]) -> dict[str, float]:
-    """Returns the tokens that requests found in the prefix cache at their first admission, and separately those found later."""
+def hits_of(requests: Iterable[Entry], found: str = "num_cached_tokens") -> dict[str, float]:
+    """Returns the tokens that requests found in the prefix cache at their first admission, and separately those found later.
+
+    found: the attribute with the tokens of the first admission; of a tier, the tokens found later are unknown.
+    """
     admitted = [request for request in requests if request.admitted_at is not None]
-    cached = sum(request.num_cached_tokens for request in admitted)
+    cached: int = sum(getattr(request, found) for request in admitted)
     looked_up = sum(request.num_prompt_tokens for request in admitted)
+    again = {"cached_again_tokens": sum(request.num_cached_again for request in admitted)}
     return {
         "hit_share": cached / looked_up if looked_up else float("nan"),
         "cached_tokens": cached,
-        "cached_again_tokens": sum(request.num_cached_again for request in admitted),
+        **(again if found == "num_cached_tokens" else {}),
     }
 
 

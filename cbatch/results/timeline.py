@@ -5,6 +5,7 @@
     device     | compute 0     | compute 1          | ...
     copies out                | download 0 |
     requests  | queued | prefill | decode ...
+    blocks copied     | 0 |             KV blocks from and to host memory, if the cache has some there
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
 The device has one lane per pipeline stage of real tokens; with several replicas, host and device have one per replica. The file is JSON in Chrome's trace event format, compressed with gzip.
@@ -23,7 +24,15 @@ from cbatch.results.metrics import Served
 
 _AT_ONCE = 10_000  # events joined at a time: joining all at once takes twice the memory of a run
 
-_LANES = ("host", "copies in", "device", "copies out", "requests", "counters")  # processes 0 to 5 of the trace
+_LANES = (
+    "host",
+    "copies in",
+    "device",
+    "copies out",
+    "requests",
+    "counters",
+    "blocks copied",
+)  # processes 0 to 6 of the trace
 
 
 def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) -> None:
@@ -34,13 +43,19 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) 
         f"{{{_span(3, f'download {step.iteration}', times.download_started, times.download_ended)}}}"
         for step, times in zip(record.steps, record.copies, strict=False)
     )
+    blocks = (
+        f"{{{_span(6, f'{each.num_out} out, {each.num_back} back', each.started, each.ended)}, "
+        f'"args": {{"iteration": {each.iteration}, "waited": {each.waited:.6f}}}}}'
+        for each in record.blocks
+    )
     spans = record.stages or [((step.started, step.ended),) for step in record.steps]
     steps = map(_iteration, record.steps, spans, record.replicas or repeat(0))
     stages = [f"stage {stage}" for stage in range(len(record.stages[0]) if record.stages else 0)]
     replicas = [f"replica {replica}" for replica in range(max(record.replicas, default=-1) + 1)]
     if record.pools:
         replicas = [f"{name} ({pool})" for name, pool in zip(replicas, record.pools, strict=False)]
-    events = chain(_lanes(bool(record.copies), stages or replicas, hosts=replicas), steps, copies, phases)
+    lanes = _lanes(bool(record.copies), bool(record.blocks), stages or replicas, hosts=replicas)
+    events = chain(lanes, steps, copies, blocks, phases)
     with gzip.open(path, "wb", compresslevel=1) as file:  # the fastest
         head = f'{{"displayTimeUnit": "ms", "otherData": {{"title": {json.dumps(title)}}}, "traceEvents": [\n'
         file.write((head + next(events)).encode("ascii"))
@@ -49,9 +64,9 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) 
         file.write(b"\n]}\n")
 
 
-def _lanes(copies: bool, devices: Sequence[str], hosts: Sequence[str]) -> Iterator[str]:
+def _lanes(copies: bool, blocks: bool, devices: Sequence[str], hosts: Sequence[str]) -> Iterator[str]:
     for number, name in enumerate(_LANES):
-        if copies or not name.startswith("copies"):
+        if (copies or not name.startswith("copies")) and (blocks or name != "blocks copied"):
             yield f'{{"ph": "M", "name": "process_name", "pid": {number}, "args": {{"name": "{name}"}}}}'
             yield f'{{"ph": "M", "name": "process_sort_index", "pid": {number}, "args": {{"sort_index": {number}}}}}'
     for lane, names in ((0, hosts), (2, devices)):

@@ -15,6 +15,7 @@ from cbatch.runtime.attention import Attention, PagedCache, ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.gpu.ranks import Meetings
 from cbatch.runtime.gpu.shards import ShardedModel, shard
+from cbatch.runtime.host_memory import check_host_memory, stage_copies
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
@@ -79,12 +80,18 @@ def assemble(stages: Sequence[Sequence[PagedModel]], limits: Limits, options: Op
     slots = make_slots(limits, first.cache.size.block_size, devices, streams, first.hidden_size)
     executor = StreamExecutor(streams, slots, [EagerIteration(models) for models in stages])
     executor.times_copies = options.times_copies
+    executor.host_copies = stage_copies(
+        [[model.cache for model in models] for models in stages],
+        lambda stage: ThreadStream(f"blocks {stage}"),
+        len(slots),
+    )
     return executor
 
 
 def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 1) -> None:
     """Raises the ConfigError or CapacityError that `num_replicas` calls of `build` would raise, before weights are loaded."""
     check_positions(spec, limits)
+    check_host_memory(spec, kv, num_replicas)
     weights, cache = num_replicas * spec.weight_bytes, num_replicas * kv.num_tokens * spec.kv_bytes_per_token
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     if memory is not None and weights + cache > memory:

@@ -21,16 +21,17 @@ from time import perf_counter, sleep
 from typing import NamedTuple
 
 from cbatch.executor import CopyTimes, Step, StepResult
+from cbatch.runtime.host_memory import StageCopies
 from cbatch.runtime.iteration import Iteration
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
 
 
 class LaunchedStep(NamedTuple):
-    """A launched step: its slot, its number of rows, and its number of tokens including padding."""
+    """A launched step, its slot, and its number of tokens including padding."""
 
+    step: Step
     slot: Slot
-    num_rows: int
     num_tokens: int
 
 
@@ -38,6 +39,7 @@ class StreamExecutor:
     """Implements `cbatch.executor.Executor`.
 
     times_copies: whether results include copy times; costs two more events per iteration. Set it before a run.
+    host_copies: of each stage, between its KV cache and host memory; empty without host memory for the cache.
     """
 
     needs_tokens = True
@@ -46,6 +48,8 @@ class StreamExecutor:
         """slots: `num_stages + 1` slots of these streams. iterations: one per stage; the first iteration chooses the shapes."""
         self.num_stages = len(iterations)
         self.times_copies = False
+        self.host_copies: Sequence[StageCopies] = ()
+        self._computed_at = 0.0  # by the first stage, in the iteration that the host waited for last
         self._streams = streams
         self._slots = slots
         self._iterations = list(iterations)
@@ -59,15 +63,16 @@ class StreamExecutor:
         shape = self._iterations[0].shape(step)
         work = slot.pack(step, shape)
 
-        for h2d, compute, stage, iteration in zip(
-            streams.h2d, streams.compute, slot.stages, self._iterations, strict=True
+        copied = [copies.launch(step, step.copies) for copies in self.host_copies] if step.copies is not None else []
+        for number, (h2d, compute, stage, iteration) in enumerate(
+            zip(streams.h2d, streams.compute, slot.stages, self._iterations, strict=True)
         ):
             if self.times_copies:
                 h2d.record(stage.upload_started)
             h2d.run(partial(stage.upload, work))
             h2d.record(stage.uploaded)
 
-            for event in stage.awaited:
+            for event in (*stage.awaited, *copied[number : number + 1]):
                 compute.wait(event)
             compute.record(stage.started)
             compute.run(partial(iteration, stage, work))
@@ -78,27 +83,31 @@ class StreamExecutor:
             d2h.record(slot.download_started)
         d2h.run(partial(slot.download, num_rows))
         d2h.record(slot.downloaded)
-        return LaunchedStep(slot, num_rows, shape.num_tokens)
+        return LaunchedStep(step, slot, shape.num_tokens)
 
     def wait(self, in_flight: LaunchedStep) -> StepResult:
         """Blocks until the step's tokens are on the host. No other call in the runtime blocks the host.
 
         Raises StreamError if an operation of this step or of an earlier step failed.
         """
-        slot, origin = in_flight.slot, self._origin
+        (step, slot, num_tokens), origin = in_flight, self._origin
         try:
             slot.downloaded.synchronize()
         finally:
             slot.in_use = False
-        tokens = slot.fetch(in_flight.num_rows)
+        tokens = slot.fetch(len(step.rows))
         spans = tuple((stage.started.time() - origin, stage.computed.time() - origin) for stage in slot.stages)
         copies = None
         if self.times_copies:
             first = slot.stages[0]
             events = first.upload_started, first.uploaded, slot.download_started, slot.downloaded
             copies = CopyTimes(*(event.time() - origin for event in events))
-        stages = spans if len(spans) > 1 else None
-        return StepResult(tokens, spans[0][0], spans[-1][1], copies, in_flight.num_tokens, stages)
+        stages, blocks = spans if len(spans) > 1 else None, None
+        if step.copies is not None:
+            could_begin = max(slot.stages[0].uploaded.time() - origin, self._computed_at)
+            blocks = self.host_copies[0].result(step, step.copies, origin, could_begin)
+        self._computed_at = spans[0][1]
+        return StepResult(tokens, spans[0][0], spans[-1][1], copies, num_tokens, stages, blocks)
 
     def ends_at(self, in_flight: LaunchedStep) -> float:
         return self.now() if in_flight.slot.downloaded.is_reached() else inf
@@ -114,9 +123,12 @@ class StreamExecutor:
 
     def restart(self) -> None:
         vars(self).pop("_origin", None)
+        self._computed_at = 0.0
 
     def close(self) -> None:
         self._streams.close()
+        for copies in self.host_copies:
+            copies.stream.close()
 
     @cached_property
     def _origin(self) -> float:

@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from cbatch.cost import BatchShape
+from cbatch.kv import Copies
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.measured import DecodeOnly
@@ -100,7 +101,8 @@ class ProfileCost:
         self.num_outside = 0
         self.operations = profile.operations(spec, topology.tensor_parallel)
         self.estimated = self.operations.estimated
-        self._layers = topology.share(spec).num_layers  # per stage
+        share = topology.share(spec)
+        self._layers, self._kv_bytes = share.num_layers, share.kv_bytes_per_token  # of a GPU
         self._all_reduce: Seconds | None = None
         if topology.tensor_parallel > 1 and self.operations.measured.exchange is None:
             self._all_reduce, estimated = profile.links.all_reduce_of(topology.tensor_parallel, profile.name)
@@ -117,6 +119,7 @@ class ProfileCost:
         self._decode_only = self._tables_of(without_prompts or self.operations, profile.card.decodes, mixed=False)
         self._most_decodes = without_prompts.linear.sizes[-1] if without_prompts else math.inf
         self._decodes = cache(self.power.of_decodes) if self.power else None
+        self._copies = False  # whether any were predicted
         self._single_decodes: dict[int, StageTimes] = {}  # times of iterations with one decode, by its context
         self._padded = cache(partial(graphs.padded, max_batch=max_batch or graphs.requests[-1])) if graphs else None
 
@@ -163,6 +166,12 @@ class ProfileCost:
             self.num_outside += 1
         return self._times(shape, tables, token_times, paced=True)
 
+    def copy_seconds(self, copies: Copies, block_size: int) -> float:
+        """Returns the seconds of copies between a GPU's KV cache and host memory; all GPUs copy their parts at the same time."""
+        self._copies = True
+        out, back = self.profile.links.of_host(self._kv_bytes * block_size, self.profile.name)
+        return len(copies.out) * out + len(copies.back) * back
+
     def is_eager(self, shape: BatchShape) -> bool:
         """Returns whether there are captured graphs, but none for this iteration."""
         return self._padded is not None and self.graph_tokens(shape) is None
@@ -179,6 +188,7 @@ class ProfileCost:
         links = ["between_nodes" if topology.leaves_node(stage) else "within_node" for stage in stages]
         if self._all_reduce and "all_reduce" not in self.estimated:
             links.append(f"all_reduce.{topology.tensor_parallel}")
+        links += ["to_host", "from_host"] if self._copies else []
         of_links = {name: profile.origin("links", *name.split(".")) for name in links}
         estimated = dict.fromkeys(self.estimated, f"{FALLBACK}: not measured for {self.spec.name}")
         return {**profile.table_origins(self.spec, topology.tensor_parallel), **of_links, **estimated}

@@ -17,7 +17,8 @@ from time import thread_time
 from typing import Any
 
 from cbatch.cost import BatchShape, CostModel
-from cbatch.executor import Executor, Step, StepResult, Turn
+from cbatch.executor import BlockCopies, Executor, Step, StepResult, Turn
+from cbatch.kv import Copies
 from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost, StageTimes, following_decodes
 from cbatch.sim.measured import HostTime
@@ -45,7 +46,7 @@ class SimExecutor(Executor):
 
     def restart(self) -> None:
         self._stages = Stages(self.num_stages)
-        self._now = 0.0
+        self._now = self._copied_at = 0.0
         self._num_in_flight = 0
         self._latest: deque[Span] = deque(maxlen=self.num_stages)
         power = self._profile.power
@@ -57,16 +58,19 @@ class SimExecutor(Executor):
         self._advance(self._now + self.host.of(len(step.requests)), Cause.HOST)
         is_eager = eager_seconds and shape.chunks and self._profile.is_eager(shape)
         launched = self._now + (eager_seconds if is_eager else 0.0)
-        saved = 0.0 if self._gpu_clock is None else self._saved(times, self._gpu_clock)
+        blocks = None if step.copies is None else self._copy(step, step.copies)
+        begins = self._now if blocks is None else max(self._now, blocks.ended)
+        saved = 0.0 if self._gpu_clock is None else self._saved(times, self._gpu_clock, begins)
         self._num_in_flight += 1
         if self.num_stages == 1:
-            span = self._stages.launch_alone(self._now, shape, times, saved, launched)
+            span = self._stages.launch_alone(begins, shape, times, saved, launched)
         else:
             full, carries = self._num_in_flight >= self.num_stages, len(self._latest) == self.num_stages
             carried_from = self._latest[0] if carries and (step.carry >= 0).any() else None
             span = self._stages.launch(
-                self._now, shape, times, saved=saved, full=full, carried_from=carried_from, launched=launched
+                begins, shape, times, saved=saved, full=full, carried_from=carried_from, launched=launched
             )
+        span = span if blocks is None else span._replace(blocks=blocks)
         self._latest.append(span)
         self._advance(launched, Cause.HOST)
         return span
@@ -75,7 +79,8 @@ class SimExecutor(Executor):
         full = self._num_in_flight >= self.num_stages
         self._advance(in_flight.ended, Cause.COMPUTE if full else Cause.NO_WORK, in_flight.shape)
         self._num_in_flight -= 1
-        return StepResult(None, in_flight.started, in_flight.ended, None, self.graph_tokens(in_flight.shape))
+        num_tokens = self.graph_tokens(in_flight.shape)
+        return StepResult(None, in_flight.started, in_flight.ended, None, num_tokens, blocks=in_flight.blocks)
 
     def ends_at(self, in_flight: Span) -> float:
         return in_flight.ended
@@ -127,9 +132,18 @@ class SimExecutor(Executor):
                 self._stages.record_host(self._now, time, cause, shape)
             self._now = time
 
-    def _saved(self, times: StageTimes, clock: GpuClock) -> float:
+    def _copy(self, step: Step, copies: Copies) -> BlockCopies:
+        """Copies KV blocks on a stream of their own, from the launch of an iteration on, which waits for its copies."""
+        now, started = self._now, max(self._now, self._copied_at)
+        self._copied_at = ended = started + self._profile.copy_seconds(copies, step.pool.block_size)
+        could_begin = max(now, self._stages.first_free_at)
+        if ended > now:
+            self._stages.record_host(now, ended, Cause.COPIES)
+        return BlockCopies(step.index, len(copies.out), len(copies.back), started, ended, max(ended - could_begin, 0.0))
+
+    def _saved(self, times: StageTimes, clock: GpuClock, begins: float) -> float:
         """Returns the seconds saved by the GPU's current clock. All stages do equal work, so one clock represents all GPUs."""
-        clock.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
+        clock.rest(begins - (self._latest[-1].ended if self._latest else 0.0))
         return clock.run(times.pace)
 
 
@@ -182,6 +196,9 @@ class _OneGpu:
 
     def graph_tokens(self, shape: BatchShape) -> None:
         return None
+
+    def copy_seconds(self, copies: Copies, block_size: int) -> float:
+        return 0.0
 
     def is_eager(self, shape: BatchShape) -> bool:
         return False

@@ -19,12 +19,14 @@ class Links:
     """Seconds against bytes: tables in a file, or closed forms (`Affine`) from a program.
 
     all_reduce: measured, by number of GPUs; each GPU contributes the table's bytes.
-    within_node, between_nodes: sends from one GPU to another.
+    within_node, between_nodes: sends from one GPU to another. to_host, from_host: copies of a KV block between a GPU and pinned host memory.
     """
 
     all_reduce: Mapping[NumGpus, ByBytes] = field(default_factory=dict)
     within_node: ByBytes | None = None
     between_nodes: ByBytes | None = None
+    to_host: ByBytes | None = None
+    from_host: ByBytes | None = None
 
     def all_reduce_of(self, num_gpus: int, profile: str) -> tuple[Seconds, bool]:
         """Returns the seconds of an all-reduce, and whether they are estimated. Raises ProfileError if none was measured.
@@ -42,6 +44,14 @@ class Links:
         known = self.all_reduce[nearest]
         assert isinstance(known, PiecewiseLinear), "measured times are tables"
         return known.scaled((1 - 1 / num_gpus) / (1 - 1 / nearest)), True
+
+    def of_host(self, num_bytes: float, profile: str) -> tuple[float, float]:
+        """Returns the seconds of a copy to host memory, and of one from it. Raises ProfileError if they are not in the profile."""
+        if self.to_host is None or self.from_host is None:
+            key = "to_host" if self.to_host is None else "from_host"
+            problem = f"hardware={profile} has no times of copies between GPU and host, kv.host_tokens needs them"
+            raise ProfileError(f"{problem}; add links.{key}, {_OR_MEASURED}")
+        return self.to_host.at(num_bytes), self.from_host.at(num_bytes)
 
     def to_next_stage(self, leaves_node: bool, profile: str) -> Seconds:
         """Returns the seconds of a send to the next stage's GPU. Raises ProfileError if the link was not measured."""

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from cbatch.cost import BatchShape
+from cbatch.executor import BlockCopies
 from cbatch.sim.cost import StageTimes
 
 
@@ -23,6 +24,7 @@ class StageAccount:
     """Seconds of one stage by cause; the seconds sum to the stage's span.
 
     compute: operations. communication: all-reduces, and waiting for a message from the previous stage.
+    copies: waiting for KV blocks to be copied to host memory, and back.
     pb1: bubbles; prompt lengths differ between the awaited and the previous iteration.
     pb2: bubbles; only one of the two iterations has prompt tokens.
     pb3: bubbles; the two iterations differ in decodes or contexts, or the stages differ in embedding or head.
@@ -32,6 +34,7 @@ class StageAccount:
 
     compute: float = 0.0
     communication: float = 0.0
+    copies: float = 0.0
     pb1: float = 0.0
     pb2: float = 0.0
     pb3: float = 0.0
@@ -44,7 +47,7 @@ class StageAccount:
 
     @property
     def span(self) -> float:
-        return self.compute + self.communication + self.bubbles + self.host + self.no_work
+        return self.compute + self.communication + self.copies + self.bubbles + self.host + self.no_work
 
 
 class Cause(Enum):
@@ -54,6 +57,7 @@ class Cause(Enum):
     SEND = 1
     HOST = 2
     NO_WORK = 3
+    COPIES = 4
 
 
 Activity = tuple[float, float, Cause, BatchShape]
@@ -64,12 +68,14 @@ class Span(NamedTuple):
     """When an iteration was computed, in virtual seconds: start in the first stage, end in the last stage.
 
     bubbles: seconds that stages waited for the iteration, summed over all three kinds and all stages.
+    blocks: copies of KV blocks that came before.
     """
 
     started: float
     ended: float
     shape: BatchShape
     bubbles: float
+    blocks: BlockCopies | None = None
 
 
 class Stages:
@@ -148,6 +154,11 @@ class Stages:
         return Span(spans[0][0], spans[-1][1], shape, bubbles)
 
     @property
+    def first_free_at(self) -> float:
+        """Returns when the first stage has computed all launched iterations."""
+        return self._free_at[0]
+
+    @property
     def free_at(self) -> float:
         """Returns when the last stage has computed all launched iterations."""
         return self._free_at[-1]
@@ -185,6 +196,8 @@ class Stages:
             end = max(begin, began)
             if cause is Cause.SEND:
                 account.communication += seconds
+            elif cause is Cause.COPIES:
+                account.copies += seconds
             elif cause is Cause.HOST:
                 account.host += seconds
             elif cause is Cause.NO_WORK or self._previous is None:

@@ -67,7 +67,7 @@ class Laboratory:
         self.executor, self.limits = server.executor, server.limits
         self.measured: dict[Batch, float] = {}
         limits = self.limits
-        self._pool = BlockPool(*server.kv, limits.max_batch, limits.max_request_tokens)
+        self._pool = BlockPool(*server.kv[:2], limits.max_batch, limits.max_request_tokens)
         self._table = RequestTable(limits.max_batch, 1, limits.max_request_tokens)
         assert self._table.tokens is not None, "an executor of real tokens reads them"
         self._table.tokens[:] = np.random.default_rng(0).integers(0, vocabulary_size, self._table.tokens.shape)

@@ -56,6 +56,8 @@ _HEADINGS = {
     "run.recomputed_share": Heading("recomputed [%]", 100.0, "share", "lower"),
     "run.recomputed_tokens": Heading("recomputed tokens", better="lower"),
     "prefix_cache.hit_share": Heading("found in cache [%]", 100.0, "share", "higher"),
+    "prefix_cache.host.hit_share": Heading("found in host memory [%]", 100.0, "share"),
+    "prefix_cache.host.waited_seconds": Heading("waited for copies of blocks [s]", better="lower"),
     "prefix_cache.evicted_blocks": Heading("evicted blocks", better="lower"),
     "sessions.completed": Heading("sessions completed", better="higher"),
     "sessions.abandoned": Heading("sessions abandoned", better="lower"),
@@ -112,6 +114,7 @@ COLUMNS = (
 
 MORE_COLUMNS = (
     OFFERED,
+    "prefix_cache.host.hit_share",
     "prefix_cache.tiers.*.hit_share",
     "prefix_cache.evicted_blocks",
     "run.recomputed_tokens",
@@ -186,6 +189,7 @@ def _known_figures() -> list[str]:
         max_batch=1,
         num_replicas=2,
         num_evicted_blocks=0,
+        host={"bytes_out": 0, "bytes_back": 0, "waited_seconds": 0.0},
         dollars_per_hour=1.0,
         machines=_MACHINES,
     )

@@ -136,6 +136,10 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         cached, again = number(cache["cached_tokens"]), number(cache["cached_again_tokens"])
         found = f"{share(cache['hit_share'])} of prompt tokens found ({cached}), {again} after preemptions"
         yield "prefixes", f"{found}; {whole}{number(cache['evicted_blocks'])} blocks evicted"
+        if host := cache.get("host"):
+            found = f"{share(host['hit_share'])} of prompt tokens found ({number(host['cached_tokens'])})"
+            copied = f"{number(host['bytes_out'] / 1e9)} GB copied out, {number(host['bytes_back'] / 1e9)} GB back"
+            yield "host memory", f"{found}; {whole}{copied}, {number(host['waited_seconds'])} s waited"
     if sessions := summary.get("sessions"):
         yield from _sessions(sessions)
     if mfu := summary.get("mfu"):

@@ -77,6 +77,13 @@ class Metrics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KV:
+    """Memory beside the KV cache. host_tokens: of blocks that the prefix cache evicts, in host memory."""
+
+    host_tokens: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Keys:
     """The root keys apart from groups."""
 
@@ -90,6 +97,7 @@ class Keys:
     block_size: Tokens
     max_tokens: Tokens
     prefix_cache: Switch = False
+    kv: KV = KV()
     patience: Patience
     metrics: Metrics
     output: Text | None
@@ -204,6 +212,9 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     workload: Workload = construct("workload", config["workload"], needs=("requests",))
     workload = workload.within(model.max_positions) if isinstance(workload, Workload) else workload
     _check_effects(composed.given(), model, workload, root.prefix_cache)
+    if root.kv.host_tokens and not root.prefix_cache:
+        problem = f"kv.host_tokens={root.kv.host_tokens}: has no effect with prefix_cache=false, which keeps no block"
+        raise ConfigError(f"{problem}; give prefix_cache=true")
     backend = _backend(config["backend"], chosen)
     unnamed = "hardware" not in composed.given() and root.hardware == Cuda.predicts_with
     if unnamed and isinstance(backend, Cuda) and (profile := profile_of_gpu()):

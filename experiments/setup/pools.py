@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from cbatch import CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
 from cbatch.errors import ProfileError
 from cbatch.facts import Facts
+from cbatch.kv import Copies
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
@@ -122,6 +123,8 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     check_policy(policy, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, noted)
     backend.check_fits(spec, limits, kv)
+    if backend.simulated and kv.num_host_blocks:
+        cost.copy_seconds(Copies(), kv.block_size)  # raises ProfileError
     chosen |= {f"{name}.{key}" if name else key: why for key, why in noted.items()}
     return Setup(name, settings, cost, limits, kv, policy, fits)
 
@@ -163,4 +166,4 @@ def _kv_size(
     if kv_tokens < block_size:
         remedy = "raise kv_tokens" if settings.kv_tokens else "choose a smaller model, or lower block_size"
         raise ConfigError(f"kv_tokens={kv_tokens} is less than one block of block_size={block_size}; {remedy}")
-    return KVSize(kv_tokens // block_size, block_size)
+    return KVSize(kv_tokens // block_size, block_size, settings.kv.host_tokens // block_size)

@@ -128,7 +128,8 @@ def serve(
     block_size, batch, stages = numbers.choice((1, 3, 16)), numbers.randint(1, WIDEST), cost.topology.pipeline_stages
     limits = Limits(batch, LONGEST + batch, LONGEST, tile=8, num_stages=stages, max_running=places(batch))
     longest = max(blocks_for(request.max_tokens, block_size) for request in arrivals.known)
-    kv = KVSize(longest + numbers.choice((1, 4, 1000)), block_size)
+    on_host = random.Random(seed).choice((0, 0, 5, 1000)) if eviction is not None else 0
+    kv = KVSize(longest + numbers.choice((1, 4, 1000)), block_size, on_host)
     chunk = 8 * numbers.randint(1, 3)
     host, asynchronous = HostTime(1e-5, numbers.choice((0.0, 1e-6, 1e-3))), numbers.random() < 0.7
     replicas = 2 if not arrivals.iterations and numbers.random() < 0.2 else 1
@@ -168,7 +169,7 @@ def tell(record: RunRecord) -> list[object]:
     """The steps, who received tokens when, and the requests in the order of their ends."""
     names = [name for name in Request.__slots__ if name not in ("__weakref__", "_spec")]
     requests = [[request.id, *(getattr(request, name) for name in names)] for request in record.requests]
-    return [record.steps, *(column.tolist() for column in record.tokens()), requests]
+    return [record.steps, record.blocks, *(column.tolist() for column in record.tokens()), requests]
 
 
 @pytest.mark.long

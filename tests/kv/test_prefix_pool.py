@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pool_check import check_pool
 
 from cbatch import CachedBlock, Eviction, PolicyError, Request
-from cbatch.kv import BlockHash, PrefixPool
+from cbatch.kv import BlockHash, Copies, PrefixPool
 from cbatch.kv.changes import Changes
 from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi
 
@@ -248,7 +248,7 @@ def test_an_eviction_that_fails_is_named(keys: Callable[[Any], Any], message: st
 
 
 class Wild(Eviction):
-    """Evicts any leaf."""
+    """Evicts any leaf, and keeps some in host memory."""
 
     dynamic = True
 
@@ -258,15 +258,24 @@ class Wild(Eviction):
     def keys(self, blocks: object, now: float) -> list[float]:
         return [self.random.random() for _ in blocks]  # type: ignore[attr-defined]
 
+    def keeps(self, block: CachedBlock, now: float) -> bool:
+        return self.random.random() < 0.8
+
 
 class PoolMachine(RuleBasedStateMachine):
-    """Requests of few tokens in few blocks. `memory`: what was written to each slot, the prefix up to its token."""
+    """Requests of few tokens in few blocks, on the device and in host memory.
+
+    memory: what was written to each place of a block, the prefix up to its token. host_memory: what was copied to each slot.
+    """
 
     @initialize(random=RANDOM)
     def build(self, random: Random) -> None:
         self.size, self.rows = random.randint(1, 3), random.randint(2, 5)
         kinds = [LRU, LFU, FIFO, SLRU, lambda: TLRU(3, 1), Marconi, Belady, Wild, Wild]
-        self.pool = PrefixPool(random.randint(3, 10), self.size, self.rows, 12, random.choice(kinds)())
+        on_host = random.choice([0, random.randint(1, 5), 20, 500])
+        self.pool = PrefixPool(random.randint(3, 10), self.size, self.rows, 12, random.choice(kinds)(), on_host)
+        self.host_memory: dict[int, list[str]] = {}
+        self.named: set[BlockHash] = set()
         self.readers = dict.fromkeys((1, 3, 500), (self.pool.changes.begin(), frozenset[BlockHash]()))
         self.num_looks = 0
         self.memory: dict[int, str] = {}
@@ -311,14 +320,20 @@ class PoolMachine(RuleBasedStateMachine):
         for row in victims:
             self.release(row, None)
         for row, names in found.items():
-            pool.share(row, names)
-            for name, block in zip(names, self.table(row), strict=True):
-                assert [self.memory[block * size + at] for at in range(size)] == [
-                    name[: len(name) - size + at + 1] for at in range(size)
-                ]
+            on_device = pool.num_on_device(names)
+            pool.share(row, names[:on_device])
+            pool.host.hold(names[on_device:])
+        for row, names in found.items():
+            pool.load(row, names)
         for row, blocks in more.items():
             pool.extend(row, blocks)
         assert pool.num_free == before + gained - sum(more.values())
+        self.copy()
+        for row, names in found.items():
+            for name, block in zip(names, self.table(row), strict=False):
+                assert [self.memory[block * size + at] for at in range(size)] == [
+                    name[: len(name) - size + at + 1] for at in range(size)
+                ]
         for row, number in counts.items():
             text, table = self.texts[row], self.table(row)
             assert starts[row] // size >= pool.num_hashed[row], "a named block is not written to"
@@ -332,6 +347,14 @@ class PoolMachine(RuleBasedStateMachine):
         for row in counts:
             pool.register(row, names_of(self.texts[row], size), self.computed[row] // size)
         self.iteration += 1
+
+    def copy(self) -> None:
+        """Copies between the tiers what the plan requires, before anything is computed."""
+        size = self.size
+        for block, slot in (copies := self.pool.host.take_copies() or Copies()).out:
+            self.host_memory[slot] = [self.memory[block * size + at] for at in range(size)]
+        for block, slot in copies.back:
+            self.memory |= {block * size + at: content for at, content in enumerate(self.host_memory[slot])}
 
     @precondition(lambda self: self.texts)
     @rule(random=RANDOM)
@@ -363,13 +386,18 @@ class PoolMachine(RuleBasedStateMachine):
             check_pool(self.pool)
             self.num_looks += 1
             for each in (each for each in self.readers if self.num_looks % each == 0):
-                (cursor, held), now = self.readers[each], frozenset(self.pool._blocks)
+                (cursor, held), now = self.readers[each], frozenset([*self.pool._blocks, *self.pool.host._slots])
                 changed = self.pool.changes.since(cursor)
                 assert changed is None or held ^ now <= {*changed}, "no reader of changed names misses any"
                 self.readers[each] = self.pool.changes.begin(), now
             for block, name in enumerate(self.pool._hashes):
                 if isinstance(name, str):
                     assert self.memory[(block + 1) * self.size - 1] == name, "a block holds what its name says"
+            for name, slot in self.pool.host._slots.items():
+                assert self.host_memory[slot][-1] == name, "so does a slot"
+            self.named.update(self.pool._blocks)
+            if self.pool.host.num_slots == 500 and not isinstance(self.pool.eviction, Wild):
+                assert all(name in self.pool for name in self.named), "nothing is lost while the host has room"
 
     @invariant()
     def evictions_are_told_what_has_happened(self) -> None:

@@ -55,7 +55,7 @@ def test_the_virtual_clock_jumps_over_idle_time() -> None:
     engine = Engine(Orca(), executor, Limits(2, 8, 100), UnitCost(), num_blocks=50, block_size=4)
     engine.submit([Request(0, 4, 1), Request(1, 4, 1, arrival_time=1e6)])
     assert [step.started for step in engine.run().steps] == [0.0, 1e6]
-    assert astuple(executor.accounts()[0]) == (2, 0, 0, 0, 0, 0, 1e6 - 1)
+    assert astuple(executor.accounts()[0]) == (2, 0, 0, 0, 0, 0, 0, 1e6 - 1)
 
 
 # -- bubbles, by hand (SARATHI, Fig 5) --------------------------------------------------------------------------------

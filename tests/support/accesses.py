@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cbatch.executor import Step
-from cbatch.kv import blocks_for
+from cbatch.kv import Copies, blocks_for
 from cbatch.runtime.batch import Work, host_views
+from cbatch.runtime.host_memory import HostBlocks
 from cbatch.runtime.slots import Slot, StageSlot
 
 TABLE_ROW = "request-table row"
@@ -49,6 +50,7 @@ class Declarations:
     """
 
     def __init__(self) -> None:
+        self.stages: dict[HostBlocks, int] = {}  # of host memory
         self._steps: dict[int, Step] = {}  # the latest, of each slot
         self._owner_of_block: dict[int, tuple[int, int]] = {}
         self._owner_of_row: dict[int, int] = {}
@@ -60,11 +62,18 @@ class Declarations:
         if isinstance(operation.args[0], StageSlot):
             return self._of_compute(*operation.args)
         part, name = operation.func.__self__, operation.func.__name__  # type: ignore[attr-defined]
+        if name == "copy":
+            return self._of_copies(self.stages[part], *operation.args)
         if name == "upload":
             return Accesses((part.host,), [rank.device for rank in part.ranks])
         assert name == "download", f"{name} is no operation of the executor"
         rows = Items(TABLE_ROW, self._steps[part.index].rows.tolist())  # in use until the tokens are on the host
         return Accesses(part.sampled[:1], (part.tokens, rows))
+
+    def _of_copies(self, stage: int, copies: Copies) -> Accesses:
+        kind, slots = block_kind(stage), f"slot in host memory of stage {stage}"
+        (out, written), (back, read) = ([*zip(*pairs, strict=True)] or ((), ()) for pairs in copies)
+        return Accesses((Items(kind, out), Items(slots, read)), (Items(kind, back), Items(slots, written)))
 
     def of_packing(self, slot: Slot, step: Step) -> Accesses:
         """KV blocks, in the part of each stage, and table rows that change owner count as written by the host."""

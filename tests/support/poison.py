@@ -47,6 +47,9 @@ def poison(executor: StreamExecutor) -> None:
         for cache in (model.cache for model in models):  # type: ignore[attr-defined]
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
+    for rank in (rank for copies in executor.host_copies for rank in copies._ranks):
+        for memory in (*rank._pieces, rank._gathered):
+            memory.fill_(torch.nan)
     _check_tokens(executor)
 
 

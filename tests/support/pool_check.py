@@ -29,3 +29,18 @@ def check_pool(pool: PrefixPool) -> None:
     for row, table in enumerate(tables):
         named_here = [pool._hashes[block] is not None for block in table]
         assert named_here == [place < pool.num_hashed[row] for place in range(len(table))]
+    check_host(pool)
+
+
+def check_host(pool: PrefixPool) -> None:
+    """Each slot is free or has one name, the names are closed over both tiers, and what follows a name goes before it."""
+    host = pool.host
+    assert not host._reading, "slots are protected until they have been read"
+    assert sorted([*host._free, *host._slots.values()]) == list(range(host.num_slots))
+    assert host._before.keys() == host._slots.keys()
+    assert all(before is None or before in pool for before in host._before.values())
+    following = {(before, name) for before, names in host._following.items() for name in names}
+    assert following == {(before, name) for name, before in host._before.items() if before is not None}
+    order = {name: place for place, name in enumerate(host._slots)}
+    for name, before in host._before.items():
+        assert before not in order or before in pool._blocks or order[name] < order[before]

@@ -143,9 +143,9 @@ class CheckedStream:
         self._history.learn(self._agent, self._history.known[HOST])
 
 
-def checked(streams: Streams) -> tuple[Checker, Streams]:
-    """Wrap streams so that every access is checked."""
-    checker = Checker(["the host", *stream_names(len(streams.compute))])
+def checked(streams: Streams, *more: str) -> tuple[Checker, Streams]:
+    """Wrap streams so that every access is checked. more: names of further streams, which the caller wraps."""
+    checker = Checker(["the host", *stream_names(len(streams.compute)), *more])
     return checker, Streams.of(
         [CheckedStream(each, agent, checker) for agent, each in enumerate(streams.all, HOST + 1)]
     )
@@ -153,7 +153,8 @@ def checked(streams: Streams) -> tuple[Checker, Streams]:
 
 def check_races(executor: E) -> E:
     """Check every access of an executor that has computed nothing yet; returns the executor."""
-    checker, executor._streams = checked(executor._streams)
+    names = [f"blocks {stage}" for stage in range(len(executor.host_copies))]
+    checker, executor._streams = checked(executor._streams, *names)
     made: dict[Event, CheckedEvent] = {}
 
     def wrapped(event: Event) -> CheckedEvent:
@@ -165,6 +166,10 @@ def check_races(executor: E) -> E:
                 setattr(part, name, wrapped(getattr(part, name)))
         for stage in slot.stages:
             stage.awaited = tuple(map(wrapped, stage.awaited))
+    for stage, copies in enumerate(executor.host_copies):
+        copies.stream = CheckedStream(copies.stream, HOST + 1 + len(executor._streams.all) + stage, checker)
+        copies._events = [(wrapped(started), wrapped(copied)) for started, copied in copies._events]
+        checker.declarations.stages |= dict.fromkeys(copies._ranks, stage)
     checker.watch(executor._slots)
     return executor
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from any_order import AnyOrderStream
 from fuzz_policy import FuzzPolicy
 from poison import PoisonedIteration
 from poison import poison as poison_executor
@@ -20,9 +21,10 @@ from cbatch.kv import KVSize, PrefixPool
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
+from cbatch.runtime.host_memory import stage_copies
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import Slot, make_slots
-from cbatch.runtime.streams import Streams, ThreadStream, stream_names
+from cbatch.runtime.streams import Stream, Streams, ThreadStream, stream_names
 
 LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
 
@@ -108,6 +110,11 @@ def threads(num_stages: int = 1) -> Streams:
     return Streams.of([ThreadStream(name) for name in stream_names(num_stages)])
 
 
+def beside(stream: Stream, name: str) -> Stream:
+    """Returns a further stream of the same kind."""
+    return AnyOrderStream(name, stream._order) if isinstance(stream, AnyOrderStream) else ThreadStream(name)
+
+
 def build(
     streams: Streams,
     policy: Policy,
@@ -126,6 +133,7 @@ def build(
     check: bool = False,
     kind: type[EagerIteration] = EagerIteration,
     prefix_cache: Eviction | None = None,
+    num_host_blocks: int = 0,
 ) -> Rig:
     """Puts an engine together.
 
@@ -133,11 +141,13 @@ def build(
     poison: tokens of memory that was never written are an error. check: so are races. kind: what computes.
     """
     limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1, num_stages=num_stages)
-    kv = KVSize(num_blocks, block_size)
+    kv = KVSize(num_blocks, block_size, num_host_blocks)
     slots = make_slots(limits, block_size, [[CPU] * num_ranks] * num_stages, streams, spec.hidden_size)
     stages = stage_models(spec, kv, ReferenceAttention(), num_stages, sizes, num_ranks)
     iterations = [(PoisonedIteration if poison else kind)(models) for models in stages]
     executor = StreamExecutor(streams, slots, iterations)
+    caches = [[model.cache for model in models] for models in stages]
+    executor.host_copies = stage_copies(caches, lambda stage: beside(streams.d2h, f"blocks {stage}"), len(slots))
     if poison:
         poison_executor(executor)
     if check:

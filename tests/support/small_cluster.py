@@ -30,6 +30,8 @@ LINKS = Links(
     all_reduce={2: PiecewiseLinear((1.0, 1e6), (1e-6, 1e-3))},
     within_node=Affine(1e-6, 1 / 1e9),
     between_nodes=Affine(1e-5, 1 / 1e8),
+    to_host=Affine(1e-6, 1 / 1e9),
+    from_host=Affine(2e-6, 1 / 2e9),
 )
 
 

@@ -85,9 +85,13 @@ def stage_models(
     return make_models(paged_weights(spec), spec, kv, layers, ranks, attention)
 
 
-def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> StreamExecutor:
+def make_executor(
+    spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int, num_host_blocks: int = 0
+) -> StreamExecutor:
     """Like `cpu.build`, poisoned, with weights that are shared by all tests."""
-    models = stage_models(spec, KVSize(num_blocks, block_size), ReferenceAttention(), limits.num_stages)
+    models = stage_models(
+        spec, KVSize(num_blocks, block_size, num_host_blocks), ReferenceAttention(), limits.num_stages
+    )
     return poisoned(assemble, models, limits)
 
 

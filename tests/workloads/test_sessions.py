@@ -21,6 +21,7 @@ from policies.evictions import LRU
 from policies.orca import Orca
 
 SECOND = CostFunction(lambda shape: 1.0)
+COPIED = [0]  # tokens that real requests have found in host memory
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -193,10 +194,12 @@ def common(one: Sequence[Any], other: Sequence[Any]) -> int:
     )
 
 
-def real(workload: Scripted, blocks: int, cached: bool, is_async: bool) -> dict[int, tuple[Sequence[int], list[int]]]:
-    """Returns prompt and output of each request, served by a tiny model."""
+def real(
+    workload: Scripted, blocks: int, cached: bool, is_async: bool, on_host: int = 0
+) -> dict[int, tuple[Sequence[int], list[int]]]:
+    """Returns prompt and output of each request, served by a tiny model. on_host: blocks in host memory."""
     limits = Limits(3, 128, 128)
-    executor: Any = make_executor(LLAMA, limits, blocks, 4)
+    executor: Any = make_executor(LLAMA, limits, blocks, 4, on_host)
     vocabulary: Any = type("Vocabulary", (), {"size": LLAMA.vocab_size, "stop_tokens": ()})()
     engine = Engine(
         Orca(),
@@ -207,17 +210,24 @@ def real(workload: Scripted, blocks: int, cached: bool, is_async: bool) -> dict[
         block_size=4,
         asynchronous=is_async,
         prefix_cache=LRU() if cached else None,
+        num_host_blocks=on_host,
     )
     engine.attach(workload.source(vocabulary))
     ended = engine.run().requests
     executor.close()
+    COPIED[0] += sum(each.num_host_tokens for each in ended)
     return {each.id: (each.prompt or (), each.output) for each in ended}
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_tokens_are_equal_whatever_the_cache_holds(seed: int) -> None:
-    """Prompts are the concatenation of what was said, and the tokens those of a run without a cache."""
-    numbers = random.Random(seed)
+@pytest.mark.long
+def test_tokens_are_equal_whatever_the_cache_holds(num_sessions: int) -> None:
+    """Prompts are the concatenation of what was said, and the tokens those of a run without a cache. Host memory is tiny or large."""
+    for seed in range(-(-num_sessions // 5)):
+        _check_tokens(random.Random(seed))
+    assert COPIED[0]
+
+
+def _check_tokens(numbers: random.Random) -> None:
     sessions = [
         Session(str(name), [Turn(numbers.randint(2, 9), numbers.randint(1, 8)), *(
             Turn(numbers.randint(1, 9), numbers.randint(1, 8), (place,), 0.0, place, numbers.choice([None, None, 7])) for place in range(3)
@@ -227,7 +237,10 @@ def test_tokens_are_equal_whatever_the_cache_holds(seed: int) -> None:
     workload = Scripted(given=sessions, sessions=3)
     plain, *others = (
         real(workload, *setting)
-        for setting in ((64, False, True), (64, True, True), (24, True, True), (64, True, False))
+        for setting in (
+            *((64, False, True), (64, True, True), (24, True, True), (64, True, False)),
+            *((24, True, True, 12), (24, True, True, 200), (24, True, False, 200)),
+        )
     )
     draw = words(0, LLAMA.vocab_size)
     prompts = Spoken(sessions, draw).prompts

@@ -21,10 +21,11 @@ from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel, exchanges_of
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes
 from cbatch.runtime.fast.quack_gemm import why_not_quack
-from cbatch.runtime.gpu.devices import CudaStream, choose_devices, free_memory, make_streams, synchronize
+from cbatch.runtime.gpu.devices import CudaClock, CudaStream, choose_devices, free_memory, make_streams, synchronize
 from cbatch.runtime.gpu.memory import TOO_LARGE, check_memory, kv_tokens_that_fit
 from cbatch.runtime.gpu.peers import send
 from cbatch.runtime.gpu.shards import draw_shard, shard
+from cbatch.runtime.host_memory import check_host_memory, stage_copies
 from cbatch.runtime.iteration import EagerIteration, Send, copy
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
@@ -85,12 +86,18 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     synchronize(devices)
     executor = GpuExecutor(streams, slots, iterations, *kernels)
     executor.times_copies = options.times_copies
+    executor.host_copies = stage_copies(
+        [[model.cache for model in models] for models in stages],
+        lambda stage: CudaStream([CudaClock(device) for device in devices[stage]]),
+        len(slots),
+    )
     return executor
 
 
 def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> None:
     """Raises the ConfigError, ModelError or CapacityError that `build` would raise, before weights are loaded."""
     check_positions(spec, limits)
+    check_host_memory(spec, kv)
     check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options))
 
 
