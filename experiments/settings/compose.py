@@ -152,8 +152,8 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     paths = [override for override in node.overrides.hydra if override.startswith("hydra.searchpath=")]
     excluded, task = node.job.config.override_dirname.exclude_keys, node.overrides.task
     overrides, swept = [*paths, *task], _swept(config)
-    replaced = [f"~{key_of(text)}" for text in task if text.startswith("+")]
-    named = sorted(text for text in task if key_of(text) not in excluded and text.partition("=")[0] not in replaced)
+    replaced = [f"{key_of(text)}=null" for text in task if text.startswith("++")]
+    named = sorted(text for text in task if key_of(text) not in excluded and text not in replaced)
     choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
     with open_dict(config):
         del config["hydra"]

@@ -51,7 +51,9 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
         if any("(" in piece or _is_import_path(group, piece) for piece in pieces):
             override = f"{group}={','.join(map(repr, option_names(group, value)))}"
         replaces = group[:1].isalpha() and "." in group and any(map(_OBJECT.match, _split(value)))
-        plain += [f"~{group}", f"+{override}"] if replaces else [override]
+        plain += (
+            [f"{group}=null", f"++{override}"] if replaces else [override]
+        )  # null may be there, which Hydra cannot delete
     return plain
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidatorFunctionWrapHandler
 
 from cbatch import SLO, Described, Request, Sampling, WorkloadError
 from cbatch.arrivals import Arrivals, listed
@@ -24,6 +24,15 @@ from experiments.workloads.trace import MOST_TOKENS, Column, Ints, Trace
 
 MOST_REQUESTS = 10_000_000
 """The most requests of a run."""
+
+
+def as_range(value: object, accept: ValidatorFunctionWrapHandler) -> Any:
+    """Validates the least and the most of a range, given as a list or tuple, or as one number for both."""
+    pair = tuple(value) if isinstance(value, list) else (value, value) if isinstance(value, int | float) else value
+    least, most = accept(pair)
+    if least > most:
+        raise ValueError
+    return least, most
 
 
 Limit = Annotated[

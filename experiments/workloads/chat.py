@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import WrapValidator
 
 from cbatch import Request
 from cbatch.arrivals import Arrivals
 from cbatch.validation import Give, not_negative, whole
-from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
+from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload, as_range
 from experiments.workloads.lengths import LONGEST
 from experiments.workloads.open_loop import DrawnRequests, drawn_times
 from experiments.workloads.scripts import SYSTEM, Session, Turn
@@ -19,17 +19,9 @@ from experiments.workloads.seeds import Purpose, generator
 from experiments.workloads.sessions import ClosedLoop
 from experiments.workloads.trace import Floats, Ints, Trace
 
-
-def _ascending(turns: tuple[int, int]) -> tuple[int, int]:
-    if turns[0] > turns[1]:
-        raise ValueError
-    return turns
-
-
 Turns = Annotated[
     tuple[Annotated[int, whole(1, MOST_REQUESTS)], Annotated[int, whole(1, MOST_REQUESTS)]],
-    BeforeValidator(lambda turns: (turns, turns) if isinstance(turns, int) else turns),
-    AfterValidator(_ascending),
+    WrapValidator(as_range),
     Give("a whole number of turns, at least 1, or the least and the most: [2, 12]"),
 ]
 

@@ -10,27 +10,20 @@ from typing import Annotated, Any
 from zlib import crc32
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import Field, WrapValidator
 
 from cbatch import Described, Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
-from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
+from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload, as_range
 from experiments.workloads.seeds import Purpose, generator
 from experiments.workloads.trace import MOST_TOKENS, Floats, Ints, join_clients
 
 _Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
 
 
-def _ascending(length: tuple[int, int]) -> tuple[int, int]:
-    if length[0] > length[1]:
-        raise ValueError
-    return length
-
-
 Length = Annotated[
     tuple[_Tokens, _Tokens],
-    BeforeValidator(lambda length: (length, length) if isinstance(length, int) else length),
-    AfterValidator(_ascending),
+    WrapValidator(as_range),
     Give("a whole number of tokens, at least 1, or the least and the most: [16, 512]"),
 ]
 
