@@ -26,7 +26,7 @@ FURTHER: dict[str, list[str]] = TABLES["further"]
 
 
 class Section(NamedTuple):
-    """A table. files: pattern of the results files. key: the figure's name in them. peers: the section of peers.json."""
+    """A table. files: pattern of the results files. key: the figure's name in them. peers: the work of other engines' files."""
 
     title: str
     files: str
@@ -61,23 +61,18 @@ def main(results: str = f"{RESULTS}/h100", readme: str = "") -> None:
 
 def text(folder: Path) -> str:
     """Returns the page: a section for each kind of work of which results are stored."""
-    peers = _load(folder / "peers.json")
-    hardware = peers.get("hardware") or _load(min(folder.glob("*.json")))["hardware"]
-    parts = [TABLES["introduction"].strip().format(hardware=hardware)]
-    parts += [TABLES["by_hand"].strip().format_map(peers)] if peers else []
+    parts = [TABLES["introduction"].strip().format(hardware=_load(min(folder.glob("*.json")))["hardware"])]
     for section in (Section(**section) for section in TABLES["sections"]):
         theirs = [_load(path) for path in sorted(folder.glob("peers/*.json"))]
         theirs = [file for file in theirs if file["section"][0] == section.peers]
         ours = [_load(path) for path in sorted(folder.glob(section.files))]
-        by_hand = peers.get(section.peers, {})
-        entries = list(_by_hand(by_hand, peers))
-        for file in theirs:
-            name = ", ".join([*file["section"][1:], file["row"]])
-            entries.append(Entry(name, file["figures"]["value"], stamp(file), {}))
+        entries = [
+            Entry(", ".join([*file["section"][1:], file["row"]]), file["figures"]["value"], stamp(file), {})
+            for file in theirs
+        ]
         entries += [entry for file in ours for entry in _of_file(section, file)]
         if entries:
-            bounds = {work: found["bytes_bound"] for work, found in _leaves(by_hand, "bytes_bound")}
-            table = _markdown([_row(entry, section.unit, bounds) for entry in entries])
+            table = _markdown([_row(entry, section.unit) for entry in entries])
             parts += [f"## {section.title}", table, "\n".join(dict.fromkeys(map(source, (*theirs, *ours))))]
     return "\n\n".join(parts) + "\n"
 
@@ -106,14 +101,6 @@ def _of_file(section: Section, file: Json) -> Iterator[Entry]:
         yield Entry(f"**cbatch, {', '.join([*names, key])}**", found[section.key], stamp(file), further)
 
 
-def _by_hand(figures: Json, peers: Json) -> Iterator[Entry]:
-    for key, found in _leaves(figures, "engines"):
-        for engine, value in found["engines"].items():
-            shares = found.get("active_share", {})
-            further = {"active_share": shares[engine]} if engine in shares else {}
-            yield Entry(", ".join(filter(None, (key, engine))), {"median": value}, f"{peers['date']}, by hand", further)
-
-
 def _leaves(figures: Json, wanted: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Json]]:
     """Yields the dictionaries that have the wanted key, with the joined keys on the way to each."""
     if wanted in figures:
@@ -124,13 +111,11 @@ def _leaves(figures: Json, wanted: str, above: tuple[str, ...] = ()) -> Iterator
                 yield from _leaves(found, wanted, (*above, key))
 
 
-def _row(entry: Entry, unit: str, bounds: Json) -> dict[str, str]:
-    """Returns the cells by heading. bounds: the figure at the speed of a copy, by work; a row's name holds its work."""
+def _row(entry: Entry, unit: str) -> dict[str, str]:
+    """Returns the cells by heading."""
     value, figure = entry.figure["median"], entry.figure
     spread = f"{number(figure['min'])} to {number(figure['max'])}" if figure.get("repeats", 1) > 1 else ""
     row = {"": entry.name, "measured": entry.measured, unit: number(value), "least to greatest": spread}
-    if bound := next((bound for work, bound in bounds.items() if work in entry.name), None):
-        row["of copy speed"] = f"{bound / value if unit.startswith('ms') else value / bound:.1%}"
     return row | {
         head: form.format(entry.further[key]) for key, (head, form) in FURTHER.items() if key in entry.further
     }

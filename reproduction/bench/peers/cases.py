@@ -14,7 +14,7 @@ UNITS = {
     "one_request": "output tokens/s",
     "pd": "prompt and output tokens/s",
 }
-"""How the speed of each kind of work is stated. The keys are the sections of peers.json and of the page (`bench.page`)."""
+"""How the speed of each kind of work is stated. The keys are sections of the page (`bench.page`)."""
 
 
 class Case(NamedTuple):
