@@ -99,6 +99,14 @@ FAULTS: dict[str, Callable[[StreamExecutor], AbstractContextManager[None]]] = {
     "compute before reuse of a slot": overwriting,
     "carry-over": without_carry,
 }
+SHOWS = {
+    "none": ("h2d", "compute"),
+    "h2d before compute": ("h2d",),
+    "compute before d2h": ("compute",),
+    "compute before reuse of a slot": ("compute",),
+    "carry-over": (),
+}
+"""The streams that begin late in tests: with them each fault shows, always."""
 
 
 def late(stream: Any, wait: Callable[[], object]) -> AbstractContextManager[None]:

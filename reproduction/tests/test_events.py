@@ -11,16 +11,9 @@ from cbatch import Server
 from experiments.settings.backends import Cpu
 from experiments.settings.presets import load_spec
 from reproduction.bench.host_time import ALLOCATOR, DISPATCHER, DRIVER, USER, WAIT, Span, innermost, kind_of, merged
-from reproduction.bench.missing_events import FAULTS, late, server_of, tokens_of, wrong_share
+from reproduction.bench.missing_events import FAULTS, SHOWS, late, server_of, tokens_of, wrong_share
 
 BATCH, NEW, VOCABULARY = 4, 12, load_spec("tiny").vocab_size
-SHOWS = {
-    "h2d before compute": "h2d",
-    "compute before d2h": "compute",
-    "compute before reuse of a slot": "compute",
-    "carry-over": "h2d",
-}
-"""The stream that begins late, so that the race always shows."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +29,7 @@ def test_a_missing_event_makes_tokens_wrong(missing: str, server: Server) -> Non
     executor: Any = server.executor
     expected = tokens_of(server, BATCH, NEW, VOCABULARY, asynchronous=False)
     with FAULTS[missing](executor), ExitStack() as stack:
-        for name in (SHOWS[missing],) if missing in SHOWS else ("h2d", "compute"):
+        for name in SHOWS[missing]:
             [stream] = getattr(executor._streams, name)
             stack.enter_context(late(stream, lambda: time.sleep(0.01)))
         found = tokens_of(server, BATCH, NEW, VOCABULARY)

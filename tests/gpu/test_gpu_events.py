@@ -15,18 +15,11 @@ from cbatch.kv import KVSize
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
 from experiments.profile.kernels import _detach_cupti_at_exit
-from reproduction.bench.missing_events import FAULTS, Graphs, late, tokens_of, wrong_share
+from reproduction.bench.missing_events import FAULTS, SHOWS, Graphs, late, tokens_of, wrong_share
 
 BATCH, NEW, BLOCK_SIZE = 8, 15, 128
 SLEEP = partial(torch.cuda._sleep, 10_000_000)
 """About 5 ms: longer than an iteration of six layers."""
-LATE = {
-    "h2d before compute": "h2d",
-    "compute before d2h": "compute",
-    "compute before reuse of a slot": "compute",
-    "carry-over": None,
-}
-"""The stream that begins late, so that the race shows."""
 
 
 def build_server(graphs: Any, num_stages: int = 1) -> Server:
@@ -48,9 +41,9 @@ def test_without_an_event_tokens_are_wrong(missing: str, server: Server) -> None
     executor: Any = server.executor
     expected = tokens_of(server, BATCH, NEW, SLICE.vocab_size, asynchronous=False)
     with FAULTS[missing](executor), ExitStack() as stack:
-        for name in [LATE[missing]] if missing in LATE else ["h2d", "compute"]:
-            for stream in getattr(executor._streams, name) if name else ():
-                stack.enter_context(late(stream, SLEEP))
+        for name in SHOWS[missing]:
+            [stream] = getattr(executor._streams, name)
+            stack.enter_context(late(stream, SLEEP))
         found = tokens_of(server, BATCH, NEW, SLICE.vocab_size)
     torch.cuda.synchronize()
     share = wrong_share(found, expected)
