@@ -16,6 +16,9 @@ factors, of iterations with prompts and of decodes alone. Runs with hardware=FIL
     hardware     the profile; by default that of the card's kind      model  a model of the profile; default llama-3.1-8b
     output       the file; by default PROFILE-CARD, in cbatch/sim/profiles
 
+`python -m experiments.profile copies` measures copies of KV blocks between GPU and host memory in seconds, for `kv.host_tokens`.
+The keys are those of `card`; without `output` the profile itself is written.
+
 `python -m experiments.profile show hardware=NAME` prints where each entry of a profile comes from.
 
 The file keeps the other models' tables. Interpolated times are compared with batches measured in between, and printed.
@@ -56,6 +59,10 @@ def _profile(*options: str) -> None:
         from experiments.profile.card import measure_card
 
         make = partial(measure_card, reporter())
+    elif options[0] == "copies":
+        from experiments.profile.command import measure_copies
+
+        make = partial(measure_copies, reporter())
     elif options[0] != "show":
         from experiments.profile.command import profile
 

@@ -12,13 +12,14 @@ import torch
 
 from cbatch import ConfigError, ModelSpec
 from cbatch.model.topology import Degree, Topology, split_ranks
-from cbatch.sim import PROFILES, ProfileCost
+from cbatch.sim import PROFILES, ProfileCost, load_profile
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile_file import make_profile, profile_content, profile_text, read_profile
 from cbatch.validation import whole
 from experiments.profile import tables
 from experiments.profile.batches import held_out, prompts
+from experiments.profile.copies import copy_times
 from experiments.profile.host import host_times
 from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
@@ -61,6 +62,26 @@ def profile(
     if tensor_parallel > 1:
         limits["tensor_parallel"] = tensor_parallel
     return [_measure_model(spec, batches, limits, backend, output, report) for spec in specs][-1]
+
+
+def measure_copies(report: Report, model: str = "llama-3.1-8b", hardware: str = "", output: str = "") -> Path:
+    """Measures copies of a model's KV blocks between the GPU and host memory, into a copy of its profile.
+
+    Raises ConfigError or ProfileError: a key that cannot be used.
+    """
+    name, spec = hardware or slug(hardware_name("cuda")), load_spec(model)
+    content = profile_content(load_profile(name))
+    report(f"copies of blocks of {spec.name}, on {hardware_name('cuda')}")
+    links = copy_times(spec)
+    source = f"measured by python -m experiments.profile copies model={model}; {today()}; {hardware_name('cuda')}"
+    tables.put_links(content, f"{source}; commit {commit()}", links)
+    path = Path(output) if output else PROFILES / f"{name}.json"
+    write_text(path, profile_text(make_profile(content)))
+    for key in ("to_host", "from_host"):
+        rates = {size: size / seconds / 1e9 for size, seconds in zip(*getattr(links, key), strict=True)}
+        report(f"{key} [GB/s]: " + ", ".join(f"{size / 1e6:.1f} MB {rate:.1f}" for size, rate in rates.items()))
+    report(f"written: {path}")
+    return path
 
 
 def measure_cpu(report: Report, *keys: str) -> Path:
@@ -130,18 +151,22 @@ def _content(path: Path, hardware: str, backend: str, origin: str) -> dict[str, 
 
 
 def _links(backend: str, spec: ModelSpec, report: Report) -> Links:
-    """Times the links between GPUs that can access each other's memory."""
-    if backend != "cuda" or (num_gpus := torch.cuda.device_count()) < 2:
+    """Times copies to host memory, and the links between GPUs that can access each other's memory."""
+    if backend != "cuda":
         return Links()
+    report("copies between GPU and host memory")
+    copies = copy_times(spec)
+    if (num_gpus := torch.cuda.device_count()) < 2:
+        return copies
     # its kernels are written in Triton, which machines without a GPU lack
     from experiments.profile.links import link_times
 
     report(f"links of {num_gpus} GPUs")
     try:
-        return link_times(spec, num_gpus)
+        return replace(link_times(spec, num_gpus), to_host=copies.to_host, from_host=copies.from_host)
     except ConfigError as error:
         report(f"links are not measured: {error}")
-        return Links()
+        return copies
 
 
 def _shares(laboratory: Laboratory, machine: Machine, iterations: Iterations) -> tuple[ShareOf, ShareOf]:

@@ -16,9 +16,11 @@ from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, plain_mode
 
 from cbatch import Limits, Policy, Server
 from cbatch.arrivals import Listed
-from cbatch.kv import KVSize
+from cbatch.kv import Copies, KVSize
 from cbatch.model import ModelSpec
 from cbatch.request_spec import Sampling
+from cbatch.runtime import host_memory
+from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
 from policies.chunking import Fixed, TileAligned
@@ -75,18 +77,46 @@ LAYOUTS = [needing(stages * ranks, stages, ranks) for stages, ranks in ((1, 1), 
 def test_requests_that_find_their_prompts_get_the_tokens_of_generate(
     asynchronous: bool, num_stages: int, num_ranks: int, checkpoints: Path
 ) -> None:
+    """Whether or not evicted blocks go to host memory, which is tiny or holds all; no access to a block or slot is a race."""
     references = [reference for reference in greedy_references(TINY_LLAMA) if len(reference.prompt) > BLOCK_SIZE]
     limits, options = replace(LIMITS, num_stages=num_stages), Options(tensor_parallel=num_ranks)
-    executor = poisoned(gpu.build, with_same_weights(TINY_LLAMA, checkpoints), limits, KV, options)
+    kv, copied = KV._replace(num_host_blocks=64), 0
+    executor = check_races(poisoned(gpu.build, with_same_weights(TINY_LLAMA, checkpoints), limits, kv, options))
     for name, make in POLICIES.items():
-        for num_blocks in (AMPLE, SCARCE):
+        for num_blocks, on_host in ((AMPLE, 0), (SCARCE, 0), (SCARCE, 3), (SCARCE, 64)):
             requests = [references[index % 3].request(index, 1 + index % LONGEST_OUTPUT) for index in range(24)]
-            size = KVSize(num_blocks, BLOCK_SIZE)
+            size = KVSize(num_blocks, BLOCK_SIZE, on_host)
             server = Server(executor, limits, UnitCost(), size, asynchronous, prefix_cache=LRU())
-            server.serve(make(), Listed(requests, {index: 2 * index for index in range(24)}))
+            record = server.serve(make(), Listed(requests, {index: 2 * index for index in range(24)}))
             expected = [references[index % 3].expected(1 + index % LONGEST_OUTPUT) for index in range(24)]
-            assert [request.output for request in requests] == expected, f"{name}, {num_blocks} blocks"
+            what = f"{name}, {num_blocks} blocks, {on_host} in host memory"
+            assert [request.output for request in requests] == expected, what
             assert sum(request.num_cached_tokens for request in requests) > 12 * BLOCK_SIZE
+            copied += sum(each.num_back for each in record.blocks)
+            assert all(each.ended <= record.steps[each.iteration].started + 1e-4 for each in record.blocks), what
+    executor.close()
+    assert copied
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 26])
+def test_blocks_come_back_from_pinned_memory_as_they_were(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scattered blocks, a few at once and in pieces of few slots, copied out, overwritten and copied back to other blocks."""
+    monkeypatch.setattr(host_memory, "AT_ONCE", at_once)
+    monkeypatch.setattr(host_memory, "PIECE", 1 << 20)
+    cache = PagedCache(TINY_LLAMA, KVSize(60, BLOCK_SIZE, 40), CUDA)
+    parts = cache.keys, cache.values
+    for part in parts:
+        part.normal_()
+    before = [part.clone() for part in parts]
+    blocks = host_memory.HostBlocks(cache)
+    assert all(piece.is_pinned() for piece in blocks._pieces)
+    slots = torch.randperm(40).tolist()
+    blocks.copy(Copies(out=[(2 * place, slot) for place, slot in enumerate(slots[:30])]))
+    for part in parts:
+        part.zero_()
+    blocks.copy(Copies(back=[(2 * place + 1, slot) for place, slot in enumerate(slots[:30])]))
+    for part, first in zip(parts, before, strict=True):
+        assert torch.equal(part[:, 1:60:2], first[:, 0:60:2]) and not part[:, 0:60:2].any()
 
 
 @pytest.mark.parametrize(("num_stages", "num_ranks"), LAYOUTS)
