@@ -80,6 +80,7 @@ class TableAttention:
         divides all contexts evenly among the multiprocessors.
     mixed_decodes: the same for decodes that share an iteration with a chunk, if measured to differ.
     seconds_per_score: at the device's largest rate; no chunk outside the measured range is faster.
+    seconds_per_read: of one context token at the memory's peak rate; no decodes outside the measured range are faster.
     shared_reads: share of the time of reading a context token that is saved if another decode also reads the token, which then
         comes from a GPU cache; against decodes. None: nothing is saved.
     least_read: time of reading all context from that cache, as a share of the time of reading it from memory.
@@ -89,6 +90,7 @@ class TableAttention:
     decodes: BilinearGrid
     mixed_decodes: BilinearGrid | None = None
     seconds_per_score: float = 0.0
+    seconds_per_read: float = 0.0
     shared_reads: PiecewiseLinear | None = None
     least_read: float = 0.0
 
@@ -110,9 +112,13 @@ class TableAttention:
 
     @cached_property
     def seconds_per_context(self) -> float:
-        """Returns the seconds per context token at the largest measured rate; no decodes outside the measured range are faster."""
+        """Returns the least seconds per context token of decodes outside the measured range: at the largest measured rate.
+
+        Differences of short measured times can imply more than the memory's peak rate, which therefore limits the rate.
+        """
         rows = zip(self.decodes.sizes, self.decodes.columns, self.decodes.seconds, strict=True)
-        return min(seconds[-1] / (number * contexts[-1]) for number, contexts, seconds in rows)
+        measured = min(seconds[-1] / (number * contexts[-1]) for number, contexts, seconds in rows)
+        return max(measured, self.seconds_per_read)
 
     def seconds(self, shape: BatchShape) -> float:
         chunks, num_decodes, context_of_decodes, _, num_shared = shape

@@ -204,9 +204,11 @@ class Profile:
         rates = self.attention or AttentionRates(bandwidth, self.ceilings.flops_per_second, bandwidth)
         slower = ceilings.flops_per_second / self.ceilings.flops_per_second
         rates = replace(rates, flops_per_second=rates.flops_per_second * slower)
+        kv_bytes = share.kv_bytes_per_token / share.num_layers
         tables = measured.attention and replace(
             measured.attention,
             seconds_per_score=flops_per_score(share) / ceilings.flops_per_second,
+            seconds_per_read=kv_bytes / self.peak.bandwidth_bytes_per_second if self.peak else 0.0,
             least_read=min(bandwidth / CACHE_BYTES_PER_SECOND, 1.0),
         )
         small = self.small_operations

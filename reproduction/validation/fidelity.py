@@ -24,7 +24,17 @@ from experiments.store.provenance import today, write_benchmark, write_text
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation import runs as kept_runs
 from reproduction.validation.cases import CASES, chosen_cases
-from reproduction.validation.compare import CLOSED, TARGETS, by_card, card_of, compare, pair, simulate, speed_of
+from reproduction.validation.compare import (
+    CLOSED,
+    TARGETS,
+    by_card,
+    card_of,
+    compare,
+    pair,
+    simulate,
+    speed_of,
+    tables_of,
+)
 from reproduction.validation.report import show
 from reproduction.validation.runs import ServedRun, figures
 from reproduction.validation.stored import pool, stored_runs
@@ -49,7 +59,7 @@ def main(
     Args:
         path: a trace file; real runs are measured, and added to those in `measured`.
         measured: files of kept runs, each of a card, separated by commas; with `path` at most one. Or written comparisons
-            (.json), also of `capacity`: their errors are printed as one; with `path`, one is simulated again instead.
+            (.json), also of `capacity`: their errors are printed as one; with `path`, one is simulated again and written instead.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
         held: requests of each case. hardware: profile to simulate with. stamp: on writes the errors of these runs, or of these comparisons, into it.
 
@@ -61,18 +71,17 @@ def main(
         raise ConfigError(f"fidelity: give a trace to serve on a GPU, {serve}, or kept runs, {keep}")
     if path and len(measured) > 1:
         raise ConfigError(f"measured={','.join(measured)}: new runs go to one file; give one, or leave out path=")
-    if path and stamp and measured and measured[0].endswith(".json"):
-        raise ConfigError(
-            "stamp=on: what is simulated again is not written; leave out path= to state what the file holds"
-        )
     profile = load_profile(hardware)
     chosen = [replace(case, num_requests=held) for case in chosen_cases(cases, policies)]
     if measured and measured[0].endswith(".json"):
         comparisons = [Path(file) for file in measured]
-        again = stored_runs(comparisons[0], path) if path else []
-        results = [_compared(again, profile)] if path else list(pool(comparisons, profile.name).values())
-        for result in results:
-            show(result)
+        if path:
+            again = stored_runs(comparisons[0], path, tables_of(profile))
+            origins = json.loads(comparisons[0].read_text(encoding="utf-8"))["measured"]
+            comparisons = [_write_compared(origins, again, profile, name, folder)]
+        else:
+            for result in pool(comparisons, profile.name).values():
+                show(result)
     else:
         files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
         kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
@@ -95,17 +104,19 @@ def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str
     """Simulates and compares what was kept of each card; prints and writes it; returns the written file."""
     origins, order = [about for about, _ in kept], [case.name for case in CASES]
     cards = [sorted(runs, key=lambda run: order.index(run.settings["case"])) for _, runs in kept]
-    result = {"measured": origins, **_compared([run for runs in by_card(cards) for run in runs], profile)}
+    return _write_compared(origins, [run for runs in by_card(cards) for run in runs], profile, name, folder)
+
+
+def _write_compared(
+    origins: list[dict[str, Any]], runs: Sequence[ServedRun], profile: Profile, name: str, folder: str
+) -> Path:
+    """Simulates and compares runs, whose cases name their cards; prints and writes the comparison, also at the speed of the cards."""
+    found = compare([pair(run, profile) for run in runs], profile)
+    result = {"measured": origins, **found, "at_card_speed": errors_at_card_speed(runs, profile)}
     show(result)
     written = write_benchmark(name, origins[0]["hardware"], result, folder, VALIDATION)
     print(f"written: {written}")
     return written
-
-
-def _compared(runs: Sequence[ServedRun], profile: Profile) -> dict[str, Any]:
-    """Simulates runs, whose cases name their cards; returns the comparison, also at the speed of the cards."""
-    found = compare([pair(run, profile) for run in runs], profile)
-    return {**found, "at_card_speed": errors_at_card_speed(runs, profile)}
 
 
 def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
@@ -139,7 +150,8 @@ def errors_at_card_speed(runs: Sequence[ServedRun], profile: Profile) -> dict[st
         cards[card_of(run.settings["case"])[1], run.settings["model"]].append(run)
     sizes: dict[str, list[float]] = defaultdict(list)
     for of_card in cards.values():
-        queued = [run for run in of_card if run.settings.get("load") is None]
+        known = [run for run in of_card if "step.started" in run.columns or run.settings.get("iterations")]
+        queued = [run for run in known if run.settings.get("load") is None]
         at_speed = replace(profile, card=speed_of(queued, profile))
         for run in of_card if queued else ():
             if run not in queued:

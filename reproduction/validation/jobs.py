@@ -27,6 +27,7 @@ from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, real_server
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
+from reproduction.validation.compare import tables_of
 
 LIMITS = Limits(64, 2048, 65_536)
 UNLIMITED = 2_000_000
@@ -105,9 +106,8 @@ def main(
         if not measured:
             row["measured"] = figures(serve(real, row["policy"], workload, num_blocks, Vocabulary(spec)), size)
         print(show(row), flush=True)
-    print(
-        f"written: {write_benchmark('jobs', device, {**about, 'model': spec.name, 'runs': rows}, folder, VALIDATION)}"
-    )
+    about |= {"profile": profile.name, "tables": tables_of(profile), "model": spec.name, "runs": rows}
+    print(f"written: {write_benchmark('jobs', device, about, folder, VALIDATION)}")
 
 
 def show(row: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from reproduction.validation.compare import card_of
 
 FILES = (
     *(f"h100/{name}" for name in ("ranked", "other-card", "code", "held_out", "newer-kernels", "sessions")),
+    "h200/ranked",
     *(f"h200/held_out{end}" for end in ("", "-batches", "-qwen3-8b", "-synchronous")),
     *(f"h200/capacity{end}" for end in ("-90", "", "-bracket")),
 )
@@ -48,7 +49,7 @@ def main(measured: tuple[str, ...] = ()) -> None:
     )
     apart = pd.cut(alone["apart"], [0, *SEPARATIONS, np.inf], right=False).rename("apart")
     kinds: dict[str, Any] = {"figure": "size", **dict.fromkeys(("right", *BASELINES), "mean")}
-    kinds |= {"named": "sum", "named right": "sum"}
+    kinds |= {"decided": "sum", "same": "sum", "named": "sum", "named right": "sum"}
     for part in (alone, alone[alone["named"]]):
         print(_text(part.groupby(apart, observed=True).agg(kinds), ["right", *BASELINES]))
         print(_text(part.groupby("what").agg(kinds), ["right", *BASELINES]))

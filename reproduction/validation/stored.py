@@ -9,7 +9,7 @@ from typing import Any
 from cbatch import ConfigError
 from cbatch.sim import load_profile
 from reproduction.validation.cases import CASES, SERVE, sizes, workload
-from reproduction.validation.compare import TARGETS, card_of, cards, on_card, summarize, tables_of
+from reproduction.validation.compare import TARGETS, card_of, on_card, summarize, tables_of
 from reproduction.validation.runs import ServedRun, asked_run
 
 KNOWN = {case.name: case for case in CASES}
@@ -43,20 +43,27 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
     about = {"profile": profile, "targets": TARGETS}
     return {
         loop: about
-        | {"measured": [origins[int(card) - 1] for card in cards(cases)], **summarize(cases), "cases": cases}
+        | {"measured": [origins[int(card) - 1] for card in _cards(cases)], **summarize(cases), "cases": cases}
         for loop, cases in loops.items()
         if cases
     }
 
 
-def stored_runs(file: Path, path: str) -> list[ServedRun]:
-    """Returns the runs in a file that `bench fidelity` wrote, of their iterations the errors alone. path: the trace that was served.
+def _cards(cases: Iterable[str]) -> list[str]:
+    return sorted({card_of(case)[1] for case in cases})
+
+
+def stored_runs(file: Path, path: str, tables: str) -> list[ServedRun]:
+    """Returns the runs in a file that `fidelity` wrote. path: the trace that was served.
+
+    Of their iterations a file has the errors alone; they hold if the file was simulated with these tables, otherwise there are none.
 
     Raises:
         ConfigError: the file cannot be read, or no comparison of known cases.
     """
     try:
-        cases: Mapping[str, Any] = json.loads(file.read_text())["cases"]
+        content = json.loads(file.read_text(encoding="utf-8"))
+        cases: Mapping[str, Any] = content["cases"]
         found = []
         for name, policies in cases.items():
             case = KNOWN[card_of(name)[0]]
@@ -67,7 +74,7 @@ def stored_runs(file: Path, path: str) -> list[ServedRun]:
                     raise KeyError(*missing)
                 asked = workload(replace(case, num_requests=run["requests"]), path, capacity).requests(None)
                 settings = {"case": name, "policy": policy, **sizes(case, asked), "load": case.load, "rate": case.rate}
-                settings["iterations"] = run.get("iterations", {})
+                settings["iterations"] = run["iterations"] if content["tables"] == tables else {}
                 found.append(asked_run({**settings, "loop": case.loop}, run["measured"], asked))
         return found
     except (OSError, ValueError, KeyError) as error:
