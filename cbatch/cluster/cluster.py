@@ -39,7 +39,7 @@ class Cluster:
         pools: Sequence[str] = (),
         staleness: float = 0.0,
         scaling: Scaling | None = None,
-        prices: Sequence[float] = (),
+        prices: Sequence[float | None] = (),
     ) -> None:
         """staleness: see `ClusterView`. scaling: None: all replicas are always there. prices: see `ReplicaView`."""
         self.engines, self.router = list(engines), router
@@ -59,6 +59,7 @@ class Cluster:
         self._now = 0.0
         self._turns = [(0.0, replica) for replica in range(len(self.engines))]  # a heap; some are out of date
         self._due = [0.0] * len(self.engines)  # when the replicas take their next turns
+        self._view.least = scaling.least if scaling else 1
         parts = self._views, self._look, self._idle_at, self._restart
         self.fleet = None if scaling is None else Fleet(scaling, *parts)
 

@@ -25,7 +25,7 @@ class ReplicatedServer:
     staleness: float = 0.0
     cluster: Callable[..., Cluster] = Cluster
     scaling: Scaling | None = None
-    prices: Sequence[float] = ()
+    prices: Sequence[float | None] = ()
 
     def engine(
         self,

@@ -255,12 +255,13 @@ class ClusterView(Sequence[ReplicaView]):
     """All replicas, in whatever phase.
 
     now: seconds; when the request to route has arrived, or the autoscaler is asked. num_arrived: requests routed until then.
+    least: replicas of each pool that are always there.
     """
 
     def __init__(self, replicas: Sequence[ReplicaView], staleness: float) -> None:
         """staleness: seconds from the posting of a report until the router can read it."""
         self._replicas, self._staleness, self.now = replicas, staleness, 0.0
-        self.num_arrived = 0
+        self.num_arrived, self.least = 0, 1
 
     def __getitem__(self, index: int) -> ReplicaView:  # type: ignore[override]
         return self._replicas[index]

@@ -11,7 +11,7 @@ from cbatch.cluster import make_router
 from cbatch.model.topology import Degree
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
-from cbatch.validation import Give, check, not_negative, whole
+from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.settings.hardware import cost_model
 from experiments.workloads import Vocabulary
 
@@ -35,6 +35,17 @@ class Pool(Described):
     policy: Annotated[Mapping[str, Any], Give("arguments of the policy, as in {budget: 512}")] | None = None
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Scaling(Described):
+    """How replicas come and go under `autoscale`: see `cbatch.cluster.Scaling`."""
+
+    tick: Annotated[float, positive("seconds")] = 15.0
+    start_seconds: Annotated[float, not_negative("seconds")] = 240.0
+    least: Annotated[int, whole(1)] = 1
+    up_after: Annotated[float, not_negative("seconds")] = 0.0
+    down_after: Annotated[float, not_negative("seconds")] = 300.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backend(ABC):
     """Where a run executes; the defaults are those of real tokens.
@@ -46,6 +57,7 @@ class Backend(ABC):
     replicas: copies of the model, each with its own queue. router: assigns requests to them: round_robin, least_loaded,
         lmetric, or an object with the method of `cbatch.cluster.Router`.
     pools: unlike replicas, by the name of their pool. staleness: seconds until the router can read a replica's report.
+    scaling: how replicas come and go, where an autoscaler is chosen.
     """
 
     name: ClassVar[str]
@@ -60,6 +72,7 @@ class Backend(ABC):
         None
     )
     staleness: Annotated[float, not_negative("seconds")] = 0.0
+    scaling: Scaling = Scaling()
 
     def __post_init__(self) -> None:
         check(self, "backend.")

@@ -33,6 +33,7 @@ BY_IMPORT_PATH = (
     "eviction",
     "chunking",
     "predictor",
+    "autoscale",
 )  # groups whose option may be the import path of a class
 
 PASSED_ON = ("chunking", "predictor", "chunk", "seed")

@@ -24,7 +24,7 @@ from experiments.workloads import Workload
 _SECTIONS = ("workload", "policy", "backend", "eviction", "runtime", "model")
 """Groups whose keys are keywords by their last part: `rate` is `workload.arrivals.rate`. If two groups share a key, the first counts."""
 
-_OBJECTS = {"policy": "plan", "workload": "requests", "eviction": "keys", "router": "choose"}
+_OBJECTS = {"policy": "plan", "workload": "requests", "eviction": "keys", "router": "choose", "autoscale": "wanted"}
 """Keywords that accept objects, and the method that each object must have."""
 
 OF_FILES = ("decisions", "stream", "tables", "timeline")
@@ -43,7 +43,7 @@ def settings_of(
     Args:
         config, read: see `experiments.job.Command`.
         policy, workload: objects, or names as on the command line.
-        keys: values by keyword. Keywords are keys of conf/config.yaml, or last parts of a group's keys; `eviction` and `router` may be objects.
+        keys: values by keyword. Keywords are keys of conf/config.yaml, or last parts of a group's keys; `eviction`, `router` and `autoscale` may be objects.
 
     Raises:
         ConfigError: a keyword is unknown, a value cannot be used, or an object lacks the method of its kind.
@@ -77,6 +77,8 @@ def settings_of(
         replaced["workload"] = served.within(settings.model.max_positions) if within else served
     if "eviction" in objects:
         replaced["eviction"] = check_eviction(objects["eviction"], settings.prefix_cache)
+    if "autoscale" in objects:
+        replaced["autoscale"] = objects["autoscale"]
     if "router" in objects:
         replaced["backend"] = replace(settings.backend, router=objects["router"])
     return replace(settings, **replaced)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BeforeValidator, WrapValidator
 
 from cbatch import ConfigError, Eviction, ModelSpec
+from cbatch.cluster import Autoscaler
 from cbatch.errors import ProfileError
 from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.results.metrics import Objectives
@@ -29,7 +30,18 @@ from experiments.settings.identity import columns_of
 from experiments.settings.recipe import Recipe, recipe_of
 from experiments.workloads import Workload
 
-GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "eviction", "backend", "experiment")
+GROUPS = (
+    "policy",
+    "chunking",
+    "predictor",
+    "workload",
+    "model",
+    "runtime",
+    "eviction",
+    "backend",
+    "autoscale",
+    "experiment",
+)
 """Keys whose value is the name of a file in a folder of conf/."""
 
 _SECTIONS = ("policy", "workload", "model", "runtime", "backend")
@@ -148,7 +160,7 @@ class Composed:
 class Settings(Keys):
     """All settings of a run.
 
-    eviction: that of the prefix cache; None without a prefix cache.
+    eviction: that of the prefix cache; None without a prefix cache. autoscale: None: all replicas are always there.
     chosen: what each `auto` of a group was resolved to, and why, by key. composed: the source of the settings.
     """
 
@@ -158,6 +170,7 @@ class Settings(Keys):
     runtime: Runtime
     backend: Backend
     eviction: Eviction | None = None
+    autoscale: Autoscaler | None = None
     chosen: Mapping[str, str] = field(compare=False)
     composed: Composed = field(compare=False, repr=False)
 
@@ -216,6 +229,10 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         problem = f"kv.host_tokens={root.kv.host_tokens}: has no effect with prefix_cache=false, which keeps no block"
         raise ConfigError(f"{problem}; give prefix_cache=true")
     backend = _backend(config["backend"], chosen)
+    if "autoscale" in config and backend.replicas == 1:
+        raise ConfigError(
+            "autoscale: one replica neither comes nor goes; give backend.replicas=, the most that there may be"
+        )
     unnamed = "hardware" not in composed.given() and root.hardware == Cuda.predicts_with
     if unnamed and isinstance(backend, Cuda) and (profile := profile_of_gpu()):
         with suppress(ProfileError):  # it lacks the links of several GPUs
@@ -230,6 +247,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         workload=workload,
         policy=recipe_of(config["policy"], config["chunk"], chosen),
         eviction=check_eviction(construct("eviction", config["eviction"]), True) if root.prefix_cache else None,
+        autoscale=construct("autoscale", config["autoscale"], needs=("wanted",)) if "autoscale" in config else None,
         chosen=chosen,
         composed=composed,
     )

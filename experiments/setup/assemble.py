@@ -8,7 +8,7 @@ from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, Request, Server
 from cbatch.arrivals import Arrivals, Listed, Streamed, listed
-from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer
+from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer, Scaling
 from cbatch.facts import Facts, facts_of
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.results.gathered import Gathered
@@ -210,7 +210,10 @@ def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedS
     if len(servers) == 1:
         return servers[0]
     cluster = Cluster if backend.simulated else LiveCluster
-    return ReplicatedServer(servers, backend.router, pools, backend.staleness, cluster)
+    scaler = settings.autoscale
+    scaling = None if scaler is None else Scaling(scaler, **vars(backend.scaling))
+    prices = [price for setup in setups for price in setup.prices]
+    return ReplicatedServer(servers, backend.router, pools, backend.staleness, cluster, scaling, prices)
 
 
 def _decoder(settings: Settings, vocabulary: Vocabulary | None, chosen: dict[str, str]) -> Decode | None:

@@ -43,6 +43,12 @@ class Setup(NamedTuple):
         return None if price is None else price * self.settings.backend.num_devices
 
     @property
+    def prices(self) -> list[float | None]:
+        """Returns the price of each replica per hour."""
+        whole, number = self.dollars_per_hour, self.settings.backend.replicas
+        return [None if whole is None else whole / number] * number
+
+    @property
     def peak(self) -> tuple[float, float] | str:
         """Returns the peak operations and bytes per second of a replica's GPUs, or why they are unknown."""
         profile, backend = self.cost.profile, self.settings.backend

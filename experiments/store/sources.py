@@ -23,7 +23,7 @@ _FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "worklo
 """Code that every run depends on. Policies are not included, since a run depends only on its policy."""
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_SECTIONS = ("policy", "workload", "model", "runtime", "backend", "hardware")
+_SECTIONS = ("policy", "workload", "model", "runtime", "backend", "autoscale", "hardware")
 """Root keys that name modules and files; `eviction` only with a prefix cache. The policy's section contains the used `chunking` and `predictor`."""
 
 _SMALL = 2**20  # bytes; for larger files of a folder, such as weights, size and time are hashed instead
