@@ -18,7 +18,7 @@ from cbatch.sim.roofline import Ceilings
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.style import PAGE, line_style
 from experiments.settings.presets import load_spec
-from reproduction.bench.host_time import DEVICE, KINDS, SHOWN_MS
+from reproduction.bench.host_time import DEVICE, KINDS, SHOWN_MS, WAIT
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import add_provenance, pivot, read_stored, select
 from reproduction.papers.machines import Machines
@@ -73,6 +73,23 @@ def _measured(way: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     yield from ((kind, 0.0, milliseconds) for kind, milliseconds in way["host_ms"].items())
     yield DEVICE, 0.0, way["device_ms"]
     yield from ((f"span {what}", begin, milliseconds) for begin, milliseconds, what in way["lanes"])
+
+
+def device_share(data: pd.DataFrame, hardware: str, way: str) -> float:
+    """Share of an iteration, without a profiler, in which the device runs kernels."""
+    return value(data, hardware=hardware, series=way, what=DEVICE) / value(
+        data, hardware=hardware, series=way, what="iteration"
+    )
+
+
+def host_work(data: pd.DataFrame, hardware: str, way: str) -> float:
+    """Milliseconds per iteration in which the host does not wait, under a profiler."""
+    return sum(value(data, hardware=hardware, series=way, what=kind) for kind in KINDS if kind != WAIT)
+
+
+def least_growth(data: pd.DataFrame, load: str) -> float:
+    """The least growth of the device's wait from one data sheet to the next."""
+    return float(select(data, series=load, what="idle")["value"].diff().min())
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
