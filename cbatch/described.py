@@ -48,6 +48,11 @@ def name_of_class(kind: type) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
 
 
+def class_name(text: str) -> str:
+    """Returns an object's text without the modules of an import path: Aging(free=0.1) for my_routers.Aging(free=0.1)."""
+    return re.sub(r"^(?:[^\W\d]\w*\.)+(?=[^\W\d])", "", text)
+
+
 def text_of(value: object) -> str:
     """Returns a value as on a command line: a path's last part, and the class name of objects without a `__repr__`."""
     match value:

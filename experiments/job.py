@@ -34,6 +34,7 @@ from experiments.workloads.readers.table import read_text
 _LONGEST_NAME = 150  # characters of a folder's name
 _QUOTED_WORD = re.compile(r"'(?!(?:true|false|null|nan|inf)')([a-z_][\w./-]*)'", re.IGNORECASE)
 _CALL = re.compile(r"'?\b([a-z_][\w.]*)\(([\w.,=-]+)\)'?", re.IGNORECASE)
+_OBJECT = re.compile(r"\{_target_: ?([\w.]+)(?:, ?([^{}]*))?\}")
 _INNER_MAPPING, _MAPPING = re.compile(r"([\w.]+): ?\{([^{}]*)\}"), re.compile(r"\{([^{}]*)\}")
 _SECONDS_BETWEEN_LOOKS = 0.2  # at a run that another process has begun
 
@@ -236,8 +237,11 @@ def folder_name(overrides: str) -> str:
     """Returns a readable, unique name for a run of a sweep, short enough for file systems.
 
     overrides: as in `chunk=256,policy=sarathi`. If one value of a sweep is quoted, as in `orca,'slai(x=1)'`, Hydra quotes all of them:
-        the name leaves out quotes, and has the arguments of a policy as `slai_x=1`. Mappings have dotted keys: `pools=a.batch=8,b.replicas=2`.
+        the name leaves out quotes, and has the arguments of a policy as `slai_x=1`, of an object as `mine.Router_x=1`. Mappings have dotted keys: `pools=a.batch=8,b.replicas=2`.
     """
+    overrides = _OBJECT.sub(
+        lambda text: f"{text[1]}({re.sub(': ?', '=', text[2] or '')})".removesuffix("()"), overrides
+    )
     overrides = _CALL.sub(r"\1_\2", _QUOTED_WORD.sub(r"\1", overrides))
     flat, inner = "", overrides
     while flat != inner:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from cbatch import ConfigError
+from cbatch.described import class_name
 from experiments.report.headings import OFFERED, heading_of
 
 FUTURE = " (reads the future)"
@@ -63,7 +64,7 @@ def with_names(axis: Axis, runs: pd.DataFrame, labels: Mapping[str, str]) -> Axi
     values = runs[axis.keys[0]].dropna().unique().tolist() if len(axis.keys) == 1 else []
     if pd.to_numeric(pd.Series(map(str, values)), errors="coerce").notna().all():
         return axis
-    texts = {value: labels.get(str(value), str(value)) for value in values}
+    texts = {value: labels.get(str(value), class_name(str(value))) for value in values}
     if "belady" in texts and axis.keys[0] == "eviction":
         texts["belady"] += FUTURE
     return axis._replace(categories=texts)

@@ -88,7 +88,7 @@ def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: 
     """
     values = np.concatenate(runs)
     shares = np.linspace(0, 1, min(len(values), _MOST_POINTS) + 1) if len(values) else values  # without second tokens
-    style = {**line_style(index), "linestyle": "-", "linewidth": 1.0, "markersize": 4}
+    style = {**line_style(index), "linewidth": 1.0, "markersize": 4}
     style |= {"markevery": (int(first * len(shares) / 4), max(len(shares) // 4, 1))}
     quantiles = np.quantile(values, shares, method="inverted_cdf") if len(values) else values
     axes.plot(quantiles, shares, label=label, drawstyle="steps-post", **style)

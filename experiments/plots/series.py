@@ -12,7 +12,7 @@ from cbatch.validation import check_known
 from experiments.plots.style import MOST_SERIES, PLAIN, Look, visible
 from experiments.report.headings import heading_of
 from experiments.report.intervals import compare, mean_of
-from experiments.report.labels import label_runs
+from experiments.report.labels import label_runs, whole_key
 from experiments.report.text import count_text, figures_text
 from experiments.store.runs import Omitted, print_omitted, select_runs
 
@@ -36,10 +36,12 @@ def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -
     """Reads the finished runs that `look.runs` chooses. Prints the omitted runs.
 
     Runs that differ only in seeds, or in the settings `shown`, share a label. If all labels would begin with the same policy, the
-    policy moves to the heading, column `heading`. Raises ConfigError if there are no such runs.
+    policy moves to the heading, column `heading`. shown: keys, or last parts of keys, which become columns. Raises ConfigError if there are no such runs.
     """
     runs, omitted = select_runs(folder, look.runs)
-    labels, policy = label_runs(runs, shown), str(runs["policy"].iloc[0])
+    whole = {key: whole_key(key, runs) for key in shown}
+    runs = runs.assign(**{key: runs[name] for key, name in whole.items() if name in runs})
+    labels, policy = label_runs(runs, [*whole.values()]), str(runs["policy"].iloc[0])
     shared = labels.str.startswith(f"{policy}, ").all()
     labels = labels.str.removeprefix(f"{policy}, ") if shared else labels
     print_omitted(omitted)

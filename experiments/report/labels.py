@@ -9,12 +9,16 @@ from typing import Any
 import pandas as pd
 
 from cbatch import ConfigError
+from cbatch.described import class_name, describe
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report.intervals import significant
 
 _QUESTION = ("model", "workload")
 """Settings that are in all labels if they differ: figures with different models or workloads do not compare policies."""
+
+_OBJECTS = ("backend.router", "eviction")
+"""Settings whose value is the name of an object, followed in labels by its arguments."""
 
 
 def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":
@@ -50,7 +54,7 @@ def _parts(
     runs: pd.DataFrame, policies: "pd.Series[str]", shown: Collection[str], apart: bool
 ) -> "dict[str, pd.Series[str]]":
     """Returns key=value of each run, by key; NaN for runs that the key does not tell apart."""
-    texts = settings_of(runs)
+    texts = _with_arguments(settings_of(runs), shown)
     seeds = [key for key in map(str, texts) if is_seed(key)]
     given = {key_of(text) for row in runs["summary"] for text in row["about"]["overrides"]}
     keys = [key for key in map(str, texts) if key not in {*shown, *seeds}]
@@ -85,6 +89,28 @@ def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
         settings = {**about["identity"], **options, "code": code}
         rows.append({key: _as_text(value) for key, value in settings.items()})
     return pd.DataFrame(rows, runs.index, dtype=object)
+
+
+def _with_arguments(texts: pd.DataFrame, shown: Collection[str]) -> pd.DataFrame:
+    """Moves an object's arguments that vary into its text, `Aging(free=0.1)`, unless one of these settings is shown."""
+    for key in _OBJECTS:
+        arguments = {name: name.removeprefix(f"{key}.") for name in map(str, texts) if name.startswith(f"{key}.")}
+        if arguments and not {key, *arguments} & {*shown}:
+            vary = [name for name in arguments if texts.groupby(key)[name].nunique(dropna=False).max() > 1]
+            rows = texts[[key, *vary]].rename(columns=arguments).to_dict("records")
+            named = [
+                describe(row.pop(key), {str(name): value for name, value in row.items() if value == value})
+                for row in rows
+            ]
+            texts = texts.assign(**{key: named}).drop(columns=[*arguments])
+    return texts
+
+
+def whole_key(key: str, runs: pd.DataFrame) -> str:
+    """Returns the key of a setting that is given by its last part, as router for backend.router; the key itself if that is unclear."""
+    known = {name for summary in runs["summary"] for name in summary["about"]["identity"]}
+    ends = [name for name in known if name.endswith(f".{key}") and not is_argument(name)]
+    return ends[0] if key not in runs and len(ends) == 1 else key
 
 
 def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
@@ -161,7 +187,8 @@ def _numbered(*columns: "pd.Series[Any]") -> "pd.Series[int]":
 def _shorten(key: str, column: "pd.Series[str]") -> "pd.Series[str]":
     """Shortens paths to their last part, and classes to their name, if the short texts differ as well."""
     mark = "." if key.endswith("_target_") else "/"
-    short = column.str.rstrip(mark).str.rpartition(mark)[2]
+    path = column.str.rstrip(mark).str.rpartition(mark)[2]
+    short = column.map(class_name, na_action="ignore") if key in _OBJECTS else path
     return short if short.nunique() == column.nunique() else column
 
 

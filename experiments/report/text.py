@@ -8,6 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from cbatch.described import class_name
 from cbatch.results.metrics import PERCENTILES
 from cbatch.results.utilisation import PHASES
 from experiments.report.headings import LATENCIES, flat
@@ -43,7 +44,9 @@ def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = No
     texts = [words.format(values[key]) for key, words in _GPUS.items() if values[key] != "1"]
     if (replicas := str(settings.get("backend.replicas", 1))) != "1":
         unlike = " and ".join(f"{pool['replicas']} {name}" for name, pool in (pools or {}).items())
-        texts += [f"{unlike or replicas} replicas", f"router {settings.get('backend.router')}"]
+        texts.append(f"{unlike or replicas} replicas")
+        if router := settings.get("backend.router"):
+            texts.append(f"router {class_name(str(router))}")
         if (age := float(settings.get("backend.staleness", 0))) > 0:
             texts.append(f"reports {age:g} s old")
     return texts

@@ -219,6 +219,11 @@ def test_folder_names_are_short_and_stay_apart() -> None:
     pools = folder_name("pools={large:{batch:8,policy:{chunking:{chunk:64}}},small:{}},chunk=2")
     assert pools.startswith("pools=large.batch=8,large.policy.chunking.chunk=64,small,chunk=2,~")
     assert {folder_name(f"policy={text},y=2") for text in ("'slai(x=1)'", "slai(x=1)")} == {"policy=slai_x=1,y=2"}
+    routers = ("_target_:mine.Aging,free:0.1", "_target_: mine.Aging, free: 0.1", "_target_:mine.Other")
+    assert [folder_name(f"router={{{text}}},y=2") for text in routers] == [
+        *["router=mine.Aging_free=0.1,y=2"] * 2,
+        "router=mine.Other,y=2",
+    ]
     names = {folder_name(overrides) for overrides in (*long, "p=/a/x", "p=/b/x")}
     assert len(names) == 4
     assert all(len(name) < 200 and "/" not in name for name in names)

@@ -172,7 +172,7 @@ def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_pat
         write_run(tmp_path / f"share={share}", settings=settings)
     title = composition.draw(tmp_path, Look(runs="share=0.2")).get_suptitle().replace("\n", " ")
     assert title.startswith("prefill_first: llama-13b, closed, batches of at most 4, 0.571 requests/s, ")
-    assert ", KV cache of 20,000 tokens, eviction lfu, 2 replicas, router mine.R, share=0.2 (" in title
+    assert ", KV cache of 20,000 tokens, eviction lfu, 2 replicas, router R, share=0.2 (" in title
 
 
 def write_rates(folder: Path, key: str, values: Iterable[float], workload: str = "open_loop") -> Path:

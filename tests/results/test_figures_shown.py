@@ -170,11 +170,12 @@ def test_a_run_says_which_gpus_it_has_and_what_each_replica_serves() -> None:
     summary = make_summary(record, settings={"backend": backend}, num_replicas=3)
     assert summary["replicas"] == {"least_requests": 0, "most_requests": 3}
     title, *lines = run_text(summary).splitlines()
-    assert title.endswith(", async, tensor parallelism 2, 4 pipeline stages, 3 replicas, router skew.First")
+    assert title.endswith(", async, tensor parallelism 2, 4 pipeline stages, 3 replicas, router First")
     assert "replicas    0 to 3 requests each" in lines
     assert (
         texts.gpus_texts({"backend.replicas": 1, "backend.router": "round_robin", "backend.tensor_parallel": 1}) == []
     )
+    assert texts.gpus_texts({"backend.replicas": 2}) == ["2 replicas"], "of runs with several routers"
 
 
 Ends = tuple[float, float, float]

@@ -61,6 +61,22 @@ def test_a_label_is_the_policy_and_what_varies() -> None:
     ]
 
 
+def test_an_object_has_its_arguments_with_it_not_behind_the_policy() -> None:
+    """Only arguments that tell runs of the same router apart; an eviction likewise; on an axis the argument is not in the label."""
+    ages = [run("sarathi", backend__router="mine.Aging", backend__router__free=free) for free in (0.1, 0.2)]
+    other = run("sarathi", backend__router="least_loaded")
+    assert labels(*ages, other) == [
+        "sarathi, router=Aging(free=0.1)",
+        "sarathi, router=Aging(free=0.2)",
+        "sarathi, router=least_loaded",
+    ]
+    assert labels(ages[0], other) == ["sarathi, router=Aging", "sarathi, router=least_loaded"]
+    assert labels(*ages, shown=("backend.router.free",)) == ["sarathi", "sarathi"]
+    weights = [run("orca", eviction="marconi", eviction__alpha=alpha) for alpha in (0.5, 2.0)]
+    assert labels(*weights) == ["orca, eviction=marconi(alpha=0.5)", "orca, eviction=marconi(alpha=2)"]
+    assert labels(run(backend__router="a.Mine"), run(backend__router="b.Mine"))[0] == "orca, router=a.Mine"
+
+
 def test_runs_with_a_seed_and_runs_without_are_no_replications_of_each_other() -> None:
     """Three of `noisy` with its seed and three without, of a policy that does not print its predictor: two rows, not one of six."""
     noisy = [run("R", seed=seed, policy__predictor__seed=seed) for seed in range(3)]
