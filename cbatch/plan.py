@@ -17,6 +17,8 @@ class Plan:
         preempt: running requests that lose their KV blocks and wait again; their tokens are recomputed later.
         reject: (waiting request, reason) pairs; these requests end without being served.
         reserve: by request, tokens of KV cache that the request holds from now on.
+        give_up: by session in a pause, whether its blocks are worth a place in host memory, for evictions that read it
+            (`Eviction.on_give_up`).
         pad_to: number of tokens to pad the iteration to (a tile, or the shape of a captured graph).
         wake_at: seconds; the policy plans again at this time unless a request arrives earlier. Ignored unless the plan is
             empty and nothing is in flight. A time that is not after `View.now` counts as None.
@@ -24,7 +26,18 @@ class Plan:
         refusal: why the builder's last `add` granted no tokens; None if it granted tokens, or if there was no builder.
     """
 
-    __slots__ = ("note", "num_tokens", "pad_to", "preempt", "refusal", "reject", "requests", "reserve", "wake_at")
+    __slots__ = (
+        "give_up",
+        "note",
+        "num_tokens",
+        "pad_to",
+        "preempt",
+        "refusal",
+        "reject",
+        "requests",
+        "reserve",
+        "wake_at",
+    )
 
     def __init__(
         self, entries: Iterable[tuple[Request, int]] = (), *, wake_at: float | None = None, note: str = ""
@@ -37,6 +50,7 @@ class Plan:
         self.preempt: list[Request] = []
         self.reject: list[tuple[Request, str]] = []
         self.reserve: dict[Request, int] = {}
+        self.give_up: dict[str, bool] = {}
         self.pad_to: int | None = None
         self.wake_at = wake_at
         self.note = note

@@ -23,7 +23,8 @@ from cbatch.view import EngineView, View
 
 T = TypeVar("T")
 
-_KINDS = {"requests": list, "num_tokens": list, "preempt": list, "reject": list, "reserve": dict, "note": str}
+_KINDS = {"requests": list, "num_tokens": list, "preempt": list, "reject": list, "reserve": dict, "give_up": dict}
+_KINDS["note"] = str
 _ALL_KINDS = tuple(_KINDS.values())
 
 
@@ -180,7 +181,8 @@ class Rules:
             problem = f"plan() returned {type(plan).__name__}, not a cbatch.Plan"
             raise PlanError(f"{self._where}: {problem}; {remedy}")
         columns = type(plan.requests), type(plan.num_tokens), type(plan.preempt), type(plan.reject)
-        usual = (*columns, type(plan.reserve), type(plan.note)) == _ALL_KINDS and plan.wake_at is plan.pad_to is None
+        others = type(plan.reserve), type(plan.give_up), type(plan.note)
+        usual = (*columns, *others) == _ALL_KINDS and plan.wake_at is plan.pad_to is None
         if not usual or len(plan.requests) != len(plan.num_tokens):
             self._check_each_field()
 

@@ -155,6 +155,8 @@ class Turns:
         for request, why in plan.reject:
             self.state.end(request, FinishReason.REJECTED, planned_at, why)
             self._end(request)
+        if plan.give_up and self.state.cache is not None:
+            self.state.cache.give_up(plan.give_up)
         if not plan.requests:
             if not self._in_flight and not plan.preempt and not plan.reject:
                 self._idle(plan)

@@ -1,6 +1,6 @@
 """The prefix cache of an engine, for `State`: connects the pool of hashed blocks, the requests' block hashes, and the eviction."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -134,6 +134,11 @@ class PrefixCache:
         self._register(request, number)
         pool.note_holder(row, table.total.item(row))
         call(pool.eviction, "on_release", request, request.prefix.hashes(number)[:number], pool.now)
+
+    def give_up(self, sessions: Mapping[str, bool]) -> None:
+        """Tells the eviction which sessions the policy gives up: see `Plan.give_up`."""
+        for session, to_host in sessions.items():
+            call(self.pool.eviction, "on_give_up", session, to_host)
 
     def end(self, request: Request) -> None:
         """Prepares the end of a request in any state, and forgets the request."""

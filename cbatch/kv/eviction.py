@@ -57,6 +57,9 @@ class Eviction:
     def on_admit(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
         """Called when a request is admitted, perhaps again. hashes: the hashes of the blocks that it found."""
 
+    def on_give_up(self, session: str, to_host: bool) -> None:
+        """Called when the policy gives up a session's blocks. to_host: they are worth a place in host memory: `Plan.give_up`."""
+
     def on_release(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
         """Called when a request has ended or was preempted. hashes: the hashes of the full blocks that it held."""
 

@@ -82,6 +82,7 @@ class CachedReplay(Hooked):
                 remedy = "the eviction has changed since: record the run again"
                 raise ReplayError(f"iteration {event.iteration}: {finds}; {remedy}")
         checked = check_plan(plan, state, self.view, "that was recorded")
+        self._cache.give_up(plan.give_up)
         for request in plan.preempt:
             state.preempt(request)
         for request, why in plan.reject:
@@ -98,7 +99,7 @@ class CachedReplay(Hooked):
         plan.preempt = [*map(of, decided.preempt)]
         plan.reject = [(of(id_), why) for id_, why in decided.reject]
         plan.reserve = {of(id_): num_tokens for id_, num_tokens in decided.reserve}
-        plan.pad_to = decided.pad_to
+        plan.pad_to, plan.give_up = decided.pad_to, dict(decided.give_up)
         return plan
 
     def end(self, event: StepEnd) -> None:

@@ -47,7 +47,7 @@ class Seen(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A copy of a `Plan` with ids in place of requests. entries: (id, tokens). reject: (id, reason). reserve: (id, tokens)."""
+    """A copy of a `Plan` with ids in place of requests. entries: (id, tokens). reject: (id, reason). reserve: (id, tokens). give_up: (session, to host memory)."""
 
     entries: tuple[tuple[int, int], ...]
     preempt: Ids = ()
@@ -56,6 +56,7 @@ class Decided(NamedTuple):
     pad_to: int | None = None
     wake_at: float | None = None
     note: str = ""
+    give_up: tuple[tuple[str, bool], ...] = ()
 
     def __str__(self) -> str:
         """Returns text such as `0:64 1:1 -2 !3`: minus marks preempted requests, an exclamation mark rejected requests."""
@@ -152,6 +153,7 @@ def read(plan: Plan) -> Decided:
         pad_to=plan.pad_to,
         wake_at=plan.wake_at,
         note=plan.note,
+        give_up=tuple(plan.give_up.items()),
     )
 
 

@@ -43,6 +43,7 @@ class PinnedSessions(SarathiServe, ABC):
         self.first: dict[Hashable, int] = {}  # sessions in the order of their first arrivals
         self.waiting: defaultdict[Hashable, set[Request]] = defaultdict(set)
         self._queue, self._open, self._num_events = WaitingQueue(self.rank), OpenPrograms(), 0
+        self._given_up: dict[str, bool] = {}  # since the last plan: see `Plan.give_up`
 
     @abstractmethod
     def keep(self, request: Request) -> float | None:
@@ -63,6 +64,7 @@ class PinnedSessions(SarathiServe, ABC):
         self.fill(plan, view, self._in_order(plan, view))
         for request in plan.plan.preempt:
             self._wait(request)
+        plan.plan.give_up, self._given_up = self._given_up, {}
         ends = [pin.until for pin in self.pinned.values() if pin.until > view.now]
         return plan.build(wake_at=min(ends, default=inf))
 
@@ -90,6 +92,10 @@ class PinnedSessions(SarathiServe, ABC):
         if self.pinned.pop(program, None) is not None:
             self._queue.push(*self.waiting.get(program, ()))
 
+    def give_up(self, program: Hashable) -> None:
+        """Ends a pin before the session's next turn is admitted."""
+        self.unpin(program)
+
     def _in_order(self, plan: PlanBuilder, view: View) -> Iterator[Request]:
         """Yields prompts under way, then waiting requests as long as they take no pinned blocks."""
         yield from view.prefilling
@@ -114,7 +120,7 @@ class PinnedSessions(SarathiServe, ABC):
         """Ends the pin with the latest end. Returns False if there is none but that of `but`."""
         others = [(pin.until, pin.number, program) for program, pin in self.pinned.items() if program != but]
         if others:
-            self.unpin(max(others)[-1])
+            self.give_up(max(others)[-1])
         return bool(others)
 
     def _wait(self, request: Request) -> None:

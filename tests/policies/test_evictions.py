@@ -6,7 +6,7 @@ import pytest
 
 from cbatch import CachedBlock, ConfigError, Eviction, Request
 from cbatch.kv import PrefixPool
-from policies.evictions import TLRU, Marconi, SoftTTL
+from policies.evictions import TLRU, GivenUp, Marconi, SoftTTL
 
 
 def block(name: str = "", start: int = 0, end: int = 1, holder: int = 0, released_at: float = 0.0) -> CachedBlock:
@@ -113,3 +113,24 @@ def test_a_session_that_goes_on_delays_the_end_of_no_other() -> None:
 def test_settings_out_of_range(make: type[Eviction]) -> None:
     with pytest.raises(ConfigError, match="at least 0"):
         make()
+
+
+def test_what_was_given_up_goes_first_and_only_what_was_swapped_to_host_memory() -> None:
+    """D was discarded, W swapped, L lives, and the last request of E has ended; [s] is the beginning of D, W and L."""
+    eviction = GivenUp()
+    pool = PrefixPool(9, 1, 4, 100, eviction, 9)
+    for row, (session, texts) in enumerate({"L": ["s", "sl"], "W": ["s", "sw"], "D": ["s", "sd"], "E": ["e"]}.items()):
+        found = pool.num_on_device(texts)
+        pool.share(row, texts[:found])
+        pool.extend(row, len(texts) - found)
+        pool.register(row, texts, len(texts))
+        request = Request(row, len(texts), 9, session=session, last=session == "E")
+        eviction.on_release(request, texts, 0.0)
+        pool.release(row, None)
+        if request.last:
+            eviction.on_finish(request)
+    eviction.on_give_up("D", False)
+    eviction.on_give_up("W", True)
+    pool.extend(0, 4)  # blank ones
+    assert evicted(pool, 5) == ["e", "sw", "sd", "sl", "s"], "given up are of a kind: the one released first"
+    assert list(pool.host._slots) == ["sw", "sl", "s"]

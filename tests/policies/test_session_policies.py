@@ -17,7 +17,7 @@ from experiments.workloads import Session, Turn
 from experiments.workloads.scripts import prompts_of
 from policies.chunking import Fixed
 from policies.continuum import Continuum
-from policies.evictions import LRU, SoftTTL
+from policies.evictions import LRU, GivenUp, SoftTTL
 from policies.infercept import InferCept
 from policies.pauses import Pauses, TimeToLive, best_time
 from policies.plas import Atlas, Plas
@@ -55,6 +55,7 @@ def serve(
     places: int = 100,
     tokens: int = 100,
     memory: int = 1000,
+    on_host: int = 0,
     eviction: Eviction | None = None,
     asynchronous: bool = False,
 ) -> Served:
@@ -63,7 +64,7 @@ def serve(
         SimExecutor(SECOND),
         Limits(batch, tokens, memory, tile=1, max_running=places),
         SECOND,
-        KVSize(memory, 1),
+        KVSize(memory, 1, on_host),
         asynchronous,
         prefix_cache=eviction,
     )
@@ -223,28 +224,39 @@ def test_the_wastes_are_those_of_infercept_s_code_and_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("paper", "mean", "pause", "admitted", "hits"),
+    ("paper", "mean", "pause", "swap", "admitted", "hits"),
     [
-        (False, 0.5, 0.25, (5.25, 6.25), 6),  # preserve wastes 3 token-seconds, discard 3.6
-        (False, 0.5, 9.0, (14, 5.6), 2),  # the pause is longer, and wastes 3.6 of them at 5.6 s
-        (False, 3.0, 0.25, (6, 5), 2),  # preserve wastes 18
-        (True, 0.5, 9.0, (14, 6), 2),  # discard wastes a second of 6 tokens
+        (False, 0.5, 0.25, None, (5.25, 6.25), (6, 0)),  # preserve wastes 3 token-seconds, discard 3.6
+        (False, 0.5, 9.0, None, (14, 5.6), (2, 0)),  # the pause is longer, and wastes 3.6 of them at 5.6 s
+        (False, 3.0, 0.25, None, (6, 5), (2, 0)),  # preserve wastes 18
+        (True, 0.5, 9.0, None, (14, 6), (2, 0)),  # discard wastes a second of 6 tokens
+        (False, 0.5, 0.25, 0.045, (5.25, 6.25), (6, 0)),  # swap wastes 2 * 0.27 * 6 = 3.24, preserve 3
+        (False, 0.5, 0.25, 0.01, (6, 5), (6, 4)),  # swap wastes 0.72; J2's 8 tokens take 4 of the 6 blocks
+        (
+            False,
+            3.0,
+            0.25,
+            0.06,
+            (6, 5),
+            (2, 0),
+        ),  # swap wastes 4.32, discard 3.6: what is discarded does not go to the host
+        (True, 0.5, 9.0, 0.01, (14, 5), (6, 4)),
     ],
 )
 def test_infercept_keeps_what_wastes_less(
-    paper: bool, mean: float, pause: float, admitted: tuple[float, float], hits: int
+    paper: bool, mean: float, pause: float, swap: float | None, admitted: tuple[float, float], hits: tuple[int, int]
 ) -> None:
-    """The jobs of `continuum`; a token takes 0.1 s: computing 6 again wastes 0.1 * 6 * 6."""
+    """The jobs of `continuum`; a token takes 0.1 s: computing 6 again wastes 0.1 * 6 * 6. hits: all, and in host memory."""
     jobs = [
         Session("J1", [Turn(2, 5, extra={"tool": "ls"}), Turn(2, 1, (0,), pause, 0)]),
         Session("J2", [Turn(8, 1, pause=4.0)]),
     ]
     pauses = Pauses()
     pauses.add("ls", mean)
-    policy = InferCept(Fixed(20), pauses, 384, 0.0, 0.1, paper)
-    _, second, other = serve(policy, jobs, memory=10, eviction=LRU()).requests
+    policy = InferCept(Fixed(20), pauses, 384, 0.0, 0.1, paper, swap)
+    _, second, other = serve(policy, jobs, memory=10, eviction=GivenUp(), on_host=100).requests
     assert (second.admitted_at, other.admitted_at) == pytest.approx(admitted)
-    assert second.num_cached_tokens == hits
+    assert (second.num_cached_tokens, second.num_host_tokens) == hits
 
 
 # -- any sessions -----------------------------------------------------------------------------------------------------

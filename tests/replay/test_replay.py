@@ -100,7 +100,7 @@ OF_VIEW = attrgetter(
 
 @pytest.mark.parametrize("field", Decided._fields)
 def test_plans_that_differ_in_anything_but_their_note_are_not_the_same(field: str) -> None:
-    others = Decided(((0, 2),), (4,), ((5, "why"),), ((0, 8),), 16, 3.0, "note")
+    others = Decided(((0, 2),), (4,), ((5, "why"),), ((0, 8),), 16, 3.0, "note", (("s", True),))
     plan = Decided(((0, 1),))
     recorded = Decision(7, Seen(0.0, 0, 4, (), (), (), (), 9, 0), plan)
     compared = ReplayComparison(recorded, plan._replace(**{field: getattr(others, field)}), "")

@@ -114,3 +114,18 @@ def test_a_profile_without_times_of_copies_is_named() -> None:
         ProfileError, match=r"hardware=made-up has no times of copies.*; add links.from_host, with bytes"
     ):
         cost.copy_seconds(Copies(), 4)
+
+
+def test_a_preempted_request_returns_from_host_memory() -> None:
+    """Six prompts of 10 tokens grow to 30 each in 90 blocks of one token; swapped out, none of their tokens is computed again."""
+    recomputed = []
+    for on_host in (0, 1000):
+        server = Server(SimExecutor(SECOND), Limits(6, 64, 64), SECOND, KVSize(90, 1, on_host), prefix_cache=LRU())
+        requests = [Request(id_, 10, 20) for id_ in range(6)]
+        server.serve(SarathiServe(Fixed(64)), requests)
+        assert sum(each.num_preemptions for each in requests) > 2
+        recomputed.append(sum(each.num_recomputed_tokens for each in requests))
+        assert sum(each.num_lost_tokens for each in requests) == recomputed[-1] + sum(
+            each.num_cached_again for each in requests
+        )
+    assert recomputed[0] > 0 == recomputed[1]
