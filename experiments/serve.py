@@ -18,6 +18,7 @@ from cbatch.cluster import Cluster, RoundRobin
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
+from cbatch.results.replicas import COLUMNS, rows_of
 from cbatch.results.summary import summarize
 from cbatch.results.turns import early_turns
 from cbatch.results.utilisation import machines_of
@@ -26,9 +27,9 @@ from experiments.report.text import run_text, title_of
 from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import Run, assemble, with_workload
-from experiments.store.csv_tables import RunTables, stated_columns
+from experiments.store.csv_tables import RunTables, stated_columns, write_csv
 from experiments.store.provenance import commit, now, versions, write_json
-from experiments.store.run_folder import DECISIONS, PROFILE, SUMMARY, open_run_folder, write_results
+from experiments.store.run_folder import DECISIONS, PROFILE, REPLICAS, SUMMARY, open_run_folder, write_results
 from experiments.store.sources import sources_of
 from experiments.trials.load import BoundsOf, bounds_of, resolve_load
 
@@ -137,6 +138,8 @@ def serve(
             if settings.tables and not settings.stream:
                 parts = folder, record, served, result.summary
                 write_results(*parts, timeline=settings.timeline, decode=run.decode)
+            if settings.tables and isinstance(run.engine, Cluster):
+                write_csv(folder / REPLICAS, COLUMNS, rows_of(run.gathered, run.prices, len(run.engine.engines)))
             write_json(folder / SUMMARY, result.summary)  # last: says that the run is complete
     return result
 
@@ -164,7 +167,7 @@ def _result_of(
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
         "host": _host_figures(run) if run.kv.num_host_blocks else None,
         "num_replicas": len(caches),
-        "dollars_per_hour": run.dollars_per_hour,
+        "prices": run.prices,
         "machines": None
         if "unknown" in (stated := about["utilisation"])
         else machines_of(stated, gathered.steps["replica"]),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.record import RunRecord
+from cbatch.record import Life, RunRecord
 from cbatch.results import metrics
 from cbatch.results.metrics import Ended, Served, StepColumns
 
@@ -24,13 +24,14 @@ _row_of = attrgetter(*Ended._fields)
 class Gathered:
     """The data of a summary.
 
-    ended: ended requests in the order of their ends. replica_of, pools: as in `RunRecord`. of_pool: the data of each pool, by its name.
+    ended: ended requests in the order of their ends. replica_of, pools, lives: as in `RunRecord`. of_pool: the data of each pool, by its name.
     """
 
     def __init__(self, *pieces: RunRecord) -> None:
         self.ended: list[Ended] = []
         self.replica_of: Mapping[int, int] = {}
         self.pools: Sequence[str] = ()
+        self.lives: Sequence[Life] = ()
         self.of_pool: dict[str, Gathered] = {}
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of unfinished requests
         self._steps: Growing = {}
@@ -62,7 +63,7 @@ class Gathered:
         _add(self._steps, {name: columns[name] for name in metrics.SUMMARIZED})
         _add(self._steps, {"replica": np.array(piece.replicas, np.int64)})
         self.ended += map(Ended._make, map(_row_of, piece.requests))
-        self.replica_of, self.pools = piece.replica_of, piece.pools
+        self.replica_of, self.pools, self.lives = piece.replica_of, piece.pools, piece.lives
         for pool in dict.fromkeys(piece.pools):
             self.of_pool.setdefault(pool, Gathered()).add(_of_pool(piece, pool))
         return served

@@ -1,7 +1,7 @@
 """Summary of one run: every metric of `metrics`, over the measured window of the run."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from cbatch.request import FinishReason
 from cbatch.results import metrics
 from cbatch.results.attainment import attainment, goodput
 from cbatch.results.gathered import Gathered
-from cbatch.results.metrics import Entry, Figures, Objectives, Served, StepColumns, Window, statistics
+from cbatch.results.metrics import Entry, Figures, Floats, Objectives, Served, StepColumns, Window, statistics
+from cbatch.results.replicas import balance, cost, paid_shares
 from cbatch.results.service import fairness, service_of
 from cbatch.results.sessions import session_figures
 from cbatch.results.utilisation import Machines, utilisation
@@ -36,7 +37,7 @@ def summarize(
     num_replicas: int = 1,
     num_warming: int = 0,
     block_size: int = 1,
-    dollars_per_hour: float | None = None,
+    prices: Sequence[float] | None = None,
     machines: Machines | None = None,
 ) -> dict[str, Any]:
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
@@ -53,7 +54,7 @@ def summarize(
         num_warming: `Facts.num_warming`; these requests are left out in addition to `warmup_requests`.
         block_size: tokens per block of the prefix cache.
         machines: None: unknown, without `mfu` and `mbu`.
-        dollars_per_hour: price of all GPUs; None: unknown, without `cost`.
+        prices: US dollars per hour of each replica; None: unknown, without `cost`.
     """
     run = Gathered(record) if isinstance(record, RunRecord) else record
     requests, steps, ended = run.served, run.steps, run.ended
@@ -68,6 +69,7 @@ def summarize(
     cached_by = None if num_evicted_blocks is None else block_size
     sessions = session_figures(ended, requests, ends, window.seconds, num_warming, cached_by)
     throughput, offered = _throughput(requests, window, num_counted), offered_rate(ended)
+    paid = None if prices is None else np.array(prices) * paid_shares(run.lives, window, num_replicas)
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
@@ -84,9 +86,9 @@ def summarize(
         "service": {} if service is None else fairness(service),
         **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks, host)}),
         **({"sessions": sessions} if sessions else {}),
-        **({} if dollars_per_hour is None else {"cost": _cost(dollars_per_hour, window, throughput)}),
-        **({} if num_replicas == 1 else {"replicas": _balance(run.replica_of, num_replicas)}),
-        **({"pools": _pools(run, window)} if run.pools else {}),
+        **({} if paid is None else {"cost": cost(float(paid.sum()), window, throughput)}),
+        **({} if num_replicas == 1 else {"replicas": balance(run, window, num_replicas)}),
+        **({"pools": _pools(run, window, paid)} if run.pools else {}),
     }
 
 
@@ -103,24 +105,27 @@ def _latencies(requests: Served, window: Window) -> Figures:
     }
 
 
-def _pools(run: Gathered, window: Window) -> dict[str, Figures]:
-    """Returns what each pool served in the whole run, its replicas together, and the latencies of the window."""
+def _pools(run: Gathered, window: Window, paid: Floats | None) -> dict[str, dict[str, Any]]:
+    """Returns what each pool served in the whole run, its replicas together, and the latencies and the cost of the window.
+
+    paid: mean dollars per hour of each replica.
+    """
     return {
         pool: {
             "replicas": run.pools.count(pool),
             "requests": len(part.ended),
             "output_tokens": sum(request.num_output_tokens for request in part.ended),
-            "counted_requests": int(window.holds(part.served.last_token).sum()),
+            "counted_requests": (number := int(window.holds(part.served.last_token).sum())),
             **_latencies(part.served, window),
+            **({} if paid is None else {"cost": _cost_of_pool(run, pool, window, paid, number)}),
         }
         for pool, part in run.of_pool.items()
     }
 
 
-def _balance(replica_of: Mapping[int, int], num_replicas: int) -> Figures:
-    """Returns how the requests of the whole run are spread over the replicas."""
-    counts = np.bincount(np.array([*replica_of.values()], int), minlength=num_replicas)
-    return {"least_requests": int(counts.min()), "most_requests": int(counts.max())}
+def _cost_of_pool(run: Gathered, pool: str, window: Window, paid: Floats, num_counted: int) -> Figures:
+    members = np.array(run.pools) == pool
+    return cost(float(paid[members].sum()), window, _throughput(run.of_pool[pool].served, window, num_counted))
 
 
 def _prefix_cache(
@@ -208,20 +213,6 @@ def _throughput(requests: Served, window: Window, num_counted: int) -> dict[str,
         "prefill_tokens_per_second": prefill,
         "decode_tokens_per_second": decode,
         "requests_per_second": num_counted / seconds,
-    }
-
-
-def _cost(dollars_per_hour: float, window: Window, throughput: Mapping[str, float]) -> Figures:
-    """Returns the price of the window, whole and over its tokens; each kind of tokens is charged with all of it."""
-    kinds = {"": "total", "prompt_": "prefill", "output_": "decode"}
-    per_second = {name: throughput[f"{kind}_tokens_per_second"] for name, kind in kinds.items()}
-    return {
-        "dollars_per_hour": dollars_per_hour,
-        "dollars": dollars_per_hour * window.seconds / 3600,
-        **{
-            f"dollars_per_million_{name}tokens": dollars_per_hour / 3600 / rate * 1e6 if rate else math.nan
-            for name, rate in per_second.items()
-        },
     }
 
 

@@ -6,6 +6,7 @@
     copies out                | download 0 |
     requests  | queued | prefill | decode ...
     blocks copied     | 0 |             KV blocks from and to host memory, if the cache has some there
+    replicas  | starting | ready       | draining |    if they come and go
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
 The device has one lane per pipeline stage of real tokens; with several replicas, host and device have one per replica. The file is JSON in Chrome's trace event format, compressed with gzip.
@@ -32,7 +33,8 @@ _LANES = (
     "requests",
     "counters",
     "blocks copied",
-)  # processes 0 to 6 of the trace
+    "replicas",
+)  # processes 0 to 7 of the trace
 
 
 def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) -> None:
@@ -54,8 +56,9 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) 
     replicas = [f"replica {replica}" for replica in range(max(record.replicas, default=-1) + 1)]
     if record.pools:
         replicas = [f"{name} ({pool})" for name, pool in zip(replicas, record.pools, strict=False)]
-    lanes = _lanes(bool(record.copies), bool(record.blocks), stages or replicas, hosts=replicas)
-    events = chain(lanes, steps, copies, blocks, phases)
+    parts = {"copies": record.copies, "blocks": record.blocks, "replicas": record.lives}
+    lanes = _lanes([name for name, rows in parts.items() if not rows], stages or replicas, hosts=replicas)
+    events = chain(lanes, steps, copies, blocks, phases, _life_phases(record))
     with gzip.open(path, "wb", compresslevel=1) as file:  # the fastest
         head = f'{{"displayTimeUnit": "ms", "otherData": {{"title": {json.dumps(title)}}}, "traceEvents": [\n'
         file.write((head + next(events)).encode("ascii"))
@@ -64,12 +67,12 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) 
         file.write(b"\n]}\n")
 
 
-def _lanes(copies: bool, blocks: bool, devices: Sequence[str], hosts: Sequence[str]) -> Iterator[str]:
+def _lanes(absent: Sequence[str], devices: Sequence[str], hosts: Sequence[str]) -> Iterator[str]:
     for number, name in enumerate(_LANES):
-        if (copies or not name.startswith("copies")) and (blocks or name != "blocks copied"):
+        if name.partition(" ")[0] not in absent:
             yield f'{{"ph": "M", "name": "process_name", "pid": {number}, "args": {{"name": "{name}"}}}}'
             yield f'{{"ph": "M", "name": "process_sort_index", "pid": {number}, "args": {{"sort_index": {number}}}}}'
-    for lane, names in ((0, hosts), (2, devices)):
+    for lane, names in ((0, hosts), (2, devices), (7, () if "replicas" in absent else hosts)):
         for thread, name in enumerate(names):
             yield f'{{"ph": "M", "name": "thread_name", "pid": {lane}, "tid": {thread}, "args": {{"name": {json.dumps(name)}}}}}'
 
@@ -98,6 +101,15 @@ def _iteration(step: StepRecord, spans: StageSpans, replica: int) -> str:
 def _span(lane: int, name: str, begin: float, end: float, thread: int = 0) -> str:
     times = f'"ts": {begin * 1e6:.3f}, "dur": {(end - begin) * 1e6:.3f}'
     return f'"ph": "X", "pid": {lane}, "tid": {thread}, "name": "{name}", {times}'
+
+
+def _life_phases(record: RunRecord) -> Iterator[str]:
+    end = max((step.done_at for step in record.steps), default=0.0)
+    for life in record.lives:
+        times = [min(time, life.closed, end) for time in (life.asked, life.ready, life.draining, life.closed)]
+        for phase, begin, until in zip(("starting", "ready", "draining"), times, times[1:], strict=False):
+            if until > begin:
+                yield f"{{{_span(7, phase, begin, until, life.replica)}}}"
 
 
 def _request_phases(requests: Served) -> Iterator[str]:

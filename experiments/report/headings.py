@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
+from cbatch.record import Life
 from cbatch.results.summary import summarize
 from cbatch.results.utilisation import Machines, Work
 
@@ -67,6 +68,9 @@ _HEADINGS = {
     "sessions.cache_lost_share": Heading("lost in pauses [%]", 100.0, "share", "lower"),
     "replicas.least_requests": Heading("least requests of a replica", better="higher"),
     "replicas.most_requests": Heading("most requests of a replica", better="lower"),
+    "replicas.seconds": Heading("replica-seconds", better="lower"),
+    "replicas.mean": Heading("replicas on average", better="lower"),
+    "replicas.most": Heading("most replicas", better="lower"),
     "service.service_difference.mean": Heading("service difference", better="lower"),
     "service.jain_index.mean": Heading("Jain's index", better="higher"),
     **{
@@ -74,6 +78,9 @@ _HEADINGS = {
         for name in ("mfu", "mbu")
         for phase, of in (("run", ""), ("prefill", " of prefill"), ("decode", " of decode"), ("mixed", " mixed"))
     },
+    "cost.dollars": Heading("$", better="lower"),
+    "cost.dollars_per_hour": Heading("$/h", better="lower"),
+    "cost.dollars_per_request": Heading("$ per request", better="lower"),
     "cost.dollars_per_million_tokens": Heading("$ per 1M tokens", better="lower"),
     "cost.dollars_per_million_prompt_tokens": Heading("$ per 1M prompt tokens", better="lower"),
     "cost.dollars_per_million_output_tokens": Heading("$ per 1M output tokens", better="lower"),
@@ -107,6 +114,8 @@ COLUMNS = (
     "run.recomputed_share",
     "mfu.run",
     "mbu.run",
+    "replicas.seconds",
+    "cost.dollars_per_request",
     "cost.dollars_per_million_prompt_tokens",
     "cost.dollars_per_million_output_tokens",
 )
@@ -133,11 +142,15 @@ MORE_COLUMNS = (
     "service.jain_index.mean",
     "replicas.least_requests",
     "replicas.most_requests",
+    "replicas.mean",
+    "replicas.most",
     "iterations.batch_requests",
     "iterations.kv_use_peak",
     "iterations.device_active_share",
     "mfu.[pdm]*",
     "mbu.[pdm]*",
+    "cost.dollars",
+    "cost.dollars_per_hour",
     "cost.dollars_per_million_tokens",
 )
 """Additional figures in `experiments.plot table`."""
@@ -153,7 +166,7 @@ def heading_of(key: str) -> Heading:
     if parts := re.fullmatch(r"sessions\.(?:(job|busy|turn)_seconds|ttft_seconds\.([\d-]+))\.(mean|p\d+)", key):
         name = f"TTFT of turn {parts[2]}" if parts[2] else _OF_SESSIONS[parts[1]]
         return Heading(f"mean {name} [s]" if parts[3] == "mean" else f"{name} {parts[3]} [s]", 1.0, "log", "lower")
-    if parts := re.fullmatch(r"pools\.(.+)\.(\w+_seconds\w*\.\w+)", key):
+    if parts := re.fullmatch(r"pools\.(.+)\.((?:\w+_seconds\w*|cost)\.\w+)", key):
         heading = heading_of(parts[2])
         return heading._replace(text=f"pool {parts[1]}: {heading.text}")
     group, _, rank = key.partition(".")
@@ -183,6 +196,7 @@ def _known_figures() -> list[str]:
     request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0), **session), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
+    record.lives = [Life(0, 0.0)]
     summary = summarize(
         record,
         num_blocks=1,
@@ -190,7 +204,7 @@ def _known_figures() -> list[str]:
         num_replicas=2,
         num_evicted_blocks=0,
         host={"bytes_out": 0, "bytes_back": 0, "waited_seconds": 0.0},
-        dollars_per_hour=1.0,
+        prices=[1.0, 1.0],
         machines=_MACHINES,
     )
     return [*(name for name, _ in flat(summary)), *(key for key in _HEADINGS if key.startswith("regret."))]

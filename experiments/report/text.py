@@ -124,10 +124,14 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         served = f"{count_text(figures['requests'], 'request')}, {figures['output_tokens']:,} output tokens"
         setup = summary["about"]["pools"][pool]
         each = f"{setup['policy']}, batch {setup['limits']['batch']}, {setup['hardware']}"
-        yield f"pool {pool}", f"{served} by {count_text(figures['replicas'], 'replica')}: {each}"
+        price = f"; {_price_text(figures['cost'])}" if "cost" in figures else ""
+        yield f"pool {pool}", f"{served} by {count_text(figures['replicas'], 'replica')}: {each}{price}"
     if balance := summary.get("replicas"):
         least, most = balance["least_requests"], balance["most_requests"]
-        yield "replicas", f"{whole}{least:,} to {count_text(most, 'request')} each"
+        paid = ""
+        if "seconds" in balance:
+            paid = f"; {number(balance['mean'])} on average, at most {balance['most']}: {number(balance['seconds'])} replica-seconds"
+        yield "replicas", f"{whole}{least:,} to {count_text(most, 'request')} each{paid}"
     batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"
     tokens = f"{number(mean['batch_tokens'])} tokens ({share(mean['padding_share'])} padding)"
     each, num = f"{batch} and {tokens}", run["iterations"]
@@ -157,8 +161,13 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
             f"${number(cost[f'dollars_per_million_{kind}_tokens'])} per million {kind} tokens"
             for kind in ("prompt", "output")
         ]
-        yield "cost", f"${number(cost['dollars'])} at ${number(cost['dollars_per_hour'])}/h: {', or '.join(kinds)}"
+        yield "cost", f"${number(cost['dollars'])}, {_price_text(cost)}: {', or '.join(kinds)}"
     yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
+
+
+def _price_text(cost: Mapping[str, Any]) -> str:
+    per_request, number = cost["dollars_per_request"], format_number
+    return f"${number(cost['dollars_per_hour'])}/h, ${number(per_request)} per request, ${number(cost['dollars_per_million_tokens'])} per million tokens"
 
 
 def _sessions(figures: Summary) -> Iterator[tuple[str, str]]:

@@ -70,10 +70,11 @@ class Run:
         return self.setups[0].kv
 
     @property
-    def dollars_per_hour(self) -> float | None:
-        """The price of all GPUs; None unless every pool has a price."""
-        prices = [price for setup in self.setups if (price := setup.dollars_per_hour) is not None]
-        return sum(prices) if len(prices) == len(self.setups) else None
+    def prices(self) -> list[float] | None:
+        """The dollars per hour of each replica; None unless every pool has a price."""
+        prices = [price for setup in self.setups for price in setup.prices]
+        known = [price for price in prices if price is not None]
+        return known if len(known) == len(prices) else None
 
     @property
     def about(self) -> dict[str, Any]:

@@ -35,18 +35,12 @@ class Setup(NamedTuple):
     fits: bool
 
     @property
-    def dollars_per_hour(self) -> float | None:
-        """Returns the price of all GPUs of the pool; None if it is unknown."""
-        price = self.settings.price
+    def prices(self) -> list[float | None]:
+        """Returns the dollars per hour of each replica's GPUs; None where they are unknown."""
+        price, backend = self.settings.price, self.settings.backend
         if price is None and self.fits:
             price = self.cost.profile.price
-        return None if price is None else price * self.settings.backend.num_devices
-
-    @property
-    def prices(self) -> list[float | None]:
-        """Returns the price of each replica per hour."""
-        whole, number = self.dollars_per_hour, self.settings.backend.replicas
-        return [None if whole is None else whole / number] * number
+        return [None if price is None else price * backend.num_devices / backend.replicas] * backend.replicas
 
     @property
     def peak(self) -> tuple[float, float] | str:

@@ -31,9 +31,24 @@ from experiments.store.csv_tables import REQUESTS, STEPS, has_rows, write_csv
 from experiments.text import up_to_stop
 
 CONFIG, SUMMARY, COPIES, STAGES = "config.yaml", "summary.json", "copies.csv", "stages.csv"
+REPLICAS = "replicas.csv"
 TOKENS, OUTPUTS, TIMELINE = "tokens.npz", "outputs.jsonl", "timeline.json.gz"
 DECISIONS, PROFILE = "decisions.jsonl.gz", "profile.json"
-FILES = (CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, UNFINISHED)
+FILES = (
+    CONFIG,
+    SUMMARY,
+    REQUESTS,
+    STEPS,
+    REPLICAS,
+    COPIES,
+    STAGES,
+    TOKENS,
+    OUTPUTS,
+    TIMELINE,
+    DECISIONS,
+    PROFILE,
+    UNFINISHED,
+)
 
 _PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # prefixes of hidden files that a killed run leaves behind
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from cbatch import ConfigError, RunRecord, StepRecord
 from cbatch.results.metrics import Served
+from cbatch.results.replicas import COLUMNS
 from cbatch.results.service import NO_CLIENT, Service
 from experiments.store.csv_tables import (
     EXTRA,
@@ -25,7 +26,7 @@ from experiments.store.csv_tables import (
     request_rows,
     stated_columns,
 )
-from experiments.store.run_folder import TOKENS, check_whole, read_summary
+from experiments.store.run_folder import REPLICAS, TOKENS, check_whole, read_summary
 from experiments.store.runs import read_runs, reading
 
 _NAMES = {"client", "session", "tier", "finish_reason", "reject_reason"}
@@ -38,6 +39,11 @@ def read_requests(folder: str | Path) -> pd.DataFrame:
     The requests' `extra` attributes are columns `extra.NAME`.
     """
     return _table(folder, REQUESTS, ["id", *LATENCY_COLUMNS])
+
+
+def read_replicas(folder: str | Path) -> pd.DataFrame:
+    """Reads one row per life of a replica, in the order in which they were asked for. Times are seconds; NaN: did not happen."""
+    return pd.read_csv(_file(folder, REPLICAS), keep_default_na=False, na_values=dict.fromkeys(COLUMNS[2:], ""))
 
 
 def read_service(folder: str | Path) -> Service | None:

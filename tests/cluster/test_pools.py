@@ -101,10 +101,19 @@ def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:
     for price, wanted in ((None, 2 * 4.0 + 3 * 1.5), (5.0, 2 * 5.0 + 3 * 1.5)):
         cost = simulate("orca", "open_loop", requests=4, pools=pools, price=price).summary["cost"]
         assert cost["dollars_per_hour"] == wanted
+    paid = simulate("orca", "open_loop", requests=40, pools=pools, price=5.0, router="least_loaded")
+    seconds, million = paid.summary["run"]["counted_seconds"], 1e6
+    for pool, hourly in (("large", 2 * 5.0), ("small", 3 * 1.5)):
+        own, part = paid.requests[paid.requests["pool"] == pool], paid.summary["pools"][pool]["cost"]
+        dollars, tokens = hourly * seconds / 3600, own["prompt_tokens"].sum() + own["output_tokens"].sum()
+        wanted_parts = {"dollars_per_hour": hourly, "dollars": dollars, "dollars_per_request": dollars / len(own)}
+        assert {key: part[key] for key in wanted_parts} == pytest.approx(wanted_parts)
+        assert part["dollars_per_million_tokens"] == pytest.approx(dollars / tokens * million)
+        assert f"${hourly:.3g}/h" in str(paid)
     pools["small"].pop("price")
     assert "cost" not in simulate("orca", "open_loop", requests=4, pools=pools).summary, "one pool has no price"
     alone = simulate("orca", "open_loop", requests=4, price=5.0, replicas=2, tensor_parallel=2, pipeline_stages=2)
-    assert alone.summary["cost"]["dollars_per_hour"] == 8 * 5.0 and "at $40/h" in str(alone)
+    assert alone.summary["cost"]["dollars_per_hour"] == 8 * 5.0 and "$40/h" in str(alone)
 
 
 def test_equal_pools_serve_as_replicas_do() -> None:

@@ -1,11 +1,17 @@
 """Replicas that come and go: the phases of their lives, what they are paid for, and that no request is lost."""
 
+import gzip
+import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from commands import command, summary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import make_engine
@@ -16,6 +22,7 @@ from cbatch import Limits, Request
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LiveCluster, Phase, Scaling
 from cbatch.errors import ConfigError, PolicyError
+from experiments.store.tables import read_replicas, read_requests
 from policies.orca import Orca
 
 POOLS = ("a", "a", "b", "a", "b")
@@ -192,3 +199,54 @@ def test_a_live_replica_starts_and_drains() -> None:
     own = [request for request in requests if cluster.replica_of[request.id] == 1]
     assert own and all(life.ready <= request.arrival_time + 0.2 for request in own)
     assert max(request.finished_at or inf for request in own) <= life.closed
+
+
+OWN = """
+class Square:
+    \"""Three replicas in every other minute.\"""
+
+    def __init__(self, most=3):
+        self.most = most
+
+    def wanted(self, view):
+        return self.most if view.now // 60 % 2 else 1
+"""
+
+
+def test_a_run_is_paid_for_what_was_there(tmp_path: Path) -> None:
+    """Replica-seconds and money, counted again from the times at which replicas came and went; pooled, and by replica."""
+    (tmp_path / "square.py").write_text(OWN)
+    scaling = "{tick: 5, start_seconds: 10, down_after: 0}"
+    work = ("workload=open_loop", "workload.num_requests=900", "workload.arrivals.rate=4", "price=3")
+    keys = ("autoscale=square.Square(most=3)", "backend=sim", "backend.replicas=4", "backend.router=least_loaded")
+    done = command("run", "policy=orca", *work, *keys, f"backend.scaling={scaling}", "output=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures, lives, requests = (
+        summary(tmp_path / "run"),
+        read_replicas(tmp_path / "run"),
+        read_requests(tmp_path / "run"),
+    )
+    end, grid = requests["last_token"].max(), 0.01
+    places = np.arange(grid / 2, end, grid)
+    closed = lives["closed"].fillna(math.inf)
+    paid = sum(
+        ((places > asked) & (places < until)).sum() * grid for asked, until in zip(lives["asked"], closed, strict=True)
+    )
+    there = figures["replicas"]
+    assert there["seconds"] == pytest.approx(paid, abs=grid * 2 * len(lives)) and there["most"] == 3
+    assert there["mean"] == pytest.approx(there["seconds"] / figures["run"]["counted_seconds"])
+    assert figures["cost"]["dollars"] == pytest.approx(3 * there["seconds"] / 3600)
+    assert figures["cost"]["dollars_per_request"] == pytest.approx(figures["cost"]["dollars"] / 900)
+    assert lives["dollars"].sum() == pytest.approx(figures["cost"]["dollars"])
+    assert lives["requests"].sum() == 900 and lives["output_tokens"].sum() == requests["output_tokens"].sum()
+    assert there["lives"] == len(lives) == 5 and {*lives["ready"] - lives["asked"]} == {0.0, 10.0}
+    for life in lives.itertuples():
+        own = requests[(requests["replica"] == life.replica) & (requests["arrival"] >= life.ready)]
+        own = own[own["last_token"] <= (math.inf if math.isnan(life.closed) else life.closed)]
+        assert len(own) == life.requests and (life.requests == 0) == math.isnan(life.dollars_per_request)
+    assert "replica-seconds" in done.stdout
+    lanes = json.loads(gzip.decompress((tmp_path / "run" / "timeline.json.gz").read_bytes()))["traceEvents"]
+    spans = [(event["tid"], event["name"]) for event in lanes if event.get("pid") == 7 and event["ph"] == "X"]
+    assert {name for _, name in spans} == {"starting", "ready", "draining"}
+    refused = command("run", "policy=orca", *work, *keys[:2], cwd=tmp_path)
+    assert refused.returncode == 2 and "autoscale: one replica neither comes nor goes" in refused.stderr

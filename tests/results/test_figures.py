@@ -103,16 +103,16 @@ def test_every_figure_of_the_summary_is_held_against_one_made_by_hand() -> None:
 
 
 def test_the_price_of_a_run_and_of_a_million_tokens() -> None:
-    """15 prompt and 6 output tokens in 11.75 s. 5 dollars per hour are 120 a day (the asynchronous batching post)."""
-    cost, paid = make_summary(make_record(), dollars_per_hour=5.0)["cost"], 5.0 * 11.75 / 3600
+    """3 requests with 15 prompt and 6 output tokens in 11.75 s. 5 dollars per hour are 120 a day (the asynchronous batching post)."""
+    cost, paid = make_summary(make_record(), prices=[5.0])["cost"], 5.0 * 11.75 / 3600
     per_million = {"tokens": 21, "prompt_tokens": 15, "output_tokens": 6}
     prices = {f"dollars_per_million_{name}": paid / (number / 1e6) for name, number in per_million.items()}
-    assert cost == pytest.approx({"dollars_per_hour": 5.0, "dollars": paid, **prices})
-    day = make_summary(make_record(), dollars_per_hour=5.0 * 86_400 / 11.75)["cost"]
+    assert cost == pytest.approx({"dollars_per_hour": 5.0, "dollars": paid, "dollars_per_request": paid / 3, **prices})
+    day = make_summary(make_record(), prices=[5.0 * 86_400 / 11.75])["cost"]
     assert day["dollars"] == pytest.approx(120)
     nothing = make_record()
     nothing.requests, nothing.steps, nothing.receivers = [], [], []
-    assert math.isnan(make_summary(nothing, dollars_per_hour=5.0)["cost"]["dollars_per_million_tokens"])
+    assert math.isnan(make_summary(nothing, prices=[5.0])["cost"]["dollars_per_million_tokens"])
 
 
 def test_tokens_of_a_request_that_is_rejected_later_count_nowhere() -> None:

@@ -1,0 +1,79 @@
+"""Computes what replicas cost, how requests are spread over them, and when they are there."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from cbatch.record import Life
+from cbatch.results.gathered import Gathered
+from cbatch.results.metrics import Figures, Floats, Window, find_window
+
+COLUMNS = (
+    *("replica", "pool", "asked", "ready", "draining", "closed", "requests", "prompt_tokens", "output_tokens"),
+    *("paid_seconds", "dollars", "dollars_per_request", "dollars_per_million_tokens"),
+)
+"""Of replicas.csv, which has a row for each life of a replica."""
+
+
+def paid_shares(lives: Sequence[Life], window: Window, num_replicas: int) -> Floats:
+    """Returns the share of the window for which each replica is paid, [replicas]; 1 without lives."""
+    if not lives:
+        return np.ones(num_replicas)
+    paid = np.zeros(num_replicas)
+    for life in lives:
+        paid[life.replica] += _paid(life, window)
+    return paid / (window.seconds or math.nan)
+
+
+def _paid(life: Life, window: Window) -> float:
+    return max(min(life.closed, window.end) - max(life.asked, window.start), 0.0)
+
+
+def cost(dollars_per_hour: float, window: Window, throughput: Mapping[str, float]) -> Figures:
+    """Returns the price of the window, whole and over its requests and tokens; each kind of tokens is charged with all of it."""
+    kinds = {"": "total", "prompt_": "prefill", "output_": "decode"}
+    rates = {f"million_{name}tokens": throughput[f"{kind}_tokens_per_second"] / 1e6 for name, kind in kinds.items()}
+    rates = {"request": throughput["requests_per_second"], **rates}
+    return {
+        "dollars_per_hour": dollars_per_hour,
+        "dollars": dollars_per_hour * window.seconds / 3600,
+        **{f"dollars_per_{of}": dollars_per_hour / 3600 / rate if rate else math.nan for of, rate in rates.items()},
+    }
+
+
+def balance(run: Gathered, window: Window, num_replicas: int) -> Figures:
+    """Returns how the requests of the whole run are spread over the replicas and, if these come and go, the replica-seconds paid in the window."""
+    counts = np.bincount(np.array([*run.replica_of.values()], int), minlength=num_replicas)
+    spread: Figures = {"least_requests": int(counts.min()), "most_requests": int(counts.max())}
+    if not run.lives:
+        return spread
+    mean = float(paid_shares(run.lives, window, num_replicas).sum())
+    changes = sorted((at, by) for life in run.lives for at, by in ((life.asked, 1), (life.closed, -1)))
+    most = int(np.cumsum([by for _, by in changes]).max())
+    return {**spread, "seconds": mean * window.seconds, "mean": mean, "most": most, "lives": len(run.lives)}
+
+
+def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) -> Iterator[tuple[object, ...]]:
+    """Yields the rows of replicas.csv for the whole run."""
+    whole = find_window(run.steps, run.served)
+    lives = run.lives or [Life(replica, whole.start, whole.start) for replica in range(num_replicas)]
+    closings: dict[int, list[float]] = {replica: [] for replica in range(num_replicas)}
+    sums: dict[int, list[list[int]]] = {replica: [] for replica in range(num_replicas)}
+    for life in lives:
+        closings[life.replica].append(life.closed)
+        sums[life.replica].append([0, 0, 0])
+    for request in run.ended:
+        if (replica := run.replica_of.get(request.id)) is not None:
+            own = sums[replica][bisect_left(closings[replica], request.finished_at)]
+            for place, number in enumerate((1, request.num_prompt_tokens, request.num_output_tokens)):
+                own[place] += number
+    for life in lives:
+        served, seconds = sums[life.replica].pop(0), _paid(life, whole)
+        dollars = None if prices is None else prices[life.replica] * seconds / 3600
+        each = [dollars and over and dollars / over for over in (served[0], (served[1] + served[2]) / 1e6)]
+        pool = run.pools[life.replica] if run.pools else ""
+        times = (life.asked, life.ready, life.draining, life.closed)
+        stated = (None if time == math.inf else time for time in times)
+        yield (life.replica, pool, *stated, *served, seconds, dollars, *(value or None for value in each))
