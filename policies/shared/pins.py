@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cbatch import Plan, PlanBuilder, Request, View
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
-from policies.shared.programs import OpenPrograms, program_of
+from policies.shared.programs import OpenPrograms, ends_program, program_of
 from policies.shared.waiting import WaitingQueue
 
 
@@ -66,7 +66,9 @@ class PinnedSessions(SarathiServe, ABC):
             self._wait(request)
         plan.plan.give_up, self._given_up = self._given_up, {}
         ends = [pin.until for pin in self.pinned.values() if pin.until > view.now]
-        return plan.build(wake_at=min(ends, default=inf))
+        built = plan.build(wake_at=min(ends, default=inf))
+        built.least_free = self._num_blocks(view)
+        return built
 
     def on_arrival(self, request: Request) -> None:
         self._open.arrive(request)
@@ -81,7 +83,7 @@ class PinnedSessions(SarathiServe, ABC):
         if self._open.finish(request):
             self.unpin(program)
             del self.first[program]
-        elif (seconds := self.keep(request)) is not None:
+        elif not ends_program(request) and (seconds := self.keep(request)) is not None:
             self.unpin(program)
             self._num_events += 1
             tokens = request.num_prompt_tokens + request.num_output_tokens - 1
