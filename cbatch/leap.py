@@ -22,7 +22,7 @@ MOST = 512
 """Most iterations of one leap: bounds the work that is wasted if a request arrives."""
 
 
-def foresee(latest: InFlight | None, state: State, num_in_flight: int, ends: bool) -> list[int]:
+def foresee(latest: InFlight | None, state: State, num_in_flight: int, ends: bool, least_free: int) -> list[int]:
     """Implements `Engine.foresee`. latest: the latest turn's iteration, if its plan is of decodes alone."""
     if latest is None or state.latest is None or latest.step.copies is not None:
         return []
@@ -30,7 +30,7 @@ def foresee(latest: InFlight | None, state: State, num_in_flight: int, ends: boo
         return []
     if latest.state[1:] != (state.pool.num_used, len(state.waiting), len(latest.step.rows)):
         return []
-    return blocks_used(latest.step, state, num_repeats(latest.step, state, num_in_flight) + ends)
+    return blocks_used(latest.step, state, num_repeats(latest.step, state, num_in_flight) + ends, least_free)
 
 
 def num_repeats(step: Step, state: State, num_in_flight: int) -> int:
@@ -47,8 +47,8 @@ def num_repeats(step: Step, state: State, num_in_flight: int) -> int:
     return max(min(MOST, min(left) - 1), 0)
 
 
-def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
-    """Returns the KV blocks in use after each of `num_iterations` iterations that repeat this one, while there are enough.
+def blocks_used(step: Step, state: State, num_iterations: int, least_free: int) -> list[int]:
+    """Returns the KV blocks in use after each of `num_iterations` iterations that repeat this one, while `least_free` stay free.
 
     With a prefix cache and waiting requests, or with host memory for the cache, the iterations end before a cached block is taken.
     """
@@ -61,7 +61,7 @@ def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
     used = list(accumulate(taken, initial=pool.num_used))
     cached = state.cache.pool if state.cache is not None else None
     num_kept = cached.num_cached if cached is not None and (state.waiting or cached.host.num_slots) else 0
-    return used[1 : bisect_right(used, pool.num_blocks - num_kept)]
+    return used[1 : bisect_right(used, pool.num_blocks - max(num_kept, least_free))]
 
 
 def entered(

@@ -20,14 +20,16 @@ class Plan:
         give_up: by session in a pause, whether its blocks are worth a place in host memory, for evictions that read it
             (`Eviction.on_give_up`).
         pad_to: number of tokens to pad the iteration to (a tile, or the shape of a captured graph).
-        wake_at: seconds; the policy plans again at this time unless a request arrives earlier. Ignored unless the plan is
-            empty and nothing is in flight. A time that is not after `View.now` counts as None.
+        wake_at: seconds; the policy plans again at this time unless a request arrives earlier. After an empty plan with nothing in
+            flight, which waits (a time that is not after `View.now` counts as None); and if `Policy.steady`, instead of a repeat.
+        least_free: KV blocks that must stay free for the plan to be repeated.
         note: free text for the log of this iteration.
         refusal: why the builder's last `add` granted no tokens; None if it granted tokens, or if there was no builder.
     """
 
     __slots__ = (
         "give_up",
+        "least_free",
         "note",
         "num_tokens",
         "pad_to",
@@ -52,7 +54,7 @@ class Plan:
         self.reserve: dict[Request, int] = {}
         self.give_up: dict[str, bool] = {}
         self.pad_to: int | None = None
-        self.wake_at = wake_at
+        self.wake_at, self.least_free = wake_at, 0
         self.note = note
         self.refusal: Refusal | None = None
 

@@ -183,6 +183,7 @@ class Rules:
         columns = type(plan.requests), type(plan.num_tokens), type(plan.preempt), type(plan.reject)
         others = type(plan.reserve), type(plan.give_up), type(plan.note)
         usual = (*columns, *others) == _ALL_KINDS and plan.wake_at is plan.pad_to is None
+        usual &= type(plan.least_free) is int
         if not usual or len(plan.requests) != len(plan.num_tokens):
             self._check_each_field()
 
@@ -197,6 +198,9 @@ class Rules:
             self._refuse("pad_to", "not a whole number or None")
         if plan.wake_at is not None and not (isinstance(plan.wake_at, Real) and isfinite(plan.wake_at)):
             self._refuse("wake_at", "not a time in seconds or None")
+
+        if type(plan.least_free) is not int:
+            self._refuse("least_free", "not a whole number")
 
     def _refuse(self, name: str, problem: str) -> NoReturn:
         what = f"{name} is a {type(getattr(self.plan, name)).__name__}, {problem}"

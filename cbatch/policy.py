@@ -47,8 +47,9 @@ class Policy(Protocol):
     The last four methods may change only the policy's own state.
 
     `steady = True` in the policy's own class is a promise: if a plan is one decode per running request, the next plan is the same
-    until a request arrives or ends, or the number of free KV blocks changes. `steady` may be a property. The simulator
-    (`cbatch.leap`) repeats such a plan without calling `plan`, and calls `on_step` afterwards, unless the policy has `on_tokens`.
+    until a request arrives or ends, KV blocks run short (`Plan.least_free`), or `Plan.wake_at` comes. `steady` may be a property.
+    The simulator (`cbatch.leap`) repeats such a plan without calling `plan`, and calls `on_step` afterwards, unless the policy has
+    `on_tokens`.
     vLLM's adapter repeats it unless the policy has `on_tokens` or `on_step`. `experiments.check` tests the promise. With
     `steady = False` in the class, `plan` may set `self.steady` for the returned plan.
 

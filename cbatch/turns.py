@@ -78,6 +78,7 @@ class Turns:
         self.arrivals.server_seconds = getattr(executor, "server_seconds", 0.0)
         self._waiting, self._stall_watch = Waiting(executor, self._in_flight), StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
+        self._renewal = inf, 0  # seconds from which, and free blocks below which this plan is not repeated
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._timed: Callable[[Any], Any] = getattr(executor, "timed", lambda plan: plan)
@@ -169,13 +170,15 @@ class Turns:
         launched = InFlight(step, self.executor.launch(step), (planned_at, self.executor.now()), counts)
         if step.num_batch_tokens == step.num_decode_tokens and not plan.preempt and not plan.reject:
             self._latest = launched
+            self._renewal = inf if plan.wake_at is None else plan.wake_at, plan.least_free
         if self.observer is not None:
             self.observer.changed([(self.executor.now(), state.pool.num_used)])
         return launched
 
     def _leap(self, until: float) -> bool:
         """Takes the turns before `until` that repeat the latest turn; returns False if there are none."""
-        latest, executor, change = self._latest, cast(Any, self.executor), min(until, self._waiting.departures.next_at)
+        latest, executor = self._latest, cast(Any, self.executor)
+        change = min(until, self._waiting.departures.next_at, self._renewal[0])
         if latest is None or executor.now() >= change or not self._call(is_steady, self.policy):
             return False
         if not (foreseen := self.foresee()):
@@ -212,7 +215,9 @@ class Turns:
 
         ends: include the iteration after which a request has ended, which cannot be leapt over.
         """
-        return foresee(self._latest, self.state, self._depth, ends) if len(self._in_flight) == self._depth else []
+        if len(self._in_flight) != self._depth or self.executor.now() >= self._renewal[0]:
+            return []
+        return foresee(self._latest, self.state, self._depth, ends, self._renewal[1])
 
     def _complete(self, launched: InFlight) -> None:
         """Waits for the oldest step in flight and absorbs its tokens."""

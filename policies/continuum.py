@@ -13,11 +13,14 @@ Source: the code (Whrlicht/vllm-continuum); the paper's rule for times from seco
 from cbatch import Request, View
 from policies.chunking import ChunkSelector
 from policies.pauses import TimeToLive
+from policies.sarathi_serve import SarathiServe
 from policies.shared.pins import PinnedSessions
 from policies.shared.programs import program_of
 
 
 class Continuum(PinnedSessions):
+    steady = SarathiServe.steady
+
     def __init__(self, chunking: ChunkSelector, ttl: TimeToLive, pins: bool = True) -> None:
         super().__init__(chunking, pins)
         self.ttl = ttl

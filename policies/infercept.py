@@ -17,12 +17,15 @@ from math import inf
 from cbatch import BatchShape, ConfigError, Request, View
 from policies.chunking import ChunkSelector
 from policies.pauses import Pauses
+from policies.sarathi_serve import SarathiServe
 from policies.shared.pins import Pin, PinnedSessions
 from policies.shared.programs import program_of
 from policies.shared.waste import waste_of_computing, wastes
 
 
 class InferCept(PinnedSessions):
+    steady = SarathiServe.steady
+
     def __init__(
         self,
         chunking: ChunkSelector,

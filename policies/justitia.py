@@ -15,12 +15,13 @@ from heapq import heappop, heappush
 from cbatch import Plan, Request, View
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
+from policies.sarathi_serve import SarathiServe
 from policies.shared.programs import OpenPrograms, program_of
 from policies.shared.waiting import RankedPrompts
 
 
 class Justitia(RankedPrompts):
-    depends_on = ("sessions",)
+    depends_on, steady = ("sessions",), SarathiServe.steady
 
     def __init__(self, chunking: ChunkSelector, predictor: Predictor, window: int = 200) -> None:
         super().__init__(chunking, self._tag)
@@ -32,7 +33,8 @@ class Justitia(RankedPrompts):
         self._virtual, self._fluid = 0.0, list[float]()  # time, and the tags of jobs that the fluid system serves
 
     def plan(self, view: View) -> Plan:
-        self._advance((view.iteration - self._iteration) * view.kv.num_tokens)
+        for _ in range(self._iteration, view.iteration):  # several if plans were repeated
+            self._advance(view.kv.num_tokens)
         self._iteration = view.iteration
         for request in filter(view.is_waiting, self._arrived):
             if (job := program_of(request)) not in self.tags:

@@ -10,18 +10,21 @@ moves to the first queue. Source: the paper's text; ATLAS from secondary notes. 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from itertools import filterfalse, islice
+from math import inf
 
-from cbatch import Plan, Refusal, Request, View
+from cbatch import Plan, Refusal, Request, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.attained import AttainedQueues, Program
 from policies.shared.programs import OpenPrograms, program_of
+from policies.shared.repeats import Repeats
 from policies.shared.step_times import shape_of
 from policies.shared.waiting import WaitingQueue
 
 
 class Plas(SarathiServe):
     depends_on: tuple[str, ...] = ("sessions", "places")
+    steady = False  # set by each plan: True if it decodes all requests, and in the order of the next plan
 
     def __init__(
         self, chunking: ChunkSelector, thresholds: Sequence[float] = (2.0, 8.0, 32.0), beta: float = 10.0
@@ -31,8 +34,10 @@ class Plas(SarathiServe):
         self.thresholds, self.beta, self._queues = [*thresholds], beta, AttainedQueues(thresholds, beta)
         self._programs, self._open = defaultdict[Hashable, Program](Program), OpenPrograms()
         self._waiting = WaitingQueue(self._queues.place)
+        self._repeats = Repeats()
 
     def plan(self, view: View) -> Plan:
+        self._repeats.catch_up(view, self._queues.charge)
         self._waiting.push(*filter(view.is_waiting, self._queues.promote(view.now)))
         plan, batch = view.plan(), view.limits.max_batch
         newcomers = [*islice(self._waiting.in_order(view), min(view.num_places, batch))]
@@ -47,20 +52,30 @@ class Plas(SarathiServe):
                 break
             budget -= chunk if plan.refusal is None else 0
         plan.add_decodes()
-        granted, seconds = plan.plan.requests, view.cost.predict(shape_of(plan.plan)) if plan.num_tokens else 0.0
+        granted, shape = plan.plan.requests, shape_of(plan.plan)
+        seconds = view.cost.predict(shape) if granted else 0.0
         self._waiting.push(*(request for request in newcomers if request not in granted), *plan.plan.preempt)
         for request, num_tokens in plan.plan:
             self._queues.charge(request, seconds, samples=num_tokens == request.num_ready)
-        return plan.build()
+        decodes_all = 0 < shape.num_decodes == len(granted) == len(view.running) and not view.waiting
+        self.steady = decodes_all and is_steady(self.chunking) and granted == sorted(granted, key=self._queues.place)
+        self._repeats.planned(view, shape, granted if self.steady else ())
+        return plan.build(wake_at=self._queues.next_change(view.now, granted) if self.steady else inf)
 
     def on_arrival(self, request: Request) -> None:
+        self._repeats.defer(self._arrive, request)
+
+    def on_finish(self, request: Request) -> None:
+        super().on_finish(request)
+        self._repeats.defer(self._finish, request)
+
+    def _arrive(self, request: Request) -> None:
         self._open.arrive(request)
         program = self._programs[program_of(request)]
         self._queues.join(request, program, self.attained(program, request))
         self._waiting.push(request)
 
-    def on_finish(self, request: Request) -> None:
-        super().on_finish(request)
+    def _finish(self, request: Request) -> None:
         self._queues.leave(request)
         if self._open.finish(request):
             del self._programs[program_of(request)]
@@ -72,6 +87,8 @@ class Plas(SarathiServe):
 
 class Atlas(Plas):
     """The longest chain of service before a call, not the sum over its program."""
+
+    steady = False  # set by each plan
 
     def attained(self, program: Program, request: Request) -> float:
         return max((program.chains.get(parent, 0.0) for parent in request.follows), default=0.0)

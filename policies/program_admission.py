@@ -12,7 +12,7 @@ Both are from secondary notes, completed freely: docs/policies/program_admission
 from collections.abc import Iterator
 from itertools import chain
 
-from cbatch import ConfigError, Plan, Request, View
+from cbatch import ConfigError, Plan, Request, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.admission import Admission, Aimd, Thunder
@@ -21,6 +21,10 @@ from policies.shared.programs import OpenPrograms, program_of
 
 class ProgramAdmission(SarathiServe):
     depends_on = ("sessions",)
+
+    @property
+    def steady(self) -> bool:
+        return is_steady(self.chunking) and self.programs.is_steady
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class ProgramAdmission(SarathiServe):
         for request in plan.preempt:
             self._preempted = True
             self.programs.program(program_of(request)).waiting[request] = None
-        plan.wake_at = self._next if view.waiting else None
+        plan.wake_at = self._next
         return plan
 
     def prompts(self, view: View) -> Iterator[Request]:

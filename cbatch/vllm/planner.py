@@ -147,7 +147,7 @@ class Planner:
             return None
         plan, decodes, num_free = self._latest
         same = decodes is self.view.decodes and self.view.kv.num_free == num_free >= len(decodes)
-        return plan if same else None
+        return plan if same and (plan.wake_at is None or self.view.now < plan.wake_at) else None
 
     # -- an iteration was scheduled ------------------------------------------------------------------------------------
 

@@ -132,8 +132,8 @@ def play(
     build = partial(copy_policy, policy) if hasattr(policy, "plan") else policy
     serve = partial(_serve, build, scenario, patience, cost)
     history = serve()
-    if history.repeatable:
-        index = max(history.repeatable, key=lambda index: len(history.decisions[index].seen.waiting))
+    if lasting := [index for index in history.repeatable if history.decisions[index - 1].decided.wake_at is None]:
+        index = max(lasting, key=lambda index: len(history.decisions[index].seen.waiting))
         if len(decisions := serve(index).decisions) > index:
             history = replace(history, delayed=(index, decisions[index].decided))
     if len(scenario.arrivals) < 3 or not scenario.asynchronous:

@@ -45,6 +45,11 @@ class Admission(ABC):
         self.active.pop(program.key, None)
         self.held.pop(program.key, None)
 
+    @property
+    def is_steady(self) -> bool:
+        """Returns whether `fill` admits no more programs as time passes."""
+        return True
+
     @abstractmethod
     def fill(self, view: View) -> None:
         """Admits programs."""
@@ -92,6 +97,10 @@ class Thunder(Admission):
         self._order: list[
             tuple[bool, int, int, Hashable]
         ] = []  # held programs; an entry unlike its program does not count
+
+    @property
+    def is_steady(self) -> bool:
+        return not (self._paused and self._order)
 
     def note(self, program: Program) -> None:
         if program.key in self.held:

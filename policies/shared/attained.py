@@ -6,7 +6,7 @@ with the service of its program, moves to the first queue.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -92,6 +92,11 @@ class AttainedQueues:
                 call.since, call.recent = now, 0.0
                 self._move(request, 0)
                 yield request
+
+    def next_change(self, now: float, served: Iterable[Request]) -> float:
+        """Returns a time, in seconds, before which no call moves if these are served, unless twice as fast as predicted."""
+        left = min((self._calls[request].left for request in served), default=inf)
+        return min(now + left / 2, self._due[0][0] if self._due else inf)
 
     def _due_at(self, call: Call) -> float:
         """Returns when, without further service, the program and the call have waited `beta` times as long as they were served."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -74,6 +75,10 @@ class Choosy(Orca):
 STEADY["choosy"] = lambda chunk: Choosy()
 AT_TIMES = {name: make for name, make in EVERY_POLICY.items() if vars(type(make(8))).get("steady") is False}
 """Policies that are steady while no request waits."""
+CACHED = [
+    *product(("orca", "prefill_first", "sarathi_serve"), (LRU, LFU, FIFO, SLRU, Marconi, Belady)),
+    *product(("plas", "atlas", "continuum", "infercept", "infercept_paper", "aimd", "thunder", "justitia"), (LRU,)),
+]
 AT_TIMES["mlfq_short"] = lambda chunk: MLFQ(quantum=1e-3, promote_after=0.05)
 
 
@@ -147,10 +152,16 @@ def serve(
 
 
 def sharing(request: Request, numbers: random.Random) -> Request:
-    """The same request, whose prompt begins like others: an id of 48 tokens stands for the whole prompt up to its end."""
+    """The same request, one of a session, whose prompt begins like others: an id of 48 tokens stands for the whole prompt up to its end."""
     path = numbers.choices((1, 2), k=-(-request.num_prompt_tokens // 48))
     ids = tuple(sum(2**place * step for place, step in enumerate(path[: end + 1])) for end in range(len(path)))
-    return Request.from_spec(replace(spec_of(request), prefix_hashes=ids, hash_block=48))
+    session = {
+        "session": str(request.id % 3),
+        "turn": request.id // 3,
+        "last": request.id > 8,
+        "extra": {"tool": "any"},
+    }
+    return Request.from_spec(replace(spec_of(request), prefix_hashes=ids, hash_block=48, **session))
 
 
 def pools_of(engines: Sequence[Engine]) -> list[PrefixPool]:
@@ -173,10 +184,9 @@ def tell(record: RunRecord) -> list[object]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("eviction", [LRU, LFU, FIFO, SLRU, Marconi, Belady])
-@pytest.mark.parametrize("name", ["orca", "prefill_first", "sarathi_serve"])
+@pytest.mark.parametrize(("name", "eviction"), CACHED)
 def test_leaps_change_nothing_with_a_prefix_cache(name: str, eviction: type[Eviction], num_workloads: int) -> None:
-    make, asked = STEADY[name], Counter[bool]()
+    make, asked = {**STEADY, **AT_TIMES}[name], Counter[bool]()
 
     def ask(leaping: bool) -> None:
         asked[leaping] += 1
@@ -202,8 +212,7 @@ def test_leaps_change_nothing(name: str, num_workloads: int) -> None:
 
 def test_which_policies_are_steady() -> None:
     told = "hrrn trail srpt lars ltr mlfq mc_sf mc_benchmark past_future past_future_aggressive qoserve qoserve_slack slai "
-    told += "vtc vtc_mdrr vtc_predict lpm dfs_weight spf_uncached hrrn_uncached dlpm tgi plas atlas continuum "
-    told += "infercept infercept_paper aimd thunder justitia session_affinity"
+    told += "vtc vtc_mdrr vtc_predict lpm dfs_weight spf_uncached hrrn_uncached dlpm tgi plas atlas session_affinity"
     assert STEADY.keys() - {"choosy"} == EVERY_POLICY.keys() - set(told.split())
     assert not is_steady(Sarathi(Slack()))
 
