@@ -177,6 +177,7 @@ def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
     first = next((error for error in errors if error["type"] in _UNKNOWN), errors[0])
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"] if step != "[key]")
     key = f"{prefix}{steps.removeprefix('.')}".rstrip(".")
+    key = key if key.isprintable() else repr(key)
     match first["type"]:
         case "missing":
             return f"{key}: is missing; give {key}=..."

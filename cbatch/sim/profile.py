@@ -17,7 +17,7 @@ from cbatch.sim.links import TO_ADD, Links
 from cbatch.sim.measured import PARTS, HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
 from cbatch.sim.roofline import Affine, Ceilings, MatrixProducts, Seconds, small_operations
-from cbatch.sim.schema import Bytes, BytesPerSecond, FlopsPerSecond, NotNegative, Positive
+from cbatch.sim.schema import BlockSize, Bytes, BytesPerSecond, FlopsPerSecond, NotNegative, Positive
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights, activations and KV cache, as in vLLM; the rest is for graphs and the libraries."""
@@ -84,7 +84,7 @@ class Profile:
 
     name, hardware, source: the GPU, and the source of the numbers.
     compared: real runs and the errors of their simulation, by loop. error: the text for runs that `compared` does not cover.
-    memory_bytes: memory of the device. price: US dollars per hour of one device; None: unknown.
+    memory_bytes: memory of the device. block_size: tokens per KV block of the engine that was measured, by default. price: US dollars per hour of one device; None: unknown.
     peak: of the data sheet, for utilisation; None: the ceilings stand for it. ceilings: for unmeasured parts. attention, small_operations: for models that resemble no measured model.
     host: host time per iteration for models without their own; None: not measured.
     card: the card to predict, if the tables were measured on another card.
@@ -97,6 +97,7 @@ class Profile:
     error: str = NOT_COMPARED
     compared: Mapping[Loop, Compared] = field(default_factory=dict)
     memory_bytes: Bytes
+    block_size: BlockSize = 16
     price: NotNegative | None = None
     peak: Peak | None = None
     ceilings: Ceilings

@@ -42,6 +42,7 @@ HostSeconds = Annotated[float, _between(0.0, 0.25, "seconds of an iteration")]
 """Planning and launching take microseconds to some tens of milliseconds."""
 
 _Sizes = Annotated[list[Positive], Field(min_length=1)]
+BlockSize = Annotated[int, whole(1, 2**31 - 1, "number of tokens")]
 NumLayers = Annotated[int, whole(1, unit="number of layers")]
 NumGpus = Annotated[int, Give("a number of GPUs", core_schema.int_schema(ge=1))]
 """A key of a JSON object, and therefore a string in the file."""

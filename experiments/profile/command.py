@@ -109,6 +109,7 @@ def _measure_model(
     tables.put_links(content, origin, _links(backend, spec, report))
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
+    content["block_size"] = machine.server.kv.block_size
     with closing(machine.server):
         report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
         laboratory, decode_sizes, sizes = machine.laboratory(spec), machine.decode_sizes, machine.mixed_sizes

@@ -50,7 +50,7 @@ class Scaling(Described):
 class Backend(ABC):
     """Where a run executes; the defaults are those of real tokens.
 
-    name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
+    name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block of real tokens.
     predicts_with: profile for the predictions of policies where no settings name one.
     tensor_parallel: ranks that share every layer, on a GPU each; on a CPU they take turns.
     pipeline_stages: consecutive parts of the model; that many iterations are in flight.
@@ -96,6 +96,10 @@ class Backend(ABC):
     @abstractmethod
     def hardware(self, profile: Profile) -> str:
         """Returns the name of the hardware that the figures hold for."""
+
+    def default_block_size(self, profile: Profile) -> int:
+        """Returns the tokens per KV block of `block_size=auto`."""
+        return self.block_size
 
     def tile(self, profile: Profile) -> int:
         """Returns the tile of matrix products in tokens; 1: unknown."""

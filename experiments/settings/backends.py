@@ -77,6 +77,9 @@ class Simulated(Backend):
     def hardware(self, profile: Profile) -> str:
         return profile.hardware
 
+    def default_block_size(self, profile: Profile) -> int:
+        return profile.block_size
+
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
         return None
 

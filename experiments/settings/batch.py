@@ -46,7 +46,7 @@ def batch_of(settings: Any) -> tuple[int, str]:
     cost = backend.cost(settings.hardware, settings.model, 1)
     max_tokens = settings.max_tokens or LEAST_ITERATION
     kv_tokens = kv_tokens or cost.profile.kv_tokens(settings.model, max_tokens, cost.topology)
-    block_size = settings.block_size or backend.block_size
+    block_size = settings.block_size or backend.default_block_size(cost.profile)
     workload, vocabulary = settings.workload, backend.vocabulary(settings.model)
     known = isinstance(workload, Workload)  # a user's class has `requests` alone
     facts = workload.source(vocabulary).facts if known else facts_of(workload.requests(vocabulary))

@@ -156,7 +156,7 @@ def _kv_size(
 ) -> KVSize:
     block_size, kv_tokens = settings.block_size, settings.kv_tokens
     if block_size is None:
-        block_size = backend.block_size
+        block_size = backend.default_block_size(profile)
         chosen["block_size"] = str(block_size)
     if kv_tokens is None:
         kv_tokens, why = backend.kv_tokens(spec, profile, limits, block_size)

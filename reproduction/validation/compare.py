@@ -105,7 +105,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
 
 
 def tables_of(profile: Profile) -> str:
-    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, peaks, links, shapes and wider formats."""
+    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, peaks, links, shapes, block size and wider formats."""
     models = {
         name: replace(
             model,
@@ -115,7 +115,14 @@ def tables_of(profile: Profile) -> str:
         for name, model in profile.models.items()
     }
     ceilings = replace(profile.ceilings, flops_per_second_by_dtype={})
-    timeless: dict[str, Any] = {"error": "", "compared": {}, "links": Links(), "price": None, "peak": None}
+    timeless: dict[str, Any] = {
+        "error": "",
+        "compared": {},
+        "links": Links(),
+        "price": None,
+        "peak": None,
+        "block_size": 16,
+    }
     text = profile_text(replace(profile, **timeless, ceilings=ceilings, models=models))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

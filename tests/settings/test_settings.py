@@ -11,10 +11,11 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from cbatch import ConfigError
+from cbatch import ConfigError, KVSize
 from cbatch.sim.profile_file import PROFILES
 from experiments.settings import compose as settings_compose
 from experiments.settings import groups
+from experiments.settings.backends import Cpu, Cuda
 from experiments.settings.compose import compose, compose_run, compose_sweep
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.hardware import cost_model
@@ -22,6 +23,7 @@ from experiments.settings.keywords import settings_of
 from experiments.settings.overrides import log_unused
 from experiments.settings.presets import load_spec
 from experiments.settings.settings import read_settings
+from experiments.setup.assemble import assemble
 
 OWN = """
 class Mine:
@@ -237,6 +239,16 @@ def test_batch_auto_is_formula_1_of_sarathi(length: int, observed: int, formula:
         "orca", "closed", {"backend": "sim", **of_paper, "hardware": "h200", "kv_tokens": size, "pipeline_stages": 2}
     )
     assert staged.batch == formula // 2, "each stage has a batch in flight"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "tokens"), [("h200", 128), ("h100", 128), ("h200-vllm", 16), ("a6000-llama-13b", 16), ("cpu", 16)]
+)
+def test_a_simulated_kv_block_is_that_of_the_measured_engine(hardware: str, tokens: int) -> None:
+    """With equal blocks the same command has the same cache, simulated and real."""
+    kv = assemble(compose_run("backend=sim", f"hardware={hardware}", "kv_tokens=10000")).kv
+    assert kv == KVSize(10_000 // tokens, tokens)
+    assert {"h200": Cuda, "cpu": Cpu}.get(hardware, kv).block_size == tokens
 
 
 def test_batch_auto_is_refused_where_the_cache_is_not_known() -> None:
