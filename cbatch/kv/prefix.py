@@ -12,19 +12,16 @@ Blocks of equal content that are computed at the same time are all kept. The poo
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, KeysView, Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterable, Sequence, Set
 from itertools import chain, islice
-from operator import ne
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.errors import PolicyError
 from cbatch.kv.changes import Changes
 from cbatch.kv.eviction import BlockHash, CachedBlock, Eviction, call
 from cbatch.kv.host import HostTier
+from cbatch.kv.leaves import Leaves
 from cbatch.kv.sharing import SharingPool
 
 
@@ -42,16 +39,11 @@ class PrefixPool(SharingPool):
     """
 
     def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_rows: int,
-        max_tokens_per_request: int,
-        eviction: Eviction,
-        num_host_blocks: int = 0,
+        self, num_blocks: int, block_size: int, num_rows: int, longest: int, eviction: Eviction, on_host: int = 0
     ) -> None:
-        super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)
-        self.eviction, self.host = eviction, HostTier(num_host_blocks)
+        """longest: tokens of a request. on_host: blocks that fit into host memory."""
+        super().__init__(num_blocks, block_size, num_rows, longest)
+        self.eviction, self.host = eviction, HostTier(on_host)
         self.num_hashed = np.zeros(num_rows, np.int64)
         self.version = self.num_evicted = 0
         self.changes = Changes(4 * num_blocks)
@@ -67,18 +59,16 @@ class PrefixPool(SharingPool):
         self._released, self._holder_tokens = np.zeros((2, num_blocks), np.int64)
         self._released_at = np.zeros(num_blocks)
         self._clock = 1  # numbers registrations and releases
-        self._keeps_all = type(eviction).keeps is Eviction.keeps
+        self._keeps_all = type(eviction).keeps is Eviction.keeps or not on_host
         self._in_order = type(eviction).keys is Eviction.keys and self._keeps_all  # of release
-        self._heap: list[tuple[Any, int, int, int]] = []  # (key, released, block, ranking) of leaves
-        self._ranking = np.zeros(num_blocks, np.int64)  # of each block's latest entry; earlier entries are out of date
-        self._unranked: dict[int, None] = {}  # blocks that may have become leaves since the last eviction
+        self._leaves = Leaves(num_blocks)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._blocks or block_hash in self.host
 
     @property
-    def hashes(self) -> KeysView[BlockHash]:
-        return self._blocks.keys()
+    def hashes(self) -> Set[BlockHash]:
+        return self._blocks.keys() | self.host.hashes if len(self.host) else self._blocks.keys()
 
     @property
     def num_cached(self) -> int:
@@ -228,9 +218,7 @@ class PrefixPool(SharingPool):
     def _forget(self, block: int) -> None:
         """Removes a block's hash. After the last copy of a hash, the preceding block may become a leaf."""
         block_hash, before = self._hashes[block], self._before[block]
-        kept = (
-            self._keeps_all or not self.host.num_slots or call(self.eviction, "keeps", self._describe(block), self.now)
-        )
+        kept = self._keeps_all or call(self.eviction, "keeps", self._describe(block), self.now)
         self._hashes[block] = None
         self.num_evicted += 1
         self.version += 1
@@ -260,12 +248,12 @@ class PrefixPool(SharingPool):
     def _unrank_copies(self, block_hash: BlockHash) -> None:
         """Notes that blocks of this hash may have become leaves, or spare, or no longer spare."""
         if not self._in_order:
-            self._unranked |= dict.fromkeys((self._blocks[block_hash], *self._copies.get(block_hash, ())))
+            self._leaves.mark((self._blocks[block_hash], *self._copies.get(block_hash, ())))
 
     def _is_leaf(self, block: int) -> bool:
-        """Returns whether a hashed block can be evicted first: see the class."""
+        """Returns whether a block is cached and can be evicted first: see the class."""
         block_hash = self._hashes[block]
-        return block_hash not in self._num_successors or block_hash in self._copies
+        return block in self._cached and (block_hash not in self._num_successors or block_hash in self._copies)
 
     def _evict_oldest(self, at_most: int) -> list[int]:
         """Removes the hashes of the blocks released longest ago, as long as each is a leaf and the only copy. Returns the blocks."""
@@ -288,37 +276,13 @@ class PrefixPool(SharingPool):
 
     def _evict(self) -> int:
         """Removes the hash of the cached leaf with the smallest key. Returns the block."""
-        heap, cached = self._heap, self._cached
         if self._in_order:
-            block = next(filter(self._is_leaf, cached))  # a leaf exists: see the class
+            block = next(filter(self._is_leaf, self._cached))  # a leaf exists: see the class
         else:
-            if self.eviction.dynamic or len(heap) > 4 * self.num_blocks:
-                self._unranked |= dict.fromkeys(entry[2] for entry in heap)
-                heap.clear()
-            self._rank([block for block in self._unranked if block in cached and self._is_leaf(block)])
-            while True:
-                _, _, block, ranking = heappop(heap)
-                if block in cached and ranking == self._ranking[block] and self._is_leaf(block):
-                    break
-        self._unranked.clear()
-        del cached[block]
+            block = self._leaves.pop(self.eviction, self._is_leaf, self._describe, self.now)
+        del self._cached[block]
         self._forget(block)
         return block
-
-    def _rank(self, leaves: Sequence[int]) -> None:
-        """Pushes leaves to the heap with the eviction's keys. Raises PolicyError if keys are too few or cannot be compared."""
-        keys = call(self.eviction, "keys", list(map(self._describe, leaves)), self.now)
-        try:
-            if len(keys := list(keys)) != len(leaves):
-                raise ValueError(f"returned {len(keys)} keys")
-            for key, block in zip(keys, leaves, strict=True):
-                if key != key or (isinstance(key, tuple) and any(map(ne, key, key))):
-                    raise ValueError("NaN has no order")
-                self._ranking[block] += 1
-                heappush(self._heap, (key, self._released.item(block), block, self._ranking.item(block)))
-        except Exception as error:
-            wanted = f"return a number, or a tuple of numbers, for each of {len(leaves)} blocks"
-            raise PolicyError(f"eviction {type(self.eviction).__name__}: keys() ({error}); {wanted}") from error
 
     def _describe(self, block: int) -> CachedBlock:
         block_hash, start = self._hashes[block], self._depth.item(block) * self.block_size

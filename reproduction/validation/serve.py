@@ -83,7 +83,8 @@ def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: 
         server = replace(server, kv=server.kv._replace(num_blocks=min(case.kv_blocks, server.kv.num_blocks)))
     limits = server.limits
     tokens = {"tile": limits.tile, "max_tokens": limits.max_tokens, "longest": limits.max_request_tokens}
-    sizes = {"batch": limits.max_batch, **tokens, **server.kv._asdict()}
+    blocks = {key: getattr(server.kv, key) for key in ("num_blocks", "block_size")}
+    sizes = {"batch": limits.max_batch, **tokens, **blocks}
     settings = {"case": case.name, "policy": policy, "model": spec.name, **sizes, "load": case.load, "rate": case.rate}
     settings["loop"] = case.loop
     prompt, output = min(WARM_UP[0], limits.max_request_tokens - WARM_UP[1]), WARM_UP[1]

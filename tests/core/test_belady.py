@@ -43,7 +43,7 @@ def draw(numbers: Random) -> list[Request]:
 
 def most_found(requests: list[Request], kv: KVSize, whole: bool) -> int:
     """Tries every set of blocks that can outlive each request. whole: a request takes all its blocks at its admission."""
-    num_blocks, size = kv
+    num_blocks, size, _ = kv
     texts = [tuple(request.prompt or ()) for request in requests]
     findable = [[text[:end] for end in range(size, len(text), size)] for text in texts]
 
