@@ -98,7 +98,9 @@ def _of_file(section: Section, file: Json) -> Iterator[Entry]:
     for key, found in _leaves(file["figures"], section.key):
         known = {name: found[name] for name in FURTHER if found.get(name) is not None}
         further = {name: value["median"] if isinstance(value, dict) else value for name, value in known.items()}
-        yield Entry(f"**cbatch, {', '.join([*names, key])}**", found[section.key], stamp(file), further)
+        name = ", ".join([*names, key])
+        name = f"transformers, {name}" if key.startswith("static KV") else f"**cbatch, {name}**"
+        yield Entry(name, found[section.key], stamp(file), further)
 
 
 def _leaves(figures: Json, wanted: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Json]]:

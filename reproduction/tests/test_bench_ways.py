@@ -1,9 +1,11 @@
 """Benchmarks of a GPU on a CPU: decodes over a static KV cache, and the independent count of operations and bytes."""
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from places import RESULTS
 
 from experiments.settings.compose import compose_run
 from experiments.settings.presets import load_spec
@@ -26,6 +28,18 @@ def test_a_static_cache_gives_the_tokens_of_generate(way: StaticWay) -> None:
     tokens, times = decoder.generate(prompt, 20, edges=(4, 8))
     assert tokens == expected
     assert len(times) == 4 and times == sorted(times)
+
+
+@pytest.mark.long
+def test_simulated_and_counted_are_near_the_stored_real_runs() -> None:
+    """MFU and MBU of four runs on an H200: the count from shapes and times within 2%, today's simulation within 3%."""
+    stored = json.loads((RESULTS / "h200" / "utilisation.json").read_text())
+    keys = ["hardware=h200", *stored["settings"].split()]
+    run = assemble(compose_run("backend=sim", *keys))
+    assert len(stored["figures"]) == 4
+    for policy, found in stored["figures"].items():
+        assert found["counted"] == pytest.approx(found["real"], rel=0.02)
+        assert serve(run, policy, keys)[0] == pytest.approx(found["real"], rel=0.03), policy
 
 
 def test_the_independent_count_is_that_of_the_figures() -> None:

@@ -1,8 +1,8 @@
 """CUDA graphs and torch.compile against the batch size: where the gain of Fireworks AI's post (August 2023) ends.
 
 The post serves one request: LLaMA-2-7B, batch 1, on an A100-80GB, 30 tokens/s without graphs and 69 with them. A larger
-batch gives the device more to do for the same launches. Measured by `python -m reproduction.bench graphs`; on another card
-(graphs-ways.json) only a single request, with the post's further ways: a static KV cache, and the compiler's own graphs.
+batch gives the device more to do for the same launches. Measured by `python -m reproduction.bench graphs`; in graphs-ways.json, on another card and a slower host, a
+single request with the post's further ways: a static KV cache, and the compiler's own graphs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +29,8 @@ EAGER = {
 
 PRICES = ("capture_seconds", "warm_up_seconds", "sizes")
 """Seconds of all captures and of the first request; and the number of batch sizes captured."""
+ONE = "one request"
+"""Marks the card of graphs-ways.json, another one of the same kind."""
 SLOTS = 2  # each size is captured once for each I/O slot
 
 
@@ -36,11 +38,16 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: hardware, series (the way), what ("rate", or one of `PRICES`), batch (0 for prices), value."""
     if not (file := read_stored("graphs", say)):
         return pd.DataFrame()
-    files = [file, *filter(None, [read_stored("graphs-ways", say, "h100")])]
+    files = {file["hardware"]: file}
+    if ways := read_stored("graphs-ways", say):
+        files[f"{ways['hardware']}, {ONE}"] = ways
     rows = [
-        (file["hardware"], *row) for file in files for name, way in file["figures"].items() for row in _rows(name, way)
+        (card, *row)
+        for card, file in files.items()
+        for name, way in file["figures"].items()
+        for row in _rows(name, way)
     ]
-    return add_provenance(pd.DataFrame(rows, columns=["hardware", "series", "what", "batch", "value"]), *files)
+    return add_provenance(pd.DataFrame(rows, columns=["hardware", "series", "what", "batch", "value"]), *files.values())
 
 
 def _rows(name: str, way: dict[str, Any]) -> Iterator[tuple[str, str, int, float]]:
@@ -98,7 +105,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         )
         axes[card].invert_yaxis()
         axes[card].yaxis.grid(visible=False)
-        axes[card].set(title=f"one request, {card}", xlabel="output tokens/s")
+        axes[card].set(title=card, xlabel="output tokens/s")
     speeds.set(title=f"LLaMA-2-7B on {first}", ylabel="output tokens/s", yscale="log")
     label_log(speeds.yaxis)
     gains.set(title="gain of graphs", ylabel="tokens/s over those without")

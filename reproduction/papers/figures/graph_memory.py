@@ -18,7 +18,7 @@ BUFFERS = ("inputs", "outputs")
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: hardware, way, series (how graphs share memory, or inputs and outputs), graphs (or slots), value: bytes."""
-    if not (file := read_stored("graphs-ways", say, "h100")):
+    if not (file := read_stored("graphs-ways", say)):
         return pd.DataFrame()
     ways = {name: way["memory"] for name, way in file["figures"].items() if "memory" in way}
     rows = [(file["hardware"], name, *row) for name, memory in ways.items() for row in _rows(memory)]
@@ -35,13 +35,13 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """Left, memory of graphs; right, buffers of one slot and of both."""
     shown = select(data, way=data["way"].iloc[0])
     figure, [[pools, buffers]] = new_figure(1, 2, 2.6)
-    for panel, names, unit in ((pools, POOLS, 2**20), (buffers, BUFFERS, 2**10)):
-        grouped_bars(panel, pivot(shown[shown["series"].isin(names)], "graphs") / unit, fmt="%.3g", fontsize=6)
+    for panel, names, unit in ((pools, POOLS, 2**20), (buffers, BUFFERS, 1)):
+        grouped_bars(panel, pivot(shown[shown["series"].isin(names)], "graphs") / unit, fmt="{:,.0f}", fontsize=6)
     pools.set(
         title=f"{shown['way'].iloc[0]}, {shown['hardware'].iloc[0]}",
         xlabel="graphs, the largest first",
         ylabel="memory [MiB]",
     )
-    buffers.set(title="buffers that are not shared", xlabel="slots", ylabel="memory [KiB]")
+    buffers.set(title="buffers that are not shared", xlabel="slots", ylabel="memory [bytes]")
     legend(figure, [pools, buffers])
     return figure

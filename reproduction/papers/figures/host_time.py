@@ -55,7 +55,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     what: a kind of the host's work or "device", milliseconds per iteration; "span KIND", from `begin`; "iteration", without a profiler; of a
     data sheet by load "idle", the share of an eager iteration in which the device waits, "flops" and "bandwidth".
     """
-    if not (file := read_stored("host", say, "h100")):
+    if not (file := read_stored("host", say)):
         return pd.DataFrame()
     rows = [(file["hardware"], name, *row) for name, way in file["figures"].items() for row in _measured(way)]
     eager = file["figures"]["eager"]["ms_per_iteration"]

@@ -17,7 +17,7 @@ LOOPS = ("sync", "async")
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: hardware, graphs, loop, late (the stream), missing (the event), value: the share of wrong tokens."""
-    if not (file := read_stored("events", say, "h100")):
+    if not (file := read_stored("events", say)):
         return pd.DataFrame()
     data = pd.DataFrame(file["figures"]).rename(columns={"wrong_share": "value"})
     data.insert(0, "hardware", file["hardware"])
