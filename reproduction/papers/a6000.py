@@ -78,6 +78,14 @@ def linear_by_tile() -> dict[int, float]:
     return tops
 
 
+COPIES = {
+    "from": "assumed: 85% of the 32 GB/s of PCIe 4.0 x16 in each direction, by the card's data sheet, and 10 us per copy",
+    "bytes": [100_000, 1_000_000_000],
+    "seconds": [1.368e-05, 0.03677],
+}
+"""Between the card's memory and the host's."""
+
+
 def profile(compared: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the content of the profile's file, see `cbatch.sim.profile_file`. compared: the error of its predictions."""
     spec = load_spec(MODEL)
@@ -108,6 +116,7 @@ def profile(compared: Mapping[str, Any] | None = None) -> dict[str, Any]:
             },
         },
         "attention": _attention(spec),
+        "links": dict.fromkeys(("to_host", "from_host"), COPIES),
         "models": {spec.name: {"num_layers": LAYERS, "shape": spec.shape, "tensor_parallel": {"1": _tables()}}},
     }
 
