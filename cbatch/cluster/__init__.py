@@ -2,10 +2,10 @@
 
 from cbatch.cluster.cluster import Cluster, Executors
 from cbatch.cluster.live import LiveCluster
-from cbatch.cluster.routers import LeastLoaded, LMetric, RoundRobin, Router, make_router
+from cbatch.cluster.routers import LeastLoaded, RoundRobin, Router
 from cbatch.cluster.scaling import Autoscaler, Scaling
 from cbatch.cluster.server import ReplicatedServer
 from cbatch.cluster.views import ClusterView, Phase, ReplicaView
 
-__all__ = ["Autoscaler", "Cluster", "ClusterView", "Executors", "LMetric", "LeastLoaded", "LiveCluster", "Phase"]
-__all__ += ["ReplicaView", "ReplicatedServer", "RoundRobin", "Router", "Scaling", "make_router"]
+__all__ = ["Autoscaler", "Cluster", "ClusterView", "Executors", "LeastLoaded", "LiveCluster", "Phase"]
+__all__ += ["ReplicaView", "ReplicatedServer", "RoundRobin", "Router", "Scaling"]

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from cbatch import ConfigError, Described, Executor, KVSize, Limits, ModelSpec
-from cbatch.cluster import make_router
+from cbatch.cluster import Router
 from cbatch.model.topology import Degree
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
-from cbatch.validation import Give, check, not_negative, positive, whole
+from cbatch.validation import Give, check, nearest, not_negative, positive, whole
 from experiments.settings.hardware import cost_model
 from experiments.workloads import Vocabulary
+from policies.routers import ROUTERS
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,8 +55,8 @@ class Backend(ABC):
     predicts_with: profile for the predictions of policies where no settings name one.
     tensor_parallel: ranks that share every layer, on a GPU each; on a CPU they take turns.
     pipeline_stages: consecutive parts of the model; that many iterations are in flight.
-    replicas: copies of the model, each with its own queue. router: assigns requests to them: round_robin, least_loaded,
-        lmetric, or an object with the method of `cbatch.cluster.Router`.
+    replicas: copies of the model, each with its own queue. router: assigns requests to them: a name in
+        `policies.routers.ROUTERS`, or an object with the method of `cbatch.cluster.Router`.
     pools: unlike replicas, by the name of their pool. staleness: seconds until the router can read a replica's report.
     scaling: how replicas come and go, where an autoscaler is chosen.
     """
@@ -84,7 +85,7 @@ class Backend(ABC):
                 problem = f"backend.replicas={self.replicas}: beside backend.pools, whose replicas are {number}"
                 raise ConfigError(f"{problem}; leave it out")
             object.__setattr__(self, "replicas", number)
-        object.__setattr__(self, "router", make_router(self.router))
+        object.__setattr__(self, "router", _router(self.router))
 
     def check_here(self) -> None:  # noqa: B027 - a simulation runs everywhere
         """Raises ConfigError if this machine lacks the hardware or the packages."""
@@ -142,3 +143,16 @@ class Backend(ABC):
     def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         """Returns facts about a run that has ended, from the executors of its replicas: which kernels ran, where predicted times come from."""
         return {"predictions": cost.provenance()}
+
+
+def _router(router: Any) -> Router:
+    """Returns the router of a name, or a router itself; raises ConfigError for anything else."""
+    if not isinstance(router, str):
+        if not callable(getattr(router, "choose", None)):
+            raise ConfigError(f"backend.router: {type(router).__name__} has no method choose(request, view)")
+        chosen: Router = router
+        return chosen
+    if router not in ROUTERS:
+        yours = "for yours give the import path of its class, backend.router=my_module.MyRouter"
+        raise ConfigError(f"backend.router={router}: no such router; {nearest(router, ROUTERS)}; {yours}")
+    return ROUTERS[router]()

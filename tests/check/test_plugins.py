@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import pytest
 
 from cbatch import CachedBlock, Eviction, Request
-from cbatch.cluster import ClusterView, LeastLoaded, LMetric, RoundRobin, Router
+from cbatch.cluster import ClusterView, Router
 from cbatch.kv import PrefixPool
 from cbatch.request import spec_of
 from experiments.check import evictions, routers
 from experiments.check.__main__ import main
 from experiments.check.plugins import find, workloads
 from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi, SoftTTL
+from policies.routers import ROUTERS
 
 NUMBER = 12
 """Workloads, of 2 to 12 requests."""
@@ -105,7 +106,7 @@ class Throwing:
 @pytest.mark.parametrize(
     ("router", "lacking"),
     [
-        *((router, {}) for router in (RoundRobin(), LeastLoaded(), LMetric())),
+        *((router, {}) for router in (make() for make in ROUTERS.values())),
         (First(), {"legal": "choose from view.fitting(request)"}),
         (Peeking(), {"blind": "if the last request ended after"}),
         (Throwing(), {"deterministic": "run sends request"}),

@@ -1,29 +1,36 @@
 """Replicas in real time: each serves by itself, the router sees what is, and a failure of one ends all."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from schedules import UnitCost
 from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
-from cbatch import Engine, Limits, Plan, Policy, Request, View
+from cbatch import Engine, Eviction, KVSize, Limits, Plan, Policy, Request, Server, View
 from cbatch.arrivals import Listed
-from cbatch.cluster import LiveCluster, RoundRobin, Router
+from cbatch.cluster import LiveCluster, ReplicaView, RoundRobin, Router
 from cbatch.errors import PolicyError
+from cbatch.request import spec_of
+from policies.evictions import LRU
 from policies.orca import Orca
+from policies.routers import ROUTERS
 
 LIMITS = Limits(max_batch=3, max_tokens=64, max_request_tokens=64)
 LONG = 60.0
 """Seconds that no wait of a working cluster takes."""
 
 
-def replica(policy: Policy) -> Engine:
+def replica(policy: Policy, eviction: Eviction | None = None) -> Engine:
     executor = make_executor(LLAMA, LIMITS, 40, 8)
-    return Engine(policy, executor, LIMITS, UnitCost(), num_blocks=40, block_size=8)
+    return Server(executor, LIMITS, UnitCost(), KVSize(40, 8), prefix_cache=eviction).engine(policy)
 
 
 def serve(policies: list[Policy], requests: list[Request], router: Router) -> LiveCluster:
-    cluster = LiveCluster([replica(policy) for policy in policies], router)
+    return run(LiveCluster([replica(policy) for policy in policies], router), requests)
+
+
+def run(cluster: LiveCluster, requests: list[Request]) -> LiveCluster:
     cluster.attach(Listed(requests))
     left: list[int] = []  # as a progress bar sees it
     try:
@@ -40,6 +47,19 @@ def asked(*arrivals: float) -> list[Request]:
         Request(id_, len(reference.prompt), LONGEST_OUTPUT, prompt=reference.prompt, arrival_time=time)
         for id_, (reference, time) in enumerate(zip(greedy_references(LLAMA), arrivals, strict=False))
     ]
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_routers_know_wrongly_and_tokens_stay(lies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts that come twice, a lying index promises more tokens than a prompt has, at each busy replica."""
+    if lies:
+        monkeypatch.setattr(ReplicaView, "cached_tokens", lambda view, request: view.num_unfinished and 1000)
+    expected = [reference.output for reference in greedy_references(LLAMA)[:6]]
+    for make in ROUTERS.values():
+        first, again = asked(*[0.0] * 6), asked(*[0.05] * 6)
+        requests = first + [Request.from_spec(replace(spec_of(each), id=each.id + 6)) for each in again]
+        run(LiveCluster([replica(Orca(), LRU()) for _ in range(2)], make()), requests)
+        assert [request.output for request in requests] == expected * 2
 
 
 class Waits(Orca):

@@ -3,8 +3,6 @@
 import re
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from commands import QUICK, command, summary
@@ -12,13 +10,15 @@ from schedules import make_engine
 
 from cbatch import Engine, Limits, Plan, Policy, Request, RunRecord, View
 from cbatch.arrivals import Listed
-from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LMetric, RoundRobin, Router, make_router
+from cbatch.cluster import Cluster, ClusterView, LeastLoaded, RoundRobin, Router
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
+from experiments.settings.backends import Simulated
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.store.tables import read_requests, read_steps
 from policies.orca import Orca
+from policies.routers import ROUTERS
 
 
 def replicas(number: int, batch: int = 1) -> list[Engine]:
@@ -53,29 +53,6 @@ def test_least_loaded_sees_what_has_ended_by_the_time_of_arrival() -> None:
     assert [request.finished_at for request in records[1].requests] == [2.0, 4.5, 6.5, 8.5]
 
 
-@pytest.mark.parametrize(
-    ("lacking", "cached", "unfinished", "chosen"),
-    [
-        ((0, 500, 200), (900, 900, 900), (20, 4, 6), 0),  # 100 x 21, 600 x 5, 300 x 7: the first of two equal ones
-        ((0, 500, 200), (900, 900, 900), (21, 4, 6), 2),
-        ((0, 0, 0), (400, 700, 0), (0, 1, 0), 0),  # 600, 300 x 2, 1,000
-        ((0, 0), (1000, 1000), (3, 2), 1),  # nothing to compute: at least 1 token
-    ],
-)
-def test_lmetric_multiplies_prompt_tokens_and_batch(
-    lacking: tuple[int, ...], cached: tuple[int, ...], unfinished: tuple[int, ...], chosen: int
-) -> None:
-    def shown(left: int, held: int, number: int) -> Any:
-        return SimpleNamespace(prompt_tokens_left=left, cached_tokens=lambda request: held, num_unfinished=number)
-
-    class Shown(list[Any]):
-        def fitting(self, request: Request) -> range:
-            return range(len(self))
-
-    view: Any = Shown(map(shown, lacking, cached, unfinished))
-    assert LMetric().choose(Request(0, 1000, 5), view) == chosen
-
-
 def test_a_replica_may_wait_for_requests_that_are_not_routed_yet() -> None:
     """Its policy plans nothing until two requests wait; alone with one at the end, it makes no progress."""
 
@@ -96,7 +73,7 @@ def test_a_replica_may_wait_for_requests_that_are_not_routed_yet() -> None:
         serve(engines(), requests(2), RoundRobin())
 
 
-@pytest.mark.parametrize("router", [RoundRobin(), LeastLoaded(), LMetric()])
+@pytest.mark.parametrize("router", [make() for make in ROUTERS.values()])
 def test_one_replica_serves_as_an_engine_alone_does(router: Router) -> None:
     def work() -> list[Request]:
         return [Request(index, 3 + index % 5, 1 + index % 4, arrival_time=0.7 * index) for index in range(20)]
@@ -140,12 +117,15 @@ def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
         with pytest.raises(WorkloadError, match=says):
             Cluster(replicas(2), RoundRobin()).attach(arrivals)
     for router, says in (
-        ("random", "router=random: no such router; known: least_loaded, lmetric, round_robin"),
+        (
+            "fewest",
+            "router=fewest: no such router; known: bounded_loads, .*, least_loaded, .*; for yours give the import path",
+        ),
         (Orca(), r"router: Orca has no method choose\(request, view\)"),
     ):
         with pytest.raises(ConfigError, match=says):
-            make_router(router)  # type: ignore[arg-type]
-    assert isinstance(make_router("least_loaded"), LeastLoaded)
+            Simulated(router=router)
+    assert isinstance(Simulated(router="least_loaded").router, LeastLoaded)
 
 
 class Looks:

@@ -15,7 +15,8 @@ NEEDS = {
     "policy=past_future": ("hidden_lengths", ["max_new_tokens=999"]),
     "policy=priority": ("priorities", ["tiers={a: {share: 0.5, priority: 1}, b: {share: 0.5}}"]),
     "policy=vtc": ("clients", []),
-    "backend.router=lmetric": ("replicas", ["backend.replicas=2"]),
+    "backend.router=lmetric": ("prefix_cache", ["backend.replicas=2", "prefix_cache=true"]),
+    "backend.router=bounded_loads": ("replicas", ["backend.replicas=2"]),
 }
 """By what needs it: a name, and the settings that give it."""
 
