@@ -140,6 +140,8 @@ def _thin_out(steps: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     pauses = drawn[before_pause].mul(0).assign(started=steps.loc[before_pause, "ended"])
     if len(steps) > _MOST_STEPS:
         size = ceil(3 * len(steps) / _MOST_STEPS)
-        groups = drawn.groupby([before_pause.cumsum().shift(fill_value=0), np.arange(len(steps)) // size])
-        drawn, how = groups.mean().assign(started=groups["started"].first()), f"means of {size} iterations"
+        between = before_pause.cumsum().shift(fill_value=0)
+        number = between.map(between.value_counts())  # a single one left over would be high, and too narrow to be seen
+        groups = drawn.groupby([between, between.groupby(between).cumcount() * -(-number // size) // number])
+        drawn, how = groups.mean().assign(started=groups["started"].first()), f"each bar: up to {size} iterations"
     return pd.concat([drawn, pauses]).sort_values("started", kind="stable"), how

@@ -182,7 +182,7 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
 def wrap(text: str, width: int) -> str:
     """Breaks a text into lines of about equal length, as few as `width` characters allow."""
     lines = fill(text, width, break_on_hyphens=False).count("\n")
-    longest = max(map(len, text.split()), default=0)
+    longest = max(map(len, text.split(" ")), default=0)
     widths = range(min(longest, width) or 1, width + 1)
     return next(even for least in widths if (even := fill(text, least, break_on_hyphens=False)).count("\n") == lines)
 
@@ -195,7 +195,9 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
     if size:
         figure.set_size_inches(size)
     pages = figure.get_figwidth() / PAGE
-    heading = wrap(heading, int(_HEADING_WIDTH * pages))
+    width = int(_HEADING_WIDTH * pages)
+    parts = [part.replace(" ", "\xa0") if len(part) < width // 2 else part for part in heading.split(", ")]
+    heading = wrap(", ".join(parts), width).replace("\xa0", " ")  # breaks after commas
     for panel in figure.axes:
         panel.set_xlabel(wrap(panel.get_xlabel(), int(_LABEL_WIDTH * panel.bbox.width / figure.bbox.width * pages)))
         height = int(0.6 * _LABEL_WIDTH * panel.bbox.height / figure.bbox.width * pages)

@@ -162,7 +162,7 @@ def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
 
 def is_argument(key: str) -> bool:
     """Returns whether a setting is an argument of the policy, which not every policy has."""
-    return key == "chunk" or key.startswith("policy.")
+    return key == "chunk" or key.startswith("policy.") or (key.startswith("backend.pools.") and ".policy." in key)
 
 
 def is_seed(key: str) -> bool:

@@ -85,7 +85,7 @@ class Run:
             "hardware": "; ".join(dict.fromkeys(pool["hardware"] for pool in of_pools.values())),
             "execution": self._execution(),
             "limits": {key: most for key, most in limits[0].items() if all(other[key] == most for other in limits)},
-            **({"pools": of_pools} if len(of_pools) > 1 else {}),
+            **({"pools": of_pools, "policy": _policy_text(of_pools)} if len(of_pools) > 1 else {}),
             "utilisation": self._utilisation(),
         }
 
@@ -187,6 +187,15 @@ def assemble(
         server.close()
         raise
     return Run(settings, setups, server, engine, facts, decode, chosen)
+
+
+def _policy_text(pools: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the policy's text, with the arguments of each pool if they differ: sarathi(large: chunk=256; small: chunk=512)."""
+    texts = {name: str(pool["policy"]).partition("(")[::2] for name, pool in pools.items()}
+    if len({*texts.values()}) == 1:
+        return str(next(iter(pools.values()))["policy"])
+    of_each = [f"{name}: {arguments.removesuffix(')')}" for name, (_, arguments) in texts.items()]
+    return f"{next(iter(texts.values()))[0]}({'; '.join(of_each)})"
 
 
 def _arrivals(settings: Settings, vocabulary: Vocabulary | None) -> Arrivals:

@@ -72,6 +72,8 @@ def test_each_pool_serves_by_its_own_setup(tmp_path: Path) -> None:
     }
     assert used.keys() == {"replica 0 (large)", "replica 1 (small)", "replica 2 (small)"}
     assert 20 < used["replica 1 (small)"] <= 100 and used["replica 0 (large)"] < 100, "of the pool's own blocks"
+    assert run.summary["about"]["policy"] == "sarathi_serve(large: chunk=512; small: chunk=256)"
+    assert str(run).startswith("sarathi_serve(large: chunk=512; small: chunk=256) on open_loop")
     assert "pool large" in str(run) and summary(tmp_path / "run")["pools"] == run.summary["pools"]
     lanes = json.loads(gzip.decompress((tmp_path / "run" / "timeline.json.gz").read_bytes()))["traceEvents"]
     names = [lane["args"]["name"] for lane in lanes if lane["name"] == "thread_name" and lane["pid"] == 2]
@@ -114,6 +116,13 @@ def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:
     assert "cost" not in simulate("orca", "open_loop", requests=4, pools=pools).summary, "one pool has no price"
     alone = simulate("orca", "open_loop", requests=4, price=5.0, replicas=2, tensor_parallel=2, pipeline_stages=2)
     assert alone.summary["cost"]["dollars_per_hour"] == 8 * 5.0 and "$40/h" in str(alone)
+
+
+def test_pools_with_one_policy_have_its_plain_text() -> None:
+    pools = {"a": {"batch": 2}, "b": {"batch": 4}}
+    assert (
+        served(pools=pools, router="round_robin", requests=8).summary["about"]["policy"] == "sarathi_serve(chunk=256)"
+    )
 
 
 def test_equal_pools_serve_as_replicas_do() -> None:

@@ -72,4 +72,7 @@ def test_the_labels_of_an_axis_are_its_numbers_without_an_offset() -> None:
 
 def test_no_last_word_stands_alone() -> None:
     assert wrap("the first token after 5 seconds", 28) == "the first token\nafter 5 seconds"
+    figure, _ = new_figure(1, 1, 2.0)
+    add_heading(figure, f"{'x' * 90}, 1 large and 4 small replicas, router round_robin", "", (), None)
+    assert figure.get_suptitle() == f"{'x' * 90},\n1 large and 4 small replicas, router round_robin"
     assert wrap("", 9) == "" and wrap("llama-3.1-8b", 9).replace("\n", "") == "llama-3.1-8b"

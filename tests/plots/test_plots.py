@@ -320,9 +320,9 @@ def test_composition_of_iterations_over_time(folder: Path, monkeypatch: pytest.M
     assert lines(requests) == {"running": (started, [1, 2, 0, 1, 0]), "waiting": (started, [1, 0, 1, 0, 0])}
     [(_, used)] = lines(memory).values()
     assert used == pytest.approx([10, 25, 30, 15, 15])
-    monkeypatch.setattr(composition, "_MOST_STEPS", 4)  # means of four iterations, and of the last one
+    monkeypatch.setattr(composition, "_MOST_STEPS", 4)  # means of the first three iterations, and of two
     means = lines(composition.draw(folder).axes[1])
-    assert means["running"] == ([1.25, 11.5], [1.0, 0.0])
+    assert means["running"] == ([1.25, 8.5], [1.0, 0.5])
 
 
 def test_composition_has_a_column_for_each_replica(tmp_path: Path) -> None:
@@ -350,6 +350,23 @@ def test_nothing_is_drawn_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(composition, "_MOST_STEPS", most)
         drawn, _ = composition._thin_out(steps)
         assert list(zip(drawn["started"], drawn["num_running"], strict=True)) == expected
+
+
+def test_no_iteration_is_left_over_behind_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven iterations, a pause and nine, the first with a prompt: a mean of few would be too narrow to see, and set the axis."""
+    monkeypatch.setattr(composition, "_MOST_STEPS", 12)
+    started = np.array([*range(7), *range(20, 29)], float)
+    tokens = np.where(started == 20, 256, 1)
+    drawn, how = composition._thin_out(pd.DataFrame({"started": started, "ended": started + 1, "tokens": tokens}))
+    assert list(zip(drawn["started"], drawn["tokens"], strict=True)) == [
+        (0, 1),
+        (4, 1),
+        (7, 0),
+        (20, 86),
+        (23, 1),
+        (26, 1),
+    ]
+    assert how == "each bar: up to 4 iterations"
 
 
 def test_what_prompts_consist_of_with_a_prefix_cache() -> None:
