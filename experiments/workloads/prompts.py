@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Annotated, Self
 
 import numpy as np
 from pydantic import Field
 
 from cbatch import SLO, ConfigError, Request, RequestSpec, Sampling, WorkloadError
+from cbatch.arrivals import Arrivals
 from cbatch.errors import CbatchError
+from cbatch.request import spec_of
 from cbatch.request_spec import LATEST_ARRIVAL
-from cbatch.validation import Give, read, whole
+from cbatch.validation import Give, not_negative, read, whole
 from experiments.text import Messages
 from experiments.workloads.base import SamplingKeys, Timeout, Vocabulary, Workload
+from experiments.workloads.dialogues import Dialogues, Line, Said
 from experiments.workloads.readers.table import at_line, json_objects, read_text
 from experiments.workloads.seeds import Purpose, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Column, Fit, Ints, Trace
@@ -28,7 +32,7 @@ _TokenIds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_
 class PromptLine(SamplingKeys):
     """The keys of a line; one of `prompt`, `messages` and `token_ids` is mandatory. Others mean what they mean in `RequestSpec`.
 
-    messages: a chat. stop: texts that end the output.
+    messages: a chat. stop: texts that end the output. pause: seconds from the answer before, with `closed`.
     """
 
     prompt: str | None = None
@@ -38,6 +42,7 @@ class PromptLine(SamplingKeys):
     max_new_tokens: TokenCount
     true_new_tokens: TokenCount | None = None
     arrival_time: Annotated[float, Field(ge=0, le=LATEST_ARRIVAL), Give(_TIME)] = 0.0
+    pause: Annotated[float, not_negative("seconds after the answer before")] | None = None
     client: str | None = None
     session: str | None = None
     tier: str | None = None
@@ -48,7 +53,7 @@ class PromptLine(SamplingKeys):
 
 
 _FIELDS = {field.name for field in fields(PromptLine)} & {field.name for field in fields(RequestSpec)}
-_FIELDS -= {"prompt", "max_new_tokens"}
+_FIELDS -= {"prompt", "max_new_tokens", "pause"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -58,12 +63,15 @@ class PromptFile(Workload, Fit):
     `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer, messages one
     with a chat template; token ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
 
+    closed: a line whose session has earlier lines is the next turn: it comes `pause` seconds after the answer before, and its messages are said after
+        the earlier messages and the model's answers. Only the first line of a session has an `arrival_time`.
     num_requests: the first N that fit; None takes all. max_new_tokens: the limit for lines without one.
     ignore_eos: by default requests end at the model's end-of-sequence token.
     prediction, pad_outputs: not available, as true output lengths are unknown.
     """
 
     path: str
+    closed: bool = False
     max_new_tokens: TokenCount = 128
     ignore_eos: bool = False
 
@@ -78,24 +86,53 @@ class PromptFile(Workload, Fit):
         if self.too_long != "drop":
             del lines[self.num_requests or len(lines) :]
         prompts = [_prompt(self.path, number, line, vocabulary) for number, line in enumerate(lines, start=1)]
+        trace = self._trace(lines, prompts, vocabulary)
+        return self._build(self.fit(trace, self.num_requests), vocabulary)
+
+    @property
+    def answers_back(self) -> bool:
+        return self.closed
+
+    def source(self, vocabulary: Vocabulary | None) -> Arrivals:
+        if not self.closed:
+            return super().source(vocabulary)
+        lines = self._lines()[: self.num_requests]
+        specs = map(spec_of, self._build(self._trace(lines, [[0]] * len(lines), vocabulary), vocabulary).stream())
+        sessions: dict[object, list[Line]] = {}
+        for number, (line, spec) in enumerate(zip(lines, specs, strict=True), start=1):
+            prompt = [] if line.messages else _prompt(self.path, number, line, vocabulary)
+            says = [vars(message) for message in line.messages or ()]
+            turns = sessions.setdefault(number if line.session is None else line.session, [])
+            turns.append(Line(spec, says, prompt, (line.pause or 0.0) if turns else 0.0))
+
+        def encode(id_: int, said: Sequence[Said]) -> list[int]:
+            return _chat(self.path, id_ + 1, said, vocabulary)
+
+        decode = vocabulary.decode if vocabulary is not None else str
+        most = inf if self.max_length is None or self.too_long == "error" else self.max_length
+        return Dialogues([*sessions.values()], encode, decode, most)
+
+    def _trace(
+        self, lines: Sequence[PromptLine], prompts: Sequence[Sequence[int]], vocabulary: Vocabulary | None
+    ) -> Trace:
+        """Returns the columns of lines with these prompts."""
         seeds = request_seeds(self.seed, Purpose.SAMPLING, len(lines)).tolist()
         columns = {name: [getattr(line, name) for line in lines] for name in _FIELDS}
         columns["sampling"] = [
             Sampling(line.temperature, line.top_k, line.top_p, seed) for seed, line in zip(seeds, lines, strict=True)
         ]
         if vocabulary is not None:
-            columns["prompt"] = prompts
+            columns["prompt"] = list(prompts)
             columns["stop_strings"] = [
                 (line.stop,) if isinstance(line.stop, str) else tuple(line.stop or ()) for line in lines
             ]
-        trace = Trace(
+        return Trace(
             source=self.path,
             prompt_tokens=np.array([len(prompt) for prompt in prompts]),
             output_tokens=np.array([line.max_new_tokens for line in lines]),
             line=np.arange(1, 1 + len(lines)),
             fields={name: np.fromiter(column, object, len(lines)) for name, column in columns.items()},
         )
-        return self._build(self.fit(trace, self.num_requests), vocabulary)
 
     def within(self, positions: int) -> Self:
         return self.limit_to(positions)
@@ -106,7 +143,7 @@ class PromptFile(Workload, Fit):
     def _lines(self) -> list[PromptLine]:
         """Reads the lines of the file and checks every value."""
         defaults = vars(self.sampling) | {"max_new_tokens": self.max_new_tokens}
-        lines: list[PromptLine] = []
+        lines, sessions, latest = list[PromptLine](), set[str | None](), 0.0
         for number, record in enumerate(json_objects(self.path, read_text(self.path)), start=1):
             try:
                 line = read(PromptLine, defaults | record)
@@ -114,10 +151,18 @@ class PromptFile(Workload, Fit):
                 raise at_line(self.path, number, f"{error}; correct or remove the line") from None
             if [line.prompt, line.messages, line.token_ids].count(None) != 2:
                 raise at_line(self.path, number, "give one of prompt, messages and token_ids")
-            if lines and line.arrival_time < lines[-1].arrival_time:
-                times = f"arrival_time {line.arrival_time:g} comes after {lines[-1].arrival_time:g}"
+            follows = self.closed and line.session is not None and line.session in sessions
+            if follows and (line.messages is None or line.arrival_time):
+                remedy = "give messages, and pause in place of arrival_time"
+                raise at_line(self.path, number, f"is a later turn of session {line.session}; {remedy}")
+            if line.pause is not None and not follows:
+                raise at_line(self.path, number, "pause is of later turns, with workload.closed=true; leave it out")
+            if line.arrival_time < latest and not follows:
+                times = f"arrival_time {line.arrival_time:g} comes after {latest:g}"
                 raise at_line(self.path, number, f"{times}; sort the lines by arrival_time")
+            latest = max(latest, line.arrival_time)
             lines.append(line)
+            sessions.add(line.session)
         return lines
 
 
@@ -128,15 +173,25 @@ def _prompt(path: str, number: int, line: PromptLine, vocabulary: Vocabulary | N
             remedy = f"give ids from 0 to {vocabulary.size - 1}"
             raise at_line(path, number, f"token id {largest} is not in the model's vocabulary; {remedy}")
         return line.token_ids
-    if vocabulary is None:
-        remedy = "give token_ids, or run with backend=cpu or backend=cuda"
-        raise at_line(path, number, f"a simulation has no tokenizer for prompt text; {remedy}")
     if line.messages is not None:
-        try:
-            return vocabulary.encode_chat([vars(message) for message in line.messages])
-        except CbatchError as error:
-            raise at_line(path, number, str(error)) from error
-    tokens = vocabulary.encode(line.prompt or "")
+        return _chat(path, number, [vars(message) for message in line.messages], vocabulary)
+    tokens = _tokenizer(path, number, vocabulary).encode(line.prompt or "")
     if not tokens:
         raise at_line(path, number, "the prompt has no tokens; give some text")
     return tokens
+
+
+def _chat(path: str, number: int, said: Sequence[Said], vocabulary: Vocabulary | None) -> list[int]:
+    """Returns the token ids of a chat, whose latest messages are those of a line."""
+    tokenizer = _tokenizer(path, number, vocabulary)
+    try:
+        return tokenizer.encode_chat(said)
+    except CbatchError as error:
+        raise at_line(path, number, str(error)) from error
+
+
+def _tokenizer(path: str, number: int, vocabulary: Vocabulary | None) -> Vocabulary:
+    if vocabulary is None:
+        remedy = "give token_ids, or run with backend=cpu or backend=cuda"
+        raise at_line(path, number, f"a simulation has no tokenizer for prompt text; {remedy}")
+    return vocabulary
