@@ -1,10 +1,12 @@
 """An engine: serves the requests that are submitted to it, or that its arrivals bring. `turns` has its turns, `host` the loop."""
 
 from collections.abc import Callable, Iterable
+from math import inf
 
 from cbatch.arrivals import Arrivals, Listed, check_all, check_fits
 from cbatch.errors import PolicyError
 from cbatch.host import advance, drive
+from cbatch.moves import Moved, end_leases, give
 from cbatch.record import RunRecord
 from cbatch.request import Request, read_only
 from cbatch.stall import standstill
@@ -52,9 +54,36 @@ class Engine(Turns):
         """Known requests that have not ended, arrived or not."""
         return self.arrivals.num_unfinished - len(self._ended)
 
+    def give(self, request: Request, lease_seconds: float = inf) -> Moved:
+        """Hands a request over that waits or runs here, between two turns: see `moves.give`. For its policy the request has ended."""
+        now = self.now()
+        moved = give(self.state, request, (launched.step for launched in self._in_flight), now, now + lease_seconds)
+        self._latest = None
+        self._waiting.wake()
+        self._waiting.departures.ended(request)
+        if moved.lease is not None:
+            self.poke(moved.lease.until)
+        if self.observer is not None:
+            self.observer.left(request)
+        self.arrivals.num_unfinished -= 1
+        self._call(self._on_finish, request)
+        return moved
+
+    def offer(self, request: Request, moved: Moved, now: float) -> None:
+        """Takes over a request from another engine: see `Inbox`."""
+        self.arrivals.num_unfinished += 1
+        self.inbox.offered.append((request, moved))
+        self._waiting.departures.arrived(request)
+        self.poke(now)
+
+    def poke(self, at: float) -> None:
+        """Makes the engine look at its leases and its inbox in the first turn after a time, for which it wakes."""
+        self._waiting.poked_at = min(self._waiting.poked_at, at)
+
     def run(self, on_turn: Callable[["Engine"], object] = lambda engine: None) -> RunRecord:
         """Serves until every request has ended. `on_turn`, for progress bars, is called after each turn or leap."""
         drive(self, self.arrivals, on_turn)
+        end_leases(self.state, inf)
         assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
         return self.record
 

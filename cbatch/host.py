@@ -58,6 +58,9 @@ class Observer(Protocol):
     def ended(self, request: Request) -> None:
         """A request has ended."""
 
+    def left(self, request: Request) -> None:
+        """Another engine continues a request."""
+
     def changed(self, changes: Sequence[tuple[float, int]]) -> None:
         """Iterations were launched or absorbed. changes: seconds and KV blocks in use, of each iteration of a leap, or of one."""
 

@@ -25,6 +25,7 @@ class Status(Enum):
     PENDING = "pending"  # has not arrived yet
     WAITING = "waiting"  # arrived, or preempted; holds no KV blocks
     RUNNING = "running"  # admitted
+    MOVING = "moving"  # left an engine, and does not wait at the next one yet
     FINISHED = "finished"
 
 
@@ -64,7 +65,7 @@ def _of_spec(name: str) -> Any:
 _PLACE = ("__weakref__", "_arrival_time", "_spec", "prefix", "row", "status", "table")
 _TIMES_AND_REASONS = ("admitted_at", "finish_reason", "finished_at", "reject_reason")
 _COUNTS = ("num_cached_again", "num_cached_tokens", "num_output_tokens", "num_preemptions", "num_recomputed_tokens")
-_LOST = ("num_host_tokens", "num_lost_tokens", "_lost_to", "_resumed_at")
+_LOST = ("num_host_tokens", "num_lost_tokens", "num_moves", "_lost_to", "_resumed_at")
 _OUTPUT = ("output", "token_times")
 
 
@@ -76,8 +77,9 @@ class Request:
 
     arrival_time: seconds. A request that arrives by iteration gets the time when that iteration was planned.
     admitted_at, finished_at: seconds of the first admission and of the end; None before.
-    num_lost_tokens: tokens of KV cache lost by preemptions. Of these, num_recomputed_tokens were computed again, counted at the next
-        preemption or end, and num_cached_again were found in the prefix cache; the others were not needed any more.
+    num_moves: to another engine.
+    num_lost_tokens: tokens of KV cache lost by preemptions, or left behind by moves. Of these, num_recomputed_tokens were computed again, counted at the next
+        preemption, move or end, and num_cached_again were found in the prefix cache; the others were not needed any more.
     num_cached_tokens: tokens that the prefix cache held at the first admission; of these, num_host_tokens in host memory.
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
     """
@@ -129,7 +131,7 @@ class Request:
         self.prefix: Any = None  # a `kv.hashes.Prefix` with a prefix cache, until the request ends
         self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
-        self.num_output_tokens = self.num_preemptions = self.num_recomputed_tokens = 0
+        self.num_output_tokens = self.num_preemptions = self.num_moves = self.num_recomputed_tokens = 0
         self.num_cached_tokens = self.num_host_tokens = self.num_cached_again = self.num_lost_tokens = 0
         self._lost_to = self._resumed_at = (
             0  # tokens computed before a preemption at most, and found at the latest admission
@@ -147,6 +149,14 @@ class Request:
         """Counts a preemption that takes the KV cache of `num_computed` tokens."""
         self.count_recomputed(num_computed)
         self.num_preemptions += 1
+        self._leave_behind(num_computed)
+
+    def move(self, num_computed: int) -> None:
+        """Counts a move to another engine, which finds what was sent of the KV cache of `num_computed` tokens."""
+        self.num_moves += 1
+        self._leave_behind(num_computed)
+
+    def _leave_behind(self, num_computed: int) -> None:
         self.num_lost_tokens += num_computed
         self._lost_to, self._resumed_at = max(self._lost_to, num_computed), 0
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool, PrefixCache, PrefixPool
+from cbatch.lease import Lease
 from cbatch.plan import Plan
 from cbatch.request import NEVER, FinishReason, Ints, Request, Status, spec_of
 from cbatch.request_table import NONE, ONE, ZERO, Counters, Queues, RequestTable
@@ -43,12 +44,13 @@ class Absorbed(NamedTuple):
     """The effect of a step's tokens.
 
     receivers, places: ids of the requests that received a token, and their places in the batch, [receivers] each.
-    finished: the ended requests.
+    finished: the ended requests. leaving: those whose first token is known, and that another engine continues.
     """
 
     receivers: Ints
     places: Ints
     finished: list[Request]
+    leaving: list[Request]
 
 
 class State(Queues):
@@ -56,6 +58,8 @@ class State(Queues):
 
     cache: the prefix cache; None: blocks end with their requests.
     ends_text: called with each token of a request with stop strings; returns whether the token completes a stop string.
+    hands_over: called at a request's first admission; returns whether another engine continues the request after its first token.
+    leases: rows that requests have left behind: see `moves`.
     iteration: number of the next iteration. num_ended: number of absorbed iterations.
     latest: the step of the latest plan, unless a request has since begun or stopped decoding, or stopped running.
     """
@@ -66,6 +70,8 @@ class State(Queues):
         self.pool = pool
         self.cache = PrefixCache(pool, table) if isinstance(pool, PrefixPool) else None
         self.ends_text: Callable[[Request, int], bool] = lambda request, token: False
+        self.hands_over: Callable[[Request], bool] = lambda request: False
+        self.leases: list[Lease] = []
         self.latest: Step | None = None
         self.num_ended = 0
         self.num_overshoot_tokens = 0  # generated for requests that had already ended or been cancelled
@@ -157,9 +163,15 @@ class State(Queues):
     def admit(self, request: Request, now: float) -> None:
         if request.table is None:
             request.table, request.row = self.table, self.table.admit(spec_of(request))
-            if self.table.num_rows > len(self.pool.room):
-                self.pool.grow(self.table.num_rows)
+            self.fit_pool()
+            if self.hands_over(request):  # it leaves `running` with its first token in flight, as by length
+                self.table.limit[request.row] = min(request.num_tokens + 1, request.max_tokens)
         super().admit(request, now)
+
+    def fit_pool(self) -> None:
+        """Extends the pool to a table that has grown."""
+        if self.table.num_rows > len(self.pool.room):
+            self.pool.grow(self.table.num_rows)
 
     def _expect_samples(self, step: Step) -> None:
         """Counts the tokens that the step will sample. Requests begin to decode, or leave `running` before their last token."""
@@ -202,7 +214,9 @@ class State(Queues):
         """Takes in the tokens of the oldest step in flight. tokens: [batch], as in `StepResult`; None if values do not matter."""
         table, places = self.table, step.sampled
         rows = step.rows[places]
-        if self._leaving_rows:  # a request of this step ended, or was preempted and rejected, while it was in flight
+        if (
+            self._leaving_rows or self.leases
+        ):  # a request of this step ended, left or was rejected while it was in flight
             ended = table.ended[rows]
             self.num_overshoot_tokens += int(np.count_nonzero(ended))
             places, rows = places[~ended], rows[~ended]
@@ -217,11 +231,11 @@ class State(Queues):
         table.last_token_at[rows] = now
         if len(step.sampled) > step.num_decode_tokens:  # some have completed their prompts, perhaps again
             table.first_token_at[rows[np.isnan(table.first_token_at[rows])]] = now
-        finished = self._finished(step, places, rows, tokens, now)
+        finished, leaving = self._finished(step, places, rows, tokens, now)
         self.pool.retire(step.index)
         for row in self._leaving_rows.pop(step.index, ()):
             table.free(row)
-        return Absorbed(receivers, places, finished)
+        return Absorbed(receivers, places, finished, leaving)
 
     def repeat(self, step: Step, num_times: int, now: float) -> None:
         """Counts further iterations of a batch of decodes, each with a token per request. now: end of the last one in seconds."""
@@ -240,8 +254,11 @@ class State(Queues):
             self.cache.register_repeated(step.requests, np.minimum(computed, table.known[rows] - ONE))
         self._expect_ends(step.requests, (total >= table.limit[rows]).nonzero()[0], table.iteration - 1)
 
-    def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
-        done: dict[Request, FinishReason] = {}
+    def _finished(
+        self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float
+    ) -> tuple[list[Request], list[Request]]:
+        """Ends requests; returns these, and those that another engine continues."""
+        done, leaving = dict[Request, FinishReason](), list[Request]()
         table = self.table
         if tokens is not None:
             for place in places[table.can_stop[rows]].tolist():
@@ -252,33 +269,49 @@ class State(Queues):
             for place in places[table.known[rows] == table.stop[rows]].tolist():
                 done[step.requests[place]] = FinishReason.STOP
         for request in self._ending.pop(step.index, ()):
-            if request.status is not Status.FINISHED:  # by an end-of-sequence token before
-                done.setdefault(request, FinishReason.LENGTH)
+            if request.status is Status.FINISHED or request in done:  # by an end-of-sequence token
+                continue
+            if table.limit.item(request.row) < request.max_tokens:
+                leaving.append(request)
+            else:
+                done[request] = FinishReason.LENGTH
         if self.cache is not None and len(done) > 1:  # their blocks are cached in the order of the plan
             done = {request: done[request] for request in step.requests if request in done}
         for request, reason in done.items():
             self.end(request, reason, now)
-        return list(done)
+        return list(done), leaving
 
     def end(self, request: Request, reason: FinishReason, now: float, why: str = "") -> None:
         """Ends a request in any state. KV blocks and row remain taken while an iteration in flight uses them. why: the `reject_reason`."""
-        self.leave(request)
-        if self.cache is not None:
-            self.cache.end(request)
-        if request.table is not None:
-            row, last = request.row, self.in_flight_until(request)
-            self.pool.release(row, last)
-            request.count_recomputed(self.table.computed.item(row))
-            request.token_times = self.table.token_times(row)
-            request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
-            request.table, request.row = None, NEVER
-            if last is None:
-                self.table.free(row)
-            else:
-                self._leaving_rows.setdefault(last, []).append(row)
+        if (row := self.close(request)) is not None:
+            self.free_row(row)
         request.status = Status.FINISHED
         request.finish_reason, request.reject_reason = reason, why
         request.finished_at = now
+
+    def close(self, request: Request) -> int | None:
+        """Forgets a request, which gets its output. Returns its row, which keeps its blocks until `free_row`; None if it has none."""
+        self.leave(request)
+        if self.cache is not None:
+            self.cache.end(request)
+        if request.table is None:
+            return None
+        row = request.row
+        request.count_recomputed(self.table.computed.item(row))
+        request.token_times = self.table.token_times(row)
+        request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
+        request.table, request.row = None, NEVER
+        return row
+
+    def free_row(self, row: int) -> None:
+        """Frees a row and its blocks, once no iteration in flight uses them."""
+        last = self.table.scheduled_at.item(row)
+        if last < self.num_ended:
+            self.pool.release(row, None)
+            self.table.free(row)
+        else:
+            self.pool.release(row, last)
+            self._leaving_rows.setdefault(last, []).append(row)
 
     def leave(self, request: Request) -> None:
         self.latest = None

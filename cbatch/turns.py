@@ -23,6 +23,7 @@ from cbatch.host import Observer
 from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
 from cbatch.leap import entered, foresee
 from cbatch.limits import Limits
+from cbatch.moves import Inbox, end_leases
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import HOOKS, Policy, check_policy, ignore, is_steady, optional_method
@@ -40,6 +41,7 @@ class Turns:
 
     arrivals: the requests to serve; an engine's own. leaps: whether a turn may be a leap over many.
     on_arrival: the policy's hook, which a recorder may wrap.
+    inbox: requests that other engines hand to this one. on_leave: called with a request that another engine continues (`State.hands_over`).
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class Turns:
         self._empty_plan = Plan()
         self.seconds_copying = 0.0  # for which iterations waited for copies of KV blocks
         self.observer: Observer | None = None  # of a cluster
+        self.inbox = Inbox()
+        self.on_leave: Callable[[Request], object] = ignore
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self.on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
         self._may_leap &= self._on_tokens is ignore  # nothing observes single tokens
@@ -99,7 +103,11 @@ class Turns:
         """
         if request.status is Status.FINISHED:
             return
-        if pending := request.status is Status.PENDING:
+        pending = request.status in (Status.PENDING, Status.MOVING)
+        if request.status is Status.MOVING:
+            if not self.inbox.withdraw(request):
+                raise not_submitted(request)
+        elif pending:
             if request in self._waiting.arrived:
                 self._waiting.arrived.remove(request)
             else:
@@ -136,7 +144,7 @@ class Turns:
         if len(in_flight) > self._depth:
             self._complete(in_flight.popleft())
         elif in_flight and not launched:
-            change = min(until, waiting.departures.next_at)
+            change = min(until, waiting.change_at)
             is_idle = len(in_flight) < self.limits.num_stages and self.executor.now() < change
             if is_idle and change < self.executor.ends_at(in_flight[0].handle):
                 waiting.fall_asleep()
@@ -178,7 +186,7 @@ class Turns:
     def _leap(self, until: float) -> bool:
         """Takes the turns before `until` that repeat the latest turn; returns False if there are none."""
         latest, executor = self._latest, cast(Any, self.executor)
-        change = min(until, self._waiting.departures.next_at, self._renewal[0])
+        change = min(until, self._waiting.change_at, self._renewal[0])
         if latest is None or executor.now() >= change or not self._call(is_steady, self.policy):
             return False
         if not (foreseen := self.foresee()):
@@ -236,6 +244,8 @@ class Turns:
             self._call(self._on_step, record)
         for request in absorbed.finished:
             self._end(request)
+        for request in absorbed.leaving:
+            self.on_leave(request)
         if len(absorbed.receivers):
             self._stall_watch.note_progress(received_at)
         else:
@@ -246,8 +256,12 @@ class Turns:
         now = self.executor.now()
         vars(self.view)["now"] = now  # as `view.update`, in a tenth of its time
         waiting, departures = self._waiting, self._waiting.departures
-        if waiting.asleep and not self._in_flight and (waiting.arrived or departures.next_at <= now):
+        if waiting.asleep and not self._in_flight and (waiting.arrived or waiting.change_at <= now):
             self._stall_watch.note_progress(now)
+        if waiting.poked_at <= now or self.inbox.offered:
+            waiting.poked_at = end_leases(self.state, now)
+            for request in self.inbox.take(self.state, now):
+                self._call(self.on_arrival, request)
         if waiting.arrived:
             arrived, waiting.arrived = waiting.arrived, []
             for request in arrived:

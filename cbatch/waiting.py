@@ -14,6 +14,7 @@ _BETWEEN_LOOKS = 1e-4  # seconds between looks at an iteration of a real pipelin
 class Waiting:
     """The requests that have arrived since the latest plan, and the sleep of an engine whose latest plan was empty.
 
+    poked_at: seconds; when something else may have changed, such as a move (`moves`).
     asleep: nothing has changed since the empty plan. since: when the host began to wait for the oldest iteration; None: it does not.
     """
 
@@ -21,6 +22,7 @@ class Waiting:
         """in_flight: the engine's, oldest first."""
         self.arrived: list[Request] = []
         self.departures = Departures()
+        self.poked_at = inf
         self.asleep = False
         self.since: float | None = None
         self._executor, self._in_flight = executor, in_flight
@@ -47,11 +49,16 @@ class Waiting:
         if not self.asleep:
             return now
         at = self._executor.ends_at(self._in_flight[0].handle) if self._in_flight else self._wake_at
-        return max(min(at, self._arrived_at if self.arrived else inf, self.departures.next_at), now)
+        return max(min(at, self._arrived_at if self.arrived else inf, self.change_at), now)
+
+    @property
+    def change_at(self) -> float:
+        """Returns when a departure or a poke is due."""
+        return min(self.departures.next_at, self.poked_at)
 
     def is_for_oldest(self) -> bool:
         """Whether the engine sleeps until its oldest iteration has ended, and nothing else has woken it."""
-        awoken = bool(self.arrived) or self.departures.next_at <= self._executor.now()
+        awoken = bool(self.arrived) or self.change_at <= self._executor.now()
         return self.asleep and bool(self._in_flight) and not awoken
 
     def sleep_until(self, time: float) -> None:

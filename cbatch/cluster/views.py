@@ -37,6 +37,7 @@ class Report(NamedTuple):
 
     at: seconds. ids: the admitted requests, [admitted]. computed: `lag` more than the tokens in the KV cache of each.
     num_free: free KV blocks. ended: ids of the requests that have ended since the report before, and their output tokens.
+    left: ids of those that another replica continues.
     changed: the block hashes that the prefix cache has gained (True) or lost since the report before.
     """
 
@@ -47,6 +48,7 @@ class Report(NamedTuple):
     num_free: int
     ended: Sequence[tuple[int, int]] = ()
     changed: Mapping[BlockHash, bool] = MappingProxyType({})
+    left: Sequence[int] = ()
 
 
 class Reporter:
@@ -55,10 +57,14 @@ class Reporter:
     def __init__(self, engine: Engine, view: "ReplicaView") -> None:
         self._state, self._view, self._post = engine.state, view, view.post
         self._ended: list[tuple[int, int]] = []
+        self._left: list[int] = []
         self._cursor: int | None = None  # in the log of the prefix cache's changes
 
     def ended(self, request: Request) -> None:
         self._ended.append((request.id, request.num_output_tokens))
+
+    def left(self, request: Request) -> None:
+        self._left.append(request.id)
 
     def changed(self, changes: Sequence[tuple[float, int]]) -> None:
         """changes: seconds and KV blocks in use, after each of several decodes of the same batch, or after one change of any kind."""
@@ -69,7 +75,8 @@ class Reporter:
             self._post(Report(at, ids, computed, lag := lag - 1, most - num_used))
         at, num_used = changes[-1]
         ended, self._ended = self._ended, []
-        self._post(Report(at, ids, computed, 0, most - num_used, ended, self._changed()))
+        left, self._left = self._left, []
+        self._post(Report(at, ids, computed, 0, most - num_used, ended, self._changed(), left))
 
     def _changed(self) -> Mapping[BlockHash, bool]:
         if (cache := self._state.cache) is None or not self._view.follows_cache:
@@ -237,6 +244,8 @@ class ReplicaView:
                 self.ended_output_tokens += num_output_tokens
                 self._add(request, -1)
                 ended.append((report.at, id_, request))
+            for id_ in report.left:
+                self._add(self._sent.pop(id_)[0], -1)
             for block_hash, held in report.changed.items():
                 (self._hashes.add if held else self._hashes.discard)(block_hash)
         return ended

@@ -105,7 +105,7 @@ class PrefixCache:
         on_device = pool.num_on_device(hashes) if len(pool.host) else number
         pool.share(request.row, hashes[:on_device])
         pool.host.hold(hashes[on_device:])
-        if request.num_preemptions:
+        if request.num_preemptions or request.num_moves:
             request.resume(num_tokens)
         else:
             request.num_cached_tokens, request.num_host_tokens = num_tokens, (number - on_device) * pool.block_size

@@ -87,8 +87,10 @@ class Prefix:
         if self._prompt is not None and (self._table.tokens is None or place.stop <= len(self._prompt)):
             tokens = self._prompt[place]
             tokens = np.pad(tokens, (0, size - len(tokens)), constant_values=SIMULATED_TOKEN)
-        elif self._table.tokens is not None:
+        elif self._table.tokens is not None and self._request.table is not None:
             tokens = self._table.tokens[self._request.row, place]
+        elif self._table.tokens is not None:  # between two engines
+            tokens = np.array([*(self._request.prompt or ()), *self._request.output], np.int32)[place]
         if tokens is not None:
             assert isinstance(before, bytes)
             return (blake2b(before + tokens.tobytes(), digest_size=16).digest(),)

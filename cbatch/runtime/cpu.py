@@ -80,11 +80,8 @@ def assemble(stages: Sequence[Sequence[PagedModel]], limits: Limits, options: Op
     slots = make_slots(limits, first.cache.size.block_size, devices, streams, first.hidden_size)
     executor = StreamExecutor(streams, slots, [EagerIteration(models) for models in stages])
     executor.times_copies = options.times_copies
-    executor.host_copies = stage_copies(
-        [[model.cache for model in models] for models in stages],
-        lambda stage: ThreadStream(f"blocks {stage}"),
-        len(slots),
-    )
+    executor.caches = [[model.cache for model in models] for models in stages]
+    executor.host_copies = stage_copies(executor.caches, lambda stage: ThreadStream(f"blocks {stage}"), len(slots))
     return executor
 
 

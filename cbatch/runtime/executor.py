@@ -21,6 +21,7 @@ from time import perf_counter, sleep
 from typing import NamedTuple
 
 from cbatch.executor import CopyTimes, Step, StepResult
+from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.host_memory import StageCopies
 from cbatch.runtime.iteration import Iteration
 from cbatch.runtime.slots import Slot
@@ -39,7 +40,7 @@ class StreamExecutor:
     """Implements `cbatch.executor.Executor`.
 
     times_copies: whether results include copy times; costs two more events per iteration. Set it before a run.
-    host_copies: of each stage, between its KV cache and host memory; empty without host memory for the cache.
+    caches: the KV caches by stage and rank. host_copies: of each stage, between its cache and host memory; empty without the latter.
     """
 
     needs_tokens = True
@@ -48,6 +49,7 @@ class StreamExecutor:
         """slots: `num_stages + 1` slots of these streams. iterations: one per stage; the first iteration chooses the shapes."""
         self.num_stages = len(iterations)
         self.times_copies = False
+        self.caches: Sequence[Sequence[PagedCache]] = ()
         self.host_copies: Sequence[StageCopies] = ()
         self._computed_at = 0.0  # by the first stage, in the iteration that the host waited for last
         self._streams = streams

@@ -86,10 +86,9 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     synchronize(devices)
     executor = GpuExecutor(streams, slots, iterations, *kernels)
     executor.times_copies = options.times_copies
+    executor.caches = [[model.cache for model in models] for models in stages]
     executor.host_copies = stage_copies(
-        [[model.cache for model in models] for models in stages],
-        lambda stage: CudaStream([CudaClock(device) for device in devices[stage]]),
-        len(slots),
+        executor.caches, lambda stage: CudaStream([CudaClock(device) for device in devices[stage]]), len(slots)
     )
     return executor
 

@@ -1,0 +1,220 @@
+"""Moves a request from one engine to another, with the KV cache that the sender has computed.
+
+    sender      runs | gives: row and blocks stay, leased          | lease ends: row and blocks are free
+    link                      | blocks are copied ----------------> |
+    receiver        | offered | reserves a row and blocks           | the blocks are cached, the request waits | admitted
+
+A move is a preemption whose blocks are in the receiver's prefix cache when the request waits there: the next plan finds them. Full blocks
+are sent; the receiver computes the tokens of the last, partial block again, and whatever was evicted, or lost with a lease. The state of
+an engine changes in `advance` alone, before a plan: each engine may run on a thread of its own.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.executor import Step
+from cbatch.kv import BlockHash, blocks_for
+from cbatch.kv.hashes import Prefix
+from cbatch.lease import Lease
+from cbatch.request import Request, Status, spec_of
+from cbatch.state import State
+
+
+class Moved(NamedTuple):
+    """What a request leaves at its sender. Its output is in the request.
+
+    blocks: int32, the numbers of its full blocks there, [blocks]. lease: None without blocks. at: seconds of the move.
+    """
+
+    blocks: NDArray[np.int32]
+    lease: Lease | None
+    at: float
+
+
+class Loading(NamedTuple):
+    """A row of the receiver that holds blocks for a request which is on its way.
+
+    hashes: of these blocks. num_found: leading blocks that the receiver had already.
+    """
+
+    request: Request
+    row: int
+    prefix: Prefix
+    hashes: Sequence[BlockHash]
+    num_found: int
+
+
+class Room(NamedTuple):
+    """The KV blocks of a receiver that decides whether to take the next request.
+
+    lacking: for the request's KV cache. free: can be taken. promised: of requests that have arrived by a move and wait to be admitted; they
+    are among the free ones. growth: that all its requests, and this one, may yet take for `GROWTH` further tokens each. is_idle: it has none.
+    """
+
+    num_blocks: int
+    lacking: int
+    free: int
+    promised: int
+    growth: int
+    is_idle: bool
+
+
+GROWTH = 512
+"""Further tokens of each request for which a receiver keeps blocks free (SGLang's `num_reserved_decode_tokens`)."""
+
+
+def has_room(room: Room) -> bool:
+    """Counts the growth of running requests, without which all of them stop once the cache is full."""
+    return room.lacking + (0 if room.is_idle else room.promised + room.growth) <= room.free
+
+
+def give(state: State, request: Request, in_flight: Iterable[Step], now: float, until: float = inf) -> Moved:
+    """Takes a request out of an engine.
+
+    in_flight: steps. Tokens that they sample for the request are dropped, and what they write is not sent.
+    until: seconds at which the blocks here end, unless the receiver has begun to read them.
+    """
+    row, num_computed, written = request.row, 0, 0
+    if request.status is Status.RUNNING:
+        num_computed = state.table.computed.item(row)
+        starts = (step.start.item(step.requests.index(request)) for step in in_flight if request in step.requests)
+        written = min(starts, default=num_computed)
+    blocks = state.pool.tables[row, : written // state.pool.block_size].copy()
+    left, lease = state.close(request), None
+    if left is not None and len(blocks):
+        state.leases.append(lease := Lease(left, until))
+    elif left is not None:
+        state.free_row(left)
+    request.move(num_computed)
+    request.status = Status.MOVING
+    return Moved(blocks, lease, now)
+
+
+def end_leases(state: State, now: float) -> float:
+    """Frees what leases that are over have held; returns when the next one may be over."""
+    held = [lease for lease in state.leases if not lease.is_over(now)]
+    for lease in state.leases:
+        if lease not in held:
+            state.free_row(lease.row)
+    state.leases = held
+    return min((lease.until for lease in held), default=inf)
+
+
+def reserve(
+    state: State, request: Request, num_blocks: int, others: Sequence[Request], accepts: Callable[[Room], bool]
+) -> Loading | None:
+    """Takes a row, and blocks for a request's first `num_blocks`; returns None if the receiver has no room for them yet.
+
+    others: requests on their way here that hold blocks already.
+    """
+    assert state.cache is not None, "the receiver of a move has a prefix cache"
+    table, pool = state.table, state.cache.pool
+    prefix = Prefix(request, pool, table)
+    hashes = prefix.hashes(num_blocks)[:num_blocks]
+    num_found = pool.num_on_device(hashes)
+    lacking = num_blocks - num_found
+    num_taken = lacking + num_found - pool.num_in_use(hashes[:num_found])
+    if num_taken > pool.num_free or not accepts(_room(state, request, num_taken, others)):
+        return None
+    row = table.admit(spec_of(request))
+    state.fit_pool()
+    pool.share(row, hashes[:num_found])
+    pool.extend(row, lacking)
+    return Loading(request, row, prefix, hashes, num_found)
+
+
+def _room(state: State, request: Request, lacking: int, others: Sequence[Request]) -> Room:
+    pool, waiting = state.pool, state.waiting
+    live = [*state.running, *waiting, *others]
+    left = (min(GROWTH, each.max_tokens - each.num_tokens) for each in (*live, request))
+    promised = sum(pool.blocks_for(each.num_computed) for each in waiting)
+    growth = sum(blocks_for(tokens, pool.block_size) for tokens in left)
+    return Room(pool.num_blocks, lacking, pool.num_free, promised, growth, not live)
+
+
+def load(state: State, loading: Loading, now: float) -> None:
+    """Makes the blocks of a row findable, which are now the sender's, and frees the row."""
+    assert state.cache is not None
+    pool, (_, row, _, hashes, _) = state.cache.pool, loading
+    pool.now = now
+    pool.register(row, hashes, len(hashes))
+    pool.note_holder(row, loading.request.num_tokens)
+    state.free_row(row)
+
+
+def adopt(state: State, request: Request) -> None:
+    """Makes a moved request wait here, with a row that continues its output."""
+    assert state.cache is not None, "the receiver of a move has a prefix cache"
+    table = state.table
+    row = table.admit(spec_of(request))
+    state.fit_pool()
+    first, number = request.num_prompt_tokens, request.num_output_tokens
+    table.known[row] = table.total[row] = first + number
+    table.first_token_at[row], table.last_token_at[row] = request.token_times if number else (np.nan, np.nan)
+    if table.tokens is not None:
+        table.tokens[row, first : first + number] = request.output
+    request.table, request.row = table, row
+    request.prefix = Prefix(request, state.cache.pool, table)
+    state.wait(request)
+
+
+class Inbox:
+    """The requests on their way to an engine, in the order in which they were offered.
+
+    accepts: decides whether there is room for the next one. read: begins to copy the sender's blocks; once they are here, whoever copies
+    adds what was loading to `copied`, and pokes the engine. drop: called with a lease that the receiver does not need any more.
+    """
+
+    def __init__(self) -> None:
+        self.offered: deque[tuple[Request, Moved]] = deque()
+        self.loading: dict[int, Loading] = {}  # by the request's id
+        self.copied: deque[int] = deque()  # ids
+        self.accepts: Callable[[Room], bool] = has_room
+        self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
+        self.drop: Callable[[Lease], object] = Lease.end
+
+    def take(self, state: State, now: float) -> list[Request]:
+        """Returns the requests that now wait in an engine."""
+        came = self._take_copied(state, now)
+        while self.offered:
+            request, moved = self.offered[0]
+            if moved.lease is not None and not moved.lease.is_over(now):
+                others = [loading.request for loading in self.loading.values()]
+                loading = reserve(state, request, len(moved.blocks), others, self.accepts)
+                if loading is None:
+                    break
+                if moved.lease.begin(now):
+                    self.loading[request.id] = loading
+                    self.offered.popleft()
+                    self.read(loading, moved, now)
+                    continue
+                state.free_row(loading.row)
+            self.offered.popleft()
+            adopt(state, request)
+            came.append(request)
+        return came + self._take_copied(state, now)
+
+    def _take_copied(self, state: State, now: float) -> list[Request]:
+        came = []
+        while self.copied:
+            loading = self.loading.pop(self.copied.popleft())
+            load(state, loading, now)
+            if loading.request.status is Status.MOVING:  # its client has not left
+                adopt(state, loading.request)
+                came.append(loading.request)
+        return came
+
+    def withdraw(self, request: Request) -> bool:
+        """Drops a request whose client has left, if it is here. Blocks that are being copied stay taken until the copy has ended."""
+        for place, (offered, moved) in enumerate(self.offered):
+            if offered is request:
+                del self.offered[place]
+                if moved.lease is not None:
+                    self.drop(moved.lease)
+                return True
+        return request.id in self.loading

@@ -1,0 +1,248 @@
+"""Requests that move between engines: their tokens stay those of one engine, and nothing leaks, whatever ends when."""
+
+import random
+from collections import Counter
+from math import inf
+from typing import Any
+
+import pytest
+from fuzz_policy import FuzzPolicy
+from pool_check import check_pool
+from schedules import UnitCost
+from tiny_models import LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, greedy_references, make_executor
+
+from cbatch import Engine, FinishReason, Limits, Policy, Request, Status
+from cbatch.host import advance
+from cbatch.kv import PrefixPool
+from cbatch.moves import Loading, Moved
+from cbatch.runtime.transfers import copy_blocks
+from policies.chunking import Fixed
+from policies.evictions import LRU
+from policies.sarathi_serve import SarathiServe
+
+SIZE = 4
+LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
+
+
+class Pair:
+    """Two engines on the CPU; what the second reads is copied at once, or by `deliver`."""
+
+    def __init__(self, policies: list[Policy], *, asynchronous: bool = True, num_blocks: int = 40) -> None:
+        limits = Limits(4, LONGEST + 4, LONGEST, tile=1)
+        size = {"num_blocks": num_blocks, "block_size": SIZE, "asynchronous": asynchronous}
+        self.engines = [
+            Engine(
+                policy, make_executor(LLAMA, limits, num_blocks, SIZE), limits, UnitCost(), prefix_cache=LRU(), **size
+            )
+            for policy in policies
+        ]
+        self.sent: list[int] = []  # blocks of each transfer
+        self.late: list[tuple[int, Any]] = []
+        self.at_once = True
+        for receiver in range(len(self.engines)):
+            self.engines[receiver].inbox.read = lambda *sent, receiver=receiver: self._read(receiver, *sent)
+        self.sender_of: dict[int, int] = {}
+
+    def _read(self, receiver: int, loading: Loading, moved: Moved, now: float) -> None:
+        self.late.append((receiver, (loading, moved)))
+        if self.at_once:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Copies what is under way."""
+        for receiver, (loading, moved) in self.late:
+            engine = self.engines[receiver]
+            sender = self.engines[self.sender_of[loading.request.id]]
+            blocks = engine.state.pool.tables[loading.row, : len(loading.hashes)]
+            pairs = moved.blocks[loading.num_found :], blocks[loading.num_found :]
+            copy_blocks(sender.executor.caches, engine.executor.caches, pairs)
+            self.sent.append(len(pairs[0]))
+            moved.lease.end()
+            engine.inbox.copied.append(loading.request.id)
+            engine.poke(engine.now())
+            sender.poke(sender.now())
+        self.late.clear()
+
+    def move(self, request: Request, sender: int, receiver: int, lease: float = inf) -> Moved:
+        self.sender_of[request.id] = sender
+        moved = self.engines[sender].give(request, lease)
+        self.engines[receiver].offer(request, moved, self.engines[receiver].now())
+        return moved
+
+    def step(self, engine: Engine) -> None:
+        if engine.num_in_flight or (engine.num_unfinished and min(engine.next_at(), engine.arrivals.next()) < inf):
+            advance(engine, engine.arrivals)
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.executor.close()
+
+
+def asked(number: int, **fields: Any) -> list[Request]:
+    """Request i is reference i, of the longer ones."""
+    references = greedy_references(LLAMA)[-number:]
+    return [
+        Request(id_, len(reference.prompt), LONGEST_OUTPUT, prompt=reference.prompt, **fields)
+        for id_, reference in enumerate(references)
+    ]
+
+
+def check_end(pair: Pair, requests: list[Request]) -> None:
+    """Each request ended once with its tokens, each token was received once, and both sides have everything back."""
+    references = greedy_references(LLAMA)[-len(requests) :]
+    for request, reference in zip(requests, references, strict=True):
+        whole = request.finish_reason is FinishReason.LENGTH
+        assert request.output == reference.output[: None if whole else len(request.output)], request
+    ended = [request.id for engine in pair.engines for request in engine.record.requests]
+    assert sorted(ended) == [request.id for request in requests]
+    ids = [id_ for engine in pair.engines for id_ in engine.record.tokens()[0].tolist()]
+    assert Counter(ids) == {request.id: len(request.output) for request in requests if request.output}
+    for engine in pair.engines:
+        state = engine.state
+        assert not state.leases and not engine.inbox.offered and not engine.inbox.loading
+        assert state.pool.num_used == 0
+        assert isinstance(state.pool, PrefixPool)
+        check_pool(state.pool)
+        assert sorted(state.table._free_rows) == list(range(state.table.num_rows))
+
+
+def run_to_end(pair: Pair) -> None:
+    for _ in range(2000):
+        pair.deliver()
+        if not any(engine.num_unfinished or engine.num_in_flight for engine in pair.engines):
+            break
+        for engine in pair.engines:
+            pair.step(engine)
+    for engine in pair.engines:
+        engine.poke(0.0)
+        engine._take_arrivals()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_prompt_is_computed_here_and_its_output_there(asynchronous: bool) -> None:
+    """All full blocks are sent, and the receiver computes the rest of the prompt and the first token: fewer than a block and one."""
+    pair = Pair([SarathiServe(Fixed(48)), SarathiServe(Fixed(48))], asynchronous=asynchronous)
+    first = pair.engines[0]
+    requests = asked(4)
+    first.state.hands_over = lambda request: True
+    first.on_leave = lambda request: pair.move(request, 0, 1)
+    first.submit(requests)
+    run_to_end(pair)
+    check_end(pair, requests)
+    assert pair.sent == [request.num_prompt_tokens // SIZE for request in sorted(requests, key=lambda r: r.finished_at)]
+    assert first.record.tokens()[0].tolist() == [0, 1, 2, 3], "the first token of each is computed with its prompt"
+    for request in requests:
+        assert request.num_cached_again == request.num_prompt_tokens // SIZE * SIZE
+        assert (request.num_preemptions, request.num_moves) == (0, 1)
+        assert request.num_recomputed_tokens == request.num_prompt_tokens % SIZE
+    pair.close()
+
+
+def test_a_request_that_ends_with_its_first_token_stays() -> None:
+    pair = Pair([SarathiServe(Fixed(48)), SarathiServe(Fixed(48))])
+    (reference,) = greedy_references(LLAMA)[-1:]
+    shortest = Request(0, len(reference.prompt), 1, prompt=reference.prompt)
+    stops = Request(1, len(reference.prompt), 9, prompt=reference.prompt, stop_tokens=(reference.output[0],))
+    pair.engines[0].state.hands_over = lambda request: True
+    pair.engines[0].submit([shortest, stops])
+    run_to_end(pair)
+    assert [shortest.finish_reason, stops.finish_reason] == [FinishReason.LENGTH, FinishReason.STOP]
+    assert pair.engines[0].state.pool.num_used == 0 and not pair.sent
+    pair.close()
+
+
+def test_blocks_that_the_receiver_has_are_not_sent() -> None:
+    """The prompt comes twice; the second time only the notification is left."""
+    pair = Pair([SarathiServe(Fixed(48)), SarathiServe(Fixed(48))])
+    first, reference = pair.engines[0], greedy_references(LLAMA)[-1]
+    first.state.hands_over = lambda request: True
+    first.on_leave = lambda request: pair.move(request, 0, 1)
+    for id_ in range(2):
+        first.submit([Request(id_, len(reference.prompt), 4, prompt=reference.prompt)])
+        run_to_end(pair)
+    assert pair.sent == [len(reference.prompt) // SIZE, 0]
+    pair.close()
+
+
+def test_a_lost_lease_recomputes_and_leaks_nothing() -> None:
+    """The sender frees the blocks at once: the receiver finds none and computes prompt and first token again."""
+    pair = Pair([SarathiServe(Fixed(48)), SarathiServe(Fixed(48))])
+    requests = asked(3)
+    pair.engines[0].state.hands_over = lambda request: True
+    pair.engines[0].on_leave = lambda request: pair.move(request, 0, 1, lease=-inf)
+    pair.engines[0].submit(requests)
+    run_to_end(pair)
+    check_end(pair, requests)
+    assert not pair.sent
+    assert all(request.num_recomputed_tokens == request.num_prompt_tokens for request in requests)
+    pair.close()
+
+
+def test_a_client_may_leave_while_its_blocks_are_copied() -> None:
+    """The blocks stay taken until the copy has ended: it would write into another request's."""
+    pair = Pair([SarathiServe(Fixed(48)), SarathiServe(Fixed(48))])
+    pair.at_once = False
+    first, second = pair.engines
+    requests = asked(1)
+    first.state.hands_over = lambda request: True
+    first.on_leave = lambda request: pair.move(request, 0, 1)
+    first.submit(requests)
+    while not pair.late:
+        pair.step(first)
+        pair.step(second)
+    assert requests[0].status is Status.MOVING
+    second.cancel(requests[0])
+    held = requests[0].num_prompt_tokens // SIZE
+    assert (first.state.pool.num_used, second.state.pool.num_used) == (held + 1, held)
+    run_to_end(pair)
+    check_end(pair, requests)
+    assert requests[0].output == greedy_references(LLAMA)[-1].output[:1]
+    pair.close()
+
+
+def random_moves(seed: int) -> None:
+    """Two engines with random plans: requests move at any time in either direction, leases end, clients leave, copies come late."""
+    draw = random.Random(seed)
+    pair = Pair(
+        [FuzzPolicy(seed), FuzzPolicy(seed + 1)], asynchronous=draw.random() < 0.7, num_blocks=draw.randint(15, 40)
+    )
+    pair.at_once = draw.random() < 0.5
+    requests = asked(draw.randint(3, 8))
+    for request in requests:
+        pair.engines[draw.randrange(2)].submit([request])
+    pair.engines[0].state.hands_over = lambda request: request.id % 2 == 0
+    pair.engines[0].on_leave = lambda request: pair.move(request, 0, 1, draw.choice([inf, -inf]))
+    try:
+        for _ in range(3000):
+            if not any(engine.num_unfinished or engine.num_in_flight for engine in pair.engines):
+                break
+            index = draw.randrange(2)
+            engine = pair.engines[index]
+            pair.step(engine)
+            here = [*engine.state.waiting, *engine.state.running]
+            if here and draw.random() < 0.1:
+                pair.move(draw.choice(here), index, 1 - index, draw.choice([inf, inf, -inf]))
+            if draw.random() < 0.03:
+                coming = [request for request, _ in engine.inbox.offered]
+                coming += [loading.request for loading in engine.inbox.loading.values()]
+                coming += [request for request in requests if engine.state.holds(request)]
+                if coming:
+                    engine.cancel(draw.choice(coming))
+            if draw.random() < 0.3:
+                pair.deliver()
+        else:
+            raise AssertionError("the run does not end")
+        run_to_end(pair)
+        check_end(pair, requests)
+    finally:
+        pair.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        first = 100_000 * metafunc.config.getoption("--draw")
+        metafunc.parametrize("seed", range(first, first + metafunc.config.getoption("--schedules")))
+
+
+def test_random_moves_keep_tokens_and_blocks(seed: int) -> None:
+    random_moves(seed)
