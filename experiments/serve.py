@@ -1,6 +1,7 @@
 """Serves one workload from settings, and writes the results into a folder if it has one. Knows nothing of Hydra."""
 
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
@@ -19,7 +20,7 @@ from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
 from cbatch.results.replicas import COLUMNS, rows_of
-from cbatch.results.summary import summarize
+from cbatch.results.summary import offered_rate, summarize
 from cbatch.results.turns import early_turns
 from cbatch.results.utilisation import machines_of
 from experiments.progress import progress
@@ -174,6 +175,8 @@ def _result_of(
     }
     measured = {
         "load": run.load,
+        "requests": max(run.num_requests, len(ended)),  # those that follow others are not known before
+        "queued": len(ended) > 1 and math.isnan(offered_rate(ended)),
         "mean_waiting": served.mean_waiting,
         "iterations": len(gathered.steps["ended"]),
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
@@ -276,7 +279,6 @@ def about_run(run: Run) -> dict[str, Any]:
         "simulated": backend.simulated,
         **run.about,
         "chosen": run.chosen,
-        "requests": run.num_requests,
         "output_lengths_known": run.facts.lengths_known,  # to policies, by `max_new_tokens`
         "prefixes": run.facts.prefixes and not settings.prefix_cache,  # they are known, and not reused
         "lacks": _lacks(run),

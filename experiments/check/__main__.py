@@ -95,7 +95,14 @@ def _check(*arguments: str) -> int:
         verdicts = search(source, PROPERTIES, chunk, **how)
     _report(name, chunk, verdicts, ended)
     required = {*require, *(["steady"] if is_steady(policy) else [])}
-    return int(any(verdicts[prop.name] for prop in PROPERTIES if prop.needed or prop.name in required))
+    needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in required]
+    return _verdict(needed, [name for name in needed if verdicts[name]])
+
+
+def _verdict(needed: Sequence[str], failed: Sequence[str]) -> int:
+    """Prints the last line; returns the exit status."""
+    print(f"FAILED: {', '.join(failed)}" if failed else f"no counterexample to {', '.join(needed)}")
+    return int(bool(failed))
 
 
 def _plug_in(overrides: Sequence[str]) -> Subject | None:
@@ -127,7 +134,8 @@ def _check_plug_in(subject: Subject, num_random: int, require: Sequence[str], th
         if name in found:
             print(f"\n{indent(found[name], '    ')}\n")
     print('"yes" means no counterexample, which is no proof; "-" means not tested, as runs cannot be compared')
-    return int(any(name in found for name in {*subject.needed, *require}))
+    needed = list(dict.fromkeys([*subject.needed, *require]))
+    return _verdict(needed, [name for name in needed if name in found])
 
 
 def _report(name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[Ending, str]]) -> None:

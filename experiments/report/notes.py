@@ -118,7 +118,7 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
 def beyond_text(abouts: Iterable[About]) -> str:
     """Counts simulated runs whose batch or load is outside the range of the profile's error; empty if there are none.
 
-    The load is known only with `workload.load`. A server counts as overloaded if more requests wait, on average, than may run.
+    The load is known only with `workload.load`; of requests queued from the start there is none. A server counts as overloaded if more requests wait, on average, than may run.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
     waiting = [
@@ -137,6 +137,8 @@ def beyond_text(abouts: Iterable[About]) -> str:
         if found := [value for value, ends in given if value and ends and not ends[0] <= value <= ends[1]]:
             values = ", ".join(format(value, form) for value in sorted(set(found)))
             texts.append(f"{name} {values}{several.format(len(found), len(known))}")
+    if queued := sum(bool(about.get("queued")) for about in known):
+        texts.append(f"all requests queued from the start{several.format(queued, len(known))}")
     if waiting:
         most = f"{max(waiting):,.0f} requests waiting on average"
         texts.append(f"overload{several.format(len(waiting), len(known))}, {'at most ' * bool(several)}{most}")
@@ -144,13 +146,13 @@ def beyond_text(abouts: Iterable[About]) -> str:
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:
-    """Describes whether P99s rest on enough requests; empty if no run is averaged, and no run has fewer than 100 requests.
+    """Says if P99s rest on few requests: in a run that is averaged fewer than `FEWEST_IN_TAIL` beyond them, else fewer than 1.
 
     counted: counted requests of each run, for each group of runs that share a table's row, a point or a side of a comparison.
     """
     pooled = [number for group in counted for number in group if len(group) > 1 or number < 100]
-    if not pooled:
+    if (fewest := min(pooled, default=100 * FEWEST_IN_TAIL)) >= 100 * FEWEST_IN_TAIL:
         return ""
-    beyond = min(pooled) / 100
-    few = f", fewer than {FEWEST_IN_TAIL}: P99s of TTFT are unreliable; serve more requests"
-    return f"{beyond:.3g} of a run's requests lie beyond its P99" + ("" if beyond >= FEWEST_IN_TAIL else few)
+    if fewest < 100:
+        return f"a P99 of {fewest} request{'s' * (fewest != 1)} is nearly the maximum; serve more requests"
+    return f"P99s of TTFT are unreliable with {fewest} requests per run; serve {100 * FEWEST_IN_TAIL:,} or more"

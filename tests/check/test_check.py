@@ -334,16 +334,25 @@ def test_the_command_judges_a_policy_from_outside(
     words = [line.split() for line in printed.splitlines()]
     printed_verdicts = {line[0]: line[1] for line in words if line and line[0] in NAMES}
     assert {key: printed_verdicts[key] for key in verdicts} == verdicts
+    failed = [name for name in verdicts if verdicts[name] == "NO"]
+    last = [*printed.splitlines(), ""][-1 if status == 2 else -2]
+    assert status == 2 or last.startswith("FAILED: " if failed else "no counterexample to legal, kv, ends")
+    assert {*failed} <= {*last.removeprefix("FAILED: ").split(", ")}
     assert ("no counterexample among" in printed) is ("yes" in verdicts.values())
     assert (f"refuses {len(scenarios):,} of {len(scenarios):,} workloads" in error) is (kind is Refusing)
 
 
 @pytest.mark.parametrize(("require", "status"), [("fair,stall_free", 0), ("bounded_tbt", 1)])
 def test_the_status_tells_whether_what_is_required_holds(
-    require: str, status: int, monkeypatch: pytest.MonkeyPatch
+    require: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The last line repeats the status in words."""
     monkeypatch.setattr("experiments.check.__main__.tiny_scenarios", few_scenarios)
     assert main(["policy=orca", f"require={require}", "random=0", "thorough=on"]) == status
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == (
+        "FAILED: bounded_tbt" if status else "no counterexample to legal, kv, ends, steady, fair, stall_free"
+    )
 
 
 def test_the_page_of_properties_has_a_row_for_each_policy_and_a_column_for_each_property() -> None:

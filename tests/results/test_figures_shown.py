@@ -342,6 +342,9 @@ def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> N
     assert beyond_text([of(8, compared=())]) == ""  # nothing was compared, as the line above it says
     assert beyond_text([of(129, waiting=130.4)]).endswith("batch 129; overload, 130 requests waiting on average")
     assert beyond_text([of(64, load=0.45), of(64, load=0.9)]) == ""
+    queued = {**of(64), "queued": True}
+    assert beyond_text([queued]) == "outside the conditions of that error: all requests queued from the start"
+    assert beyond_text([queued, of(64)]).endswith(": all requests queued from the start in 1 of 2 runs")
     assert beyond_text([of(64, load=0.2)]) == "outside the conditions of that error: load 20%"
     assert beyond_text([of(64, load=0.2), of(64), of(64, load=0.95)]).endswith(": load 20%, 95% in 2 of 3 runs")
     assert beyond_text([of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]) == (

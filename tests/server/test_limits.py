@@ -102,7 +102,7 @@ def test_a_run_of_a_server_is_a_run_folder(tmp_path: Path) -> None:
     with in_thread(tmp_path / "run", *SLOW[:-1], "decisions=true") as server:
         for number in range(3):
             server.ask(COMPLETIONS, {"prompt": "a b", "max_tokens": 4, "client": f"c{number}"})
-    assert server.summary["run"]["requests"] == 3
+    assert server.summary["run"]["requests"] == server.summary["about"]["requests"] == 3
     assert command("replay", "run", cwd=tmp_path).returncode == 0
 
 

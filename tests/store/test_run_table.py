@@ -56,7 +56,7 @@ def cells(text: str) -> list[list[str]]:
 def test_each_figure_stands_under_its_name() -> None:
     head, first, second, *notes = cells(run_table(runs(summary(), summary("b")), [Omitted("x", "a reason")]))
     assert [first[0], second[0]] == ["a", "b"] and dict(zip(head[1:], first[1:], strict=True)) == SHOWN
-    few = "0.03 of a run's requests lie beyond its P99, fewer than 10: P99s of TTFT are unreliable; serve more requests"
+    few = "a P99 of 3 requests is nearly the maximum; serve more requests"
     assert notes == [[few], ["1 run not shown: a reason"], ["x"], ["measured on a computer"]]
     head, row, _ = cells(run_table(runs(summary("a", SLO()), summary("b")))[:-1])[:3]
     assert dict(zip(head, row, strict=True))["gold attained [%]"] == "-", "the first run has no objectives"
@@ -67,7 +67,7 @@ def test_each_figure_stands_under_its_name() -> None:
 
 
 def test_runs_of_one_label_are_a_mean_with_its_interval() -> None:
-    """Two runs of 1 and 3 requests/s: 2 ± 12.7 * 1; the others of equal figures. Three requests count, 3% of one beyond a P99."""
+    """Two runs of 1 and 3 requests/s: 2 ± 12.7 * 1; the others of equal figures. Three requests count."""
     rates = [
         summary(policy, throughput={"requests_per_second": rate})
         for policy, rate in (("a", 1.0), ("b", 7.0), ("a", 3.0))
@@ -79,11 +79,13 @@ def test_runs_of_one_label_are_a_mean_with_its_interval() -> None:
     assert [bool(few_text(numbers)) for numbers in ([9, 4], [5, 5], [1])] == [True, False, False], (
         "t of 4: 3.18, of 5: 2.78"
     )
-    assert lines[6].startswith(
-        "0.03 of a run's requests lie beyond its P99, fewer than 10: P99s of TTFT are unreliable"
+    assert lines[6] == "a P99 of 3 requests is nearly the maximum; serve more requests"
+    of = {number: [summary("a", run={"counted_requests": number}) for _ in range(2)] for number in (999, 1000)}
+    unreliable = "P99s of TTFT are unreliable with 999 requests per run; serve 1,000 or more"
+    assert unreliable in run_table(runs(*of[999])).splitlines() and "P99s" not in run_table(runs(*of[1000]))
+    assert "P99s" not in run_table(runs(of[999][0])), (
+        "as a report, which leaves out percentiles that no request lies beyond"
     )
-    enough = [summary("a", run={"counted_requests": 1000}) for _ in range(2)]
-    assert "10 of a run's requests lie beyond its P99\n" in run_table(runs(*enough))
 
 
 def test_runs_that_the_seed_does_not_change_have_no_interval() -> None:
@@ -137,7 +139,7 @@ def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> Non
         "iterations outside the measured range: 12, in 4 of 8 runs; their times are extrapolated",
         "made by different versions of mine; see about.code in summary.json",
     ]
-    tail = "0.03 of a run's requests lie beyond its P99"
+    tail = "a P99 of 3 requests is nearly the maximum"
     *_, last, first, second, third = plot.table(tmp_path)[0].splitlines()
     assert [first, second, third] == notes and last.startswith(tail)
     comparison = report(read_replications([tmp_path])).splitlines()
