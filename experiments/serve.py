@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape
+from itertools import count
 from pathlib import Path
 from shutil import copy
 from typing import TYPE_CHECKING, Any
@@ -220,9 +221,14 @@ def _run(run: Run, folder: Path | None, bar: bool, keep: Callable[[RunRecord], S
     with closing(run.server), decisions_of(run, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
 
+        turns = count()
+
         def show_and_drain(engine: Engine | Cluster) -> None:
             on_step(engine)
-            if sum(len(each.record.steps) for each in engine.engines) > AT_ONCE:
+            if (
+                next(turns) % len(engine.engines) == 0
+                and sum(len(each.record.steps) for each in engine.engines) > AT_ONCE
+            ):
                 keep(engine.take())
 
         record = run.engine.run(show_and_drain if run.settings.stream else on_step)

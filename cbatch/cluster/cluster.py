@@ -54,13 +54,15 @@ class Cluster:
         self._views = [_view_of(engine, pool, price) for engine, pool, price in each]
         for engine, view in zip(self.engines, self._views, strict=True):
             engine.observer = Reporter(engine, view)
+        kinds = [(engine.policy_name, engine.limits, engine.state.pool.num_tokens) for engine in self.engines]
+        self._firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]  # of replicas that serve the same requests
         self._view = ClusterView(self._views, staleness)
         self._on_end: Callable[[Request], object] | None = getattr(router, "on_end", None)
         self._now = 0.0
         self._turns = [(0.0, replica) for replica in range(len(self.engines))]  # a heap; some are out of date
         self._due = [0.0] * len(self.engines)  # when the replicas take their next turns
         self._view.least = scaling.least if scaling else 1
-        parts = self._views, self._look, self._idle_at, self._restart
+        parts = self._view, self._look, self._idle_at, self._restart
         self.fleet = None if scaling is None else Fleet(scaling, *parts)
 
     def attach(self, arrivals: Arrivals) -> None:
@@ -73,7 +75,7 @@ class Cluster:
 
     def check_fits(self, request: Request) -> None:
         """Raises WorkloadError for a request that no replica can serve."""
-        able = [engine for engine, view in zip(self.engines, self._views, strict=True) if view.fits(request)]
+        able = [self.engines[first] for first in self._firsts if self._views[first].fits(request)]
         for engine in able or self.engines[:1]:
             engine.check_fits(request)
 
@@ -111,7 +113,8 @@ class Cluster:
 
     @property
     def num_in_flight(self) -> int:
-        return sum(engine.num_in_flight for engine in self.engines)
+        """Those of the first replica that has any: of hundreds of replicas, a sum for each request takes too long."""
+        return next((number for engine in self.engines if (number := engine.num_in_flight)), 0)
 
     def now(self) -> float:
         return self._now

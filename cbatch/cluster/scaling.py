@@ -7,7 +7,7 @@ paid           |------------------------------------|
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -15,7 +15,7 @@ from operator import index
 from typing import Any, Protocol, SupportsIndex
 
 from cbatch.calls import call
-from cbatch.cluster.views import ClusterView, Phase, ReplicaView
+from cbatch.cluster.views import ClusterView, Phase
 from cbatch.errors import ConfigError, PolicyError
 from cbatch.record import Life
 
@@ -65,7 +65,7 @@ class Fleet:
     def __init__(
         self,
         scaling: Scaling,
-        replicas: Sequence[ReplicaView],
+        replicas: ClusterView,
         look: Callable[[float], ClusterView],
         idle_at: Callable[[int], float],
         restart: Callable[[int], object],
@@ -80,7 +80,7 @@ class Fleet:
         self._pools: dict[str, list[int]] = {}
         for number, replica in enumerate(replicas):
             self._pools.setdefault(replica.pool, []).append(number)
-            replica.phase = Phase.CLOSED
+            replicas.set_phase(number, Phase.CLOSED)
         self._latest: list[int] = [-1] * len(replicas)  # the number in `lives` of each replica's latest life
         self._events = [(scaling.tick, _TICK, 1)]  # a heap of time, kind, and number of the life or of the tick
         self._targets = self._wanted(0.0)
@@ -100,12 +100,13 @@ class Fleet:
             if kind == _TICK:
                 self._tick(at, number)
             elif (life := self.lives[number]).closed == inf:  # else its start was given up
-                view = self._views[life.replica]
                 if kind == _READY:
-                    life.ready, view.phase = at, Phase.READY
+                    life.ready = at
+                    self._views.set_phase(life.replica, Phase.READY)
                 else:
-                    life.closed, view.phase = at, Phase.CLOSED
-                    self._steer(view.pool, at)
+                    life.closed = at
+                    self._views.set_phase(life.replica, Phase.CLOSED)
+                    self._steer(self._views[life.replica].pool, at)
 
     def note_idle(self, replica: int) -> None:
         """Closes a replica that drains once it has no request."""
@@ -150,16 +151,19 @@ class Fleet:
         lives.sort(key=lambda life: (views[life.replica].phase is Phase.STARTING, life.asked, life.replica))
         for life in lives[target:]:
             if views[life.replica].phase is Phase.STARTING:
-                life.closed, views[life.replica].phase = at, Phase.CLOSED
+                life.closed = at
+                views.set_phase(life.replica, Phase.CLOSED)
             else:
-                life.draining, views[life.replica].phase = at, Phase.DRAINING
+                life.draining = at
+                views.set_phase(life.replica, Phase.DRAINING)
                 self.note_idle(life.replica)
         closed = [replica for replica in self._pools[pool] if views[replica].phase is Phase.CLOSED]
         for replica in closed[: max(target - len(lives), 0)]:
             seconds = self._scaling.start_seconds if start_seconds is None else start_seconds
             if self._latest[replica] >= 0:
                 self._restart(replica)
-            self._latest[replica], views[replica].phase = len(self.lives), Phase.STARTING
+            self._latest[replica] = len(self.lives)
+            views.set_phase(replica, Phase.STARTING)
             heappush(self._events, (at + seconds, _READY, len(self.lives)))
             self.lives.append(Life(replica, at))
 

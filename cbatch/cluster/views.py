@@ -6,10 +6,12 @@ router     at t reads the reports with at <= t - staleness, and counts its own r
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
+from heapq import heappop, heappush
 from itertools import chain
+from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -122,6 +124,7 @@ class ReplicaView:
         self.max_tokens = min(limits.max_request_tokens, longest)
         self.at, self.num_free = 0.0, num_blocks
         self._posted: deque[Report] = deque()  # and not read yet
+        self.notify: Callable[[float], object] = lambda at: None  # of the cluster's view
         self._sent: dict[int, tuple[Request, int]] = {}  # unfinished, with the tokens found in the cache when sent
         self._sums: list[int] = [0, 0]  # of `_sent`: prompt tokens, and longest lengths
         self._report = Report(0.0, np.zeros(0, np.int64), np.zeros(0, np.int64), 0, num_blocks)
@@ -225,6 +228,7 @@ class ReplicaView:
     def post(self, report: Report) -> None:
         """Called by the replica, perhaps on a thread of its own."""
         self._posted.append(report)
+        self.notify(report.at)
 
     def send(self, request: Request) -> None:
         """Counts a request that was sent to the replica."""
@@ -271,6 +275,17 @@ class ClusterView(Sequence[ReplicaView]):
         """staleness: seconds from the posting of a report until the router can read it."""
         self._replicas, self._staleness, self.now = replicas, staleness, 0.0
         self.num_arrived, self.least = 0, 1
+        self._news: deque[tuple[float, int]] = deque()  # when a report was posted, and by which replica; of all threads
+        self._unread: list[tuple[float, int]] = []  # the same, a heap
+        self._ready: list[int] | None = None
+        for index, replica in enumerate(replicas):
+            replica.notify = partial(self._note, index)
+
+    def _note(self, index: int, at: float) -> None:
+        self._news.append((at, index))
+
+    def set_phase(self, index: int, phase: Phase) -> None:
+        self._replicas[index].phase, self._ready = phase, None
 
     def __getitem__(self, index: int) -> ReplicaView:  # type: ignore[override]
         return self._replicas[index]
@@ -283,11 +298,20 @@ class ClusterView(Sequence[ReplicaView]):
 
     def fitting(self, request: Request) -> list[int]:
         """Returns the indices of the replicas that are ready and can serve the request."""
-        ready, replicas = Phase.READY, enumerate(self._replicas)
-        return [index for index, replica in replicas if replica.phase is ready and replica.fits(request)]
+        if self._ready is None:
+            replicas, ready = self._replicas, Phase.READY
+            self._ready = [index for index, replica in enumerate(replicas) if replica.phase is ready]
+            self._shortest = min((replicas[index].max_tokens for index in self._ready), default=0)
+        if request.max_tokens <= self._shortest:
+            return self._ready.copy()
+        return [index for index in self._ready if self._replicas[index].fits(request)]
 
     def update(self, now: float) -> list[Request]:
         """Reads the reports that have become known by `now`; returns the requests that have ended, in this order. For the cluster."""
-        self.now = now
-        ended = chain.from_iterable(view.read(now - self._staleness) for view in self._replicas)
-        return [request for *_, request in sorted(ended)]
+        self.now, latest, unread, due = now, now - self._staleness, self._unread, set[int]()
+        while self._news:
+            heappush(unread, self._news.popleft())
+        while unread and unread[0][0] <= latest:
+            due.add(heappop(unread)[1])
+        ended = chain.from_iterable(self._replicas[index].read(latest) for index in due)
+        return [request for *_, request in sorted(ended, key=itemgetter(0, 1))]
