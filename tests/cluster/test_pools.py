@@ -32,7 +32,7 @@ class LongToLarge:
 
 
 def served(folder: Path | None = None, **keys: object) -> Result:
-    work = {"workload": "open_loop", "requests": 120, "rate": 120, "batch": 4, "kv_tokens": 16 * 2000}
+    work = {"workload": "open_loop", "requests": 120, "rate": 120, "batch": 4, "kv_tokens": 16 * 2000, "block_size": 16}
     given = {"pools": POOLS, "router": LongToLarge(), **work, **keys}
     return simulate("sarathi_serve", output=folder, **given)
 
