@@ -10,6 +10,7 @@ _ABOUT = {
     "capacity": "capacities with real tokens beside simulated ones, by policy; measured=FILE of kept runs needs no GPU",
     "sessions": "conversations with a prefix cache, served and simulated; measured=FILE of such runs needs no GPU",
     "jobs": "chats and agents in closed loop, served and simulated, by session; measured=FILE of such runs needs no GPU",
+    "steady": "whether chats begin in a steady state: the first and the last third of a simulated hour, by seed",
     "long_prompts": "long prompts, whole and in chunks, alone and beside decodes, served and simulated; measured=FILE needs no GPU",
     "ranking": "how often simulation names the winner of a pair of settings that reality names, from stored comparisons",
     "recorded": "vLLM's runs that its scheduler or its client has measured, simulated, beside rivals' predictions; measured=FOLDER",
