@@ -27,7 +27,7 @@ class Preble:
     def choose(self, request: Request, view: ClusterView) -> int:
         able = view.fitting(request)
         known = self._sent_to(request, view)
-        most = max(known.values(), default=0)
+        most = max(known.values())
         exploits = request.num_prompt_tokens - most < most
         deepest = [index for index in able if known[index] == most] if exploits else []
         chosen = min(deepest or able, key=lambda index: self._work(index, view))

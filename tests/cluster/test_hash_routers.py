@@ -6,8 +6,8 @@ import pytest
 from shown_replicas import ASKED, Shown, loads, prompt, replica
 
 from cbatch.cluster import LeastLoaded
-from policies.routers import BoundedLoads, PowerOfTwo, SessionHash
-from policies.shared.hash_ring import HashRing, ring_of
+from policies.routers import ROUTERS, BoundedLoads, PowerOfTwo, SessionHash
+from policies.shared.hash_ring import HashRing, position_of, ring_of
 
 
 def test_the_shortest_queue_is_joined() -> None:
@@ -22,7 +22,9 @@ def test_the_shortest_queue_is_joined() -> None:
 def test_the_less_loaded_of_two_is_taken(drawn: list[int], chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ties: the first drawn."""
     router = PowerOfTwo()
-    monkeypatch.setattr(router._random, "sample", lambda able, number: drawn)
+    monkeypatch.setattr(
+        router._random, "sample", lambda able, number: drawn if (able, number) == ([0, 1, 2], 2) else []
+    )
     assert router.choose(ASKED, loads(3, 1, 1)) == chosen
 
 
@@ -58,10 +60,39 @@ def test_few_sessions_move_when_a_replica_comes() -> None:
 
 
 def test_a_session_stays_and_others_go_where_fewest_were_sent() -> None:
+    """Four requests at 10 s, then eight without a session to the other two replicas; the former are forgotten at 70 s."""
     router, view = SessionHash(), loads(0, 0, 0)
+    view.now = 10.0
     home = router.choose(prompt("a", session="s"), view)
     assert [router.choose(prompt("a", session="s"), view) for _ in range(3)] == [home] * 3
+    view.now = 12.0
     others = [index for index in range(3) if index != home]
-    assert sorted(router.choose(prompt("a"), view) for _ in range(8)) == sorted(others * 4), "4 each within 60 s"
-    view.now = 60.0
-    assert router.choose(prompt("a"), view) == 0, "all are forgotten"
+    assert sorted(router.choose(prompt("a"), view) for _ in range(8)) == sorted(others * 4)
+    router.choose(prompt("a", session="s"), view)
+    view.now = 69.9
+    assert router.choose(prompt("a"), view) == others[0], "4 each, and 5 at home"
+    view.now = 70.0
+    assert router.choose(prompt("a"), view) == home, "1 there"
+
+
+def test_replicas_on_the_ring_are_the_same_in_every_process() -> None:
+    keys = [f"session {number}" for number in range(24)]
+    assert "".join(f"{next(ring_of(4).clockwise(position_of(key)))}" for key in keys) == "012010030310102303322102"
+    router, view = BoundedLoads(1e9), loads(0, 0, 0, 0)
+    chosen = [router.choose(prompt("a", session=key, client="c"), view) for key in keys]
+    assert chosen == [router.choose(prompt("a", client=key), view) for key in keys]
+    assert [router.choose(prompt("a", id_), view) for id_ in range(9)] == [
+        router.choose(prompt("a", client=str(id_)), view) for id_ in range(9)
+    ]
+
+
+def test_what_routers_depend_on() -> None:
+    needs = {name: getattr(router, "depends_on", ()) for name, router in ROUTERS.items()}
+    caches, sessions = (
+        ("kv_aware", "load_aware", "dynamo", "llm_d", "lmetric", "shortest_ttft"),
+        ("bounded_loads", "session_hash"),
+    )
+    assert {name for name, of in needs.items() if of} == {*caches, *sessions}
+    assert {needs[name] for name in caches} == {("prefix_cache",)} and {needs[name] for name in sessions} == {
+        ("sessions",)
+    }

@@ -21,6 +21,7 @@ from policies.shared.sent_prefixes import SentPrefixes
         (308, 340, 5, "load", 0),
         (308, 340, 5, "tree", 1),
         (340, 308, 6, "tree", 0),
+        (440, 405, 9, "load", 0),  # 35 > 32, but 440 > 445.5 is false
     ],
 )
 def test_cache_aware(left: int, right: int, matched: int, fallback: str, chosen: int) -> None:
@@ -169,7 +170,11 @@ def test_production_stack_weighs_load_against_the_match() -> None:
     """800, 400 and 0 of 1,000 tokens; loads 6, 2, 1 of mean 3: -0.2, 0.733, 0.667. beta 0: the longest match."""
     view: Any = Shown(replica(cached=cached, num_unfinished=load) for cached, load in ((800, 6), (400, 2), (0, 1)))
     asked = Request(0, 1000, 5)
-    assert [LoadAware(beta).choose(asked, view) for beta in (1.0, 0.0)] == [1, 0]
+    assert [router.choose(asked, view) for router in (LoadAware(), LoadAware(0.0))] == [1, 0]
+    few: Any = Shown(replica(cached=cached, num_unfinished=load) for cached, load in ((600, 1), (0, 0)))
+    assert LoadAware().choose(asked, few) == 1, "0.6 - 0.5 and 0 + 0.5, as a mean below 1 counts as 1"
+    close: Any = Shown(replica(cached=cached, num_unfinished=load) for cached, load in ((500, 4), (0, 2)))
+    assert [LoadAware(beta).choose(asked, close) for beta in (0.7, 1.0)] == [0, 1], "0.5 - beta / 3, beta / 3"
 
 
 @pytest.mark.parametrize(("cached", "chosen"), [((0, 1500, 1500), 1), ((0, 999, 500), 0), ((0, 1000, 0), 1)])
@@ -187,6 +192,9 @@ def test_production_stack_matches_whole_chunks() -> None:
     assert router.choose(prompt("abcx"), view) == 0
     assert router.choose(prompt("abcdxyz"), view) == 1
     assert [len(sent) for sent in router._sent] == [1, 2], "a partial chunk is not inserted"
+    fresh = PrefixAware(4)
+    home = fresh.choose(prompt("abcdefgh"), loads(0, 0, 0))
+    assert [fresh.choose(prompt("abcdefgh"), loads(0, 0, 0)) for _ in range(5)] == [home] * 5
 
 
 def test_preble_exploits_what_most_of_the_prompt_shares() -> None:
@@ -199,6 +207,10 @@ def test_preble_exploits_what_most_of_the_prompt_shares() -> None:
     view[0].num_unfinished = 1
     assert router.choose(prompt(texts[0]), view) == 0, "a prompt sent before exploits: nothing of it is new"
     assert router.choose(prompt(shared + "e"), view) == 1, "45 * 0.15 s at the first replica, as the window is over"
+    for letter, seconds, chosen in (("f", 6.8, 0), ("g", 6.7, 1)):
+        router._recent.clear()
+        router._recent.append((180.0, 1, seconds))
+        assert router.choose(prompt(shared + letter), view) == chosen
 
 
 def test_the_shortest_time_to_the_first_token() -> None:
@@ -213,6 +225,7 @@ def test_the_shortest_time_to_the_first_token() -> None:
         ((100, 600, 300), (20, 4, 6), True, 0),  # 2,100 3,000 2,100: the first of two equal ones
         ((100, 600, 300), (20, 4, 6), False, 2),  # 2,000 2,400 1,800
         ((100, 600, 300), (21, 4, 6), True, 2),
+        ((0, 2, 9), (3, 2, 5), True, 0),  # 1 x 4, 2 x 3, 9 x 6
         ((0, 0, 0), (3, 2, 5), True, 1),  # nothing to compute: at least 1 token
     ],
 )
@@ -222,4 +235,4 @@ def test_lmetric_multiplies_work_and_batch(
     """left: uncached tokens of the request and of those there."""
     states = zip(left, unfinished, strict=True)
     view: Any = Shown(replica(cached=10, prompt_tokens_left=tokens, num_unfinished=number) for tokens, number in states)
-    assert LMetric(itself).choose(ASKED, view) == chosen
+    assert (LMetric() if itself else LMetric(itself)).choose(ASKED, view) == chosen
