@@ -33,7 +33,7 @@ def test_a_missing_event_makes_tokens_wrong(missing: str, server: Server) -> Non
             [stream] = getattr(executor._streams, name)
             stack.enter_context(late(stream, lambda: time.sleep(0.01)))
         found = tokens_of(server, BATCH, NEW, VOCABULARY)
-    assert wrong_share(found, expected) > 0.5 if missing != "none" else found == expected
+    assert wrong_share(found, expected) > 0.1 if missing != "none" else found == expected
     assert tokens_of(server, BATCH, NEW, VOCABULARY) == expected, "nothing of the fault is left"
 
 
