@@ -13,6 +13,7 @@ from experiments.workloads.lengths import FixedLengths, Lengths, MixedLengths, T
 from experiments.workloads.open_loop import AllAtOnce, ArrivalProcess, GammaArrivals, OpenLoop, PrefixGroups
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
+from experiments.workloads.recorded_sessions import RecordedSessions
 from experiments.workloads.rollout import Rollout
 from experiments.workloads.scripts import Session, Turn
 from experiments.workloads.servegen import ServeGen
@@ -22,4 +23,13 @@ from experiments.workloads.trace import Trace
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
 __all__ += ["FixedLengths", "Lengths", "MixedLengths", "TraceLengths", "UniformLengths", "ZipfLengths"]
 __all__ += ["Agents", "ClosedLoop", "Session", "Turn"]
-__all__ += ["AllAtOnce", "ArrivalProcess", "Chat", "GammaArrivals", "PrefixGroups", "Rollout", "Trace"]
+__all__ += [
+    "AllAtOnce",
+    "ArrivalProcess",
+    "Chat",
+    "GammaArrivals",
+    "PrefixGroups",
+    "RecordedSessions",
+    "Rollout",
+    "Trace",
+]

@@ -11,7 +11,7 @@ A turn that is not served, as its client has left or the policy has rejected it,
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
@@ -56,6 +56,7 @@ class Sessions(Listed):
         starts: Sequence[float],
         draw: Callable[[int, int], list[int]] | None = None,
         spread: Sequence[float] = (),
+        dropped: Collection[int] = (),
     ) -> None:
         """
         Args:
@@ -64,9 +65,11 @@ class Sessions(Listed):
             draw: makes the first tokens of a text: its number and how many. None: prompts without token values.
             spread: of a steady start: the first turn of each of these first sessions computes what its session has said before, and
                 the second ones follow when all first ones have ended, after this share of their pauses.
+            dropped: tokens of answers that are left out of later prompts.
         """
         super().__init__()
         self._sessions, self._specs, self._draw, self._spread = sessions, specs, draw, spread
+        self._dropped = frozenset(dropped)
         self._firsts = [0, *np.cumsum([len(session.turns) for session in sessions]).tolist()]
         self._followers = [_followers(session) for session in sessions]
         self._open, self._held = dict[int, _Open](), list[tuple[int, int]]()
@@ -84,7 +87,8 @@ class Sessions(Listed):
         session.num_running -= 1
         session.is_over |= request.finish_reason not in SERVED
         if self._draw is not None:
-            session.tokens[turn] = [*(request.prompt or ()), *request.output]
+            answer = [token for token in request.output if token not in self._dropped]
+            session.tokens[turn] = [*(request.prompt or ()), *answer]
         is_warming = not turn and number < len(self._spread)
         for follower in () if session.is_over else self._followers[number][turn]:
             session.left[follower] -= 1

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from in_process import message, outcome
 from in_thread import in_thread
 from tiny_models import save_model_of_words
 
-from cbatch import SLO, Limits, RequestSpec, Sampling
+from cbatch import SLO, FinishReason, Limits, RequestSpec, Sampling
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.replay.decisions import Recorded
 from cbatch.request import spec_of
 from experiments.run import main
 from experiments.store.decisions_file import DecisionsWriter, read_decisions
-from experiments.workloads import TraceReplay
+from experiments.workloads import RecordedSessions, TraceReplay
 
 MODEL = ("model.path=model", "batch=2", "prefix_cache=true", "block_size=4", "decisions=true")
 WORDS = [f"w{number}" for number in range(40)]
@@ -136,6 +137,35 @@ def test_a_run_served_again_has_the_same_hits_and_outputs(
     assert "give the model of the recorded run" in message(
         lambda: TraceReplay(path="first/decisions.jsonl.gz").requests(Few())
     )
+
+
+@pytest.mark.long
+def test_a_recorded_conversation_waits_for_its_own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same answers, the run is the same."""
+    monkeypatch.chdir(tmp_path)
+    save_model_of_words(tmp_path / "model")
+    record_server()
+    again = ("workload=recorded_sessions", "workload.path=first/decisions.jsonl.gz")
+    serve("second", *again, "backend=cpu")
+    serve("simulated", *again, "backend=sim", "hardware=h100")
+    assert Path("first/outputs.jsonl").read_text() == Path("second/outputs.jsonl").read_text()
+    first, second, simulated = (requests_of(folder) for folder in ("first", "second", "simulated"))
+    pd.testing.assert_frame_equal(first, second)
+    assert simulated.prompt_tokens.tolist() == first.prompt_tokens.tolist()
+    waits(tmp_path)
+
+
+def waits(folder: Path) -> None:
+    """A turn begins with the prompt before and the answer that it got in this run, whatever the recorded one was."""
+    workload, vocabulary = RecordedSessions(path=str(folder / "first/decisions.jsonl.gz")), Letters()
+    arrivals = workload.source(vocabulary)
+    [asked] = [each for each in arrivals.due(inf, 0) if each.id == 0]
+    asked.finish_reason, asked.finished_at, asked.output = FinishReason.LENGTH, 1e3, [5, 0, 6]  # 0 has no text
+    arrivals.ended(asked)
+    [turn] = [each for each in arrivals.due(inf, 0) if each.id == 1]
+    first, second, *_ = [spec_of(each) for file in read_decisions(Path(workload.path)) for each in file.requests]
+    assert [*(turn.prompt or ())] == [*(first.prompt or ()), 5, 6, *(second.prompt or ())[-1:]]
+    assert turn.follows == (0,) and turn.arrival_time == pytest.approx(1e3 + (turn.pause or 0.0))
 
 
 class Few(Letters):
