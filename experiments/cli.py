@@ -4,11 +4,14 @@ Installed packages come before the modules of the current folder, so that no fol
 
     cbatch run policy=sarathi chunk=256
     cbatch COMMAND --help
+    cbatch --version
 """
 
 import os
 import runpy
 import sys
+
+from cbatch import __version__
 
 COMMANDS = {
     "run": "serve a workload with a scheduling policy; -m: a sweep",
@@ -30,6 +33,9 @@ def main() -> int:
     if name in ("", "-h", "--help"):
         print(__doc__, *(f"  {command:10} {what}" for command, what in COMMANDS.items()), sep="\n")
         return 0 if name else 2
+    if name == "--version":
+        print(f"cbatch {__version__}")
+        return 0
     if name not in COMMANDS:
         from cbatch.validation import nearest  # loads pydantic
 

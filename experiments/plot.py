@@ -90,12 +90,16 @@ def table(folder: Path, look: Look = PLAIN) -> tuple[str, str]:
 def _plot(name: str, where: str = "", *options: str) -> None:
     with redirect_stderr(StringIO()) as said:  # an error is printed without other lines
         made, look, path = make_plot(name, where, *options)
-        if isinstance(made, Figure):
-            written = save(made, path.parent, path.name, look.format)
-        else:
-            text, origin = made
-            written = [write_text(with_suffix(path, "md"), f"{text}\n\n{origin}\n")]
-            print(text, end="\n\n")
+        try:
+            if isinstance(made, Figure):
+                written = save(made, path.parent, path.name, look.format)
+            else:
+                written = [write_text(with_suffix(path, "md"), "\n\n".join(made) + "\n")]
+                print(made[0], end="\n\n")
+        except OSError as error:
+            if not error.filename:
+                raise
+            raise ConfigError(f"{error.filename}: {error.strerror}; give output=FILE in another folder") from error
     print(said.getvalue(), end="", file=sys.stderr)
     print(*written, sep="\n")
 

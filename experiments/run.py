@@ -4,6 +4,7 @@ With -m, comma-separated values are swept; the same command with the same `sweep
 """
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from experiments.job import RUN, Command, SweepEnded, SweepProgress, num_finishe
 from experiments.settings.command_line import HELP, exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
+from experiments.settings.settings import ROOT_KEYS
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_begun, run_folders
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
@@ -38,7 +40,10 @@ def main(arguments: Sequence[str], command: Command = RUN) -> int:
 
 def _main(arguments: Sequence[str], command: Command) -> int:
     if _SHOWS & {*arguments}:
-        print(show(command.config, (*_NOT_LISTED, *command.hidden_groups) if HELP & {*arguments} else ()), end="")
+        helps = bool(HELP & {*arguments})
+        text = show(command.config, (*_NOT_LISTED, *command.hidden_groups) if helps else ())
+        own = re.compile(rf"^(?!(?:{'|'.join(ROOT_KEYS)}):)[a-z_]+:.*", re.MULTILINE)
+        print(own.sub(rf"\g<0>  # of {command.config} alone", text) if helps else text, end="")
         return 0
     overrides, sweeps = _overrides(arguments, command)
     if sweeps:

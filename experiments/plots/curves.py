@@ -37,7 +37,7 @@ from experiments.report.intervals import few_text
 from experiments.report.labels import is_argument, is_baseline, merge_equal, with_replications
 from experiments.report.notes import tail_text
 from experiments.report.text import figures_text
-from experiments.store.runs import matching, read_runs
+from experiments.store.runs import matching, price_text, read_runs
 
 Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 
@@ -272,6 +272,7 @@ def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str
     notes.append(
         "; ".join(f"{heading.text}: {heading.factor * value:g} in each run" for heading, value in values.items())
     )
+    notes.append(price_text(frame, keys))
     points = frame.assign(figures=frame["summary"].map(figures_text)).groupby(["label", x, "of"])
     notes.append(few_text(points["figures"].nunique()))
     if any(key.endswith("p99") for key in keys):

@@ -174,7 +174,8 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
     values |= {key: f"{value:,.10g}" for key, value in values.items() if isinstance(value, Real)}
     texts = [words.format(values[key]) for key, words in named.items()]
     chosen = runs["chosen"].iloc[0] if "chosen" in runs else {}
-    others = [text for key, text in chosen.items() if key not in (*_SHARED, "batch") and not key.startswith("backend.")]
+    stated = (*_SHARED, "batch", *("workload.arrivals.rate", "workload.rate") * (OFFERED in named))
+    others = [text for key, text in chosen.items() if key not in stated and not key.startswith("backend.")]
     pools = [summary["about"].get("pools") for summary in runs["summary"]] if "summary" in runs else [None]
     return [*texts, *gpus_texts(values, pools[0] if pools.count(pools[0]) == len(pools) else None), *others]
 

@@ -100,7 +100,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     lost = f"{'; ' if whole else ', '}{whole}{rejected} rejected" + (f", {cancelled} cancelled" if cancelled else "")
     lost += f", {broken_off} ended by the policy after their first tokens" if broken_off else ""
     if (offered := number(run.get("offered_requests_per_second"))) != "-":
-        lost += f", {offered} per second offered"
+        lost += f", {offered} per second {'arrived' if summary.get('sessions') else 'offered'}"
     yield "requests/s", f"{number(speed['requests_per_second'])}: {counted} served in {seconds} s{lost}"
     if goodput:
         attained = f"{share(goodput['attained_share'])} attain the objectives"

@@ -129,6 +129,8 @@ def check_argument(key: str, target: str, remedy: str = "") -> None:
     path, _, name = key.rpartition(".")
     parameters = parameters_of(locate(path, target))
     if name not in parameters and all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        if path == "backend" and not parameters:
+            raise ConfigError(f"{key}: backend=auto has no {name}; give backend=sim, cpu or cuda")
         known = nearest(name, parameters) if parameters else f"it takes none; choose another option with {path}=NAME"
         raise ConfigError(f"{key}: {target} takes no such argument; {known}{remedy}")
 

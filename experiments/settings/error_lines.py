@@ -120,13 +120,14 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     if target := given.get(f"{section}._target_", values.get(f"{section}._target_")):
         check_argument(key, target)
         return f"{key}: is not in the settings; +{key}=... adds it to the arguments of {target}"
+    if section in values and values[section] is None:
+        return f"{key}: is not in the settings; +{key}=... adds it"
     near = [known for known in values if known.endswith(f".{argument}")]
     alike = [known for known in values if section and known.startswith(f"{section}.")] or [*values, *keys, "seeds"]
     if not near and (elsewhere := _in_open_loop(argument, name)):
         return f"{key}: no such key; workload={OPEN_LOOP} has {elsewhere}"
     near = near or get_close_matches(key, [*alike, "hydra/launcher"], 1) or ["one that --help lists"]
-    remedy = f"; +{key}=... adds it" * (values.get(section, "") is None)
-    return f"{key}: no such key; did you mean {' or '.join(near[:3])}?{remedy}"
+    return f"{key}: no such key; did you mean {' or '.join(near[:3])}?"
 
 
 def _in_open_loop(argument: str, name: str) -> str:

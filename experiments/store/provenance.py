@@ -101,6 +101,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        error.filename = str(path) if error.filename else error.filename
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -22,7 +22,7 @@ from experiments.report.headings import COLUMNS, flat, heading_of
 from experiments.report.intervals import few_text, mean_of
 from experiments.report.labels import chosen_settings, code_text, label_runs, settings_of
 from experiments.report.notes import notes_of, tail_text
-from experiments.report.text import Summary, count_text, figures_text, format_mean
+from experiments.report.text import Summary, count_text, figures_text, format_mean, format_number
 from experiments.store.claim import read_state
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, read_summary, run_folders
 
@@ -202,7 +202,16 @@ def run_table(
     tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
     origins = notes_of(summary["about"] for summary in runs["summary"])
     replications = _replications_text(dict(groups))
-    return "\n".join(filter(None, [table + end, replications, tail, omitted_text(omitted), *origins]))
+    price = price_text(runs, shown)
+    return "\n".join(filter(None, [table + end, price, replications, tail, omitted_text(omitted), *origins]))
+
+
+def price_text(runs: pd.DataFrame, keys: Iterable[str]) -> str:
+    """Returns the price that figures of cost rest on; empty if there are none among the keys."""
+    if not any(key.startswith("cost.") for key in keys):
+        return ""
+    least, most = (format_number(price) for price in runs["cost.dollars_per_hour"].agg(["min", "max"]))
+    return f"at ${least}{f' to ${most}' if most != least else ''}/h for all GPUs"
 
 
 def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:

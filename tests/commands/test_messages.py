@@ -1,6 +1,7 @@
 """What a user may get wrong on a command line, the cases of `messages.txt`: one line that names it, status 2, nothing written."""
 
 import re
+import runpy
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from commands import command
+from hand_made import write_run
 
+from cbatch import __version__
 from experiments.keys import key_of
 
 HERE = Path(__file__).parent
@@ -84,4 +87,24 @@ def test_every_command_tells_its_usage(module: str, tmp_path: Path) -> None:
     assert f"python -m experiments.{module}" in ended.stdout and ended.stdout.count("\n") > 3
     assert module != "run" or ("\npolicy: " in ended.stdout and "chunk: 256" in ended.stdout)
     assert "\nslo:" not in ended.stdout or module in ("arena", "capacity"), "a group that a run does not take"
+    own = re.findall(rf"^(\w+): .*# of {module} alone$", ended.stdout, re.MULTILINE)
+    assert module != "capacity" or {"attainment", "accuracy", "cores"} <= {*own}
+    assert not own or not {"batch", "policy", "chunk"} & {*own}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_of_commands_and_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for argument, lines in (("--version", f"cbatch {__version__}"), ("--help", "  run        serve a workload")):
+        monkeypatch.setattr("sys.argv", ["-m", argument])
+        assert runpy.run_module("experiments")["main"]() == 0
+        assert any(line.startswith(lines) for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_plot_that_cannot_be_written_names_its_file_and_a_remedy(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "plots" / "latency_cdf.pdf").mkdir(parents=True)
+    ended = command("plot", "latency_cdf", "run", cwd=tmp_path)
+    problem = "run/plots/latency_cdf.pdf: Is a directory; give output=FILE in another folder"
+    assert (ended.returncode, ended.stderr) == (2, f"error: {problem}\n")

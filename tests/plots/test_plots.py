@@ -175,6 +175,24 @@ def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_pat
     assert ", KV cache of 20,000 tokens, eviction lfu, 2 replicas, router R, share=0.2 (" in title
 
 
+def test_a_rate_that_chose_the_runs_is_stated_once(tmp_path: Path) -> None:
+    """As measured; a chosen setting that is no rate follows."""
+    for rate, share in ((4, 1), (40, 1), (40, 2)):
+        settings = {"workload": {"arrivals": {"rate": rate}}, "share": share}
+        write_run(tmp_path / f"rate={rate},share={share}", settings=settings)
+    title = latency_cdf.draw(tmp_path, Look(runs="rate=40,share=2")).legends[0].get_title().get_text()
+    assert "0.571 requests/s" in title and "rate=" not in title and "share=2" in title
+
+
+def test_the_price_behind_a_cost_stands_below(tmp_path: Path) -> None:
+    for batch, price in ((4, 2.5), (8, 10.0)):
+        cost = {"dollars_per_hour": price, "dollars_per_million_tokens": 1.0}
+        write_run(tmp_path / str(batch), settings={"batch": batch}, figures={"cost": cost})
+    cost = curves.draw(tmp_path, x="batch", y=("cost.dollars_per_million_tokens",)).get_supxlabel()
+    speed = curves.draw(tmp_path, x="batch", y=(SPEED,)).get_supxlabel()
+    assert "at $2.5 to $10/h for all GPUs" in cost and "$" not in speed
+
+
 def write_rates(folder: Path, key: str, values: Iterable[float], workload: str = "open_loop") -> Path:
     """At each value TTFT of 0.1 and TBT of 0.01 times the value, of P99 ten times as much; with seed 1 twice that.
 

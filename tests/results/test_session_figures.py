@@ -127,6 +127,7 @@ def test_an_open_loop_has_no_figures_of_sessions() -> None:
 def test_sessions_in_the_report() -> None:
     text = run_text(make_summary(make_record(), num_warming=1, num_evicted_blocks=0, block_size=4))
     assert "sessions    2 completed, 1 abandoned, 576 per hour; Jain's index 0.98\n" in text
+    assert " per second arrived\n" in text and "offered" not in text, "a closed loop offers no rate"
     assert "job time    8 s on average, 6 s of them without pauses, 2.62 s per turn\n" in text
     assert "pauses      58.3% of the tokens that prompts repeat were lost from the prefix cache\n" in text
     table = text.split("\n\n")[-1].splitlines()
