@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from itertools import product
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,18 +33,8 @@ Graphs = Literal["off", "decode"]
 GRAPHS: tuple[Graphs, ...] = ("off", "decode")
 
 
-@contextmanager
-def replaced(owner: Any, name: str, value: Callable[..., Any]) -> Iterator[None]:
-    """Replaces a method of one object."""
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        delattr(owner, name)
-
-
-def deaf(stream: Any) -> AbstractContextManager[None]:
-    return replaced(stream, "wait", lambda event: None)
+def deaf(stream: Any) -> AbstractContextManager[Any]:
+    return patch.object(stream, "wait", lambda event: None)
 
 
 @contextmanager
@@ -58,7 +49,7 @@ def downloading_early(executor: StreamExecutor) -> Iterator[None]:
         stack.enter_context(deaf(executor._streams.d2h))
         for slot in executor._slots:
             wait = partial(synchronize, slot, slot.downloaded.synchronize)
-            stack.enter_context(replaced(slot.downloaded, "synchronize", wait))
+            stack.enter_context(patch.object(slot.downloaded, "synchronize", wait))
         yield
 
 
@@ -73,7 +64,7 @@ def overwriting(executor: StreamExecutor) -> Iterator[None]:
 
     with ExitStack() as stack:
         for here, other in zip(stages, reversed(stages), strict=True):
-            stack.enter_context(replaced(here, "upload", partial(upload, here, other)))
+            stack.enter_context(patch.object(here, "upload", partial(upload, here, other)))
         yield
 
 
@@ -88,11 +79,11 @@ def without_carry(executor: StreamExecutor) -> Iterator[None]:
 
     with ExitStack() as stack:
         for slot in executor._slots:
-            stack.enter_context(replaced(slot, "pack", partial(pack, slot, slot.pack)))
+            stack.enter_context(patch.object(slot, "pack", partial(pack, slot, slot.pack)))
         yield
 
 
-FAULTS: dict[str, Callable[[StreamExecutor], AbstractContextManager[None]]] = {
+FAULTS: dict[str, Callable[[StreamExecutor], AbstractContextManager[Any]]] = {
     "none": lambda executor: nullcontext(),
     "h2d before compute": lambda executor: deaf(executor._streams.compute[0]),
     "compute before d2h": downloading_early,
@@ -109,9 +100,9 @@ SHOWS = {
 """The streams that begin late in tests: with them each fault shows, always."""
 
 
-def late(stream: Any, wait: Callable[[], object]) -> AbstractContextManager[None]:
+def late(stream: Any, wait: Callable[[], object]) -> AbstractContextManager[Any]:
     """Runs `wait` in the stream before each of its operations."""
-    return replaced(stream, "run", lambda operation, run=stream.run: run(lambda: (wait(), operation())))
+    return patch.object(stream, "run", lambda operation, run=stream.run: run(lambda: (wait(), operation())))
 
 
 def tokens_of(server: Server, batch: int, new: int, vocabulary: int, asynchronous: bool = True) -> Tokens:
