@@ -80,10 +80,15 @@ class Engine(Turns):
         """Makes the engine look at its leases and its inbox in the first turn after a time, for which it wakes."""
         self._waiting.poked_at = min(self._waiting.poked_at, at)
 
+    def settle(self) -> None:
+        """Frees what moved requests have left, after a run."""
+        self.inbox.take(self.state, self.now())
+        end_leases(self.state, inf)
+
     def run(self, on_turn: Callable[["Engine"], object] = lambda engine: None) -> RunRecord:
         """Serves until every request has ended. `on_turn`, for progress bars, is called after each turn or leap."""
         drive(self, self.arrivals, on_turn)
-        end_leases(self.state, inf)
+        self.settle()
         assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
         return self.record
 
@@ -93,8 +98,10 @@ class Engine(Turns):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is here and no iteration in flight."""
-        return not (self._in_flight or self._waiting.arrived or self.state.waiting or self.state.running)
+        """Whether no request is here, or on its way, no lease holds blocks, and no iteration is in flight."""
+        state = self.state
+        is_empty = not (self._in_flight or self._waiting.arrived or state.waiting or state.running)
+        return is_empty and self.inbox.is_empty and not state.leases
 
     def restart(self) -> None:
         """Empties the prefix cache, as that of a machine that starts."""

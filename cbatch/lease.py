@@ -15,6 +15,11 @@ class Lease:
         self._is_read = self._is_over = False
         self._lock = Lock()
 
+    @property
+    def next_at(self) -> float:
+        """Returns when the lease may be over unless something else happens."""
+        return inf if self._is_read else self.until
+
     def begin(self, now: float) -> bool:
         """Begins the read; returns False if the lease is over."""
         with self._lock:

@@ -102,7 +102,7 @@ def end_leases(state: State, now: float) -> float:
         if lease not in held:
             state.free_row(lease.row)
     state.leases = held
-    return min((lease.until for lease in held), default=inf)
+    return min((lease.next_at for lease in held), default=inf)
 
 
 def reserve(
@@ -164,40 +164,68 @@ def adopt(state: State, request: Request) -> None:
 
 
 class Inbox:
-    """The requests on their way to an engine, in the order in which they were offered.
+    """The requests on their way to an engine, each kind in the order in which they came.
 
-    accepts: decides whether there is room for the next one. read: begins to copy the sender's blocks; once they are here, whoever copies
-    adds what was loading to `copied`, and pokes the engine. drop: called with a lease that the receiver does not need any more.
+    offered: given by another engine. wanted: not computed yet; the engine reserves blocks first. kept: these blocks, by the request's id.
+    loading: blocks that are being copied. copied: ids of requests whose blocks are here; whoever copies adds them, and pokes the engine.
+    accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks. drop: called with a request
+    whose client has left, and whose lease the engine does not need. on_kept: called with a wanted request once its blocks are kept.
     """
 
     def __init__(self) -> None:
         self.offered: deque[tuple[Request, Moved]] = deque()
-        self.loading: dict[int, Loading] = {}  # by the request's id
-        self.copied: deque[int] = deque()  # ids
+        self.wanted: deque[Request] = deque()
+        self.kept: dict[int, Loading] = {}
+        self.loading: dict[int, Loading] = {}
+        self.copied: deque[int] = deque()
+        self._freed: list[Loading] = []
         self.accepts: Callable[[Room], bool] = has_room
         self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
-        self.drop: Callable[[Lease], object] = Lease.end
+        self.drop: Callable[[Request, Moved], object] = lambda request, moved: None
+        self.on_kept: Callable[[Request, float], object] = lambda request, now: None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.offered or self.wanted or self.kept or self.loading)
 
     def take(self, state: State, now: float) -> list[Request]:
-        """Returns the requests that now wait in an engine."""
+        """Returns the requests that now wait in an engine, and reserves blocks for others."""
+        while self._freed:
+            state.free_row(self._freed.pop().row)
         came = self._take_copied(state, now)
-        while self.offered:
-            request, moved = self.offered[0]
-            if moved.lease is not None and not moved.lease.is_over(now):
-                others = [loading.request for loading in self.loading.values()]
-                loading = reserve(state, request, len(moved.blocks), others, self.accepts)
-                if loading is None:
-                    break
-                if moved.lease.begin(now):
-                    self.loading[request.id] = loading
-                    self.offered.popleft()
-                    self.read(loading, moved, now)
-                    continue
-                state.free_row(loading.row)
-            self.offered.popleft()
-            adopt(state, request)
-            came.append(request)
+        while self.offered and (began := self._begin(state, *self.offered[0], now)) is not None:
+            request, _ = self.offered.popleft()
+            if not began:
+                adopt(state, request)
+                came.append(request)
+        while self.wanted:
+            request = self.wanted[0]
+            loading = self._reserve(state, request, request.num_prompt_tokens // state.pool.block_size)
+            if loading is None:
+                break
+            self.kept[request.id] = loading
+            self.on_kept(self.wanted.popleft(), now)
         return came + self._take_copied(state, now)
+
+    def _begin(self, state: State, request: Request, moved: Moved, now: float) -> bool | None:
+        """Begins to read a request's blocks. Returns False if there are none, or none any more; None if there is no room for them."""
+        kept = self.kept.pop(request.id, None)
+        if moved.lease is not None and not moved.lease.is_over(now):
+            loading = kept or self._reserve(state, request, len(moved.blocks))
+            if loading is None:
+                return None
+            if moved.lease.begin(now):
+                self.loading[request.id] = loading
+                self.read(loading, moved, now)
+                return True
+            kept = loading
+        if kept is not None:
+            state.free_row(kept.row)
+        return False
+
+    def _reserve(self, state: State, request: Request, num_blocks: int) -> Loading | None:
+        others = [loading.request for loading in (*self.loading.values(), *self.kept.values())]
+        return reserve(state, request, num_blocks, others, self.accepts)
 
     def _take_copied(self, state: State, now: float) -> list[Request]:
         came = []
@@ -214,7 +242,14 @@ class Inbox:
         for place, (offered, moved) in enumerate(self.offered):
             if offered is request:
                 del self.offered[place]
-                if moved.lease is not None:
-                    self.drop(moved.lease)
+                self.forget(request)
+                self.drop(request, moved)
                 return True
         return request.id in self.loading
+
+    def forget(self, request: Request) -> None:
+        """Drops a request that has ended before its blocks were sent; the next turn frees what was kept for it."""
+        if request in self.wanted:
+            self.wanted.remove(request)
+        elif (kept := self.kept.pop(request.id, None)) is not None:
+            self._freed.append(kept)

@@ -77,6 +77,22 @@ class Life:
     closed: float = inf
 
 
+class Transfer(NamedTuple):
+    """KV cache that was sent from one replica to another.
+
+    num_tokens, num_bytes: sent. started, ended: seconds. hidden: share of the time alone that passed during the prefill.
+    """
+
+    request: int
+    sender: int
+    receiver: int
+    num_tokens: int
+    num_bytes: int
+    started: float
+    ended: float
+    hidden: float = 0.0
+
+
 class RunRecord:
     """The steps of a run, its requests, and when each of them received its tokens."""
 
@@ -91,6 +107,7 @@ class RunRecord:
         self.replica_of: dict[int, int] = {}  # the replica of each request, by the request's id, if there are several
         self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are pools
         self.lives: Sequence[Life] = ()  # of all replicas, if they come and go
+        self.transfers: Sequence[Transfer] = ()  # in the order of their ends, if replicas have roles
         self._num_taken = 0  # of the steps
 
     def add(

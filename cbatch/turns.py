@@ -258,10 +258,6 @@ class Turns:
         waiting, departures = self._waiting, self._waiting.departures
         if waiting.asleep and not self._in_flight and (waiting.arrived or waiting.change_at <= now):
             self._stall_watch.note_progress(now)
-        if waiting.poked_at <= now or self.inbox.offered:
-            waiting.poked_at = end_leases(self.state, now)
-            for request in self.inbox.take(self.state, now):
-                self._call(self.on_arrival, request)
         if waiting.arrived:
             arrived, waiting.arrived = waiting.arrived, []
             for request in arrived:
@@ -269,6 +265,10 @@ class Turns:
         if departures.next_at <= now:
             for request in departures.due(now):
                 self.cancel(request)
+        if waiting.poked_at <= now or self.inbox.offered or self.inbox.wanted:
+            waiting.poked_at = end_leases(self.state, now)
+            for request in self.inbox.take(self.state, now):
+                self._call(self.on_arrival, request)
         return now
 
     def _arrive(self, request: Request, now: float) -> None:

@@ -6,7 +6,7 @@ what replicas have reported by then (`views`). Where time is real, replicas serv
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import repeat
+from itertools import repeat, starmap
 from math import inf
 from operator import index
 from typing import Any, SupportsIndex
@@ -14,9 +14,10 @@ from typing import Any, SupportsIndex
 from cbatch.arrivals import Arrivals, Listed, check_all
 from cbatch.calls import call
 from cbatch.cluster.merging import Merger
-from cbatch.cluster.routers import Router
+from cbatch.cluster.routers import Route, Router
 from cbatch.cluster.scaling import Fleet, Scaling
-from cbatch.cluster.views import ClusterView, Phase, ReplicaView, Reporter
+from cbatch.cluster.transfers import Moves, Transfers
+from cbatch.cluster.views import ClusterView, Phase, ReplicaView, Reporter, Role
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError, WorkloadError
 from cbatch.host import drive
@@ -40,8 +41,13 @@ class Cluster:
         staleness: float = 0.0,
         scaling: Scaling | None = None,
         prices: Sequence[float | None] = (),
+        roles: Sequence[Role] = (),
+        moves: Moves | None = None,
     ) -> None:
-        """staleness: see `ClusterView`. scaling: None: all replicas are always there. prices: see `ReplicaView`."""
+        """staleness: see `ClusterView`. scaling: None: all replicas are always there. prices, roles: see `ReplicaView`.
+
+        moves: None: requests stay where they were sent.
+        """
         self.engines, self.router = list(engines), router
         self.pools = list(pools) or [""] * len(self.engines)
         self.executor = Executors([engine.executor for engine in engines])
@@ -50,11 +56,12 @@ class Cluster:
         self.record = RunRecord()
         self.replica_of: dict[int, int] = {}  # by the request's id
         self._merger = Merger(self.replica_of, self.pools)
-        each = zip(self.engines, self.pools, prices or repeat(None), strict=False)
-        self._views = [_view_of(engine, pool, price) for engine, pool, price in each]
+        each = zip(self.engines, self.pools, prices or repeat(None), roles or repeat(Role.BOTH), strict=False)
+        self._views = list(starmap(_view_of, each))
         for engine, view in zip(self.engines, self._views, strict=True):
             engine.observer = Reporter(engine, view)
-        kinds = [(engine.policy_name, engine.limits, engine.state.pool.num_tokens) for engine in self.engines]
+        each_view = zip(self.engines, self._views, strict=True)
+        kinds = [(each.policy_name, each.limits, each.state.pool.num_tokens, view.role) for each, view in each_view]
         self._firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]  # of replicas that serve the same requests
         self._view = ClusterView(self._views, staleness)
         self._on_end: Callable[[Request], object] | None = getattr(router, "on_end", None)
@@ -64,6 +71,14 @@ class Cluster:
         self._view.least = scaling.least if scaling else 1
         parts = self._view, self._look, self._idle_at, self._restart
         self.fleet = None if scaling is None else Fleet(scaling, *parts)
+        self.transfers: Transfers | None = None
+        if moves is not None:
+            for engine in self.engines:
+                engine.inbox.accepts = getattr(router, "accepts", engine.inbox.accepts)
+            self._attach_moves(moves)
+
+    def _attach_moves(self, moves: Moves) -> None:
+        self.transfers = Transfers(moves, self.engines, self._decoder_of, self._schedule)
 
     def attach(self, arrivals: Arrivals) -> None:
         """As `Engine.attach`; refuses arrivals by iteration."""
@@ -75,7 +90,8 @@ class Cluster:
 
     def check_fits(self, request: Request) -> None:
         """Raises WorkloadError for a request that no replica can serve."""
-        able = [self.engines[first] for first in self._firsts if self._views[first].fits(request)]
+        firsts = ((self.engines[first], self._views[first]) for first in self._firsts)
+        able = [engine for engine, view in firsts if view.role is not Role.PREFILL and view.fits(request)]
         for engine in able or self.engines[:1]:
             engine.check_fits(request)
 
@@ -89,6 +105,8 @@ class Cluster:
         drive(self, self.arrivals, on_turn)
         if self.fleet is not None:
             self.fleet.advance(self.executor.now())
+        if self.transfers is not None:
+            self.transfers.settle()
         assert not any(engine.state.pool.num_used for engine in self.engines), (
             "every KV block is free when nothing runs"
         )
@@ -107,6 +125,7 @@ class Cluster:
 
     def _with_lives(self, record: RunRecord) -> RunRecord:
         record.lives = () if self.fleet is None else self.fleet.lives
+        record.transfers = () if self.transfers is None else self.transfers.done
         return record
 
     # -- the host of `drive` ------------------------------------------------------------------------------------------
@@ -123,11 +142,17 @@ class Cluster:
         turns = self._turns
         while turns and turns[0][0] != self._due[turns[0][1]]:
             heappop(turns)
-        return turns[0][0] if turns else inf
+        at = turns[0][0] if turns else inf
+        return at if self.transfers is None else min(at, self.transfers.next_at)
 
     def arrive(self, request: Request, now: float) -> None:
         """Routes a request."""
-        replica = self.route(request, now)
+        if self.transfers is not None:
+            self.transfers.advance(now)
+        replica, decoder = self.route(request, now)
+        if self.transfers is not None and decoder != replica:
+            self.transfers.send(request, replica, decoder, now)
+            return
         self.engines[replica].arrive(request, now)
         self._schedule(replica)
 
@@ -136,14 +161,22 @@ class Cluster:
 
     def turn(self, until: float) -> Sequence[Request]:
         """Takes the turn of the replica that is due first; another replica's turn ends a leap if new arrivals may follow from it."""
-        self.next_at()
+        at = self.next_at()
+        if self.transfers is not None and self.transfers.next_at <= at:
+            self._now = at
+            self.transfers.advance(at)
+            return ()
         self._now, replica = heappop(self._turns)
         if self.fleet is not None:
             self.fleet.advance(self._now)
         self._due[replica] = -inf
-        if self.arrivals.follow_ends:
+        if self.arrivals.follow_ends or self.transfers is not None:
             until = min(until, self.next_at())
         ended = self.engines[replica].turn(until)
+        if self.transfers is not None:
+            for request in ended:
+                if (decoder := self.transfers.ended(request, replica)) is not None:
+                    self._views[decoder].forget(request)
         self._schedule(replica)
         if self.fleet is not None:
             self.fleet.note_idle(replica)
@@ -161,25 +194,64 @@ class Cluster:
             if at < inf:
                 heappush(self._turns, (at, replica))
 
-    def route(self, request: Request, now: float) -> int:
-        """Returns the replica that the router chooses; the router has a copy of the request, which shows no progress."""
-        shown, where = Request.from_spec(spec_of(request)), f"router {type(self.router).__name__}, request {request.id}"
+    def route(self, request: Request, now: float) -> Route:
+        """Returns the replicas that the router chooses; a decoder of -1 is chosen later, in `_decoder_of`."""
+        shown = _shown(request)
         if self.fleet is not None:
             self.fleet.advance(now)
-        chosen: Any = call(where, self.router.choose, shown, self._look(now))
-        if not isinstance(chosen, SupportsIndex) or not 0 <= index(chosen) < len(self.engines):
+        route = self._choose(shown, now, Role.PREFILL)
+        prefill, decode = route if isinstance(route, Route) else (route, route)
+        self._views[prefill].send(shown)
+        self.replica_of[request.id] = prefill
+        self._view.num_arrived += 1
+        if not isinstance(route, Route) and self._views[prefill].role is Role.PREFILL:
+            decode = -1
+            if self.transfers is not None and self.transfers.push:
+                decode = self._choose_one(shown, now, Role.DECODE)
+        if decode not in (-1, prefill) and self.transfers is not None and self.transfers.push:
+            self._views[decode].send(shown, request.num_prompt_tokens)
+        return Route(prefill, decode)
+
+    def _decoder_of(self, request: Request, decoder: int, now: float) -> int:
+        """Returns the replica that continues a request; `decoder`, unless that is -1."""
+        is_told = decoder >= 0 and self.transfers is not None and self.transfers.push
+        shown = _shown(request)
+        if decoder < 0:
+            decoder = self._choose_one(shown, now, Role.DECODE)
+        if not is_told:
+            self._views[decoder].send(shown, request.num_prompt_tokens)
+        self.replica_of[request.id] = decoder
+        return decoder
+
+    def _choose_one(self, shown: Request, now: float, stage: Role) -> int:
+        chosen = self._choose(shown, now, stage)
+        return chosen.decode if isinstance(chosen, Route) else chosen
+
+    def _choose(self, shown: Request, now: float, stage: Role) -> int | Route:
+        """Asks the router, which has a copy of the request that shows no progress."""
+        where = f"router {type(self.router).__name__}, request {shown.id}"
+        view = self._look(now)
+        view.stage = stage
+        chosen: Any = call(where, self.router.choose, shown, view)
+        if isinstance(chosen, Route):
+            return Route(*(self._check(chosen, part, shown, where) for part in chosen))
+        return self._check(chosen, chosen, shown, where, stage)
+
+    def _check(self, chosen: Any, part: Any, shown: Request, where: str, stage: Role = Role.BOTH) -> int:
+        """Returns the index of a replica that can take the request; raises PolicyError if the router chose none."""
+        if not isinstance(part, SupportsIndex) or not 0 <= index(part) < len(self.engines):
             last = len(self.engines) - 1
             raise PolicyError(f"{where}: choose() returned {chosen!r}; return the index of a replica, from 0 to {last}")
-        replica = index(chosen)
-        view = self._views[replica]
-        if view.phase is not Phase.READY or not view.fits(request):
-            is_ready = f"serves up to {view.max_tokens} tokens per request"
-            problem = f"chose replica {replica}, which {is_ready if view.phase is Phase.READY else f'is {view.phase}'}"
-            raise PolicyError(f"{where}: {problem}; choose from view.fitting(request)")
-        view.send(shown)
-        self.replica_of[request.id] = replica
-        self._view.num_arrived += 1
-        return replica
+        view = self._views[replica := index(part)]
+        if view.phase is not Phase.READY:
+            problem = f"is {view.phase}"
+        elif not view.fits(shown):
+            problem = f"serves up to {view.max_tokens} tokens per request"
+        elif Role.BOTH not in (view.role, stage) and view.role is not stage:
+            problem = f"has the role {view.role}"
+        else:
+            return replica
+        raise PolicyError(f"{where}: chose replica {replica}, which {problem}; choose from view.fitting(request)")
 
     def _look(self, now: float) -> ClusterView:
         """Returns the view at a time, and tells the router which requests have ended."""
@@ -196,9 +268,13 @@ class Cluster:
         self.engines[replica].restart()
 
 
-def _view_of(engine: Engine, pool: str, price: float | None) -> ReplicaView:
+def _view_of(engine: Engine, pool: str, price: float | None, role: Role) -> ReplicaView:
     size = engine.state.pool
-    return ReplicaView(pool, size.num_blocks, size.block_size, engine.limits, engine.view.cost, price)
+    return ReplicaView(pool, size.num_blocks, size.block_size, engine.limits, engine.view.cost, price, role)
+
+
+def _shown(request: Request) -> Request:
+    return Request.from_spec(spec_of(request))
 
 
 class Executors:

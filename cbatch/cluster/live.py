@@ -87,7 +87,7 @@ class LiveCluster(Cluster):
         return inf if not self._received and self._messages.empty() else 0.0
 
     def arrive(self, request: Request, now: float) -> None:
-        replica = self.route(request, now)
+        replica, _ = self.route(request, now)
         self._num_open[replica] += 1
         self._replicas[replica].messages.put(request)
 

@@ -1,20 +1,32 @@
 """Routers choose the replica that serves a request, from dated views of all replicas (`views`). `policies.routers` has more."""
 
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cbatch.cluster.views import ClusterView
 from cbatch.request import Request
 
 
-class Router(Protocol):
-    """A method `on_end(request)`, if there is one, is called when the end of a request has become known, before the next choice.
+class Route(NamedTuple):
+    """The replicas of a request: the first computes its prompt, the second continues. Equal ones: the request stays."""
 
-    `depends_on`: see `cbatch.Policy`.
+    prefill: int
+    decode: int
+
+
+class Router(Protocol):
+    """Chooses the replica of each request. Where replicas have roles, it is asked again for the decoder, with another `view.stage`.
+
+    A method `on_end(request)`, if there is one, is called when the end of a request has become known, before the next choice.
+
+    `depends_on`: see `cbatch.Policy`. A method `accepts(room)`, if there is one, decides in place of `cbatch.moves.has_room`.
     """
 
-    def choose(self, request: Request, view: ClusterView) -> int:
-        """Returns the index in `view` of the replica for a request that arrives at `view.now`."""
+    def choose(self, request: Request, view: ClusterView) -> int | Route:
+        """Returns the index in `view` of the replica for a request that arrives at `view.now`, or both replicas.
+
+        A decoder is asked for at the end of the prefill, or with `Moves.push` at the arrival, if a replica was chosen that prefills only.
+        """
 
 
 class RoundRobin:

@@ -7,6 +7,8 @@ from cbatch.arrivals import Arrivals, listed
 from cbatch.cluster.cluster import Cluster
 from cbatch.cluster.routers import Router
 from cbatch.cluster.scaling import Scaling
+from cbatch.cluster.transfers import Moves
+from cbatch.cluster.views import Role
 from cbatch.policy import Policy, copy_policy
 from cbatch.request import Request
 from cbatch.server import Server
@@ -26,6 +28,8 @@ class ReplicatedServer:
     cluster: Callable[..., Cluster] = Cluster
     scaling: Scaling | None = None
     prices: Sequence[float | None] = ()
+    roles: Sequence[Role] = ()
+    moves: Moves | None = None
 
     def engine(
         self,
@@ -44,7 +48,8 @@ class ReplicatedServer:
         scaling, router = self.scaling, copy_policy(self.router, "router")
         if scaling is not None:
             scaling = replace(scaling, autoscaler=copy_policy(scaling.autoscaler, "autoscaler"))
-        cluster = self.cluster(engines, router, self.pools, self.staleness, scaling, self.prices)
+        options = self.staleness, scaling, self.prices, self.roles, self.moves
+        cluster = self.cluster(engines, router, self.pools, *options)
         cluster.attach(listed(requests))
         return cluster
 

@@ -34,6 +34,14 @@ class Phase(StrEnum):
     DRAINING = "draining"
 
 
+class Role(StrEnum):
+    """Of a replica: whether it computes prompts up to the first token, continues requests of others, or does both."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class Report(NamedTuple):
     """The state of a replica at one time.
 
@@ -109,16 +117,23 @@ class ReplicaView:
     pool: name of its pool. num_blocks, block_size: size of its KV cache. max_tokens: of the longest request that it can serve.
     at: seconds; when the newest report that has reached the router was posted, 0 before the first.
     num_free: free KV blocks. limits: of its iterations. cost: predicts the seconds of iterations there, as for policies.
-    price: US dollars per hour of its GPUs; None: unknown. phase: of its life.
+    price: US dollars per hour of its GPUs; None: unknown. phase: of its life. role: see `Role`.
     num_ended, ended_prompt_tokens, ended_output_tokens: of the requests that have ended there.
     follows_cache: whether the router has asked what is cached; reports name the changes from then on.
     """
 
     def __init__(
-        self, pool: str, num_blocks: int, block_size: int, limits: Limits, cost: CostModel, price: float | None = None
+        self,
+        pool: str,
+        num_blocks: int,
+        block_size: int,
+        limits: Limits,
+        cost: CostModel,
+        price: float | None = None,
+        role: Role = Role.BOTH,
     ) -> None:
         self.pool, self.num_blocks, self.block_size, self.cost = pool, num_blocks, block_size, cost
-        self.limits, self.price, self.phase = limits, price, Phase.READY
+        self.limits, self.price, self.phase, self.role = limits, price, Phase.READY, role
         self.num_ended = self.ended_prompt_tokens = self.ended_output_tokens = 0
         longest = num_blocks * block_size + 1  # the last token never enters the KV cache
         self.max_tokens = min(limits.max_request_tokens, longest)
@@ -187,7 +202,8 @@ class ReplicaView:
 
     def fits(self, request: Request) -> bool:
         """Whether the replica can serve the request at all."""
-        return request.max_tokens <= self.max_tokens
+        longest = request.num_prompt_tokens + 1 if self.role is Role.PREFILL else request.max_tokens
+        return longest <= self.max_tokens
 
     def block_hashes(self, request: Request) -> Sequence[BlockHash]:
         """Returns the hashes of the full blocks of an arriving request's prompt. Equal prefixes have equal hashes."""
@@ -230,10 +246,16 @@ class ReplicaView:
         self._posted.append(report)
         self.notify(report.at)
 
-    def send(self, request: Request) -> None:
-        """Counts a request that was sent to the replica."""
-        self._sent[request.id] = request, self._num_shared(request, self._hashes) * self.block_size
+    def send(self, request: Request, num_found: int | None = None) -> None:
+        """Counts a request that was sent to the replica. num_found: tokens that will be cached there; None: as reported."""
+        if num_found is None:
+            num_found = self._num_shared(request, self._hashes) * self.block_size
+        self._sent[request.id] = request, num_found
         self._add(request, 1)
+
+    def forget(self, request: Request) -> None:
+        """Takes out a request that ended before it came."""
+        self._add(self._sent.pop(request.id)[0], -1)
 
     def read(self, latest: float) -> list[tuple[float, int, Request]]:
         """Reads the reports that were posted until `latest`; returns the requests that ended, with their times and ids."""
@@ -249,7 +271,7 @@ class ReplicaView:
                 self._add(request, -1)
                 ended.append((report.at, id_, request))
             for id_ in report.left:
-                self._add(self._sent.pop(id_)[0], -1)
+                self.forget(self._sent[id_][0])
             for block_hash, held in report.changed.items():
                 (self._hashes.add if held else self._hashes.discard)(block_hash)
         return ended
@@ -268,16 +290,17 @@ class ClusterView(Sequence[ReplicaView]):
     """All replicas, in whatever phase.
 
     now: seconds; when the request to route has arrived, or the autoscaler is asked. num_arrived: requests routed until then.
-    least: replicas of each pool that are always there.
+    least: replicas of each pool that are always there. stage: the role that the router is asked for, PREFILL at the arrival of a request,
+    DECODE if another replica continues it.
     """
 
     def __init__(self, replicas: Sequence[ReplicaView], staleness: float) -> None:
         """staleness: seconds from the posting of a report until the router can read it."""
         self._replicas, self._staleness, self.now = replicas, staleness, 0.0
-        self.num_arrived, self.least = 0, 1
+        self.num_arrived, self.least, self.stage = 0, 1, Role.PREFILL
         self._news: deque[tuple[float, int]] = deque()  # when a report was posted, and by which replica; of all threads
         self._unread: list[tuple[float, int]] = []  # the same, a heap
-        self._ready: list[int] | None = None
+        self._ready: dict[Role, tuple[list[int], int]] = {}  # by stage: replicas, and the longest request that all of them can serve
         for index, replica in enumerate(replicas):
             replica.notify = partial(self._note, index)
 
@@ -285,7 +308,7 @@ class ClusterView(Sequence[ReplicaView]):
         self._news.append((at, index))
 
     def set_phase(self, index: int, phase: Phase) -> None:
-        self._replicas[index].phase, self._ready = phase, None
+        self._replicas[index].phase, self._ready = phase, {}
 
     def __getitem__(self, index: int) -> ReplicaView:  # type: ignore[override]
         return self._replicas[index]
@@ -297,14 +320,16 @@ class ClusterView(Sequence[ReplicaView]):
         return iter(self._replicas)
 
     def fitting(self, request: Request) -> list[int]:
-        """Returns the indices of the replicas that are ready and can serve the request."""
-        if self._ready is None:
-            replicas, ready = self._replicas, Phase.READY
-            self._ready = [index for index, replica in enumerate(replicas) if replica.phase is ready]
-            self._shortest = min((replicas[index].max_tokens for index in self._ready), default=0)
-        if request.max_tokens <= self._shortest:
-            return self._ready.copy()
-        return [index for index in self._ready if self._replicas[index].fits(request)]
+        """Returns the indices of the replicas that are ready, have a role for the stage, and can serve the request."""
+        replicas = self._replicas
+        if self.stage not in self._ready:
+            roles = Role.BOTH, self.stage
+            able = [i for i, replica in enumerate(replicas) if replica.phase is Phase.READY and replica.role in roles]
+            self._ready[self.stage] = able, min((replicas[index].max_tokens for index in able), default=0)
+        ready, shortest = self._ready[self.stage]
+        if request.max_tokens <= shortest:
+            return ready.copy()
+        return [index for index in ready if replicas[index].fits(request)]
 
     def update(self, now: float) -> list[Request]:
         """Reads the reports that have become known by `now`; returns the requests that have ended, in this order. For the cluster."""

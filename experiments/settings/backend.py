@@ -21,7 +21,7 @@ from policies.routers import ROUTERS
 class Pool(Described):
     """The keys in which a pool of replicas differs from the run. None: as the run's.
 
-    policy: arguments of the policy.
+    policy: arguments of the policy. role: whether its replicas compute prompts, continue requests of others, or do both.
     """
 
     replicas: Degree | None = None
@@ -33,6 +33,7 @@ class Pool(Described):
     max_tokens: Annotated[int, whole(1)] | None = None
     kv_tokens: Annotated[int, whole(1)] | None = None
     block_size: Annotated[int, whole(1)] | None = None
+    role: Literal["both", "prefill", "decode"] | None = None
     policy: Annotated[Mapping[str, Any], Give("arguments of the policy, as in {budget: 512}")] | None = None
 
 
@@ -47,6 +48,20 @@ class Scaling(Described):
     down_after: Annotated[float, not_negative("seconds")] = 300.0
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Transfers(Described):
+    """How requests move between replicas with roles: see `cbatch.cluster.Moves`. layerwise: with push. lease: None: without end."""
+
+    push: Switch = False
+    layerwise: Switch = False
+    lease: Annotated[float, positive("seconds")] | None = None
+    fair: Switch = True
+
+    def __post_init__(self) -> None:
+        if self.layerwise and not self.push:
+            raise ConfigError("backend.transfers.layerwise=true: the decoder needs blocks before; give backend.transfers.push=true")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backend(ABC):
     """Where a run executes; the defaults are those of real tokens.
@@ -58,7 +73,8 @@ class Backend(ABC):
     replicas: copies of the model, each with its own queue. router: assigns requests to them: a name in
         `policies.routers.ROUTERS`, or an object with the method of `cbatch.cluster.Router`.
     pools: unlike replicas, by the name of their pool. staleness: seconds until the router can read a replica's report.
-    scaling: how replicas come and go, where an autoscaler is chosen.
+    scaling: how replicas come and go, where an autoscaler is chosen. transfers: between replicas of pools with roles.
+    role: of a pool's replicas.
     """
 
     name: ClassVar[str]
@@ -74,6 +90,8 @@ class Backend(ABC):
     )
     staleness: Annotated[float, not_negative("seconds")] = 0.0
     scaling: Scaling = Scaling()
+    transfers: Transfers = Transfers()
+    role: Role = Role.BOTH
 
     def __post_init__(self) -> None:
         check(self, "backend.")

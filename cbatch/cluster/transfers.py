@@ -1,0 +1,183 @@
+"""Requests that one replica prefills and another decodes: their states, and the transfers between the two.
+
+pull    arrival -> prefill -> held there | the decoder has room: blocks reserved -> transfer -> waits -> decode
+push    arrival | the decoder has room: blocks reserved -> prefill, sent layer by layer -> rest of the transfer -> waits -> decode
+
+The router chooses both replicas: the second when the prompt has been computed, or at the arrival with `push`. Events of one time happen in
+the order of transfers that end, prefills that end, arrivals, turns; among equal ones the lower replica, then the lower id, comes first.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
+from typing import Protocol
+
+from cbatch.cluster.links import Link
+from cbatch.engine import Engine
+from cbatch.moves import Loading, Moved
+from cbatch.record import Transfer
+from cbatch.request import Request
+
+
+class Seconds(Protocol):
+    def at(self, size: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How requests move between replicas.
+
+    block_bytes: of a KV block, all layers. link: seconds of a send against its bytes; the seconds of 0 bytes are its latency.
+    push: whether a decoder reserves blocks before the prefill begins. layers: sent as they are computed, with `push`; 1: all at the end.
+    lease: seconds for which blocks are held for a decoder that has not begun to read them. fair: see `Link`.
+    """
+
+    block_bytes: int
+    link: Seconds
+    push: bool = False
+    layers: int = 1
+    lease: float = inf
+    fair: bool = True
+
+
+class Transfers:
+    """The moves of a simulated cluster."""
+
+    def __init__(
+        self,
+        moves: Moves,
+        engines: Sequence[Engine],
+        decoder_of: Callable[[Request, int, float], int],
+        schedule: Callable[[int], object],
+    ) -> None:
+        """decoder_of: notes the decoder of a request that was prefilled, and chooses it if -1. schedule: called with a replica that was poked."""
+        self._moves, self._engines, self._decoder_of, self._schedule = moves, engines, decoder_of, schedule
+        self.push = moves.push
+        self.done: list[Transfer] = []
+        self._route: dict[int, tuple[int, int]] = {}  # prefiller and decoder by id, -1 if not chosen yet
+        self._links: dict[tuple[int, int], Link] = {}
+        self._under_way: dict[int, Transfer] = {}
+        self._moved: dict[int, Moved] = {}
+        self._prefilled: list[tuple[float, int, int, Request]] = []  # a heap: when, where, id
+        for replica, engine in enumerate(engines):
+            engine.state.hands_over = partial(self._hands_over, replica)
+            engine.on_leave = partial(self._leave, replica)
+            engine.inbox.read = partial(self._read, replica)
+            engine.inbox.drop = self._drop
+            engine.inbox.on_kept = self._on_kept
+
+    def send(self, request: Request, prefiller: int, decoder: int, now: float) -> None:
+        """Takes a request that arrives. decoder: -1: chosen once the prompt has been computed."""
+        self._route[request.id] = prefiller, decoder
+        if decoder >= 0 and self._moves.push:
+            self._engines[decoder].inbox.wanted.append(request)
+            self._poke(decoder, now)
+        else:
+            self._engines[prefiller].arrive(request, now)
+            self._schedule(prefiller)
+
+    @property
+    def next_at(self) -> float:
+        links = (link.next_at for link in self._links.values())
+        return min(self._prefilled[0][0] if self._prefilled else inf, min(links, default=inf))
+
+    def advance(self, now: float) -> None:
+        """Lets what is due by `now` happen."""
+        while (at := self.next_at) <= now:
+            for key in sorted(
+                {link for link, state in self._links.items() if state.next_at <= at}, key=lambda key: key[::-1]
+            ):
+                for id_ in self._links[key].advance(at):
+                    self._arrive(id_, at)
+            while self._prefilled and self._prefilled[0][0] <= at:
+                _, replica, _, request = heappop(self._prefilled)
+                self._hand_over(request, replica, at)
+
+    def ended(self, request: Request, replica: int) -> int | None:
+        """Forgets a request that has ended in a replica; returns the decoder that was told of it and never got it."""
+        if (route := self._route.pop(request.id, None)) is None:
+            return None
+        if request.id not in self._under_way:
+            self._moved.pop(request.id, None)
+        prefiller, decoder = route
+        if not (self.push and replica == prefiller and decoder >= 0):
+            return None
+        self._engines[decoder].inbox.forget(request)
+        self._poke(decoder, self._engines[replica].now())
+        return decoder
+
+    def settle(self) -> None:
+        """Ends the transfers that are left after a run: those of requests whose clients have left."""
+        while (at := self.next_at) < inf:
+            self.advance(at)
+        for engine in self._engines:
+            engine.settle()
+
+    # -- called by engines, in their turns ------------------------------------------------------------------------------
+
+    def _hands_over(self, replica: int, request: Request) -> bool:
+        return self._route.get(request.id, (-1, -1))[0] == replica
+
+    def _on_kept(self, request: Request, now: float) -> None:
+        prefiller, _ = self._route[request.id]
+        self._engines[prefiller].arrive(request, now)
+        self._schedule(prefiller)
+
+    def _leave(self, prefiller: int, request: Request) -> None:
+        engine = self._engines[prefiller]
+        self._moved[request.id] = engine.give(request, self._moves.lease)
+        heappush(self._prefilled, (engine.now(), prefiller, request.id, request))
+
+    def _hand_over(self, request: Request, prefiller: int, now: float) -> None:
+        decoder = self._decoder_of(request, self._route[request.id][1], now)
+        self._route[request.id] = prefiller, decoder
+        self._engines[decoder].offer(request, self._moved[request.id], now)
+        self._schedule(decoder)
+
+    def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> None:
+        id_, link_seconds = loading.request.id, self._moves.link
+        prefiller, _ = self._route[id_]
+        number = len(moved.blocks) - loading.num_found
+        link = self._links.setdefault((prefiller, decoder), Link(self._moves.fair))
+        for key in link.advance(now):
+            self._arrive(key, now)
+        num_bytes, latency = number * self._moves.block_bytes, link_seconds.at(0)
+        work, hidden = max(link_seconds.at(num_bytes) - latency, 0.0) if number else 0.0, 0.0
+        if self._moves.push and self._moves.layers > 1:
+            began, share = self._prefill_began(prefiller, loading.request), 1 - 1 / self._moves.layers
+            hidden = link.hide(moved.at - (moved.at - began) * share, moved.at, work * share)
+        tokens = number * self._engines[decoder].state.pool.block_size
+        self._under_way[id_] = Transfer(
+            id_, prefiller, decoder, tokens, num_bytes, now, inf, hidden / work if work else 0.0
+        )
+        link.add(id_, now, latency, work - hidden)
+
+    def _drop(self, request: Request, moved: Moved) -> None:
+        """Ends a lease that the decoder does not need."""
+        assert moved.lease is not None
+        moved.lease.end()
+        prefiller, decoder = self._route[request.id]
+        self._poke(prefiller, self._engines[decoder].now())
+
+    def _arrive(self, id_: int, now: float) -> None:
+        transfer = self._under_way.pop(id_)
+        self.done.append(transfer._replace(ended=now))
+        moved = self._moved.pop(id_)
+        assert moved.lease is not None
+        moved.lease.end()
+        self._engines[transfer.receiver].inbox.copied.append(id_)
+        for replica in (transfer.sender, transfer.receiver):
+            self._poke(replica, now)
+
+    def _poke(self, replica: int, now: float) -> None:
+        self._engines[replica].poke(now)
+        self._schedule(replica)
+
+    def _prefill_began(self, replica: int, request: Request) -> float:
+        """Returns when the first iteration with tokens of the request began."""
+        steps = self._engines[replica].record.steps
+        place = bisect_left(steps, request.admitted_at or 0.0, key=lambda step: step.planned_at)
+        return steps[min(place, len(steps) - 1)].started
