@@ -300,7 +300,9 @@ class ClusterView(Sequence[ReplicaView]):
         self.num_arrived, self.least, self.stage = 0, 1, Role.PREFILL
         self._news: deque[tuple[float, int]] = deque()  # when a report was posted, and by which replica; of all threads
         self._unread: list[tuple[float, int]] = []  # the same, a heap
-        self._ready: dict[Role, tuple[list[int], int]] = {}  # by stage: replicas, and the longest request that all of them can serve
+        self._ready: dict[
+            Role, tuple[list[int], int]
+        ] = {}  # by stage: replicas, and the longest request that all of them can serve
         for index, replica in enumerate(replicas):
             replica.notify = partial(self._note, index)
 

@@ -58,7 +58,7 @@ class Links:
         link = self.between_nodes if leaves_node else self.within_node
         if link is None:
             where = "between nodes" if leaves_node else "within a node"
-            problem = f"hardware={profile} has no send times {where}, pipeline_stages needs them"
+            problem = f"hardware={profile} has no send times {where}, which pipeline_stages and roles need"
             key = "between_nodes" if leaves_node else "within_node"
             raise ProfileError(f"{problem}; add links.{key}, {_OR_MEASURED}")
         return link

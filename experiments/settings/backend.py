@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from cbatch import ConfigError, Described, Executor, KVSize, Limits, ModelSpec
 from cbatch.cluster import Router
 from cbatch.model.topology import Degree
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
-from cbatch.validation import Give, check, nearest, not_negative, positive, whole
+from cbatch.validation import Give, Switch, check, nearest, not_negative, positive, whole
 from experiments.settings.hardware import cost_model
 from experiments.workloads import Vocabulary
 from policies.routers import ROUTERS
@@ -59,7 +59,9 @@ class Transfers(Described):
 
     def __post_init__(self) -> None:
         if self.layerwise and not self.push:
-            raise ConfigError("backend.transfers.layerwise=true: the decoder needs blocks before; give backend.transfers.push=true")
+            raise ConfigError(
+                "backend.transfers.layerwise=true: the decoder needs blocks before; give backend.transfers.push=true"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class Backend(ABC):
     staleness: Annotated[float, not_negative("seconds")] = 0.0
     scaling: Scaling = Scaling()
     transfers: Transfers = Transfers()
-    role: Role = Role.BOTH
+    role: Literal["both", "prefill", "decode"] = "both"
 
     def __post_init__(self) -> None:
         check(self, "backend.")

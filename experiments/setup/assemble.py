@@ -8,7 +8,7 @@ from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, Request, Server
 from cbatch.arrivals import Arrivals, Listed, Streamed, listed
-from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer, Scaling
+from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer, Role, Scaling
 from cbatch.facts import Facts, facts_of
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.results.gathered import Gathered
@@ -20,6 +20,7 @@ from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.validation import nearest
 from experiments.settings.error_lines import one_line
 from experiments.settings.settings import Settings
+from experiments.setup.moves import moves_of
 from experiments.setup.pools import Setup, pools_of, set_up
 from experiments.store.run_folder import Decode
 from experiments.text import ends_text
@@ -223,7 +224,9 @@ def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedS
     scaler = settings.autoscale
     scaling = None if scaler is None else Scaling(scaler, **vars(backend.scaling))
     prices = [price for setup in setups for price in setup.prices]
-    return ReplicatedServer(servers, backend.router, pools, backend.staleness, cluster, scaling, prices)
+    roles = [Role(setup.settings.backend.role) for setup in setups for _ in range(setup.settings.backend.replicas)]
+    options = backend.staleness, cluster, scaling, prices, roles, moves_of(settings, setups, roles)
+    return ReplicatedServer(servers, backend.router, pools, *options)
 
 
 def _decoder(settings: Settings, vocabulary: Vocabulary | None, chosen: dict[str, str]) -> Decode | None:

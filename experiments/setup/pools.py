@@ -95,7 +95,8 @@ def _in_pool(settings: Settings, pool: Pool) -> Settings:
     """Returns the settings with the keys that a pool states."""
     stated = {key: value for key, value in vars(pool).items() if value is not None}
     policy = settings.policy.with_arguments(stated.pop("policy", {}))
-    degrees = {key: stated.pop(key) for key in ("replicas", "tensor_parallel", "pipeline_stages") if key in stated}
+    keys = "replicas", "tensor_parallel", "pipeline_stages", "role"
+    degrees = {key: stated.pop(key) for key in keys if key in stated}
     if settings.backend.pools:
         degrees = {"replicas": 1, **degrees}
     backend = replace(settings.backend, pools=None, **degrees)

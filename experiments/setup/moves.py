@@ -1,0 +1,37 @@
+"""How requests move between the replicas of a run."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from cbatch import ConfigError
+from cbatch.cluster import Moves, Role
+from experiments.settings.settings import Settings
+from experiments.setup.pools import Setup
+
+
+def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role]) -> Moves | None:
+    """Returns None if all requests stay where they are sent. Raises ConfigError for roles or pools between which nothing can be sent."""
+    backend = settings.backend
+    if {*roles} == {Role.BOTH} and not getattr(backend.router, "moves", False):
+        return None
+    for role in (Role.PREFILL, Role.DECODE):
+        if not {role, Role.BOTH} & {*roles}:
+            raise ConfigError(f"backend.pools: no replica can {role}; give a pool role={role}, or role=both")
+    if not backend.simulated:
+        raise ConfigError(f"backend.pools: roles need backend=sim, not {backend.name}; leave out role")
+    if settings.eviction is None:
+        raise ConfigError("backend.pools: what is sent goes into the prefix cache; give prefix_cache=true")
+    if len(sizes := {setup.kv.block_size for setup in setups}) > 1:
+        stated = ", ".join(map(str, sorted(sizes)))
+        raise ConfigError(f"backend.pools: blocks of {stated} tokens cannot be sent to each other; give one block_size")
+    first: Any = setups[0]
+    num_gpus = sum(setup.settings.backend.num_devices for setup in setups)
+    profile, block_size = first.cost.profile, first.kv.block_size
+    link = profile.links.to_next_stage(num_gpus > backend.gpus_per_node, profile.name)  # type: ignore[attr-defined]
+    spec, transfers = settings.model, backend.transfers
+    block_bytes = (
+        spec.kv_bytes_per_token * block_size // min(setup.settings.backend.gpus_per_replica for setup in setups)
+    )
+    layers = spec.num_layers if transfers.layerwise else 1
+    return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair)
