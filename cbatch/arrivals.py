@@ -33,11 +33,11 @@ _BETWEEN_LOOKS = 1e-3  # seconds between looks for messages while a pipeline com
 class Arrivals(Protocol):
     """The requests of a run in the order of their arrival.
 
-    facts: what is known of all requests before the first arrives. known: requests known before; the others come one by one.
+    facts: what is known of all requests before the first one arrives. known: the requests known by then; the others follow one by one.
     num_unfinished: known requests that have not ended, arrived or not. The run ends when it is 0.
     server_seconds: spent by a request in a server before the engine sees the request; part of its latencies.
     follow_ends: whether a request may arrive because another one has ended.
-    iterations: by id, from 1: such a request arrives no earlier, or as soon as nothing is left to compute. The others arrive by time.
+    iterations: by id, counted from 1, the earliest iteration of a request, which arrives sooner if nothing is left to compute. Others arrive by time.
     """
 
     facts: Facts

@@ -69,8 +69,8 @@ def entered(
 ) -> tuple[InFlight, list[StepRecord]]:
     """Returns the last of the turns that repeated the latest one, and the records of the iterations that ended in these turns.
 
-    foreseen: the KV blocks in use after each turn, possibly of further turns too. num_computed: tokens of an iteration, with padding.
-    num_in_flight: 1 if each turn waited for the iteration launched in the turn before, 0 if for its own.
+    foreseen: the KV blocks in use after each turn; may include later turns. num_computed: tokens of an iteration, with padding.
+    num_in_flight: 1 if each turn waited for the iteration launched in the previous turn, 0 if for its own.
     """
     first, num_requests = latest.step, len(latest.step.rows)
     num_scores, num_reads = first.shape().num_scores, first.shape().num_kv_reads

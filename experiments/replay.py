@@ -87,7 +87,7 @@ def _replay_one(where: str, file: DecisionsFile, settings: Settings, measured: P
         print(f"{where}: {name} makes the same {len(comparisons)} plans")
     if num_empty := sum(not comparison.recorded.decided.entries for comparison in comparisons):
         print(
-            f"\nempty plans among the {len(comparisons)} recorded ones, which are no iterations of the run: {num_empty}"
+            f"\nempty plans among the {len(comparisons)} recorded ones, which are not iterations of the run: {num_empty}"
         )
     return bool(different)
 

@@ -4,7 +4,7 @@ Before each plan, `preserve` wastes a paused session's tokens for the rest of it
 it is unknown, as long as the pause has lasted); `discard` wastes memory while the tokens are computed again beside the running requests;
 `swap` wastes it while they are copied out and back, if `swap_seconds` says how long a token takes. Of the sessions for which discarding or
 swapping wastes less, one is kept as the first to go when blocks run short, that for which it wastes most, and the others are given
-up. Kept blocks are not given to other sessions. Waiting requests come by the first arrival of their session.
+up. Kept blocks are not given to other sessions. Waiting requests are ordered by their session's first arrival.
 
 Give `eviction=given_up`, which evicts what was given up first, and `kv.host_tokens` for what is swapped. Blocks stay in the prefix cache
 until they are evicted, so these wastes are upper bounds. Source: the code (WukLab/InferCept, vllm/core/scheduler_v2.py), whose times, of its own model and GPU, are the defaults;

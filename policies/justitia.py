@@ -1,11 +1,11 @@
-"""Justitia: fair queuing of jobs (sessions) by virtual time. Recalled, not read; the facts behind this file are thin.
+"""Justitia: fair queuing of jobs (sessions) by virtual time. Written from memory of the paper; not checked against it.
 
 All jobs share the KV cache in equal parts in a fluid system, in which virtual time passes at 1 / (jobs that it has not ended). A job's
 tag is the virtual time at which the fluid system ends it: that of its first arrival plus its cost in tokens of KV cache x iterations.
-Waiting requests come by the tags of their jobs. Each iteration gives the fluid system all tokens of the KV cache. Ties: arrival.
+Waiting requests are ordered by their jobs' tags. Each iteration gives the fluid system all tokens of the KV cache. Ties: arrival.
 
-A job costs `extra["job_cost"]` of its first request; without it the mean of the last `window` ended jobs, before the first end as its
-request: P prompt and O output tokens cost P * O + O^2 / 2.
+A job costs `extra["job_cost"]` of its first request, or else the mean of the last `window` ended jobs. Until a job has ended, a job costs
+what its first request costs: P prompt and O output tokens cost P * O + O^2 / 2.
 """
 
 from collections import defaultdict, deque

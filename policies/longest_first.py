@@ -5,7 +5,7 @@ start a long output late, and the batch then runs nearly empty until that output
 stays full. The length is `predicted_new_tokens` if given, else `max_new_tokens`. Under steady arrivals short requests may
 starve.
 
-With ranking by output per prompt token, the batch fills with decodes sooner, and long prompts run later beside them.
+Ranked by output tokens per prompt token, long outputs of short prompts start first: the batch fills with decodes sooner.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class LongestFirst(RankedPrompts):
     steady = RankedPrompts.steady
 
     def __init__(self, chunking: ChunkSelector, per_prompt_token: bool = False) -> None:
-        """per_prompt_token: rank by output / prompt tokens instead of output tokens."""
+        """per_prompt_token: ranks by output tokens per prompt token."""
         super().__init__(chunking, self._rank)
         self.per_prompt_token = per_prompt_token
 

@@ -69,7 +69,7 @@ class TimeToLive(Described):
         self.pauses, self.seconds, self.worth = pauses, seconds, worth
 
     def after(self, request: Request) -> float:
-        """Returns seconds, of an ended request."""
+        """Returns how many seconds to keep the KV blocks of an ended request."""
         if self.worth is not None:
             known = self.pauses.after(request)
             return best_time(known, self.worth) if known else self.seconds

@@ -20,7 +20,7 @@ class Predictor(Described):
     inlined = True  # not printed, since it has no arguments
 
     def output(self, request: Request) -> float:
-        """Returns the predicted total output tokens, given the current output; at least one more than the current output."""
+        """Returns the predicted total output tokens, always at least one more than generated so far."""
         return max(self._whole_output(request), request.num_new_tokens + 1)
 
     def remaining(self, request: Request) -> float:

@@ -70,7 +70,7 @@ class VllmV1(Described):
         return not any(request.status is Status.RUNNING and request not in view.running for request in self._planned)
 
     def _add_decodes(self, running: list[Request], plan: PlanBuilder, view: View) -> int:
-        """Adds the decodes at once if they come first and all fit, with the result of `_grant` one by one. Returns their number."""
+        """Adds all decodes at once if they come first and fit; `_grant` would grant each the same. Returns their number."""
         decodes, lacking = view.ready_decodes(len(running))
         fit = len(decodes) <= self.budget and lacking <= plan.free_blocks
         return plan.add_decodes() if fit and running[: len(decodes)] == decodes else 0

@@ -251,7 +251,7 @@ class PrefixPool(SharingPool):
             self._leaves.mark((self._blocks[block_hash], *self._copies.get(block_hash, ())))
 
     def _is_leaf(self, block: int) -> bool:
-        """Returns whether a block is cached and can be evicted first: see the class."""
+        """Returns whether a block is cached and no hashed block follows it, or its hash has another copy."""
         block_hash = self._hashes[block]
         return block in self._cached and (block_hash not in self._num_successors or block_hash in self._copies)
 

@@ -30,7 +30,7 @@ def session_figures(
     Args:
         ended: all requests of the run in the order of their ends.
         seconds: duration of the measured part of the run.
-        num_warming: the first requests to end, which compute what sessions said before the run: these sessions are no whole jobs.
+        num_warming: the first requests to end, which compute what sessions said before the run: these sessions are not whole jobs.
         block_size: tokens per block of the prefix cache; None without one.
     """
     if not any(request.turn is not None and request.pause is not None for request in ended):

@@ -101,7 +101,7 @@ def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[
 
 
 def device_seconds(steps: StepColumns, replica: NDArray[np.int64]) -> Floats:
-    """Returns the time that each iteration adds to its replica: from its start, or the end of the one before, to its end."""
+    """Returns the time that each iteration adds to its replica: from its start, or the end of the previous one, to its end."""
     seconds = np.zeros(len(replica))
     for one in np.unique(replica):
         of_replica = replica == one

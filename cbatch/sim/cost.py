@@ -144,7 +144,7 @@ class ProfileCost:
         )
 
     def execute(self, shape: BatchShape) -> StageTimes:
-        """Returns the times of an executed iteration at the clock where it settles; `pace` describes other clocks."""
+        """Returns the times of an executed iteration at the GPU's steady clock rate; see `pace` for others."""
         tables = self._tables(shape)
         return self._execute(shape, tables, tables.times(shape.num_tokens))
 

@@ -62,8 +62,10 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     if early := [turns for about in known if (turns := about.get("early_turns"))]:
         turns, arrived, answered = (sum(each[key] for each in early) for key in ("turns", "arrived", "answered"))
         if arrived:
-            shares = f"{arrived / turns:.0%} of {turns:,} turns arrive, and {answered / turns:.0%} get tokens"
-            notes.append(f"{shares}, before the answer in their prompt is complete")
+            early_shares = (
+                f"{arrived / turns:.0%} of the {turns:,} later turns arrive before the previous answer has ended"
+            )
+            notes.append(f"{early_shares}, {answered / turns:.0%} even get tokens before (open loop)")
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),
         ("cancelled", "requests whose client left"),

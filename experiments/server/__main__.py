@@ -76,7 +76,7 @@ async def _serve(door: "Door", web: "Server", listener: socket.socket, log: Log)
     settings, loop, calls = door.settings, asyncio.get_running_loop(), count()
 
     def end(*_: object) -> None:
-        """Takes no further requests, and cuts those that are open after a while, or the second time; ends a plan the third time."""
+        """On the first call drains; on the second cuts open requests; on the third aborts a running plan."""
         number = next(calls)
         loop.call_later(0 if number else settings.server.drain_seconds, door.put, None)
         for engine in active_children() if number > 1 and not closed.done() else ():

@@ -93,7 +93,7 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
 def _no_such_group(group: str, overrides: Sequence[str]) -> str:
     text = next((text for text in overrides if text.partition("=")[0] == group), group)
     remedy = f"give +slo@workload.{text}" if group == "slo" else f"the groups are {', '.join(GROUPS)}"
-    return f"{text}: is no group of this command; {remedy}"
+    return f"{text}: is not a group of this command; {remedy}"
 
 
 def _unknown_option(missing: str, options: Sequence[str]) -> str:

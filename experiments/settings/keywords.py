@@ -72,7 +72,7 @@ def settings_of(
         try:
             served = replace(served, seed=keys["seed"]) if "seed" in keys else served
         except TypeError:
-            raise ConfigError(f"seed={keys['seed']}: is no field of {type(served).__name__}; leave it out") from None
+            raise ConfigError(f"seed={keys['seed']}: is not a field of {type(served).__name__}; leave it out") from None
         within = isinstance(served, Workload)
         replaced["workload"] = served.within(settings.model.max_positions) if within else served
     if "eviction" in objects:

@@ -38,10 +38,10 @@ class _Chats(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Chat(DrawnRequests, ClosedLoop):
-    """Chats. A turn's prompt is the system prompt, all turns and answers before, and new tokens.
+    """Chats. A turn's prompt is the system prompt, all earlier turns and answers, and new tokens.
 
-    closed: a turn comes `pause` seconds, on average, after the answer before. False is an open loop, without `sessions`: it comes as long after the
-        turn before came, whether that has been answered or not; with real tokens the answers within prompts are drawn, and differ from the model's.
+    closed: a turn comes `pause` seconds, on average, after the previous answer. False is an open loop, without `sessions`: turns come at drawn
+        times, whether or not the previous one has been answered. With real tokens the answers within prompts are drawn, and differ from the model's.
     num_requests: turns of all chats; in closed loop the last chat is whole.
     arrivals: those of chats. lengths: those of a turn's new tokens, and of its answer.
     turns: of each chat, or the least and the most, drawn uniformly.

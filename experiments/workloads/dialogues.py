@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 class Dialogues(Listed):
-    """The arrivals of the turns of sessions, each a pause after the answer before; a session that is not served, or too long, ends."""
+    """The arrivals of the turns of sessions, each a pause after the previous answer; a session that is not served, or too long, ends."""
 
     follow_ends = True
 

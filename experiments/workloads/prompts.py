@@ -32,7 +32,7 @@ _TokenIds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_
 class PromptLine(SamplingKeys):
     """The keys of a line; one of `prompt`, `messages` and `token_ids` is mandatory. Others mean what they mean in `RequestSpec`.
 
-    messages: a chat. stop: texts that end the output. pause: seconds from the answer before, with `closed`.
+    messages: a chat. stop: texts that end the output. pause: seconds from the previous answer, with `closed`.
     """
 
     prompt: str | None = None
@@ -42,7 +42,7 @@ class PromptLine(SamplingKeys):
     max_new_tokens: TokenCount
     true_new_tokens: TokenCount | None = None
     arrival_time: Annotated[float, Field(ge=0, le=LATEST_ARRIVAL), Give(_TIME)] = 0.0
-    pause: Annotated[float, not_negative("seconds after the answer before")] | None = None
+    pause: Annotated[float, not_negative("seconds after the previous answer")] | None = None
     client: str | None = None
     session: str | None = None
     tier: str | None = None
@@ -63,7 +63,7 @@ class PromptFile(Workload, Fit):
     `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer, messages one
     with a chat template; token ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
 
-    closed: a line whose session has earlier lines is the next turn: it comes `pause` seconds after the answer before, and its messages are said after
+    closed: a line whose session has earlier lines is the next turn: it comes `pause` seconds after the previous answer, and its messages are said after
         the earlier messages and the model's answers. Only the first line of a session has an `arrival_time`.
     num_requests: the first N that fit; None takes all. max_new_tokens: the limit for lines without one.
     ignore_eos: by default requests end at the model's end-of-sequence token.

@@ -61,7 +61,7 @@ def prompts_of(session: Session, first: int) -> list[Said]:
 
 
 def resumed(session: Session, at: int) -> Session:
-    """Returns a session that has come to turn `at`: a first turn computes what was said, and stands for all turns before."""
+    """Returns a session that starts at turn `at`; its first turn recomputes the history and replaces all earlier turns."""
     turns, latest = session.turns, at - 1
     lengths = [said.num_tokens + turn.output for said, turn in zip(prompts_of(session, 0), turns, strict=True)]
     kept = {

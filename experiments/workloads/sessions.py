@@ -34,7 +34,7 @@ from experiments.workloads.trace import Trace
 
 @dataclass(eq=False)
 class _Open:
-    """A session that has begun. left: by turn, the ends that it waits for. tokens: prompts and answers by turn, of real tokens."""
+    """A session that has begun. left: how many ends each turn still waits for. tokens: with real tokens, prompt and answer by turn."""
 
     number: int
     left: dict[int, int]
@@ -106,7 +106,7 @@ class Sessions(Listed):
             self._begin(end)
 
     def _warmed(self, now: float) -> None:
-        """Lets the sessions of a steady start go on once what they have said is computed."""
+        """Lets the sessions of a steady start continue once all their first turns have ended."""
         self._num_warming -= 1
         if not self._num_warming:
             for number, turn in self._held:

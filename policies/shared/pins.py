@@ -30,7 +30,7 @@ class PinnedSessions(SarathiServe, ABC):
     """Pins a session for `keep` seconds when a turn that is not its last has ended, until its next turn is admitted.
 
     If a running request lacks a block, or the first waiting one if nothing runs and the times of all pins are over, the pin with the latest
-    end goes. Then the newest running request is preempted. Waiting requests come by `rank`; ties: arrival.
+    end goes. Then the newest running request is preempted. Waiting requests are ordered by `rank`; ties: arrival.
     """
 
     depends_on = ("prefix_cache", "sessions")

@@ -417,7 +417,7 @@ def test_a_replay_predicts_as_the_run_did(folder: Path, settings: tuple[str, ...
     assert replayed.returncode == 0, replayed
     num_iterations = json.loads((folder / "run" / "summary.json").read_text())["run"]["iterations"]
     [num_plans] = re.findall(r" makes the same (\d+) plans\n", replayed.stdout)
-    assert f"no iterations of the run: {int(num_plans) - num_iterations}\n" in replayed.stdout
+    assert f"not iterations of the run: {int(num_plans) - num_iterations}\n" in replayed.stdout
     path = folder / "run" / "config.yaml"
     changed = yaml.safe_load(path.read_text())
     changed["model"]["num_layers"] *= 2

@@ -303,7 +303,7 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert cache.endswith("give prefix_cache=true") and "client" in clients
     early = [{"turns": 30, "arrived": 20, "answered": 9}, {"turns": 10, "arrived": 0, "answered": 0}, {}]
     assert notes_of([{**simulated(), "early_turns": turns} for turns in early])[-1] == (
-        "50% of 40 turns arrive, and 22% get tokens, before the answer in their prompt is complete"
+        "50% of the 40 later turns arrive before the previous answer has ended, 22% even get tokens before (open loop)"
     )
 
 

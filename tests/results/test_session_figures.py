@@ -129,7 +129,7 @@ def test_sessions_in_the_report() -> None:
     assert "sessions    2 completed, 1 abandoned, 576 per hour; Jain's index 0.98\n" in text
     assert " per second arrived\n" in text and "offered" not in text, "a closed loop offers no rate"
     assert "job time    8 s on average, 6 s of them without pauses, 2.62 s per turn\n" in text
-    assert "pauses      58.3% of the tokens that prompts repeat were lost from the prefix cache\n" in text
+    assert "pauses      58.3% of repeated tokens were lost from the prefix cache during pauses\n" in text
     table = text.split("\n\n")[-1].splitlines()
     assert table[2].split() == ["0", "(4", "requests)", "2", "2", *"---"]
     keys = ("sessions.job_seconds.p90", "sessions.ttft_seconds.2-3.mean", "sessions.cache_lost_share", "regret.latency")

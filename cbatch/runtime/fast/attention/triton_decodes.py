@@ -167,7 +167,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _align(num_shares, num_decodes):  # type: ignore[no-untyped-def]
-    """Returns slightly fewer shares if the borders of equal contexts then align with shares, which leaves fewer parts to combine."""
+    """May return slightly fewer shares, so that contexts of equal length split at share borders: fewer parts to combine."""
     contexts = tl.cdiv(num_decodes, num_shares)  # per share
     aligned = tl.where(contexts > 1, tl.cdiv(num_decodes, contexts), num_shares - num_shares % num_decodes)
     return tl.where(aligned * 16 >= num_shares * 15, aligned, num_shares)
