@@ -67,7 +67,8 @@ class HostTier:
         if not self._free:
             if (oldest := next((other for other in self._slots if other not in self._reading), None)) is None:
                 return ()
-            lost = self.drop(oldest)
+            lost = (oldest,)
+            self._remove(oldest)
         self._slots[block_hash] = slot = self._free.pop()
         self._before[block_hash] = before
         if before is not None:
@@ -82,10 +83,16 @@ class HostTier:
             left += self._following.pop(one := left.pop(), ())
             if one in self._slots:
                 dropped.append(one)
-                self._free.append(self._slots.pop(one))
-                if (before := self._before.pop(one)) is not None and before in self._following:
-                    self._following[before].discard(one)
+                self._remove(one)
         return dropped
+
+    def _remove(self, block_hash: BlockHash) -> None:
+        """Forgets a hash alone: what follows it here can be found as long as the device has the hash."""
+        self._free.append(self._slots.pop(block_hash))
+        if (before := self._before.pop(block_hash)) is not None and before in self._following:
+            self._following[before].discard(block_hash)
+            if not self._following[before]:
+                del self._following[before]
 
     def take_copies(self) -> Copies | None:
         """Returns the copies since the last call; None if there are none."""

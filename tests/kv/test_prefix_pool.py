@@ -247,6 +247,28 @@ def test_an_eviction_that_fails_is_named(keys: Callable[[Any], Any], message: st
         Asked(Failing(), 6, "a b cd ef ghijk lmnop")
 
 
+def test_a_slot_whose_hash_the_device_has_is_overwritten_alone() -> None:
+    """The host has [ab] and [a], the device [a]; while [ab] is read, an evicted block takes the slot of [a]."""
+    pool = PrefixPool(4, 1, 4, 10, LRU(), 2)
+    admit(pool, 0, "ab")
+    pool.release(0, None)
+    pool.extend(1, 4)
+    pool.release(1, None)
+    assert list(pool.host._slots) == ["ab", "a"]
+    pool.host.hold(["a"])
+    pool.load(0, ["a"])
+    pool.extend(0, 1)
+    assert pool.host.take_copies() is not None
+    admit(pool, 2, "zy")
+    pool.release(2, None)
+    pool.share(3, ["a"])
+    pool.host.hold(["ab"])
+    pool.load(3, ["a", "ab"])
+    copies = pool.host.take_copies()
+    assert copies is not None and [len(each) for each in copies] == [1, 1] and list(pool.host._slots) == ["ab", "zy"]
+    check_pool(pool)
+
+
 class Wild(Eviction):
     """Evicts any leaf, and keeps some in host memory."""
 
