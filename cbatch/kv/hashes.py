@@ -21,7 +21,7 @@ import numpy as np
 from cbatch.kv.eviction import BlockHash
 from cbatch.kv.pool import blocks_for
 from cbatch.kv.prefix import PrefixPool
-from cbatch.request import Request, spec_of
+from cbatch.request import Ints, Request, spec_of
 from cbatch.request_table import RequestTable
 
 SIMULATED_TOKEN = 7
@@ -82,18 +82,20 @@ class Prefix:
 
     def _next_hashes(self, num_blocks: int, before: BlockHash) -> Sequence[BlockHash]:
         """Returns the next hashes: as many as are made at once."""
-        index, size, tokens = len(self._hashes), self._pool.block_size, None
-        place = slice(index * size, (index + 1) * size)
-        if self._prompt is not None and (self._table.tokens is None or place.stop <= len(self._prompt)):
+        index, size = len(self._hashes), self._pool.block_size
+        place, tokens = slice(index * size, num_blocks * size), None
+        if self._prompt is not None and (self._table.tokens is None or place.start + size <= len(self._prompt)):
+            if self._table.tokens is not None:
+                place = slice(place.start, min(place.stop, len(self._prompt) // size * size))
             tokens = self._prompt[place]
-            tokens = np.pad(tokens, (0, size - len(tokens)), constant_values=SIMULATED_TOKEN)
+            tokens = np.pad(tokens, (0, place.stop - place.start - len(tokens)), constant_values=SIMULATED_TOKEN)
         elif self._table.tokens is not None and self._request.table is not None:
             tokens = self._table.tokens[self._request.row, place]
         elif self._table.tokens is not None:  # between two engines
             tokens = np.array([*(self._request.prompt or ()), *self._request.output], np.int32)[place]
         if tokens is not None:
             assert isinstance(before, bytes)
-            return (blake2b(before + tokens.tobytes(), digest_size=16).digest(),)
+            return chained(before, tokens, size)
         if index < self._num_traced:
             hashes, parts = list[BlockHash](), self._num_parts
             for trace_id in self._trace_ids[index // parts : blocks_for(num_blocks, parts)]:
@@ -116,3 +118,12 @@ class Prefix:
             number = hash((before, texts[first]))
         until = min(num_blocks, texts[end][1] // size) if end < len(texts) else num_blocks
         return range(number, number + until - index)
+
+
+def chained(before: bytes, tokens: Ints, block_size: int) -> list[bytes]:
+    """Returns the hashes of consecutive blocks of int32 tokens. before: the hash of the block before them."""
+    content, width, hashes = tokens.tobytes(), block_size * tokens.itemsize, list[bytes]()
+    for begin in range(0, len(content), width):
+        before = blake2b(before + content[begin : begin + width], digest_size=16).digest()
+        hashes.append(before)
+    return hashes
