@@ -17,11 +17,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbatch.kv.eviction import BlockHash
 from cbatch.kv.pool import blocks_for
 from cbatch.kv.prefix import PrefixPool
-from cbatch.request import Ints, Request, spec_of
+from cbatch.request import Request, spec_of
 from cbatch.request_table import RequestTable
 
 SIMULATED_TOKEN = 7
@@ -120,7 +121,7 @@ class Prefix:
         return range(number, number + until - index)
 
 
-def chained(before: bytes, tokens: Ints, block_size: int) -> list[bytes]:
+def chained(before: bytes, tokens: NDArray[np.int32], block_size: int) -> list[bytes]:
     """Returns the hashes of consecutive blocks of int32 tokens. before: the hash of the block before them."""
     content, width, hashes = tokens.tobytes(), block_size * tokens.itemsize, list[bytes]()
     for begin in range(0, len(content), width):
