@@ -8,7 +8,7 @@ from cbatch.errors import PolicyError
 from cbatch.host import advance, drive
 from cbatch.moves import Moved, end_leases, give
 from cbatch.record import RunRecord
-from cbatch.request import Request, read_only
+from cbatch.request import FinishReason, Request, read_only
 from cbatch.stall import standstill
 from cbatch.turns import Turns
 
@@ -74,6 +74,12 @@ class Engine(Turns):
         self.arrivals.num_unfinished += 1
         self.inbox.offered.append((request, moved))
         self._waiting.departures.arrived(request)
+        self.poke(now)
+
+    def reject(self, request: Request, why: str, now: float) -> None:
+        """Ends a request that a router rejects; the next turn returns it."""
+        self.state.end(request, FinishReason.REJECTED, now, why)
+        self._end(request, known=False)
         self.poke(now)
 
     def poke(self, at: float) -> None:

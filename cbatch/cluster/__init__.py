@@ -2,11 +2,11 @@
 
 from cbatch.cluster.cluster import Cluster, Executors
 from cbatch.cluster.live import LiveCluster
-from cbatch.cluster.routers import LeastLoaded, RoundRobin, Route, Router
+from cbatch.cluster.routers import LeastLoaded, Reject, RoundRobin, Route, Router
 from cbatch.cluster.scaling import Autoscaler, Scaling
 from cbatch.cluster.server import ReplicatedServer
 from cbatch.cluster.transfers import Moves
 from cbatch.cluster.views import ClusterView, Phase, ReplicaView, Role
 
 __all__ = ["Autoscaler", "Cluster", "ClusterView", "Executors", "LeastLoaded", "LiveCluster", "Moves", "Phase"]
-__all__ += ["ReplicaView", "ReplicatedServer", "Role", "RoundRobin", "Route", "Router", "Scaling"]
+__all__ += ["Reject", "ReplicaView", "ReplicatedServer", "Role", "RoundRobin", "Route", "Router", "Scaling"]

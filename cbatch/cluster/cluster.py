@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 from cbatch.arrivals import Arrivals, Listed, check_all
 from cbatch.calls import call
 from cbatch.cluster.merging import Merger
-from cbatch.cluster.routers import Route, Router
+from cbatch.cluster.routers import Reject, Route, Router
 from cbatch.cluster.scaling import Fleet, Scaling
 from cbatch.cluster.transfers import Moves, Transfers
 from cbatch.cluster.views import ClusterView, Phase, ReplicaView, Reporter, Role
@@ -65,6 +65,7 @@ class Cluster:
         self._firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]  # of replicas that serve the same requests
         self._view = ClusterView(self._views, staleness)
         self._on_end: Callable[[Request], object] | None = getattr(router, "on_end", None)
+        self._rejected: dict[int, str] = {}  # reasons, by id
         self._now = 0.0
         self._turns = [(0.0, replica) for replica in range(len(self.engines))]  # a heap; some are out of date
         self._due = [0.0] * len(self.engines)  # when the replicas take their next turns
@@ -150,6 +151,10 @@ class Cluster:
         if self.transfers is not None:
             self.transfers.advance(now)
         replica, decoder = self.route(request, now)
+        if why := self._rejected.pop(request.id, ""):
+            self.engines[replica].reject(request, why, now)
+            self._schedule(replica)
+            return
         if self.transfers is not None and decoder != replica:
             self.transfers.send(request, replica, decoder, now)
             return
@@ -200,6 +205,9 @@ class Cluster:
         if self.fleet is not None:
             self.fleet.advance(now)
         route = self._choose(shown, now, Role.PREFILL)
+        if isinstance(route, Reject):
+            self._rejected[request.id] = route.reason or "rejected"
+            route = self._view.fitting(shown)[0]
         prefill, decode = route if isinstance(route, Route) else (route, route)
         self._views[prefill].send(shown)
         self.replica_of[request.id] = prefill
@@ -225,14 +233,17 @@ class Cluster:
 
     def _choose_one(self, shown: Request, now: float, stage: Role) -> int:
         chosen = self._choose(shown, now, stage)
+        assert not isinstance(chosen, Reject), "routers reject at the arrival"
         return chosen.decode if isinstance(chosen, Route) else chosen
 
-    def _choose(self, shown: Request, now: float, stage: Role) -> int | Route:
+    def _choose(self, shown: Request, now: float, stage: Role) -> int | Route | Reject:
         """Asks the router, which has a copy of the request that shows no progress."""
         where = f"router {type(self.router).__name__}, request {shown.id}"
         view = self._look(now)
         view.stage = stage
         chosen: Any = call(where, self.router.choose, shown, view)
+        if isinstance(chosen, Reject):
+            return chosen
         if isinstance(chosen, Route):
             return Route(*(self._check(chosen, part, shown, where) for part in chosen))
         return self._check(chosen, chosen, shown, where, stage)

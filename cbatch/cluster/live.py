@@ -14,6 +14,7 @@ from typing import Any
 from cbatch.arrivals import Posted
 from cbatch.cluster.cluster import Cluster
 from cbatch.engine import Engine
+from cbatch.errors import PolicyError
 from cbatch.host import drive
 from cbatch.record import RunRecord
 from cbatch.request import Request
@@ -88,6 +89,10 @@ class LiveCluster(Cluster):
 
     def arrive(self, request: Request, now: float) -> None:
         replica, _ = self.route(request, now)
+        if self._rejected:
+            raise PolicyError(
+                f"router {type(self.router).__name__} rejected a request; routers do so in simulation only"
+            )
         self._num_open[replica] += 1
         self._replicas[replica].messages.put(request)
 

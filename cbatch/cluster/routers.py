@@ -14,6 +14,12 @@ class Route(NamedTuple):
     decode: int
 
 
+class Reject(NamedTuple):
+    """Ends a request at its arrival. Simulated clusters only."""
+
+    reason: str
+
+
 class Router(Protocol):
     """Chooses the replica of each request. Where replicas have roles, it is asked again for the decoder, with another `view.stage`.
 
@@ -22,8 +28,8 @@ class Router(Protocol):
     `depends_on`: see `cbatch.Policy`. A method `accepts(room)`, if there is one, decides in place of `cbatch.moves.has_room`.
     """
 
-    def choose(self, request: Request, view: ClusterView) -> int | Route:
-        """Returns the index in `view` of the replica for a request that arrives at `view.now`, or both replicas.
+    def choose(self, request: Request, view: ClusterView) -> int | Route | Reject:
+        """Returns the index in `view` of the replica for a request that arrives at `view.now`, or both replicas, or why it is rejected.
 
         A decoder is asked for at the end of the prefill, or with `Moves.push` at the arrival, if a replica was chosen that prefills only.
         """

@@ -321,14 +321,17 @@ class ClusterView(Sequence[ReplicaView]):
     def __iter__(self) -> Iterator[ReplicaView]:
         return iter(self._replicas)
 
-    def fitting(self, request: Request) -> list[int]:
-        """Returns the indices of the replicas that are ready, have a role for the stage, and can serve the request."""
-        replicas = self._replicas
-        if self.stage not in self._ready:
-            roles = Role.BOTH, self.stage
+    def fitting(self, request: Request, stage: Role | None = None) -> list[int]:
+        """Returns the indices of the replicas that are ready, have a role for the stage, and can serve the request.
+
+        stage: default the present one.
+        """
+        replicas, stage = self._replicas, stage or self.stage
+        if stage not in self._ready:
+            roles = Role.BOTH, stage
             able = [i for i, replica in enumerate(replicas) if replica.phase is Phase.READY and replica.role in roles]
-            self._ready[self.stage] = able, min((replicas[index].max_tokens for index in able), default=0)
-        ready, shortest = self._ready[self.stage]
+            self._ready[stage] = able, min((replicas[index].max_tokens for index in able), default=0)
+        ready, shortest = self._ready[stage]
         if request.max_tokens <= shortest:
             return ready.copy()
         return [index for index in ready if replicas[index].fits(request)]
