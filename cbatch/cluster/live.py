@@ -6,17 +6,20 @@ replica    plans, computes, posts reports and ended requests | takes the posted 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from cbatch.arrivals import Posted
 from cbatch.cluster.cluster import Cluster
+from cbatch.cluster.transfers import Moves
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError
 from cbatch.host import drive
-from cbatch.record import RunRecord
+from cbatch.moves import Loading, Moved
+from cbatch.record import RunRecord, Transfer
 from cbatch.request import Request
 
 _BETWEEN_TURNS = 0.1  # seconds between calls of `on_turn`
@@ -48,8 +51,81 @@ class _Replica(Posted):
             self._send(error)
 
 
+class _Prefilled(NamedTuple):
+    """A request whose prompt a replica has computed."""
+
+    request: Request
+    replica: int
+    moved: Moved
+
+
+class LiveTransfers:
+    """The moves of a cluster in real time. Decoders copy blocks on their threads, between two turns.
+
+    prefilled: called on a prefiller's thread. post: runs a function on a replica's thread.
+    """
+
+    push = False
+
+    def __init__(
+        self,
+        moves: Moves,
+        engines: Sequence[Engine],
+        prefilled: Callable[[_Prefilled], object],
+        post: Callable[[int, Callable[[], object]], object],
+    ) -> None:
+        assert moves.copy is not None, "real tokens need a copy of their blocks"
+        self._moves, self._copy, self._engines, self._prefilled, self._post = (
+            moves,
+            moves.copy,
+            engines,
+            prefilled,
+            post,
+        )
+        self.done: list[Transfer] = []
+        self.prefiller_of: dict[int, int] = {}  # by the request's id
+        for replica, engine in enumerate(engines):
+            engine.state.hands_over = partial(self._hands_over, replica)
+            engine.on_leave = partial(self._leave, replica)
+            engine.inbox.read = partial(self._read, replica)
+            engine.inbox.drop = self._drop
+
+    def settle(self) -> None:
+        for engine in self._engines:
+            engine.settle()
+
+    def _hands_over(self, replica: int, request: Request) -> bool:
+        return self.prefiller_of.get(request.id) == replica
+
+    def _leave(self, replica: int, request: Request) -> None:
+        self._prefilled(_Prefilled(request, replica, self._engines[replica].give(request, self._moves.lease)))
+
+    def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> None:
+        engine, sender, first = self._engines[decoder], self.prefiller_of[loading.request.id], loading.num_found
+        here = engine.state.pool.tables[loading.row, first : len(loading.hashes)]
+        num_bytes = self._copy(self._engines[sender].executor, engine.executor, (moved.blocks[first:], here))
+        tokens = len(here) * engine.state.pool.block_size
+        self.done.append(Transfer(loading.request.id, sender, decoder, tokens, num_bytes, now, engine.now()))
+        engine.inbox.copied.append(loading.request.id)
+        self._drop(loading.request, moved)
+
+    def _drop(self, request: Request, moved: Moved) -> None:
+        if moved.lease is not None:
+            moved.lease.end()
+            sender = self.prefiller_of[request.id]
+            self._post(sender, partial(self._engines[sender].poke, 0.0))
+
+
 class LiveCluster(Cluster):
     """A `Cluster` whose replicas serve at the same time."""
+
+    def _attach_moves(self, moves: Moves) -> None:
+        self.transfers: Any = LiveTransfers(
+            moves, self.engines, lambda prefilled: self._messages.put(prefilled), self._post
+        )
+
+    def _post(self, replica: int, function: Callable[[], object]) -> None:
+        self._replicas[replica].messages.put(function)
 
     def run(self, on_turn: Callable[[Any], object] = lambda cluster: None) -> RunRecord:
         """Serves as `Cluster`; `on_turn` is called every 0.1 s. An exception in a replica, or here, ends all replicas."""
@@ -59,11 +135,13 @@ class LiveCluster(Cluster):
     @contextmanager
     def _serving(self) -> Iterator[None]:
         self.executor.now()  # starts all clocks
-        self._messages: SimpleQueue[Request | BaseException | None] = SimpleQueue()
-        self._received: list[Request | BaseException | None] = []
+        self._messages: SimpleQueue[Any] = SimpleQueue()
+        self._received: list[Any] = []
         self._replicas = [_Replica(engine, self._messages.put) for engine in self.engines]
+        self._decoders: dict[int, int] = {}  # by the request's id; -1: not chosen yet
         self._num_serving, self._num_open = len(self._replicas), [0] * len(self._replicas)
-        for replica in self._replicas:
+        for engine, replica in zip(self.engines, self._replicas, strict=True):
+            engine.arrivals = replica
             replica.thread.start()
         try:
             yield
@@ -88,16 +166,20 @@ class LiveCluster(Cluster):
         return inf if not self._received and self._messages.empty() else 0.0
 
     def arrive(self, request: Request, now: float) -> None:
-        replica, _ = self.route(request, now)
+        replica, decoder = self.route(request, now)
         if self._rejected:
             raise PolicyError(
                 f"router {type(self.router).__name__} rejected a request; routers do so in simulation only"
             )
         self._num_open[replica] += 1
+        if self.transfers is not None and decoder != replica:
+            self._decoders[request.id] = decoder
+            self.transfers.prefiller_of[request.id] = replica
         self._replicas[replica].messages.put(request)
 
     def sleep_until(self, time: float) -> None:
-        if not self.arrivals.num_unfinished or (time == inf and not self.arrivals.follow_ends):
+        may_follow = self.arrivals.follow_ends or self.transfers is not None
+        if not self.arrivals.num_unfinished or (time == inf and not may_follow):
             for replica in self._replicas:
                 replica.messages.put(None)
         if self.fleet is not None:
@@ -114,6 +196,8 @@ class LiveCluster(Cluster):
         for message in received:
             if isinstance(message, BaseException):
                 raise message
+            if isinstance(message, _Prefilled):
+                self._hand_over(*message)
         self._num_serving -= received.count(None)
         ended = [message for message in received if isinstance(message, Request)]
         for request in ended:
@@ -121,6 +205,12 @@ class LiveCluster(Cluster):
             if self.fleet is not None:
                 self.fleet.note_idle(replica)
         return ended
+
+    def _hand_over(self, request: Request, prefiller: int, moved: Moved) -> None:
+        decoder = self._decoder_of(request, self._decoders.pop(request.id), self.now())
+        self._num_open[prefiller] -= 1
+        self._num_open[decoder] += 1
+        self._post(decoder, partial(self.engines[decoder].offer, request, moved, 0.0))
 
     def _idle_at(self, replica: int) -> float:
         """Returns now if the ends of all its requests are known."""

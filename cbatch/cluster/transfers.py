@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from cbatch.cluster.links import Link
 from cbatch.engine import Engine
@@ -33,6 +33,7 @@ class Moves:
     block_bytes: of a KV block, all layers. link: seconds of a send against its bytes; the seconds of 0 bytes are its latency.
     push: whether a decoder reserves blocks before the prefill begins. layers: sent as they are computed, with `push`; 1: all at the end.
     lease: seconds for which blocks are held for a decoder that has not begun to read them. fair: see `Link`.
+    copy: copies blocks between two executors, and returns the bytes, where tokens are real: `runtime.transfers.copy_blocks`.
     """
 
     block_bytes: int
@@ -41,6 +42,7 @@ class Moves:
     layers: int = 1
     lease: float = inf
     fair: bool = True
+    copy: Callable[[Any, Any, Any], int] | None = None
 
 
 class Transfers:

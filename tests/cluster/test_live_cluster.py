@@ -2,6 +2,8 @@
 
 import threading
 from dataclasses import replace
+from math import inf
+from typing import Any
 
 import pytest
 from schedules import UnitCost
@@ -9,9 +11,11 @@ from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
 from cbatch import Engine, Eviction, KVSize, Limits, Plan, Policy, Request, Server, View
 from cbatch.arrivals import Listed
-from cbatch.cluster import LiveCluster, ReplicaView, RoundRobin, Router
+from cbatch.cluster import LiveCluster, Moves, ReplicaView, Role, RoundRobin, Router
 from cbatch.errors import PolicyError
 from cbatch.request import spec_of
+from cbatch.runtime.transfers import copy_blocks
+from cbatch.sim.interpolation import PiecewiseLinear
 from policies.evictions import LRU
 from policies.orca import Orca
 from policies.routers import ROUTERS
@@ -108,3 +112,30 @@ def test_an_exception_in_one_replica_ends_all_at_once() -> None:
     with pytest.raises(PolicyError, match=r"policy Fails, iteration 0: plan.* no idea"):
         cluster.run()
     assert not any(thread.name == "replica" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("lease", [inf, 1e-9])
+def test_real_tokens_are_prefilled_here_and_decoded_there(lease: float) -> None:
+    """Two prefillers and two decoders on threads of their own; with leases that end at once, decoders compute the prompts again."""
+    roles = [Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE]
+
+    def copy(sender: Any, receiver: Any, pairs: Any) -> int:
+        return copy_blocks(sender.caches, receiver.caches, pairs)
+
+    executors = [make_executor(LLAMA, LIMITS, 40, 8) for _ in roles]
+    parts: Any = {"num_blocks": 40, "block_size": 8}
+    engines = [Engine(Orca(), each, LIMITS, UnitCost(), prefix_cache=LRU(), **parts) for each in executors]
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=lease, copy=copy)
+    cluster = LiveCluster(engines, RoundRobin(), roles=roles, moves=moves)
+    requests = asked(*[0.002 * place for place in range(12)])
+    cluster.attach(Listed(requests))
+    try:
+        cluster.run()
+    finally:
+        cluster.executor.close()
+    assert [request.output for request in requests] == [each.output for each in greedy_references(LLAMA)[:12]]
+    assert all(request.num_moves == 1 for request in requests)
+    full = sum(request.num_prompt_tokens // 8 * 8 for request in requests)
+    sent = sum(transfer.num_tokens for transfer in cluster.record.transfers)
+    assert sent == full if lease == inf else sent < full
+    assert not any(engine.state.leases or engine.state.pool.num_used for engine in engines)
