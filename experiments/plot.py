@@ -38,6 +38,8 @@ NAMES = {
     "attainment": "share of requests that attain their objectives against the rate of arrivals, by tier (of a sweep)",
     "service": "service received by each client over time, and the service difference (of one run)",
     "composition": "tokens of the iterations, requests and KV cache over time (of one run)",
+    "replicas": "replicas over time by pool: paid and ready, and the rate of arrivals (of one run with autoscale=)",
+    "tradeoff": "any figure against any other, y=FIGURE x=FIGURE, a point for each series with intervals (of a sweep)",
     "schedule": "what each request does in each iteration: prefill, decode, waiting, preempted (of a small run with decisions=true)",
     "table": "metrics side by side, in Markdown",
 }

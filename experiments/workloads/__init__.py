@@ -10,7 +10,14 @@ from experiments.workloads.chat import Chat
 from experiments.workloads.clients import Clients
 from experiments.workloads.closed import ClosedBatch
 from experiments.workloads.lengths import FixedLengths, Lengths, MixedLengths, TraceLengths, UniformLengths, ZipfLengths
-from experiments.workloads.open_loop import AllAtOnce, ArrivalProcess, GammaArrivals, OpenLoop, PrefixGroups
+from experiments.workloads.open_loop import (
+    AllAtOnce,
+    ArrivalProcess,
+    DailyArrivals,
+    GammaArrivals,
+    OpenLoop,
+    PrefixGroups,
+)
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.recorded_sessions import RecordedSessions
@@ -27,6 +34,7 @@ __all__ += [
     "AllAtOnce",
     "ArrivalProcess",
     "Chat",
+    "DailyArrivals",
     "GammaArrivals",
     "PrefixGroups",
     "RecordedSessions",

@@ -53,6 +53,29 @@ class GammaArrivals(Described):
         return np.concatenate([[0.0], np.cumsum(intervals)])
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DailyArrivals(Described):
+    """A Poisson process whose rate is a cosine: lowest at 0, highest after half a period.
+
+    rate: mean requests per second. period: seconds. swing: amplitude over the mean.
+    """
+
+    rate: Annotated[float, positive("requests per second")]
+    period: Annotated[float, positive("seconds")] = 86_400.0
+    swing: Annotated[float, Field(ge=0, lt=1), Give("a share from 0 to below 1")] = 0.8
+
+    def __post_init__(self) -> None:
+        check(self, "workload.arrivals.", WorkloadError)
+
+    def times(self, generator: np.random.Generator, num: int) -> Floats:
+        expected = np.concatenate([[0.0], np.cumsum(generator.standard_exponential(num - 1))])
+        periods = 1 + int(expected[-1] / (self.rate * self.period))
+        at = np.linspace(0.0, periods * self.period, 10_000 * periods + 1)
+        phase = 2 * np.pi / self.period
+        times: Floats = np.interp(expected, self.rate * (at - self.swing * np.sin(phase * at) / phase), at)
+        return times
+
+
 @dataclass(frozen=True, repr=False)
 class AllAtOnce(Described):
     """Every request arrives at time 0: measures how long a queue takes to drain."""

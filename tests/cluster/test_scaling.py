@@ -41,6 +41,7 @@ class Scripted:
 
 class Notes(LeastLoaded):
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[tuple[float, list[Phase], list[int]]] = []
 
     def choose(self, request: Request, view: ClusterView) -> int:

@@ -24,6 +24,7 @@ from cbatch.request import spec_of
 from experiments.workloads import (
     AllAtOnce,
     ClosedBatch,
+    DailyArrivals,
     FixedLengths,
     GammaArrivals,
     MixedLengths,
@@ -207,6 +208,16 @@ def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
     assert intervals.min() >= 0
     assert intervals.mean() == pytest.approx(0.2, rel=0.02 * max(1, cv))
     assert intervals.std() / intervals.mean() == pytest.approx(cv, rel=0.03)
+
+
+def test_daily_arrivals_follow_the_cosine() -> None:
+    """Eighths of a day: the mean of 1 - 0.8 cos over each, by its integral; a law of large numbers over 20 days of 5,000."""
+    times = DailyArrivals(rate=50, period=100, swing=0.8).times(np.random.default_rng(0), 100_000)
+    assert times[0] == 0 and (np.diff(times) >= 0).all() and times[-1] == pytest.approx(2000, rel=0.02)
+    counts, _ = np.histogram(times % 100, 8, (0, 100))
+    edges = np.linspace(0, 2 * np.pi, 9)
+    shares = np.diff(edges - 0.8 * np.sin(edges)) / (2 * np.pi)
+    assert counts / 100_000 == pytest.approx(shares, abs=0.003)
 
 
 def test_drifting_lengths_take_the_ratios_in_turn_and_uniform_lengths_reach_both_ends() -> None:

@@ -1,0 +1,44 @@
+"""Draws one figure of runs against another, a point for each label with the 95% intervals of both means."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from cbatch import ConfigError
+from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
+from experiments.report.headings import check_figure, heading_of
+
+
+@print_style()
+def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str = "goodput.attained_share") -> Figure:
+    """Draws a point for each label, such as the SLO share that an autoscaler attains against the replica-seconds that it pays.
+
+    Raises ConfigError if there are no runs that have both figures, or too many labels.
+
+    Args:
+        x, y: figures of summary.json.
+    """
+    check_figure(f"x={x}")
+    check_figure(f"y={y}")
+    runs = load_series(folder, look)
+    if absent := next((key for key in (x, y) if key not in runs), None):
+        raise ConfigError(f"{absent}: no run in {folder} has this figure; give x= and y= that they have")
+    runs = leave_out(runs, [x, y])
+    check_few(runs)
+    runs = runs.assign(all=0)  # one place for all runs of a label
+    figure, [[panel]] = new_figure(1, 1, 3.4)
+    across, up = (points_of(runs, "all", key).set_index("label") for key in (x, y))
+    for place, label in enumerate(across.index):
+        bars = [
+            [[part["mean"] - part["low"]], [part["high"] - part["mean"]]] for part in (across.loc[label], up.loc[label])
+        ]
+        style = {**line_style(place), "linestyle": "", "label": label, "capsize": 2, "elinewidth": 1}
+        panel.errorbar([across.loc[label, "mean"]], [up.loc[label, "mean"]], xerr=bars[0], yerr=bars[1], **style)
+    panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
+    panel.set_xlim(left=0)
+    if heading_of(y).kind == "share":
+        panel.set_ylim(0, 100)
+    handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "all")
+    add_title(figure, runs, runs["heading"].iloc[0], handles, note, look=look)
+    return figure

@@ -1,0 +1,52 @@
+"""The plots of replicas that come and go: counts by hand, and means with intervals in both directions."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hand_made import write_run
+from matplotlib.container import ErrorbarContainer
+
+from cbatch import ConfigError
+from experiments.api import simulate
+from experiments.plots import replicas, tradeoff
+
+
+class Steps:
+    """One replica until 20 s, then two, from 60 s on one."""
+
+    def wanted(self, view: object) -> int:
+        return 2 if 20 <= view.now < 60 else 1  # type: ignore[attr-defined]
+
+
+def test_replicas_are_drawn_as_they_came_and_went(tmp_path: Path) -> None:
+    """Asked for at 20 s, ready at 30 s, draining at 60 s; paid until its last request has ended."""
+    keys = {"replicas": 3, "requests": 400, "rate": 4, "scaling": {"tick": 10, "start_seconds": 10, "down_after": 0}}
+    simulate("orca", "open_loop", autoscale=Steps(), output=tmp_path / "run", timeline=False, **keys)
+    above, below = replicas.draw(tmp_path / "run").axes
+    paid, ready = ([*map(list, zip(*line.get_data(), strict=True))] for line in above.get_lines())
+    assert ready[:4] == [[0, 1], [30, 2], [60, 1], ready[3]] and paid[:2] == [[0, 1], [20, 2]]
+    assert 60 <= paid[2][0] < 62 and paid[2][1] == 1 and paid[-1][0] == ready[-1][0] > 80
+    assert [line.get_label() for line in above.get_lines()] == ["paid", "ready"] and not below.get_lines()
+    with pytest.raises(ConfigError, match="its replicas do not come and go"):
+        replicas.draw(write_run(tmp_path / "other"))
+
+
+def test_a_point_has_the_means_and_intervals_of_both_figures(tmp_path: Path) -> None:
+    """Replica-seconds 100 and 120: mean 110, half of the interval 12.7 x 10; shares 80 and 90%."""
+    for policy, seconds, share in (("orca", (100.0, 120.0), (0.8, 0.9)), ("vtc", (60.0, 60.0), (0.5, 0.7))):
+        for seed in range(2):
+            settings = {"policy": {"_target_": policy}, "workload": {"seed": seed}}
+            figures = {"replicas": {"seconds": seconds[seed]}, "goodput": {"attained_share": share[seed]}}
+            write_run(tmp_path / f"{policy}{seed}", {"policy": policy}, settings, figures=figures)
+    (panel,) = tradeoff.draw(tmp_path).axes
+    drawn = {part.get_label(): part for part in panel.containers if isinstance(part, ErrorbarContainer)}
+    assert drawn.keys() == {"orca", "vtc"}
+    assert [*drawn["orca"].lines[0].get_xydata()[0]] == pytest.approx([110, 85])  # type: ignore[index]
+    across, up = (bars.get_segments()[0] for bars in drawn["orca"].lines[2])
+    assert across[:, 0] == pytest.approx([110 - 127.06, 110 + 127.06], abs=0.01)
+    assert up[:, 1] == pytest.approx([85 - 63.53, 85 + 63.53], abs=0.01)
+    title = panel.figure.legends[0].get_title().get_text()  # type: ignore[union-attr]
+    assert "of 2 runs per point" in re.sub(r"\s+", " ", title)
+    with pytest.raises(ConfigError, match=r"cost.dollars: no run in .* has this figure"):
+        tradeoff.draw(tmp_path, x="cost.dollars")
