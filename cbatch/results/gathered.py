@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.record import Life, RunRecord
+from cbatch.record import Life, RunRecord, Transfer
 from cbatch.results import metrics
 from cbatch.results.metrics import Ended, Served, StepColumns
 
@@ -24,7 +24,7 @@ _row_of = attrgetter(*Ended._fields)
 class Gathered:
     """The data of a summary.
 
-    ended: ended requests in the order of their ends. replica_of, pools, lives: as in `RunRecord`. of_pool: the data of each pool, by its name.
+    ended: ended requests in the order of their ends. replica_of, pools, lives, transfers: as in `RunRecord`. of_pool: the data of each pool, by its name.
     """
 
     def __init__(self, *pieces: RunRecord) -> None:
@@ -32,6 +32,7 @@ class Gathered:
         self.replica_of: Mapping[int, int] = {}
         self.pools: Sequence[str] = ()
         self.lives: Sequence[Life] = ()
+        self.transfers: Sequence[Transfer] = ()
         self.of_pool: dict[str, Gathered] = {}
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of unfinished requests
         self._steps: Growing = {}
@@ -49,13 +50,16 @@ class Gathered:
         """Returns the columns of all steps that a summary reads."""
         return _arrays(self._steps)
 
-    def add(self, piece: RunRecord) -> Served:
-        """Adds a record, or the next piece of it. Returns the piece's served requests, with their tokens."""
-        ids, times = piece.tokens()
+    def add(self, piece: RunRecord, whole: RunRecord | None = None) -> Served:
+        """Adds a record, or the next piece of it. Returns the piece's served requests, with their tokens.
+
+        whole: the record of all pools, if requests of this one have tokens from others.
+        """
+        ids, times = (whole or piece).tokens()
         if len(self._token_ids):
             ids, times = np.concatenate([self._token_ids, ids]), np.concatenate([self._token_times, times])
         served = metrics.served_of(piece.requests, ids, times)
-        some_left, ended = served.output_tokens.sum() < len(ids), [request.id for request in piece.requests]
+        some_left, ended = served.output_tokens.sum() < len(ids), [each.id for each in (whole or piece).requests]
         left = np.isin(ids, ended, invert=True) if some_left else slice(0)
         self._token_ids, self._token_times = ids[left], times[left]
         _add(self._served, {name: values for name, values in vars(served).items() if name != "tokens"})
@@ -64,8 +68,9 @@ class Gathered:
         _add(self._steps, {"replica": np.array(piece.replicas, np.int64)})
         self.ended += map(Ended._make, map(_row_of, piece.requests))
         self.replica_of, self.pools, self.lives = piece.replica_of, piece.pools, piece.lives
+        self.transfers = piece.transfers
         for pool in dict.fromkeys(piece.pools):
-            self.of_pool.setdefault(pool, Gathered()).add(_of_pool(piece, pool))
+            self.of_pool.setdefault(pool, Gathered()).add(_of_pool(piece, pool), piece if piece.transfers else None)
         return served
 
 

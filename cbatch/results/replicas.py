@@ -77,3 +77,22 @@ def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) ->
         times = (life.asked, life.ready, life.draining, life.closed)
         stated = (None if time == math.inf else time for time in times)
         yield (life.replica, pool, *stated, *served, seconds, dollars, *(value or None for value in each))
+
+
+def transfers_of(run: Gathered, window: Window) -> Figures:
+    """Returns the transfers between replicas that ended in the window.
+
+    visible_seconds, hidden_share: means of the seconds after the prefill, and of the share of the time alone that passed during it.
+    """
+    ended = [transfer for transfer in run.transfers if window.start < transfer.ended <= window.end]
+    return {
+        "number": len(ended),
+        "tokens": sum(transfer.num_tokens for transfer in ended),
+        "bytes": sum(transfer.num_bytes for transfer in ended),
+        "visible_seconds": _mean([transfer.ended - transfer.started for transfer in ended]),
+        "hidden_share": _mean([transfer.hidden for transfer in ended]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -13,7 +13,7 @@ from cbatch.results import metrics
 from cbatch.results.attainment import attainment, goodput
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Entry, Figures, Floats, Objectives, Served, StepColumns, Window, statistics
-from cbatch.results.replicas import balance, cost, paid_shares
+from cbatch.results.replicas import balance, cost, paid_shares, transfers_of
 from cbatch.results.service import fairness, service_of
 from cbatch.results.sessions import session_figures
 from cbatch.results.utilisation import Machines, utilisation
@@ -88,6 +88,7 @@ def summarize(
         **({"sessions": sessions} if sessions else {}),
         **({} if paid is None else {"cost": cost(float(paid.sum()), window, throughput)}),
         **({} if num_replicas == 1 else {"replicas": balance(run, window, num_replicas)}),
+        **({"transfers": transfers_of(run, window)} if run.transfers else {}),
         **({"pools": _pools(run, window, paid)} if run.pools else {}),
     }
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
-from cbatch.record import Life
+from cbatch.record import Life, Transfer
 from cbatch.results.summary import summarize
 from cbatch.results.utilisation import Machines, Work
 
@@ -71,6 +71,11 @@ _HEADINGS = {
     "replicas.seconds": Heading("replica-seconds", better="lower"),
     "replicas.mean": Heading("replicas on average", better="lower"),
     "replicas.most": Heading("most replicas", better="lower"),
+    "transfers.number": Heading("transfers between replicas", better="lower"),
+    "transfers.tokens": Heading("tokens sent between replicas", better="lower"),
+    "transfers.bytes": Heading("bytes sent between replicas", better="lower"),
+    "transfers.visible_seconds": Heading("transfer after the prefill [s]", better="lower"),
+    "transfers.hidden_share": Heading("share of transfers hidden by prefills", better="higher"),
     "service.service_difference.mean": Heading("service difference", better="lower"),
     "service.jain_index.mean": Heading("Jain's index", better="higher"),
     **{
@@ -115,6 +120,8 @@ COLUMNS = (
     "mfu.run",
     "mbu.run",
     "replicas.seconds",
+    "transfers.visible_seconds",
+    "transfers.hidden_share",
     "cost.dollars_per_request",
     "cost.dollars_per_million_prompt_tokens",
     "cost.dollars_per_million_output_tokens",
@@ -142,6 +149,9 @@ MORE_COLUMNS = (
     "service.jain_index.mean",
     "replicas.least_requests",
     "replicas.most_requests",
+    "transfers.number",
+    "transfers.tokens",
+    "transfers.bytes",
     "replicas.mean",
     "replicas.most",
     "iterations.batch_requests",
@@ -196,7 +206,7 @@ def _known_figures() -> list[str]:
     request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0), **session), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
-    record.lives = [Life(0, 0.0)]
+    record.lives, record.transfers = [Life(0, 0.0)], [Transfer(0, 0, 1, 0, 0, 0.0, 0.0)]
     summary = summarize(
         record,
         num_blocks=1,

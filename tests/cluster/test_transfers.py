@@ -12,6 +12,9 @@ from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, LeastLoaded, Moves, Role, RoundRobin, Router
 from cbatch.cluster.links import Link
 from cbatch.kv import KVSize
+from cbatch.results.gathered import Gathered
+from cbatch.results.metrics import Window
+from cbatch.results.replicas import transfers_of
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.roofline import Affine
 from policies.evictions import LRU
@@ -158,6 +161,25 @@ def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: 
     recomputed = [request.id for request in requests if request.num_recomputed_tokens]
     assert bool(recomputed) == bool(lost)
     assert cluster.record.requests == sorted(requests, key=lambda request: (request.finished_at, request.id))
+
+
+def test_figures_of_a_pool_include_the_first_tokens_of_another() -> None:
+    """Golden's A, B and C belong to the decoder's pool, with first tokens at 1, 1 and 2 s; three transfers of 12 tokens, 1 + 1.5 + 1.25 s."""
+    requests = [Request(id_, *sizes) for id_, sizes in enumerate([(6, 3), (2, 2), (4, 3), (8, 1)])]
+    engines = [replica(max_tokens=8), replica(batch=2)]
+    cluster = Cluster(engines, RoundRobin(), ["p", "d"], roles=ROLES, moves=Moves(1, Affine(0.25, 0.125), fair=False))
+    cluster.attach(Listed(requests))
+    gathered = Gathered(cluster.run())
+    decoded = gathered.of_pool["d"].served
+    assert sorted(zip(decoded.ttft.tolist(), decoded.output_tokens.tolist(), strict=True)) == [(1, 2), (1, 3), (2, 3)]
+    assert gathered.of_pool["p"].served.ttft.tolist() == [3]
+    assert transfers_of(gathered, Window(0.0, 9.0)) == {
+        "number": 3,
+        "tokens": 12,
+        "bytes": 12,
+        "visible_seconds": 1.25,
+        "hidden_share": 0,
+    }
 
 
 def random_run(seed: int) -> Cluster:
