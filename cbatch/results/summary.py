@@ -16,7 +16,7 @@ from cbatch.results.metrics import Entry, Figures, Floats, Objectives, Served, S
 from cbatch.results.replicas import balance, cost, paid_shares, transfers_of
 from cbatch.results.service import fairness, service_of
 from cbatch.results.sessions import session_figures
-from cbatch.results.utilisation import Machines, utilisation
+from cbatch.results.utilisation import Machines, energy, utilisation
 
 Most = int | NDArray[np.int64]
 """A limit of all iterations, or of each."""
@@ -53,7 +53,7 @@ def summarize(
         num_replicas: for `replicas`, of which there must be several.
         num_warming: `Facts.num_warming`; these requests are left out in addition to `warmup_requests`.
         block_size: tokens per block of the prefix cache.
-        machines: None: unknown, without `mfu` and `mbu`.
+        machines: None: unknown, without `mfu` and `mbu`; without watts no `energy`.
         prices: US dollars per hour of each replica; None: unknown, without `cost`.
     """
     run = Gathered(record) if isinstance(record, RunRecord) else record
@@ -69,7 +69,9 @@ def summarize(
     cached_by = None if num_evicted_blocks is None else block_size
     sessions = session_figures(ended, requests, ends, window.seconds, num_warming, cached_by)
     throughput, offered = _throughput(requests, window, num_counted), offered_rate(ended)
-    paid = None if prices is None else np.array(prices) * paid_shares(run.lives, window, num_replicas)
+    present = paid_shares(run.lives, window, num_replicas)
+    paid, generated = None if prices is None else np.array(prices) * present, throughput["decode_tokens_per_second"]
+    used = energy(machines, steps, window, present, generated) if machines and machines.watts is not None else None
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
@@ -87,6 +89,7 @@ def summarize(
         **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks, host)}),
         **({"sessions": sessions} if sessions else {}),
         **({} if paid is None else {"cost": cost(float(paid.sum()), window, throughput)}),
+        **({} if used is None else {"energy": used}),
         **({} if num_replicas == 1 else {"replicas": balance(run, window, num_replicas)}),
         **({"transfers": transfers_of(run, window)} if run.transfers else {}),
         **({"pools": _pools(run, window, paid)} if run.pools else {}),

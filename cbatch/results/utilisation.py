@@ -66,25 +66,34 @@ class Machines:
 
     work: of the model. flops_per_second, bytes_per_second: peak rates of all GPUs of each replica, [replicas].
     replica_of: the replica of each iteration, [iterations]; None if there is one replica.
+    watts: `cbatch.sim.profile.Watts.of` each replica's GPUs, [replicas, fields]; None: unknown.
     """
 
     work: Work
     flops_per_second: Floats
     bytes_per_second: Floats
     replica_of: NDArray[np.int64] | None = None
+    watts: Floats | None = None
+
+    def times(self, steps: StepColumns) -> tuple[NDArray[np.int64], Floats]:
+        """Returns the replica of each iteration, and the time that the iteration adds to it."""
+        replica = self.replica_of if self.replica_of is not None else np.zeros(len(steps["ended"]), np.int64)
+        return replica, device_seconds(steps, replica)
 
 
 def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | NDArray[np.int64] = ()) -> Machines:
-    """Returns the machines of a run. stated: `work` and `peaks`, as `about` has them. replicas: see `RunRecord`."""
+    """Returns the machines of a run. stated: `work`, `peaks` and any `watts`, as `about` has them. replicas: see `RunRecord`."""
     flops, moved = np.array(stated["peaks"], float).T
-    return Machines(Work(**stated["work"]), flops, moved, np.array(replicas, np.int64) if len(replicas) else None)
+    watts = np.array(stated["watts"]) if "watts" in stated else None
+    return Machines(
+        Work(**stated["work"]), flops, moved, np.array(replicas, np.int64) if len(replicas) else None, watts
+    )
 
 
 def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[str, dict[str, float]]:
     """Returns `mfu` and `mbu`: of the whole window, and of the device's time with each phase. NaN for a phase without iterations."""
     inside = window.holds(steps["received_at"])
-    replica = machines.replica_of if machines.replica_of is not None else np.zeros(len(inside), np.int64)
-    seconds = device_seconds(steps, replica)
+    replica, seconds = machines.times(steps)
     prompts, decodes = steps["num_prefill_tokens"] > 0, steps["num_decode_tokens"] > 0
     of_phase = dict(zip(PHASES, (prompts & ~decodes, decodes & ~prompts, prompts & decodes), strict=True))
     figures = dict[str, dict[str, float]]()
@@ -98,6 +107,24 @@ def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[
         }
         figures[name] = {"run": _share(done[inside], window.seconds * peak), **parts}
     return figures
+
+
+def energy(
+    machines: Machines, steps: StepColumns, window: Window, present: Floats, tokens_per_second: float
+) -> dict[str, float]:
+    """Returns the joules of all GPUs in the window, their mean watts, and the joules per generated token.
+
+    present: share of the window in which each replica exists, [replicas]. The machines' watts must be known.
+    """
+    assert machines.watts is not None
+    inside, (replica, seconds) = window.holds(steps["received_at"]), machines.times(steps)
+    idle, busy, per_byte, per_flop, limit = machines.watts.T
+    joules = machines.work.bytes(steps) * per_byte[replica] + machines.work.flops(steps) * per_flop[replica]
+    joules = np.minimum(busy[replica] * seconds + joules, limit[replica] * seconds)[inside]
+    computing = np.bincount(replica[inside], seconds[inside], len(idle))
+    whole = float(joules.sum() + (idle * np.maximum(present * window.seconds - computing, 0.0)).sum())
+    watts = whole / (window.seconds or np.nan)
+    return {"joules": whole, "watts": watts, "joules_per_token": watts / (tokens_per_second or np.nan)}
 
 
 def device_seconds(steps: StepColumns, replica: NDArray[np.int64]) -> Floats:

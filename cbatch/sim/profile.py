@@ -52,6 +52,22 @@ class Peak:
     bandwidth_bytes_per_second: BytesPerSecond
 
 
+@dataclass(frozen=True, slots=True)
+class Watts:
+    """The power of one GPU: `idle` between iterations; in an iteration `busy`, plus joules per byte moved and per operation, at most `limit`."""
+
+    idle: NotNegative
+    busy: NotNegative
+    joules_per_byte: NotNegative
+    joules_per_flop: NotNegative
+    limit: Positive
+
+    def of(self, num_gpus: int) -> tuple[float, ...]:
+        """Returns the fields for GPUs that share the bytes and operations."""
+        each = self.joules_per_byte, self.joules_per_flop
+        return num_gpus * self.idle, num_gpus * self.busy, *each, num_gpus * self.limit
+
+
 PEAK = 1.3
 """Upper bound on the ratio of a data sheet's peak to the largest measured rate; faster products cannot have been measured."""
 
@@ -85,7 +101,7 @@ class Profile:
     name, hardware, source: the GPU, and the source of the numbers.
     compared: real runs and the errors of their simulation, by loop. error: the text for runs that `compared` does not cover.
     memory_bytes: memory of the device. block_size: tokens per KV block of the engine that was measured, by default. price: US dollars per hour of one device; None: unknown.
-    peak: of the data sheet, for utilisation; None: the ceilings stand for it. ceilings: for unmeasured parts. attention, small_operations: for models that resemble no measured model.
+    watts: power, for the figures `energy`; None: unknown. peak: of the data sheet, for utilisation; None: the ceilings stand for it. ceilings: for unmeasured parts. attention, small_operations: for models that resemble no measured model.
     host: host time per iteration for models without their own; None: not measured.
     card: the card to predict, if the tables were measured on another card.
     origins: every "from", by the place of its object; see `cbatch.sim.provenance`.
@@ -100,6 +116,7 @@ class Profile:
     block_size: BlockSize = 16
     price: NotNegative | None = None
     peak: Peak | None = None
+    watts: Watts | None = None
     ceilings: Ceilings
     attention: AttentionRates | None = None
     small_operations: SmallOperations | None = None

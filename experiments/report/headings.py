@@ -89,6 +89,9 @@ _HEADINGS = {
     "cost.dollars_per_million_tokens": Heading("$ per 1M tokens", better="lower"),
     "cost.dollars_per_million_prompt_tokens": Heading("$ per 1M prompt tokens", better="lower"),
     "cost.dollars_per_million_output_tokens": Heading("$ per 1M output tokens", better="lower"),
+    "energy.joules": Heading("energy [J]", better="lower"),
+    "energy.watts": Heading("power [W]", better="lower"),
+    "energy.joules_per_token": Heading("J per output token", better="lower"),
     "iterations.batch_requests": Heading("batch [requests]"),
     "iterations.kv_use_peak": Heading("KV cache peak [%]", 100.0, "share"),
     "iterations.device_active_share": Heading("device active [%]", 100.0, "share"),
@@ -125,6 +128,7 @@ COLUMNS = (
     "cost.dollars_per_request",
     "cost.dollars_per_million_prompt_tokens",
     "cost.dollars_per_million_output_tokens",
+    "energy.joules_per_token",
 )
 """Figures in a sweep's table and in comparisons, by key or pattern."""
 
@@ -162,11 +166,13 @@ MORE_COLUMNS = (
     "cost.dollars",
     "cost.dollars_per_hour",
     "cost.dollars_per_million_tokens",
+    "energy.joules",
+    "energy.watts",
 )
 """Additional figures in `experiments.plot table`."""
 
 
-_MACHINES = Machines(Work(*[1] * len(Work._fields)), np.ones(1), np.ones(1))
+_MACHINES = Machines(Work(*[1] * len(Work._fields)), np.ones(1), np.ones(1), watts=np.ones((1, 5)))
 
 
 def heading_of(key: str) -> Heading:

@@ -162,6 +162,11 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
             for kind in ("prompt", "output")
         ]
         yield "cost", f"${number(cost['dollars'])}, {_price_text(cost)}: {', or '.join(kinds)}"
+    if energy := summary.get("energy"):
+        yield (
+            "energy",
+            f"{number(energy['joules_per_token'])} J per output token, {number(energy['watts'])} W on average",
+        )
     yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
 
 

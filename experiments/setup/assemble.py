@@ -113,7 +113,12 @@ class Run:
         rates = [peaks[setup.name] for setup in self.setups for _ in range(setup.settings.backend.replicas)]
         profiles = [setup.cost.profile for setup in self.setups]
         origins = dict.fromkeys(profile.origin("peak" if profile.peak else "ceilings") for profile in profiles)
-        return {"work": work_of(self.settings.model)._asdict(), "peaks": rates, "from": "; ".join(origins)}
+        stated = {"work": work_of(self.settings.model)._asdict(), "peaks": rates, "from": "; ".join(origins)}
+        watts = [power for setup in self.setups for power in setup.watts]
+        if not all(watts):
+            return stated
+        sources = dict.fromkeys(profile.origin("watts") for profile in profiles)
+        return stated | {"watts": watts, "watts_from": "; ".join(sources)}
 
     @property
     def num_outside(self) -> int:

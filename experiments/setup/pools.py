@@ -57,6 +57,12 @@ class Setup(NamedTuple):
         return backend.gpus_per_replica * flops, backend.gpus_per_replica * moved
 
     @property
+    def watts(self) -> list[tuple[float, ...] | None]:
+        """Returns `Watts.of` each replica's GPUs in simulation; None where the power is unknown."""
+        backend, watts = self.settings.backend, self.cost.profile.watts
+        return [watts.of(backend.gpus_per_replica) if watts and backend.simulated else None] * backend.replicas
+
+    @property
     def about(self) -> dict[str, Any]:
         """Returns what the replicas are."""
         backend = self.settings.backend

@@ -105,7 +105,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
 
 
 def tables_of(profile: Profile) -> str:
-    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, peaks, links, shapes, block size and wider formats."""
+    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size and wider formats."""
     models = {
         name: replace(
             model,
@@ -122,6 +122,7 @@ def tables_of(profile: Profile) -> str:
         "price": None,
         "peak": None,
         "block_size": 16,
+        "watts": None,
     }
     text = profile_text(replace(profile, **timeless, ceilings=ceilings, models=models))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

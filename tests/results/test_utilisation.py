@@ -10,8 +10,10 @@ from commands import command, summary
 
 from cbatch.cost import BatchShape
 from cbatch.results.utilisation import device_seconds
+from cbatch.sim import load_profile
 from experiments.api import Result, serve, simulate
 from experiments.store.tables import read_steps
+from reproduction.validation.energy import FITTED, ROWS, fit, rates
 
 WEIGHTS = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
 HEAD = 4096 * 128256
@@ -63,6 +65,35 @@ def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, 
         assert read_steps(tmp_path / "run").columns.tolist() == table.columns.tolist()
     drawn = command("plot", "composition", "run", cwd=tmp_path)
     assert (drawn.returncode, drawn.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int) -> None:
+    """Busy watts, bytes and operations, at most the limit; pauses at the idle watts. The h200 states no power."""
+    keys = {"requests": 60, "rate": 30, "batch": 16, "hardware": "h100", "replicas": replicas}
+    run = simulate("sarathi", "open_loop", **keys)
+    watts, idle = load_profile("h100").watts, 0.0
+    assert watts is not None and "energy" not in simulate("sarathi", "open_loop", requests=5).summary
+    joules, whole = 0.0, run.summary["run"]["counted_seconds"]
+    for _, steps in run.steps.groupby("replica") if replicas > 1 else [(0, run.steps)]:
+        seconds = steps["ended"] - np.maximum(steps["started"], steps["ended"].shift(fill_value=0.0))
+        flops, moved = by_hand(steps)
+        unlimited = watts.busy * seconds + watts.joules_per_byte * moved + watts.joules_per_flop * flops
+        assert (unlimited > watts.limit * seconds).any() and (unlimited < watts.limit * seconds).any()
+        joules += np.minimum(unlimited, watts.limit * seconds).sum()
+        idle += watts.idle * (whole - seconds.sum())
+    energy = run.summary["energy"]
+    assert energy["joules"] == pytest.approx(joules + idle) and energy["watts"] == pytest.approx(
+        (joules + idle) / whole
+    )
+    assert energy["joules_per_token"] == pytest.approx((joules + idle) / run.requests["output_tokens"].sum(), rel=1e-3)
+
+
+def test_the_power_of_the_h100_is_that_of_rows_it_was_not_fitted_to() -> None:
+    watts, found = load_profile("h100").watts, fit(FITTED)
+    assert watts and (watts.busy, watts.joules_per_byte, watts.joules_per_flop) == pytest.approx(found, rel=1e-3)
+    errors = [min(found @ rates(row), watts.limit) / row.watts - 1 for row in ROWS if row not in FITTED]
+    assert len(errors) == 5 and max(map(abs, errors)) < 0.02
 
 
 def test_peaks_of_unlike_replicas_add_up() -> None:
