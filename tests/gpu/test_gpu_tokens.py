@@ -93,7 +93,8 @@ def test_requests_that_find_their_prompts_get_the_tokens_of_generate(
             assert [request.output for request in requests] == expected, what
             assert sum(request.num_cached_tokens for request in requests) > 12 * BLOCK_SIZE
             copied += sum(each.num_back for each in record.blocks)
-            assert all(each.ended <= record.steps[each.iteration].started + 1e-4 for each in record.blocks), what
+            late = [each.ended - record.steps[each.iteration].started for each in record.blocks]
+            assert max(late, default=0.0) <= 1e-4, what
     executor.close()
     assert copied
 
