@@ -39,7 +39,7 @@ test-nightly: $(INSTALLED) model
 	$(BIN)/python -m pytest tests/workloads/test_sessions.py --sessions=5000
 	$(BIN)/python -m pytest tests/core/test_cancellations.py --cancellations=1000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
-	$(BIN)/python -m pytest tests/core/test_moves.py --schedules=5000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/core/test_moves.py tests/cluster/test_transfers.py --schedules=5000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/store/test_run_machine.py --workloads=96
 	$(BIN)/python -m pytest tests/commands/test_fuzz.py --fuzz=20000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/text tests/server/test_leaving.py tests/server/test_server_clients.py --slow

@@ -85,7 +85,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cancellations", type=int, default=5, help="of each policy and mode (test_cancellations.py)")
     parser.addoption("--sessions", type=int, default=24, help="whose tokens are compared (test_sessions.py)")
     parser.addoption(
-        "--schedules", type=int, default=24, help="random schedules to draw (test_random_schedules.py, test_moves.py)"
+        "--schedules",
+        type=int,
+        default=24,
+        help="random schedules to draw (test_random_schedules.py, test_moves.py, test_transfers.py)",
     )
     parser.addoption("--repetitions", type=int, default=6, help="of each interval (test_coverage.py)")
     parser.addoption("--instances", type=int, default=16, help="tiny instances to solve exactly (test_bounds.py)")

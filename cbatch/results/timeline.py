@@ -34,7 +34,8 @@ _LANES = (
     "counters",
     "blocks copied",
     "replicas",
-)  # processes 0 to 7 of the trace
+    "transfers",
+)  # processes 0 to 8 of the trace
 
 
 def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) -> None:
@@ -56,9 +57,9 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) 
     replicas = [f"replica {replica}" for replica in range(max(record.replicas, default=-1) + 1)]
     if record.pools:
         replicas = [f"{name} ({pool})" for name, pool in zip(replicas, record.pools, strict=False)]
-    parts = {"copies": record.copies, "blocks": record.blocks, "replicas": record.lives}
+    parts = {"copies": record.copies, "blocks": record.blocks, "replicas": record.lives, "transfers": record.transfers}
     lanes = _lanes([name for name, rows in parts.items() if not rows], stages or replicas, hosts=replicas)
-    events = chain(lanes, steps, copies, blocks, phases, _life_phases(record))
+    events = chain(lanes, steps, copies, blocks, phases, _life_phases(record), _transfers(record))
     with gzip.open(path, "wb", compresslevel=1) as file:  # the fastest
         head = f'{{"displayTimeUnit": "ms", "otherData": {{"title": {json.dumps(title)}}}, "traceEvents": [\n'
         file.write((head + next(events)).encode("ascii"))
@@ -110,6 +111,15 @@ def _life_phases(record: RunRecord) -> Iterator[str]:
         for phase, begin, until in zip(("starting", "ready", "draining"), times, times[1:], strict=False):
             if until > begin:
                 yield f"{{{_span(7, phase, begin, until, life.replica)}}}"
+
+
+def _transfers(record: RunRecord) -> Iterator[str]:
+    """Yields what was under way on each link: transfers of one link may overlap, so that they are asynchronous events."""
+    for sent in record.transfers:
+        link = f"{sent.sender} to {sent.receiver}"
+        event = f'"cat": "{link}", "id": {sent.request}, "pid": 8, "tid": 0, "name": "{link}: {sent.request}"'
+        about = f'"args": {{"tokens": {sent.num_tokens}, "bytes": {sent.num_bytes}, "hidden": {sent.hidden:.3f}}}'
+        yield f'{{"ph": "b", {event}, "ts": {sent.started * 1e6:.3f}, {about}}},\n{{"ph": "e", {event}, "ts": {sent.ended * 1e6:.3f}}}'
 
 
 def _request_phases(requests: Served) -> Iterator[str]:

@@ -27,7 +27,7 @@ class LongToLarge:
 
     def choose(self, request: Request, view: ClusterView) -> int:
         pools = [replica.pool for replica in view]
-        assert pools == ["large", "small", "small"] and [replica.num_blocks for replica in view][1:] == [25, 25]
+        assert pools == ["large", "small", "small"] and [replica.num_blocks for replica in view][1:] == [200, 200]
         return 0 if request.num_prompt_tokens > 700 else 1 + request.id % 2
 
 
@@ -48,7 +48,7 @@ def test_each_pool_serves_by_its_own_setup(tmp_path: Path) -> None:
     assert tokens[steps["pool"] == "large"].max() > 256 >= tokens[steps["pool"] == "small"].max(), "its own chunk"
     about = run.summary["about"]["pools"]
     assert [pool["hardware"].split()[1] for pool in about.values()] == ["H100", "H200,"]
-    assert [pool["limits"]["kv_blocks"] for pool in about.values()] == [250, 25]
+    assert [pool["limits"]["kv_blocks"] for pool in about.values()] == [2000, 200]
     counts = requests.groupby("pool")["output_tokens"].agg(["size", "sum"])
     for pool, replicas in (("large", 1), ("small", 2)):
         size, output = counts.loc[pool].tolist()
@@ -59,7 +59,7 @@ def test_each_pool_serves_by_its_own_setup(tmp_path: Path) -> None:
             assert figures[f"{name}_seconds"]["mean"] == pytest.approx(own[f"{name}_seconds"].mean())
         gaps = (own["last_token"] - own["first_token"]).sum() / (own["output_tokens"] - 1).sum()
         assert figures["tbt_seconds"]["mean"] == pytest.approx(gaps), "those of the pool alone"
-    blocks = steps["pool"].map({"large": 250, "small": 25})
+    blocks = steps["pool"].map({"large": 2000, "small": 200})
     inside = steps["kv_blocks_used"] / blocks
     assert run.summary["iterations"]["kv_use_peak"] == inside.max()
     assert run.summary["iterations"]["kv_use_mean"] == pytest.approx(inside.mean())

@@ -1,7 +1,10 @@
 """Prefill here and decode there, simulated: goldens by hand, links, back-pressure, and random runs that leak nothing."""
 
+import gzip
+import json
 import random
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from cbatch.kv import KVSize
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Window
 from cbatch.results.replicas import transfers_of
+from cbatch.results.timeline import write_timeline
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.roofline import Affine
 from policies.evictions import LRU
@@ -163,13 +167,17 @@ def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: 
     assert cluster.record.requests == sorted(requests, key=lambda request: (request.finished_at, request.id))
 
 
-def test_figures_of_a_pool_include_the_first_tokens_of_another() -> None:
+def test_figures_of_a_pool_include_the_first_tokens_of_another(tmp_path: Path) -> None:
     """Golden's A, B and C belong to the decoder's pool, with first tokens at 1, 1 and 2 s; three transfers of 12 tokens, 1 + 1.5 + 1.25 s."""
     requests = [Request(id_, *sizes) for id_, sizes in enumerate([(6, 3), (2, 2), (4, 3), (8, 1)])]
     engines = [replica(max_tokens=8), replica(batch=2)]
     cluster = Cluster(engines, RoundRobin(), ["p", "d"], roles=ROLES, moves=Moves(1, Affine(0.25, 0.125), fair=False))
     cluster.attach(Listed(requests))
     gathered = Gathered(cluster.run())
+    write_timeline(tmp_path / "timeline.json.gz", cluster.record, "golden", gathered.served)
+    events = json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))["traceEvents"]
+    spans = [(event["ph"], event["name"], event["ts"]) for event in events if event["pid"] == 8 and event["ph"] in "be"]
+    assert spans[:2] == [("b", "0 to 1: 0", 1e6), ("e", "0 to 1: 0", 2e6)] and len(spans) == 6
     decoded = gathered.of_pool["d"].served
     assert sorted(zip(decoded.ttft.tolist(), decoded.output_tokens.tolist(), strict=True)) == [(1, 2), (1, 3), (2, 3)]
     assert gathered.of_pool["p"].served.ttft.tolist() == [3]
