@@ -163,13 +163,18 @@ def adopt(state: State, request: Request) -> None:
     state.wait(request)
 
 
+def _end_lease(request: Request, moved: Moved) -> None:
+    assert moved.lease is not None
+    moved.lease.end()
+
+
 class Inbox:
     """The requests on their way to an engine, each kind in the order in which they came.
 
     offered: given by another engine. wanted: not computed yet; the engine reserves blocks first. kept: these blocks, by the request's id.
     loading: blocks that are being copied. copied: ids of requests whose blocks are here; whoever copies adds them, and pokes the engine.
-    accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks. drop: called with a request
-    whose client has left, and whose lease the engine does not need. on_kept: called with a wanted request once its blocks are kept.
+    accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks. drop: ends the lease of a request
+    whose client has left. on_kept: called with a wanted request once its blocks are kept.
     """
 
     def __init__(self) -> None:
@@ -181,7 +186,7 @@ class Inbox:
         self._freed: list[Loading] = []
         self.accepts: Callable[[Room], bool] = has_room
         self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
-        self.drop: Callable[[Request, Moved], object] = lambda request, moved: None
+        self.drop: Callable[[Request, Moved], object] = _end_lease
         self.on_kept: Callable[[Request, float], object] = lambda request, now: None
 
     @property
@@ -243,7 +248,8 @@ class Inbox:
             if offered is request:
                 del self.offered[place]
                 self.forget(request)
-                self.drop(request, moved)
+                if moved.lease is not None:
+                    self.drop(request, moved)
                 return True
         return request.id in self.loading
 
