@@ -21,6 +21,7 @@ from experiments.settings.compose import compose_run
 from experiments.setup.assemble import Run, assemble
 from experiments.store.provenance import write_benchmark
 from reproduction import BENCH, RESULTS
+from reproduction.validation.compare import tables_of
 
 PEAKS = {"H100": (989.4e12, 3.35e12), "H200": (989.4e12, 4.8e12)}
 """Data sheets of the SXM cards: dense bfloat16 products per second, and bytes per second."""
@@ -65,7 +66,8 @@ def main(
                 "simulated": serve(simulated, name, keys)[0],
             }
             print(f"  {name}: {figures[name]}", flush=True)
-    content = {"model": real.settings.model.name, "settings": settings, "figures": figures}
+    tables = {"profile": simulated.cost.profile.name, "tables": tables_of(simulated.cost.profile)}
+    content = {**tables, "model": real.settings.model.name, "settings": settings, "figures": figures}
     print(f"written: {write_benchmark('utilisation', card, content, folder, BENCH)}")
 
 
