@@ -33,10 +33,10 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
         bars = [
             [[part["mean"] - part["low"]], [part["high"] - part["mean"]]] for part in (across.loc[label], up.loc[label])
         ]
-        style = {**line_style(place), "linestyle": "", "label": label, "capsize": 2, "elinewidth": 1}
+        style = {**line_style(place), "linestyle": "", "label": label, "capsize": 2, "clip_on": False}
         panel.errorbar([across.loc[label, "mean"]], [up.loc[label, "mean"]], xerr=bars[0], yerr=bars[1], **style)
     panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
-    panel.set_xlim(left=0)
+    panel.set_xlim(0, 1.08 * across[["mean", "high"]].max(axis=None))
     if heading_of(y).kind == "share":
         panel.set_ylim(0, 100)
     handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "all")
