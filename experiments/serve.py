@@ -221,15 +221,14 @@ def _run(run: Run, folder: Path | None, bar: bool, keep: Callable[[RunRecord], S
     with closing(run.server), decisions_of(run, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
 
-        turns = count()
+        turns, most = count(), AT_ONCE * max(len(run.engine.engines) // 4, 1)
 
         def show_and_drain(engine: Engine | Cluster) -> None:
             on_step(engine)
-            if (
-                next(turns) % len(engine.engines) == 0
-                and sum(len(each.record.steps) for each in engine.engines) > AT_ONCE
-            ):
-                keep(engine.take())
+            number = len(engine.engines)  # a piece costs the time of all tokens of unfinished requests
+            if next(turns) % number or sum(len(each.record.steps) for each in engine.engines) <= most:
+                return
+            keep(engine.take())
 
         record = run.engine.run(show_and_drain if run.settings.stream else on_step)
         gc.freeze()  # nor the record while it is written

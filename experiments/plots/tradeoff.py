@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from cbatch import ConfigError
@@ -36,7 +37,7 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
         style = {**line_style(place), "linestyle": "", "label": label, "capsize": 2, "clip_on": False}
         panel.errorbar([across.loc[label, "mean"]], [up.loc[label, "mean"]], xerr=bars[0], yerr=bars[1], **style)
     panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
-    panel.set_xlim(0, 1.08 * across[["mean", "high"]].max(axis=None))
+    panel.set_xlim(0, 1.08 * float(np.nanmax(across[["mean", "high"]].to_numpy(float))))
     if heading_of(y).kind == "share":
         panel.set_ylim(0, 100)
     handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "all")
