@@ -72,6 +72,7 @@ def needing(num_gpus: int, *values: object) -> Any:
 LAYOUTS = [needing(stages * ranks, stages, ranks) for stages, ranks in ((1, 1), (2, 1), (1, 2), (2, 2))]
 
 
+@pytest.mark.alone  # compares times of events
 @pytest.mark.parametrize(("num_stages", "num_ranks"), LAYOUTS)
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_requests_that_find_their_prompts_get_the_tokens_of_generate(
