@@ -75,4 +75,6 @@ def read_server_settings(composed: Composed) -> ServerSettings:
         raise ConfigError(f"time_scale={server.time_scale:g}: real tokens take real time; give 1, or backend=sim")
     if settings.stream or settings.bounds:
         raise ConfigError("stream, bounds: need a workload known in advance; give false")
+    if settings.autoscale is not None:
+        raise ConfigError("autoscale: replicas of a server neither come nor go; leave it out")
     return ServerSettings(**vars(settings), server=server)

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from test_schedule_chart import with_decisions
 
 from cbatch import ConfigError
+from experiments.api import simulate
 from experiments.compare import pairs_of, read_replications
 from experiments.plot import NAMES, main
 from experiments.plots import composition, curves, latency_cdf, service
@@ -438,8 +439,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str,
     rates = write_rates(root / "rates", "rate", (1, 2))
     ratios = write_ratios(root / "ratios", {"orca": {2: (1.0,), 14: (2.0,)}, "sarathi": {2: (1.5,), 14: (3.0,)}})
     others = dict.fromkeys(("throughput_vs_pd", "curves", "heatmap"), ratios) | {
-        "schedule": with_decisions(root / "small")
+        "schedule": with_decisions(root / "small"),
+        "replicas": root / "replicas",
+        "tradeoff": ratios,
     }
+    keys = {"replicas": 2, "requests": 20, "output": root / "replicas", "timeline": False}
+    simulate("orca", "open_loop", autoscale="fixed(replicas=1)", **keys)
     return {name: rates if "rate" in name or name == "attainment" else folder for name in NAMES} | others
 
 
@@ -450,7 +455,8 @@ def test_the_command_writes_files(name: str, folders: dict[str, Path], capsys: p
         [f"y={SPEED}", "x=workload.pd_ratio"],
         ["x=workload.pd_ratio", "y=policy", f"value={SPEED}", "format=png"],
     )
-    options = {"table": [], "curves": curve, "heatmap": cells}.get(name, ["format=png"])
+    both = [f"x={SPEED}", "y=run.seconds", "format=png"]
+    options = {"table": [], "curves": curve, "heatmap": cells, "tradeoff": both}.get(name, ["format=png"])
     formats = {"table": ["md"], "curves": ["pdf", "png"]}.get(name, ["png"])
     assert main([name, str(folders[name]), *options]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folders[name]))]

@@ -6,6 +6,7 @@ adversary   streams in any order: tokens come out wrong, or the accounts do not 
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 import pytest
@@ -46,10 +47,10 @@ def one_device_buffer(rig: Rig) -> None:
     second.device = first.device
 
 
-def as_if_landed(method: str, rig: Rig) -> None:
-    """While the state's method runs, it believes that no iteration in flight uses the request."""
+def preempted_early(rig: Rig) -> None:
+    """While the state preempts, it believes that no iteration in flight uses the request."""
     state: Any = rig.engine.state
-    until, inner = state.in_flight_until, getattr(state, method)
+    until, inner = state.in_flight_until, state.preempt
 
     def broken(*args: Any) -> Any:
         state.in_flight_until = lambda request: None
@@ -58,7 +59,20 @@ def as_if_landed(method: str, rig: Rig) -> None:
         finally:
             state.in_flight_until = until
 
-    setattr(state, method, broken)
+    state.preempt = broken
+
+
+def row_freed_early(rig: Rig) -> None:
+    """Rows are freed as if no iteration were in flight."""
+    state: Any = rig.engine.state
+    free_row = state.free_row
+
+    def broken(row: int) -> None:
+        num_ended, state.num_ended = state.num_ended, inf
+        free_row(row)
+        state.num_ended = num_ended
+
+    state.free_row = broken
 
 
 def retire_early(rig: Rig) -> None:
@@ -129,8 +143,8 @@ MUTANTS: dict[str, tuple[str, Callable[[Rig], object], dict[str, int]]] = {
     "the host waits for downloaded": ("checker adversary", host_does_not_wait, {}),
     "uploaded is recorded after the copy": ("checker adversary", recorded_early, {}),
     "a slot has a device buffer of its own": ("checker adversary", one_device_buffer, {}),
-    "a row outlives its request's last iteration": ("checker adversary", partial(as_if_landed, "end"), {}),
-    "blocks outlive a preempted request's last iteration": ("checker", partial(as_if_landed, "preempt"), {}),
+    "a row outlives its request's last iteration": ("checker adversary", row_freed_early, {}),
+    "blocks outlive a preempted request's last iteration": ("checker", preempted_early, {}),
     "blocks retire when their iteration has ended": ("checker", retire_early, {}),
     "carry-over comes from the iteration before": ("adversary", partial(carried_from, 0), {}),
     "a token is counted for the iteration that made it": ("adversary", other_tokens, {}),

@@ -118,9 +118,10 @@ def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
         ("workload=closed", "workload=closed: clients send"),
         ("time_scale=2", "time_scale=2: real tokens"),
         ("stream=true", "stream, bounds:"),
+        ("autoscale=wva_v1 backend.replicas=2", "autoscale: replicas of a server"),
         ("port=70000", "port=70000: give a whole number"),
     ],
 )
 def test_settings_that_a_server_has_not_are_refused(tmp_path: Path, argument: str, error: str) -> None:
-    ended = command("server", "backend=cpu", "model=tiny", argument, cwd=tmp_path)
+    ended = command("server", "backend=cpu", "model=tiny", *argument.split(), cwd=tmp_path)
     assert ended.returncode == 2 and ended.stderr.startswith(f"error: {error}")

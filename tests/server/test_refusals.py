@@ -47,7 +47,7 @@ def test_a_policy_that_cannot_serve_the_longest_request_is_refused(tmp_path: Pat
         in_thread(tmp_path / "run", *arguments),
     ):
         pass
-    with in_thread(tmp_path / "short", *SIMULATED, "kv_tokens=4000") as server:
+    with in_thread(tmp_path / "short", *SIMULATED, "kv_tokens=4000", "block_size=16") as server:
         [model] = server.ask("/v1/models").content["data"]
         assert model["max_model_len"] == 4001, "the last token never enters the KV cache"
         assert server.ask(COMPLETIONS, {"prompt": [1] * 4000, "max_tokens": 1}).status == 200

@@ -488,7 +488,17 @@ def composed(*overrides: str) -> Workload:
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_every_config_builds_its_workload(name: str) -> None:
     paths = {"sharegpt": ["lengths.path"], "arxiv": ["lengths.path"], "servegen": ["path", "dataset"]}
-    traces = ("agents", "azure_code", "azure_conv", "mooncake", "prompts", "recorded", "trace", "vtc_real")
+    traces = (
+        "agents",
+        "azure_code",
+        "azure_conv",
+        "mooncake",
+        "prompts",
+        "recorded",
+        "recorded_sessions",
+        "trace",
+        "vtc_real",
+    )
     keys = paths.get(name, ["path"] if name in traces else [])
     folder = ["+traces=some"] if name.startswith(("landscape_", "traces/")) else []
     workload = composed(f"+workload={name}", *folder, *(f"workload.{key}=some.file" for key in keys))
