@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from typing import NamedTuple
 
-from cbatch.request import Request
+from cbatch.request import Ints, Request
+from cbatch.request_table import Counters
 
 
 class Plan:
@@ -79,3 +81,26 @@ class Refusal(Enum):
     NONE_ASKED = "fewer than one token was asked for"
     TOKENS = "the tokens left of max_tokens do not suffice"
     BLOCKS = "the free KV blocks do not suffice"
+
+
+class CheckedPlan(NamedTuple):
+    """A legal plan, with results of the check that `State.apply` reads.
+
+    newcomers: the waiting requests among `plan.requests`, in plan order.
+    rows: int64 [batch], table rows; -1 for requests that were never admitted.
+    num_tokens: int64 [batch], tokens to compute. end: int64 [batch], tokens in the KV cache after the iteration.
+    taking, num_blocks: places of the requests that take KV blocks, and the number of blocks for each.
+    num_batch_tokens: total tokens to compute. num_decodes: requests that have only their newest token left.
+    counters: the batch's counters before the plan is carried out.
+    """
+
+    plan: Plan
+    newcomers: list[Request]
+    rows: Ints
+    num_tokens: Ints
+    end: Ints
+    taking: Ints
+    num_blocks: list[int]
+    num_batch_tokens: int
+    num_decodes: int
+    counters: Counters

@@ -14,11 +14,11 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from cbatch.errors import OverCommitError, PlanError
-from cbatch.plan import Plan
+from cbatch.plan import CheckedPlan, Plan
 from cbatch.plan_builder import PlanBuilder
 from cbatch.request import Ints, Request, Status
 from cbatch.request_table import ONE, Counters
-from cbatch.state import CheckedPlan, State
+from cbatch.state import State
 from cbatch.view import EngineView, View
 
 T = TypeVar("T")

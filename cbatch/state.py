@@ -12,32 +12,9 @@ import numpy as np
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool, PrefixCache, PrefixPool
 from cbatch.lease import Lease
-from cbatch.plan import Plan
+from cbatch.plan import CheckedPlan
 from cbatch.request import NEVER, FinishReason, Ints, Request, Status, spec_of
-from cbatch.request_table import NONE, ONE, ZERO, Counters, Queues, RequestTable
-
-
-class CheckedPlan(NamedTuple):
-    """A legal plan, with results of the check that `State.apply` reads.
-
-    newcomers: the waiting requests among `plan.requests`, in plan order.
-    rows: int64 [batch], table rows; -1 for requests that were never admitted.
-    num_tokens: int64 [batch], tokens to compute. end: int64 [batch], tokens in the KV cache after the iteration.
-    taking, num_blocks: places of the requests that take KV blocks, and the number of blocks for each.
-    num_batch_tokens: total tokens to compute. num_decodes: requests that have only their newest token left.
-    counters: the batch's counters before the plan is carried out.
-    """
-
-    plan: Plan
-    newcomers: list[Request]
-    rows: Ints
-    num_tokens: Ints
-    end: Ints
-    taking: Ints
-    num_blocks: list[int]
-    num_batch_tokens: int
-    num_decodes: int
-    counters: Counters
+from cbatch.request_table import NONE, ONE, ZERO, Queues, RequestTable
 
 
 class Absorbed(NamedTuple):

@@ -85,12 +85,10 @@ class Turns:
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._timed: Callable[[Any], Any] = getattr(executor, "timed", lambda plan: plan)
         self._may_leap = "steady" in vars(type(policy)) and getattr(executor, "repeats", False)
-        self.leaps = True
         self._ended: list[Request] = []  # and not returned by a turn yet
-        self._empty_plan = Plan()
+        self.leaps, self._empty_plan, self.inbox = True, Plan(), Inbox()
         self.seconds_copying = 0.0  # for which iterations waited for copies of KV blocks
         self.observer: Observer | None = None  # of a cluster
-        self.inbox = Inbox()
         self.on_leave: Callable[[Request], object] = ignore
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self.on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
@@ -103,21 +101,17 @@ class Turns:
         """
         if request.status is Status.FINISHED:
             return
-        pending = request.status in (Status.PENDING, Status.MOVING)
-        if request.status is Status.MOVING:
-            if not self.inbox.withdraw(request):
-                raise not_submitted(request)
-        elif pending:
-            if request in self._waiting.arrived:
-                self._waiting.arrived.remove(request)
-            else:
-                self.arrivals.withdraw(request)
-        elif not self.state.holds(request):
+        pending, moving = request.status is Status.PENDING, request.status is Status.MOVING
+        if not (self.inbox.withdraw(request) if moving else pending or self.state.holds(request)):
             raise not_submitted(request)
+        if pending and request in self._waiting.arrived:
+            self._waiting.arrived.remove(request)
+        elif pending:
+            self.arrivals.withdraw(request)
         self._latest = None
         self._waiting.wake()  # a new plan is due
         self.state.end(request, FinishReason.CANCELLED, self.executor.now())
-        self._end(request, known=not pending)
+        self._end(request, known=not (pending or moving))
 
     def turn(self, until: float) -> Sequence[Request]:
         waiting = self._waiting

@@ -1,7 +1,8 @@
 """Replicas of a model behind a router."""
 
-from cbatch.cluster.cluster import Cluster, Executors
+from cbatch.cluster.cluster import Cluster
 from cbatch.cluster.live import LiveCluster
+from cbatch.cluster.merging import Executors
 from cbatch.cluster.routers import LeastLoaded, Reject, RoundRobin, Route, Router
 from cbatch.cluster.scaling import Autoscaler, Scaling
 from cbatch.cluster.server import ReplicatedServer

@@ -13,11 +13,12 @@ from typing import Any, SupportsIndex
 
 from cbatch.arrivals import Arrivals, Listed, check_all
 from cbatch.calls import call
-from cbatch.cluster.merging import Merger
+from cbatch.cluster.merging import Executors, Merger
+from cbatch.cluster.reports import Reporter
 from cbatch.cluster.routers import Reject, Route, Router
 from cbatch.cluster.scaling import Fleet, Scaling
 from cbatch.cluster.transfers import Moves, Transfers
-from cbatch.cluster.views import ClusterView, Phase, ReplicaView, Reporter, Role
+from cbatch.cluster.views import ClusterView, Phase, ReplicaView, Role
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError, WorkloadError
 from cbatch.host import drive
@@ -286,17 +287,3 @@ def _view_of(engine: Engine, pool: str, price: float | None, role: Role) -> Repl
 
 def _shown(request: Request) -> Request:
     return Request.from_spec(spec_of(request))
-
-
-class Executors:
-    """The executors of all replicas, with the methods of an executor that are called after a run."""
-
-    def __init__(self, executors: Sequence[Any]) -> None:
-        self.executors = executors
-
-    def now(self) -> float:
-        return float(max(executor.now() for executor in self.executors))
-
-    def close(self) -> None:
-        for executor in self.executors:
-            executor.close()

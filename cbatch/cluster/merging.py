@@ -1,8 +1,9 @@
-"""Merges the records of replicas to one, at once or in pieces."""
+"""Merges the records of replicas to one, at once or in pieces, and their executors."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import Any
 
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import Ints, Request
@@ -45,3 +46,17 @@ class Merger:
 def _ended_at(request: Request) -> float:
     assert request.finished_at is not None
     return request.finished_at
+
+
+class Executors:
+    """The executors of all replicas, with the methods of an executor that are called after a run."""
+
+    def __init__(self, executors: Sequence[Any]) -> None:
+        self.executors = executors
+
+    def now(self) -> float:
+        return float(max(executor.now() for executor in self.executors))
+
+    def close(self) -> None:
+        for executor in self.executors:
+            executor.close()

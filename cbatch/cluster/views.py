@@ -6,23 +6,21 @@ router     at t reads the reports with at <= t - staleness, and counts its own r
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache, partial
 from heapq import heappop, heappush
 from itertools import chain
 from operator import itemgetter
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
+from cbatch.cluster.reports import Report
 from cbatch.cost import BatchShape, CostModel
-from cbatch.engine import Engine
 from cbatch.kv import BlockHash
 from cbatch.kv.hashes import prompt_hashes
 from cbatch.limits import Limits
-from cbatch.request import Ints, Request
+from cbatch.request import Request
 
 
 class Phase(StrEnum):
@@ -40,64 +38,6 @@ class Role(StrEnum):
     BOTH = "both"
     PREFILL = "prefill"
     DECODE = "decode"
-
-
-class Report(NamedTuple):
-    """The state of a replica at one time.
-
-    at: seconds. ids: the admitted requests, [admitted]. computed: `lag` more than the tokens in the KV cache of each.
-    num_free: free KV blocks. ended: ids of the requests that have ended since the report before, and their output tokens.
-    left: ids of those that another replica continues.
-    changed: the block hashes that the prefix cache has gained (True) or lost since the report before.
-    """
-
-    at: float
-    ids: Ints
-    computed: Ints
-    lag: int
-    num_free: int
-    ended: Sequence[tuple[int, int]] = ()
-    changed: Mapping[BlockHash, bool] = MappingProxyType({})
-    left: Sequence[int] = ()
-
-
-class Reporter:
-    """Observes an engine, and posts the reports of its replica to a view."""
-
-    def __init__(self, engine: Engine, view: "ReplicaView") -> None:
-        self._state, self._view, self._post = engine.state, view, view.post
-        self._ended: list[tuple[int, int]] = []
-        self._left: list[int] = []
-        self._cursor: int | None = None  # in the log of the prefix cache's changes
-
-    def ended(self, request: Request) -> None:
-        self._ended.append((request.id, request.num_output_tokens))
-
-    def left(self, request: Request) -> None:
-        self._left.append(request.id)
-
-    def changed(self, changes: Sequence[tuple[float, int]]) -> None:
-        """changes: seconds and KV blocks in use, after each of several decodes of the same batch, or after one change of any kind."""
-        state, lag = self._state, len(changes)
-        rows, most = state.admitted_rows(), state.pool.num_blocks
-        ids, computed = state.table.id[rows], state.table.computed[rows]
-        for at, num_used in changes[:-1]:
-            self._post(Report(at, ids, computed, lag := lag - 1, most - num_used))
-        at, num_used = changes[-1]
-        ended, self._ended = self._ended, []
-        left, self._left = self._left, []
-        self._post(Report(at, ids, computed, 0, most - num_used, ended, self._changed(), left))
-
-    def _changed(self) -> Mapping[BlockHash, bool]:
-        if (cache := self._state.cache) is None or not self._view.follows_cache:
-            return {}
-        pool, cursor = cache.pool, self._cursor
-        self._cursor = pool.changes.begin()
-        if cursor is None:
-            return dict.fromkeys(pool.hashes, True)
-        hashes = pool.changes.since(cursor)
-        assert hashes is not None, "the changes between two reports are kept"
-        return {block_hash: block_hash in pool for block_hash in hashes}
 
 
 @lru_cache(maxsize=16)
