@@ -51,11 +51,11 @@ class RoundRobin:
 class LeastLoaded:
     """Joins the shortest queue: the replica with the fewest unfinished requests, or outstanding `tokens`; the first on a tie."""
 
-    tokens = False  # also of a subclass with an `__init__` of its own
+    _tokens = False  # also of a subclass with an `__init__` of its own
 
     def __init__(self, tokens: bool = False) -> None:
-        self.tokens = tokens
+        self._tokens = tokens
 
     def choose(self, request: Request, view: ClusterView) -> int:
-        load = attrgetter("outstanding_tokens" if self.tokens else "num_unfinished")
+        load = attrgetter("outstanding_tokens" if self._tokens else "num_unfinished")
         return min(view.fitting(request), key=lambda index: int(load(view[index])))

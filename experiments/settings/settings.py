@@ -233,8 +233,6 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         raise ConfigError(
             "autoscale: one replica neither comes nor goes; give backend.replicas=, the most that there may be"
         )
-    if "autoscale" not in config and any(key.startswith("backend.scaling") for key in composed.given()):
-        raise ConfigError("backend.scaling: has no effect without an autoscaler; give autoscale=NAME")
     unnamed = "hardware" not in composed.given() and root.hardware == Cuda.predicts_with
     if unnamed and isinstance(backend, Cuda) and (profile := profile_of_gpu()):
         with suppress(ProfileError):  # it lacks the links of several GPUs

@@ -227,6 +227,8 @@ def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedS
         return servers[0]
     cluster = Cluster if backend.simulated else LiveCluster
     scaler = settings.autoscale
+    if scaler is None and backend.scaling != type(backend.scaling)():
+        raise ConfigError("backend.scaling: has no effect without an autoscaler; give autoscale=NAME")
     scaling = None if scaler is None else Scaling(scaler, **vars(backend.scaling))
     prices = [price for setup in setups for price in setup.prices]
     roles = [Role(setup.settings.backend.role) for setup in setups for _ in range(setup.settings.backend.replicas)]
