@@ -191,9 +191,7 @@ class State(Queues):
         """Takes in the tokens of the oldest step in flight. tokens: [batch], as in `StepResult`; None if values do not matter."""
         table, places = self.table, step.sampled
         rows = step.rows[places]
-        if (
-            self._leaving_rows or self.leases
-        ):  # a request of this step ended, left or was rejected while it was in flight
+        if self._leaving_rows or self.leases:  # a request of this step ended, left or was rejected in flight
             ended = table.ended[rows]
             self.num_overshoot_tokens += int(np.count_nonzero(ended))
             places, rows = places[~ended], rows[~ended]

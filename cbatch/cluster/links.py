@@ -18,9 +18,8 @@ class Link:
 
     def __init__(self, fair: bool = True) -> None:
         self._fair = fair
-        self._begins: list[
-            tuple[float, int, float]
-        ] = []  # a heap: when a transfer's latency has passed, its key, its work
+        # a heap: when a transfer's latency has passed, its key, its work
+        self._begins: list[tuple[float, int, float]] = []
         self._left: dict[int, float] = {}  # work of the transfers that share the link
         self._at = self._free_at = 0.0
         self._busy: list[tuple[float, float]] = []  # spans
@@ -60,7 +59,8 @@ class Link:
             least = min(self._left.values())
             share = least if abs(share - least) <= _NOTHING else share
             self._left = {key: work - share for key, work in self._left.items()}
-            self._busy.append((self._at, until))
+            since = self._busy.pop()[0] if self._busy and self._busy[-1][1] == self._at else self._at
+            self._busy.append((since, until))
         self._at = max(self._at, until)
 
     def hide(self, begin: float, end: float, work: float) -> float:
