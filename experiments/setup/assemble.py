@@ -163,6 +163,7 @@ def assemble(
             "requests arrive by iteration": bool(arrivals.iterations),
             "requests follow the ends of others": arrivals.follow_ends,
             "bounds=true needs all requests before the run": settings.bounds,
+            "backend.transfers.layerwise reads earlier iterations": backend.transfers.layerwise,
         }
         for why in (why for why, met in obstacles.items() if met):
             raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
