@@ -21,6 +21,9 @@ from cbatch.moves import Loading, Moved
 from cbatch.record import Transfer
 from cbatch.request import Request
 
+_LINK, _PREFILL = range(2)
+"""Kinds of events, in the order in which those of one time happen."""
+
 
 class Seconds(Protocol):
     def at(self, size: float) -> float: ...
@@ -63,7 +66,8 @@ class Transfers:
         self._links: dict[tuple[int, int], Link] = {}
         self._under_way: dict[int, Transfer] = {}
         self._moved: dict[int, Moved] = {}
-        self._prefilled: list[tuple[float, int, int, Request]] = []  # a heap: when, where, id
+        # a heap: when, kind; then receiver and sender of a link, or the prefiller, id and request. Some of links are out of date
+        self._events: list[tuple[float, int, int, int, Request | None]] = []
         for replica, engine in enumerate(engines):
             engine.state.hands_over = partial(self._hands_over, replica)
             engine.on_leave = partial(self._leave, replica)
@@ -83,20 +87,34 @@ class Transfers:
 
     @property
     def next_at(self) -> float:
-        links = (link.next_at for link in self._links.values())
-        return min(self._prefilled[0][0] if self._prefilled else inf, min(links, default=inf))
+        return self._events[0][0] if self._events else inf
 
     def advance(self, now: float) -> None:
         """Lets what is due by `now` happen."""
-        while (at := self.next_at) <= now:
-            for key in sorted(
-                {link for link, state in self._links.items() if state.next_at <= at}, key=lambda key: key[::-1]
-            ):
-                for id_ in self._links[key].advance(at):
-                    self._arrive(id_, at)
-            while self._prefilled and self._prefilled[0][0] <= at:
-                _, replica, _, request = heappop(self._prefilled)
+        while self._events and self._events[0][0] <= now:
+            at, _, replica, other, request = self._events[0]
+            if request is not None:
+                heappop(self._events)
                 self._hand_over(request, replica, at)
+                self._drop_outdated()
+            else:
+                self._advance_link((other, replica), at)
+
+    def _advance_link(self, ends: tuple[int, int], now: float) -> None:
+        """Lets time go on for a link between a sender and a receiver."""
+        for id_ in self._links[ends].advance(now):
+            self._arrive(id_, now)
+        self._note_link(ends)
+
+    def _note_link(self, ends: tuple[int, int]) -> None:
+        if (at := self._links[ends].next_at) < inf:
+            heappush(self._events, (at, _LINK, *ends[::-1], None))
+        self._drop_outdated()
+
+    def _drop_outdated(self) -> None:
+        events = self._events
+        while events and events[0][1] == _LINK and self._links[events[0][3], events[0][2]].next_at != events[0][0]:
+            heappop(events)
 
     def ended(self, request: Request, replica: int) -> int | None:
         """Forgets a request that has ended in a replica; returns the decoder that was told of it and never got it."""
@@ -131,7 +149,7 @@ class Transfers:
     def _leave(self, prefiller: int, request: Request) -> None:
         engine = self._engines[prefiller]
         self._moved[request.id] = engine.give(request, self._moves.lease)
-        heappush(self._prefilled, (engine.now(), prefiller, request.id, request))
+        heappush(self._events, (engine.now(), _PREFILL, prefiller, request.id, request))
 
     def _hand_over(self, request: Request, prefiller: int, now: float) -> None:
         decoder = self._decoder_of(request, self._route[request.id][1], now)
@@ -144,8 +162,7 @@ class Transfers:
         prefiller, _ = self._route[id_]
         number = len(moved.blocks) - loading.num_found
         link = self._links.setdefault((prefiller, decoder), Link(self._moves.fair))
-        for key in link.advance(now):
-            self._arrive(key, now)
+        self._advance_link((prefiller, decoder), now)
         num_bytes, latency = number * self._moves.block_bytes, link_seconds.at(0)
         work, hidden = max(link_seconds.at(num_bytes) - latency, 0.0) if number else 0.0, 0.0
         if self._moves.push and self._moves.layers > 1:
@@ -156,6 +173,7 @@ class Transfers:
             id_, prefiller, decoder, tokens, num_bytes, now, inf, hidden / work if work else 0.0
         )
         link.add(id_, now, latency, work - hidden)
+        self._note_link((prefiller, decoder))
 
     def _drop(self, request: Request, moved: Moved) -> None:
         """Ends a lease that the decoder does not need."""

@@ -167,6 +167,22 @@ def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: 
     assert cluster.record.requests == sorted(requests, key=lambda request: (request.finished_at, request.id))
 
 
+def test_events_look_at_links_with_news_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transfer of one in 64 links costs at most 1.5 times as many looks at links as one in a single link."""
+    asked: list[Link] = []
+    due = Link.next_at.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(Link, "next_at", property(lambda link: (asked.append(link), due(link))[1]))
+    per_transfer = []
+    for number in (1, 8):
+        asked.clear()
+        requests = [Request(id_, 8, 3, arrival_time=id_ / number) for id_ in range(20 * number)]
+        engines, roles = [replica() for _ in range(2 * number)], [each for each in ROLES for _ in range(number)]
+        moves = Moves(1, Affine(0.25, 0.125))
+        cluster = serve(engines, requests, moves, roles)
+        per_transfer.append(len(asked) / len(cluster.record.transfers))
+    assert per_transfer[1] <= 1.5 * per_transfer[0], per_transfer
+
+
 def test_figures_of_a_pool_include_the_first_tokens_of_another(tmp_path: Path) -> None:
     """Golden's A, B and C belong to the decoder's pool, with first tokens at 1, 1 and 2 s; three transfers of 12 tokens, 1 + 1.5 + 1.25 s."""
     requests = [Request(id_, *sizes) for id_, sizes in enumerate([(6, 3), (2, 2), (4, 3), (8, 1)])]
