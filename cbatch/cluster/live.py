@@ -4,9 +4,11 @@ router     sleeps until t1 | routes the arrivals at t1, posts them to replicas |
 replica    plans, computes, posts reports and ended requests | takes the posted requests into its next plan | ...
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import permutations
 from math import inf
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 from cbatch.arrivals import Posted
 from cbatch.cluster.cluster import Cluster
 from cbatch.cluster.transfers import Moves
+from cbatch.cluster.views import Role
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError
 from cbatch.host import drive
@@ -60,9 +63,13 @@ class _Prefilled(NamedTuple):
 
 
 class LiveTransfers:
-    """The moves of a cluster in real time. Decoders copy blocks on their threads, between two turns.
+    """The moves of a cluster in real time. Each pair of replicas has a thread that copies blocks, while both compute.
 
-    prefilled: called on a prefiller's thread. post: runs a function on a replica's thread.
+    decoder's thread    blocks are reserved, `read` |                    | the blocks are cached, the request waits
+    pair's thread                                   | copy, wait for it |
+    prefiller's thread  blocks stay, leased                              | blocks are free
+
+    prefilled: called on a prefiller's thread. post: runs a function on a replica's thread. fail: ends the run with an error.
     """
 
     push = False
@@ -71,19 +78,21 @@ class LiveTransfers:
         self,
         moves: Moves,
         engines: Sequence[Engine],
+        pairs: Iterable[tuple[int, int]],
         prefilled: Callable[[_Prefilled], object],
         post: Callable[[int, Callable[[], object]], object],
+        fail: Callable[[BaseException], object],
     ) -> None:
-        assert moves.copy is not None, "real tokens need a copy of their blocks"
-        self._moves, self._copy, self._engines, self._prefilled, self._post = (
-            moves,
-            moves.copy,
-            engines,
-            prefilled,
-            post,
-        )
+        """pairs: those between which requests may move."""
+        assert moves.connect is not None, "real tokens need a copy of their blocks"
+        self._moves, self._engines, self._prefilled, self._post, self._fail = moves, engines, prefilled, post, fail
         self.done: list[Transfer] = []
         self.prefiller_of: dict[int, int] = {}  # by the request's id
+        self._copies = {
+            (sender, receiver): moves.connect(engines[sender].executor, engines[receiver].executor)
+            for sender, receiver in pairs
+        }
+        self._threads = {pair: ThreadPoolExecutor(1, f"copies {pair[0]} to {pair[1]}") for pair in self._copies}
         for replica, engine in enumerate(engines):
             engine.state.hands_over = partial(self._hands_over, replica)
             engine.on_leave = partial(self._leave, replica)
@@ -91,8 +100,15 @@ class LiveTransfers:
             engine.inbox.drop = self._drop
 
     def settle(self) -> None:
+        for thread in self._threads.values():
+            thread.shutdown()
         for engine in self._engines:
             engine.settle()
+
+    def close(self) -> None:
+        """Waits for the copy that each thread has begun, and drops the others."""
+        for thread in self._threads.values():
+            thread.shutdown(cancel_futures=True)
 
     def _hands_over(self, replica: int, request: Request) -> bool:
         return self.prefiller_of.get(request.id) == replica
@@ -101,13 +117,23 @@ class LiveTransfers:
         self._prefilled(_Prefilled(request, replica, self._engines[replica].give(request, self._moves.lease)))
 
     def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> None:
-        engine, sender, first = self._engines[decoder], self.prefiller_of[loading.request.id], loading.num_found
-        here = engine.state.pool.tables[loading.row, first : len(loading.hashes)]
-        num_bytes = self._copy(self._engines[sender].executor, engine.executor, (moved.blocks[first:], here))
-        tokens = len(here) * engine.state.pool.block_size
-        self.done.append(Transfer(loading.request.id, sender, decoder, tokens, num_bytes, now, engine.now()))
-        engine.inbox.copied.append(loading.request.id)
-        self._drop(loading.request, moved)
+        pair, first = (self.prefiller_of[loading.request.id], decoder), loading.num_found
+        here = self._engines[decoder].state.pool.tables[loading.row, first : len(loading.hashes)].copy()
+        self._threads[pair].submit(self._copy, pair, (moved.blocks[first:], here), loading.request, moved, now)
+
+    def _copy(self, pair: tuple[int, int], blocks: Any, request: Request, moved: Moved, began: float) -> None:
+        """Runs on the pair's thread."""
+        try:
+            num_bytes = self._copies[pair](blocks) if len(blocks[0]) else 0
+        except BaseException as error:
+            self._fail(error)
+            return
+        decoder = self._engines[pair[1]]
+        tokens = len(blocks[0]) * decoder.state.pool.block_size
+        self.done.append(Transfer(request.id, *pair, tokens, num_bytes, began, decoder.now()))
+        decoder.inbox.copied.append(request.id)
+        self._post(pair[1], partial(decoder.poke, 0.0))
+        self._drop(request, moved)
 
     def _drop(self, request: Request, moved: Moved) -> None:
         if moved.lease is not None:
@@ -120,9 +146,16 @@ class LiveCluster(Cluster):
     """A `Cluster` whose replicas serve at the same time."""
 
     def _attach_moves(self, moves: Moves) -> None:
-        self.transfers: Any = LiveTransfers(
-            moves, self.engines, lambda prefilled: self._messages.put(prefilled), self._post
-        )
+        roles = [view.role for view in self._views]
+        pairs = [
+            (sender, receiver)
+            for sender, receiver in permutations(range(len(roles)), 2)
+            if roles[sender] is not Role.DECODE and roles[receiver] is not Role.PREFILL
+        ]
+        self.transfers: Any = LiveTransfers(moves, self.engines, pairs, self._tell, self._post, self._tell)
+
+    def _tell(self, message: Any) -> None:
+        self._messages.put(message)
 
     def _post(self, replica: int, function: Callable[[], object]) -> None:
         self._replicas[replica].messages.put(function)
@@ -151,6 +184,9 @@ class LiveCluster(Cluster):
                 replica.messages.put(None)
                 replica.thread.join(timeout=10)
             raise
+        finally:
+            if self.transfers is not None:
+                self.transfers.close()
 
     # -- the host of `drive` ------------------------------------------------------------------------------------------
 

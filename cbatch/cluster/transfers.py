@@ -36,7 +36,8 @@ class Moves:
     block_bytes: of a KV block, all layers. link: seconds of a send against its bytes; the seconds of 0 bytes are its latency.
     push: whether a decoder reserves blocks before the prefill begins. layers: sent as they are computed, with `push`; 1: all at the end.
     lease: seconds for which blocks are held for a decoder that has not begun to read them. fair: see `Link`.
-    copy: copies blocks between two executors, and returns the bytes, where tokens are real: `runtime.transfers.copy_blocks`.
+    connect: of two executors, where tokens are real: returns a function that copies the blocks with these numbers, int32 [2, blocks], from the
+        first to the second, and returns the bytes once all are there. Each pair of replicas calls its own on a thread.
     """
 
     block_bytes: int
@@ -45,7 +46,7 @@ class Moves:
     layers: int = 1
     lease: float = inf
     fair: bool = True
-    copy: Callable[[Any, Any, Any], int] | None = None
+    connect: Callable[[Any, Any], Callable[[Any], int]] | None = None
 
 
 class Transfers:

@@ -1,7 +1,7 @@
 """The interface of a backend; `backends` has the three that `backend=` chooses from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -143,6 +143,10 @@ class Backend(ABC):
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor: ...
+
+    def copies(self, sender: Any, receiver: Any) -> Callable[[Any], int]:
+        """Returns a function that copies KV blocks between two executors: see `cbatch.cluster.Moves`."""
+        raise NotImplementedError
 
     def place(self, first_gpu: int) -> AbstractContextManager[Any]:
         """Returns a context in which the executor of a replica is built, on the GPUs from this one on."""

@@ -3,9 +3,10 @@
 Only the chosen backend's packages are loaded: a simulated run imports no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec
@@ -162,15 +163,22 @@ class Cpu(Real):
 
         return cpu.build(spec, limits, kv, self._with_own(options))
 
+    def copies(self, sender: Any, receiver: Any) -> Callable[[Any], int]:
+        from cbatch.runtime.transfers import copy_blocks
+
+        return partial(copy_blocks, sender.caches, receiver.caches)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cuda(Real):
     """Real tokens on this machine's GPU, or a GPU for each rank of each pipeline stage of each replica.
 
     attention: the kernel for prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
+    devices: the GPU of each replica, which then has one; replicas may share a GPU. None: each has the next GPUs.
     """
 
     attention: AttentionName = "auto"
+    devices: Annotated[list[int], Give("the GPU of each replica, as in [0,0]")] | None = None
 
     name = "cuda"
     block_size = 128  # the page size at which paged attention is fastest
@@ -179,6 +187,12 @@ class Cuda(Real):
         super().check_here()
         if count_gpus() == 0:
             raise ConfigError("backend=cuda: no GPU found; choose backend=sim or backend=cpu")
+        if self.devices is not None:
+            if len(self.devices) != self.replicas:
+                problem = f"backend.devices={self.devices}: names {len(self.devices)} GPUs for {self.replicas} replicas"
+                raise ConfigError(f"{problem}; give one for each")
+            if not all(0 <= device < count_gpus() for device in self.devices):
+                raise ConfigError(f"backend.devices={self.devices}: give numbers from 0 to {count_gpus() - 1}")
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Predicts as if all stages had as many layers as the largest. Raises ConfigError for the speed of another card."""
@@ -197,7 +211,9 @@ class Cuda(Real):
     def place(self, first_gpu: int) -> AbstractContextManager[Any]:
         import torch
 
-        return torch.cuda.device(torch.cuda.current_device() + first_gpu)
+        return torch.cuda.device(
+            torch.cuda.current_device() + first_gpu if self.devices is None else self.devices[first_gpu]
+        )
 
     def hardware(self, profile: Profile) -> str:
         import torch
@@ -207,13 +223,15 @@ class Cuda(Real):
     def check_number(self, number: int) -> None:
         import torch
 
-        if number > (available := torch.cuda.device_count() - torch.cuda.current_device()):
+        if self.devices is None and number > (available := torch.cuda.device_count() - torch.cuda.current_device()):
             problem = f"backend.pools: need {number} GPUs together, and PyTorch finds {available}"
             raise ConfigError(f"{problem}; give fewer replicas, or simulate the others with backend=sim")
 
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         from cbatch.runtime.gpu import build as gpu
 
+        if self.devices is not None and len({*self.devices}) < len(self.devices):
+            raise ConfigError(f"backend.devices={self.devices}: replicas share a GPU; give kv_tokens")
         num_tokens = gpu.kv_tokens_beside(spec, limits, self._with_own(Options()))
         return num_tokens, "beside weights and iterations in the free memory"
 
@@ -221,7 +239,10 @@ class Cuda(Real):
         from cbatch.runtime.gpu import build as gpu
         from cbatch.runtime.gpu.devices import check_number
 
-        check_number(self.pipeline_stages, self.tensor_parallel, self.replicas)
+        if self.devices is None:
+            check_number(self.pipeline_stages, self.tensor_parallel, self.replicas)
+        elif self.gpus_per_replica > 1:
+            raise ConfigError(f"backend.devices={self.devices}: each replica has one GPU; leave it out")
         gpu.check_fits(spec, limits, kv, self._with_own(Options()))
 
     def executor(
@@ -230,6 +251,11 @@ class Cuda(Real):
         from cbatch.runtime.gpu import build as gpu
 
         return gpu.build(spec, limits, kv, self._with_own(options))
+
+    def copies(self, sender: Any, receiver: Any) -> Callable[[Any], int]:
+        from cbatch.runtime.gpu.transfers import BlockCopies
+
+        return BlockCopies(sender.caches, receiver.caches)
 
     def _with_own(self, options: Options) -> Options:
         return replace(super()._with_own(options), attention=self.attention)

@@ -19,15 +19,13 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
     for role in (Role.PREFILL, Role.DECODE):
         if not {role, Role.BOTH} & {*roles}:
             raise ConfigError(f"backend.pools: no replica can {role}; give a pool role={role}, or role=both")
-    if backend.name == "cuda":
-        raise ConfigError("backend.pools: requests do not move between GPUs yet; give backend=cpu or backend=sim")
     if settings.eviction is None:
         raise ConfigError("backend.pools: what is sent goes into the prefix cache; give prefix_cache=true")
     if len(sizes := {setup.kv.block_size for setup in setups}) > 1:
         stated = ", ".join(map(str, sorted(sizes)))
         raise ConfigError(f"backend.pools: blocks of {stated} tokens cannot be sent to each other; give one block_size")
     if not backend.simulated:
-        return _on_cpu(settings, setups)
+        return _real(settings, setups)
     first: Any = setups[0]
     num_gpus = sum(setup.settings.backend.num_devices for setup in setups)
     profile, block_size = first.cost.profile, first.kv.block_size
@@ -40,9 +38,7 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
     return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair)
 
 
-def _on_cpu(settings: Settings, setups: Sequence[Setup]) -> Moves:
-    from cbatch.runtime.transfers import copy_blocks
-
+def _real(settings: Settings, setups: Sequence[Setup]) -> Moves:
     if settings.backend.transfers.push:
         raise ConfigError("backend.transfers.push=true: real tokens are pulled; give backend.transfers.push=false")
     backends = [setup.settings.backend for setup in setups]
@@ -53,5 +49,5 @@ def _on_cpu(settings: Settings, setups: Sequence[Setup]) -> Moves:
         raise ConfigError(
             f"{problem}; give all pools the same tensor_parallel and pipeline_stages, and kv.host_tokens=0"
         )
-    copy = lambda sender, receiver, pairs: copy_blocks(sender.caches, receiver.caches, pairs)  # noqa: E731
-    return Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=settings.backend.transfers.lease or inf, copy=copy)
+    lease = settings.backend.transfers.lease or inf
+    return Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=lease, connect=settings.backend.copies)

@@ -1,7 +1,10 @@
 """Replicas in real time: each serves by itself, the router sees what is, and a failure of one ends all."""
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 from schedules import UnitCost
 from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
-from cbatch import Engine, Eviction, KVSize, Limits, Plan, Policy, Request, Server, View
+from cbatch import Engine, Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, View
 from cbatch.arrivals import Listed
 from cbatch.cluster import LiveCluster, Moves, ReplicaView, Role, RoundRobin, Router
 from cbatch.errors import PolicyError
@@ -114,28 +117,77 @@ def test_an_exception_in_one_replica_ends_all_at_once() -> None:
     assert not any(thread.name == "replica" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("lease", [inf, 1e-9])
-def test_real_tokens_are_prefilled_here_and_decoded_there(lease: float) -> None:
-    """Two prefillers and two decoders on threads of their own; with leases that end at once, decoders compute the prompts again."""
+def move_cluster(connect: Callable[[Any, Any], Callable[[Any], int]], lease: float = inf) -> LiveCluster:
+    """Two prefillers and two decoders on threads of their own."""
     roles = [Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE]
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=lease, connect=connect)
+    return LiveCluster([replica(Orca(), LRU()) for _ in roles], RoundRobin(), roles=roles, moves=moves)
 
-    def copy(sender: Any, receiver: Any, pairs: Any) -> int:
+
+def connected(sender: Any, receiver: Any) -> Callable[[Any], int]:
+    return partial(copy_blocks, sender.caches, receiver.caches)
+
+
+def connected_late(sender: Any, receiver: Any) -> Callable[[Any], int]:
+    def copy(pairs: Any) -> int:
+        time.sleep(0.01)
         return copy_blocks(sender.caches, receiver.caches, pairs)
 
-    executors = [make_executor(LLAMA, LIMITS, 40, 8) for _ in roles]
-    parts: Any = {"num_blocks": 40, "block_size": 8}
-    engines = [Engine(Orca(), each, LIMITS, UnitCost(), prefix_cache=LRU(), **parts) for each in executors]
-    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=lease, copy=copy)
-    cluster = LiveCluster(engines, RoundRobin(), roles=roles, moves=moves)
+    return copy
+
+
+@pytest.mark.parametrize(("lease", "connect"), [(inf, connected), (inf, connected_late), (1e-9, connected)])
+def test_real_tokens_are_prefilled_here_and_decoded_there(
+    lease: float, connect: Callable[[Any, Any], Callable[[Any], int]]
+) -> None:
+    """Replicas compute while blocks are copied; with leases that end at once, decoders compute the prompts again."""
+    cluster = move_cluster(connect, lease)
     requests = asked(*[0.002 * place for place in range(12)])
-    cluster.attach(Listed(requests))
-    try:
-        cluster.run()
-    finally:
-        cluster.executor.close()
+    run(cluster, requests)
     assert [request.output for request in requests] == [each.output for each in greedy_references(LLAMA)[:12]]
     assert all(request.num_moves == 1 for request in requests)
     full = sum(request.num_prompt_tokens // 8 * 8 for request in requests)
     sent = sum(transfer.num_tokens for transfer in cluster.record.transfers)
     assert sent == full if lease == inf else sent < full
-    assert not any(engine.state.leases or engine.state.pool.num_used for engine in engines)
+    assert_empty(cluster)
+
+
+def assert_empty(cluster: LiveCluster) -> None:
+    for engine in cluster.engines:
+        state = engine.state
+        assert engine.is_idle and not engine.state.pool.num_used
+        assert sorted(state.table._free_rows) == list(range(state.table.num_rows))
+
+
+def test_clients_leave_while_blocks_are_copied() -> None:
+    """At times at which requests are prefilled, offered, copied and decoded; what each has got by then stays."""
+    cluster = move_cluster(connected_late)
+    timeouts = [0.004 * (1 + place) for place in range(12)]
+    requests = [
+        Request.from_spec(replace(spec_of(request), timeout=timeout))
+        for request, timeout in zip(asked(*[0.002 * place for place in range(12)]), timeouts, strict=True)
+    ]
+    run(cluster, requests)
+    for request, reference in zip(requests, greedy_references(LLAMA), strict=False):
+        assert request.output == reference.output[: len(request.output)]
+    assert any(request.finish_reason is FinishReason.CANCELLED for request in requests)
+    assert_empty(cluster)
+
+
+def test_blocks_that_are_used_before_they_came_are_noticed() -> None:
+    """What the test above would notice: a copy that is reported before it has begun."""
+
+    def connect(sender: Any, receiver: Any) -> Callable[[Any], int]:
+        return lambda pairs: 0
+
+    with pytest.raises(RuntimeError, match="poison"):
+        run(move_cluster(connect), asked(*[0.0] * 12))
+
+
+def test_an_exception_in_a_copy_ends_the_run() -> None:
+    def connect(sender: Any, receiver: Any) -> Callable[[Any], int]:
+        return lambda pairs: 1 // 0
+
+    with pytest.raises(ZeroDivisionError):
+        run(move_cluster(connect), asked(*[0.0] * 12))
+    assert not any(thread.name.startswith(("replica", "copies")) for thread in threading.enumerate())

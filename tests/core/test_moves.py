@@ -14,6 +14,7 @@ from tiny_models import LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, greedy_references
 from cbatch import Engine, FinishReason, Limits, Policy, Request, Status
 from cbatch.host import advance
 from cbatch.kv import PrefixPool
+from cbatch.model import ModelSpec
 from cbatch.moves import Loading, Moved
 from cbatch.runtime.transfers import copy_blocks
 from policies.chunking import Fixed
@@ -25,16 +26,15 @@ LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
 
 
 class Pair:
-    """Two engines on the CPU; what the second reads is copied at once, or by `deliver`."""
+    """Two engines on the CPU; what the second reads is copied at once, or by `deliver`. fewest, most: blocks of a random cache."""
+
+    spec, size, limits, fewest, most = LLAMA, SIZE, Limits(4, LONGEST + 4, LONGEST, tile=1), 15, 40
 
     def __init__(self, policies: list[Policy], *, asynchronous: bool = True, num_blocks: int = 40) -> None:
-        limits = Limits(4, LONGEST + 4, LONGEST, tile=1)
-        size = {"num_blocks": num_blocks, "block_size": SIZE, "asynchronous": asynchronous}
+        size = {"num_blocks": num_blocks, "block_size": self.size, "asynchronous": asynchronous}
         self.engines = [
-            Engine(
-                policy, make_executor(LLAMA, limits, num_blocks, SIZE), limits, UnitCost(), prefix_cache=LRU(), **size
-            )
-            for policy in policies
+            Engine(policy, executor, self.limits, UnitCost(), prefix_cache=LRU(), **size)
+            for policy, executor in zip(policies, self.executors(num_blocks), strict=True)
         ]
         self.sent: list[int] = []  # blocks of each transfer
         self.late: list[tuple[int, Any]] = []
@@ -42,6 +42,12 @@ class Pair:
         for receiver in range(len(self.engines)):
             self.engines[receiver].inbox.read = lambda *sent, receiver=receiver: self._read(receiver, *sent)
         self.sender_of: dict[int, int] = {}
+
+    def executors(self, num_blocks: int) -> list[Any]:
+        return [make_executor(self.spec, self.limits, num_blocks, self.size) for _ in range(2)]
+
+    def copy(self, sender: Any, receiver: Any, pairs: Any) -> None:
+        copy_blocks(sender.caches, receiver.caches, pairs)
 
     def _read(self, receiver: int, loading: Loading, moved: Moved, now: float) -> None:
         self.late.append((receiver, (loading, moved)))
@@ -55,7 +61,7 @@ class Pair:
             sender = self.engines[self.sender_of[loading.request.id]]
             blocks = engine.state.pool.tables[loading.row, : len(loading.hashes)]
             pairs = moved.blocks[loading.num_found :], blocks[loading.num_found :]
-            copy_blocks(sender.executor.caches, engine.executor.caches, pairs)
+            self.copy(sender.executor, engine.executor, pairs)
             self.sent.append(len(pairs[0]))
             moved.lease.end()
             engine.inbox.copied.append(loading.request.id)
@@ -78,9 +84,9 @@ class Pair:
             engine.executor.close()
 
 
-def asked(number: int, **fields: Any) -> list[Request]:
+def asked(number: int, spec: ModelSpec = LLAMA, **fields: Any) -> list[Request]:
     """Request i is reference i, of the longer ones."""
-    references = greedy_references(LLAMA)[-number:]
+    references = greedy_references(spec)[-number:]
     return [
         Request(id_, len(reference.prompt), LONGEST_OUTPUT, prompt=reference.prompt, **fields)
         for id_, reference in enumerate(references)
@@ -89,7 +95,7 @@ def asked(number: int, **fields: Any) -> list[Request]:
 
 def check_end(pair: Pair, requests: list[Request]) -> None:
     """Each request ended once with its tokens, each token was received once, and both sides have everything back."""
-    references = greedy_references(LLAMA)[-len(requests) :]
+    references = greedy_references(pair.spec)[-len(requests) :]
     for request, reference in zip(requests, references, strict=True):
         whole = request.finish_reason is FinishReason.LENGTH
         assert request.output == reference.output[: None if whole else len(request.output)], request
@@ -200,14 +206,13 @@ def test_a_client_may_leave_while_its_blocks_are_copied() -> None:
     pair.close()
 
 
-def random_moves(seed: int) -> None:
+def random_moves(seed: int, kind: type[Pair] = Pair) -> None:
     """Two engines with random plans: requests move at any time in either direction, leases end, clients leave, copies come late."""
     draw = random.Random(seed)
-    pair = Pair(
-        [FuzzPolicy(seed), FuzzPolicy(seed + 1)], asynchronous=draw.random() < 0.7, num_blocks=draw.randint(15, 40)
-    )
+    policies: list[Policy] = [FuzzPolicy(seed), FuzzPolicy(seed + 1)]
+    pair = kind(policies, asynchronous=draw.random() < 0.7, num_blocks=draw.randint(kind.fewest, kind.most))
     pair.at_once = draw.random() < 0.5
-    requests = asked(draw.randint(3, 8))
+    requests = asked(draw.randint(3, 8), pair.spec)
     for request in requests:
         pair.engines[draw.randrange(2)].submit([request])
     pair.engines[0].state.hands_over = lambda request: request.id % 2 == 0

@@ -26,7 +26,7 @@ def choose_devices(num_stages: int = 1, num_ranks: int = 1) -> list[list[torch.d
     for group, following in pairwise([*stages, stages[0]] if num_stages > 1 else ()):  # each rank and its successor
         pairs += zip(group, following, strict=True)
     for here, there in pairs:
-        _connect(here, there, _settings(num_stages, num_ranks))
+        connect(here, there, _settings(num_stages, num_ranks))
     return stages
 
 
@@ -45,8 +45,13 @@ def _settings(num_stages: int, num_ranks: int, num_replicas: int = 1) -> str:
     return " ".join(f"backend.{key}={value}" for key, value in degrees.items() if value > 1)
 
 
-def _connect(here: torch.device, there: torch.device, settings: str) -> None:
-    """Enables peer access between two GPUs, which PyTorch switches on at the first copy in each direction."""
+def connect(here: torch.device, there: torch.device, settings: str) -> None:
+    """Enables peer access between two GPUs, which PyTorch switches on at the first copy in each direction.
+
+    settings: what needs it, for the ConfigError without NVLink.
+    """
+    if here == there:
+        return
     if not torch.cuda.can_device_access_peer(here, there):
         problem = f"GPU {here.index} cannot access the memory of GPU {there.index}, which {settings} requires"
         remedy = "choose GPUs that NVLink connects by CUDA_VISIBLE_DEVICES (see `nvidia-smi topo -p2p w`)"

@@ -1,0 +1,205 @@
+"""Requests that move between replicas on GPUs, or on one: tokens are those of `generate`, no block leaks, and copies are fast."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fuzz_policy import FuzzPolicy
+from gpu_models import LARGE, LIMITS, TINY_LLAMA, TWO_GPUS, with_same_weights
+from poison import poisoned
+from schedules import UnitCost
+from test_gpu_tokens import AMPLE, KV, SCARCE
+from test_moves import Pair, random_moves
+from tiny_models import LONGEST_OUTPUT, greedy_references
+
+from cbatch import FinishReason, KVSize, Request, Server
+from cbatch.cluster import LiveCluster, Moves, ReplicatedServer, Role, RoundRobin
+from cbatch.request import spec_of
+from cbatch.runtime.attention import PagedCache
+from cbatch.runtime.gpu import build as gpu
+from cbatch.runtime.gpu.transfers import BlockCopies, enqueue_copy
+from cbatch.runtime.options import Options
+from cbatch.sim.interpolation import PiecewiseLinear
+from policies.evictions import LRU
+
+DEVICES = [pytest.param((0, 0), id="one GPU"), pytest.param((0, 1), id="two GPUs", marks=TWO_GPUS)]
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scattered_blocks_arrive_as_they_were(dtype: str, devices: tuple[int, int]) -> None:
+    """In caches of unequal sizes, several times; other blocks stay."""
+    spec = replace(TINY_LLAMA, dtype=dtype)
+    sizes = KVSize(60, 16), KVSize(41, 16)
+    there, here = (
+        PagedCache(spec, size, torch.device("cuda", each)) for size, each in zip(sizes, devices, strict=True)
+    )
+    copies = BlockCopies([[there]], [[here]])
+    for number in (1, 30, 40):
+        for old, new in ((there.keys, here.keys), (there.values, here.values)):
+            old.normal_()
+            new.zero_()
+        for device in devices:
+            torch.cuda.synchronize(device)
+        source, target = torch.randperm(60)[:number], torch.randperm(41)[:number]
+        num_bytes = copies((source.numpy(), target.numpy()))
+        assert num_bytes == number * 16 * spec.kv_bytes_per_token
+        for old, new in ((there.keys, here.keys), (there.values, here.values)):
+            assert torch.equal(old[:, source].cpu(), new[:, target].cpu())
+            new[:, target] = 0
+            assert not new.any()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("devices", DEVICES)
+def test_copies_are_as_fast_as_a_plain_one(devices: tuple[int, int]) -> None:
+    """Scattered blocks of an 8B model, 8,192 tokens, against the same bytes in one piece: at most 15% longer."""
+    size = KVSize(96, 128)
+    there, here = (PagedCache(LARGE, size, torch.device("cuda", each)) for each in devices)
+    copies = BlockCopies([[there]], [[here]])
+    pairs = [torch.randperm(96)[:64].numpy() for _ in range(2)]
+    plain = [
+        torch.empty(64 * 128 * LARGE.kv_bytes_per_token // 2, dtype=torch.int16, device=cache.keys.device)
+        for cache in (there, here)
+    ]
+
+    def seconds(copy: Callable[[], object]) -> float:
+        times = []
+        for _ in range(8):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            with torch.cuda.stream(copies._streams[0]):
+                begin.record()
+                copy()
+                end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        return min(times)
+
+    assert seconds(lambda: copies(pairs)) <= seconds(lambda: plain[1].copy_(plain[0], non_blocking=True)) / 0.85
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def devices(request: pytest.FixtureRequest) -> tuple[int, int]:
+    chosen: tuple[int, int] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module", params=["off", "all"])
+def executors(request: pytest.FixtureRequest, devices: tuple[int, int], checkpoints: Path) -> Iterator[list[Any]]:
+    """Two executors, each on its GPU."""
+    spec, built = with_same_weights(TINY_LLAMA, checkpoints), []
+    for device in devices:
+        with torch.cuda.device(device):
+            built.append(poisoned(gpu.build, spec, LIMITS, KV, Options(graphs=request.param)))
+    yield built
+    for executor in built:
+        executor.close()
+
+
+def test_random_moves_keep_tokens_and_blocks(executors: list[Any]) -> None:
+    """The schedules of the CPU's test: moves in both directions at any time, beside iterations in flight on both replicas."""
+    ways = {
+        (one, other): BlockCopies(one.caches, other.caches)
+        for one in executors
+        for other in executors
+        if one is not other
+    }
+
+    class GpuPair(Pair):
+        spec, size, limits, fewest, most = TINY_LLAMA, KV.block_size, LIMITS, SCARCE, AMPLE
+
+        def executors(self, num_blocks: int) -> list[Any]:
+            for executor in executors:
+                executor.restart()
+            return executors
+
+        def copy(self, sender: Any, receiver: Any, pairs: Any) -> None:
+            if len(pairs[0]):
+                ways[sender, receiver](pairs)
+
+        def close(self) -> None:
+            pass
+
+    for seed in range(25):
+        random_moves(seed, GpuPair)
+
+
+def connect(sender: Any, receiver: Any, late: int = 0) -> Callable[[Any], int]:
+    """late: cycles for which each copy waits before it begins."""
+    copies = BlockCopies(sender.caches, receiver.caches)
+
+    def copy(pairs: Any) -> int:
+        with torch.cuda.stream(copies._streams[0]):
+            torch.cuda._sleep(late)
+        return copies(pairs)
+
+    return copy
+
+
+def serve_apart(
+    executors: list[Any], seed: int, connect: Any = connect, timeouts: bool = True
+) -> tuple[LiveCluster, list[Request]]:
+    """Serves random requests, prefilled on the first executor and decoded on the second, by random policies."""
+    draw, references = random.Random(seed), greedy_references(TINY_LLAMA)
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=draw.choice([inf, inf, 0.002]), connect=connect)
+    servers = [
+        Server(each, LIMITS, UnitCost(), KVSize(draw.randint(SCARCE, AMPLE), KV.block_size), prefix_cache=LRU())
+        for each in executors
+    ]
+    roles = Role.PREFILL, Role.DECODE
+    server = ReplicatedServer(servers, RoundRobin(), cluster=LiveCluster, roles=roles, moves=moves)
+    requests = []
+    for id_ in range(24):
+        request = references[draw.randrange(len(references))].request(id_, draw.randint(1, LONGEST_OUTPUT))
+        spec = replace(spec_of(request), arrival_time=0.001 * id_)
+        if timeouts and draw.random() < 0.4:
+            spec = replace(spec, timeout=draw.uniform(0.001, 0.05))
+        requests.append(Request.from_spec(spec))
+    cluster: Any = server.engine([FuzzPolicy(seed), FuzzPolicy(seed + 1)], requests)
+    cluster.run()
+    by_prompt = {tuple(reference.prompt): reference.output for reference in references}
+    for request in requests:
+        whole = request.max_new_tokens if request.finish_reason is FinishReason.LENGTH else len(request.output)
+        assert request.output == by_prompt[tuple(request.prompt)][:whole], request
+    for engine in cluster.engines:
+        assert engine.is_idle and engine.state.pool.num_used == 0
+        assert sorted(engine.state.table._free_rows) == list(range(engine.state.table.num_rows))
+    return cluster, requests
+
+
+def test_prompts_here_and_outputs_there_have_the_tokens_of_generate(executors: list[Any]) -> None:
+    """Clients leave at any time, leases end, copies overlap iterations of both replicas; some copies come 5 ms late."""
+    num_moves = num_cancelled = 0
+    for seed in range(20):
+        cluster, requests = serve_apart(executors, seed, partial(connect, late=10_000_000 * (seed % 2)))
+        num_moves += len(cluster.record.transfers)
+        num_cancelled += sum(request.finish_reason is FinishReason.CANCELLED for request in requests)
+    assert num_moves > 100 and num_cancelled > 20
+
+
+def test_a_copy_that_nobody_waits_for_gives_wrong_tokens(executors: list[Any]) -> None:
+    """So the test above would notice: the decoder is told at once, and the copy begins 50 ms late."""
+
+    def hasty(sender: Any, receiver: Any) -> Callable[[Any], int]:
+        [[there]], [[here]] = sender.caches, receiver.caches
+        stream = torch.cuda.Stream(there.keys.device)
+        for part in (here.keys, here.values):
+            part.zero_()
+
+        def copy(pairs: Any) -> int:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(100_000_000)
+                return enqueue_copy(there, here, torch.tensor(pairs, dtype=torch.int32).to(there.keys.device))
+
+        return copy
+
+    with pytest.raises(AssertionError):
+        serve_apart(executors, 0, hasty, timeouts=False)
+    for cache in (executor.caches[0][0] for executor in executors):
+        torch.cuda.synchronize(cache.keys.device)
