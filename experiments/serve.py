@@ -29,7 +29,7 @@ from experiments.report.text import run_text, title_of
 from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import Run, assemble, with_workload
-from experiments.store.csv_tables import RunTables, stated_columns, write_csv
+from experiments.store.csv_tables import RunTables, stated_columns, write_csv, write_energy
 from experiments.store.provenance import commit, now, versions, write_json
 from experiments.store.run_folder import DECISIONS, PROFILE, REPLICAS, SUMMARY, open_run_folder, write_results
 from experiments.store.sources import sources_of
@@ -130,7 +130,8 @@ def serve(
         columns = list(run.facts.extra), stated_columns(settings.prefix_cache, "pauses" in run.facts.stated)
         with RunTables(folder, *columns) if folder and settings.tables else nullcontext() as tables:
             keep = partial(_keep, run.gathered, tables)
-            record = loop(run, folder) if loop else _run(run, folder, bar, keep)
+            with run.meter() as run.energy:
+                record = loop(run, folder) if loop else _run(run, folder, bar, keep)
             origin["wall_seconds"] = time.perf_counter() - began
             if len(record.requests) >= 20_000 and folder:  # whose tables take seconds to write
                 log(f"writing the tables of {len(record.requests):,} requests")
@@ -142,6 +143,8 @@ def serve(
                 write_results(*parts, timeline=settings.timeline, decode=run.decode)
             if settings.tables and isinstance(run.engine, Cluster):
                 write_csv(folder / REPLICAS, COLUMNS, rows_of(run.gathered, run.prices, len(run.engine.engines)))
+            if settings.tables and run.energy:
+                write_energy(folder, run.energy.readings)
             write_json(folder / SUMMARY, result.summary)  # last: says that the run is complete
     return result
 
@@ -173,6 +176,7 @@ def _result_of(
         "machines": None
         if "unknown" in (stated := about["utilisation"])
         else machines_of(stated, gathered.steps["replica"]),
+        "readings": np.array(run.energy.readings) if "from" in about.get("energy", {}) else None,
     }
     measured = {
         "load": run.load,

@@ -16,7 +16,7 @@ from cbatch.results.metrics import Entry, Figures, Floats, Objectives, Served, S
 from cbatch.results.replicas import balance, cost, paid_shares, transfers_of
 from cbatch.results.service import fairness, service_of
 from cbatch.results.sessions import session_figures
-from cbatch.results.utilisation import Machines, energy, utilisation
+from cbatch.results.utilisation import Machines, energy, energy_figures, measured_energy, utilisation
 
 Most = int | NDArray[np.int64]
 """A limit of all iterations, or of each."""
@@ -39,6 +39,7 @@ def summarize(
     block_size: int = 1,
     prices: Sequence[float] | None = None,
     machines: Machines | None = None,
+    readings: Floats | None = None,
 ) -> dict[str, Any]:
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -53,7 +54,8 @@ def summarize(
         num_replicas: for `replicas`, of which there must be several.
         num_warming: `Facts.num_warming`; these requests are left out in addition to `warmup_requests`.
         block_size: tokens per block of the prefix cache.
-        machines: None: unknown, without `mfu` and `mbu`; without watts no `energy`.
+        machines: None: unknown, without `mfu` and `mbu`; without watts no predicted `energy`.
+        readings: of the energy counters, for a measured `energy`, see `measured_energy`; None: none.
         prices: US dollars per hour of each replica; None: unknown, without `cost`.
     """
     run = Gathered(record) if isinstance(record, RunRecord) else record
@@ -71,7 +73,9 @@ def summarize(
     throughput, offered = _throughput(requests, window, num_counted), offered_rate(ended)
     present = paid_shares(run.lives, window, num_replicas)
     paid, generated = None if prices is None else np.array(prices) * present, throughput["decode_tokens_per_second"]
-    used = energy(machines, steps, window, present, generated) if machines and machines.watts is not None else None
+    joules = None if readings is None else measured_energy(readings, window)
+    if machines and machines.watts is not None:
+        joules = energy(machines, steps, window, present)
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
@@ -89,7 +93,7 @@ def summarize(
         **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks, host)}),
         **({"sessions": sessions} if sessions else {}),
         **({} if paid is None else {"cost": cost(float(paid.sum()), window, throughput)}),
-        **({} if used is None else {"energy": used}),
+        **({} if joules is None else {"energy": energy_figures(joules, window, generated)}),
         **({} if num_replicas == 1 else {"replicas": balance(run, window, num_replicas)}),
         **({"transfers": transfers_of(run, window)} if run.transfers else {}),
         **({"pools": _pools(run, window, paid)} if run.pools else {}),

@@ -109,10 +109,8 @@ def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[
     return figures
 
 
-def energy(
-    machines: Machines, steps: StepColumns, window: Window, present: Floats, tokens_per_second: float
-) -> dict[str, float]:
-    """Returns the joules of all GPUs in the window, their mean watts, and the joules per generated token.
+def energy(machines: Machines, steps: StepColumns, window: Window, present: Floats) -> float:
+    """Returns the joules that all GPUs take in the window, predicted.
 
     present: share of the window in which each replica exists, [replicas]. The machines' watts must be known.
     """
@@ -122,9 +120,19 @@ def energy(
     joules = machines.work.bytes(steps) * per_byte[replica] + machines.work.flops(steps) * per_flop[replica]
     joules = np.minimum(busy[replica] * seconds + joules, limit[replica] * seconds)[inside]
     computing = np.bincount(replica[inside], seconds[inside], len(idle))
-    whole = float(joules.sum() + (idle * np.maximum(present * window.seconds - computing, 0.0)).sum())
-    watts = whole / (window.seconds or np.nan)
-    return {"joules": whole, "watts": watts, "joules_per_token": watts / (tokens_per_second or np.nan)}
+    return float(joules.sum() + (idle * np.maximum(present * window.seconds - computing, 0.0)).sum())
+
+
+def measured_energy(readings: Floats, window: Window) -> float:
+    """Returns the joules that all GPUs took in the window. readings: seconds, and the joules of each GPU until then, [readings, 1 + GPUs]."""
+    times, *gpus = readings.T
+    return sum(float(np.diff(np.interp([window.start, window.end], times, joules))[0]) for joules in gpus)
+
+
+def energy_figures(joules: float, window: Window, tokens_per_second: float) -> dict[str, float]:
+    """Returns the joules, the mean watts, and the joules per generated token."""
+    watts = joules / (window.seconds or np.nan)
+    return {"joules": joules, "watts": watts, "joules_per_token": watts / (tokens_per_second or np.nan)}
 
 
 def device_seconds(steps: StepColumns, replica: NDArray[np.int64]) -> Floats:

@@ -167,6 +167,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
             "energy",
             f"{number(energy['joules_per_token'])} J per output token, {number(energy['watts'])} W on average",
         )
+    elif problem := summary["about"].get("energy", {}).get("unknown"):
+        yield "energy", f"not measured: {problem}"
     yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
 
 

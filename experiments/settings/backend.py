@@ -152,6 +152,10 @@ class Backend(ABC):
         """Returns a context in which the executor of a replica is built, on the GPUs from this one on."""
         return nullcontext()
 
+    def meter(self, executors: Sequence[Any], now: Callable[[], float]) -> AbstractContextManager[Any]:
+        """Returns a context that reads the energy of the executors' GPUs, an `EnergyMeter`; by default one without a value."""
+        return nullcontext()
+
     def check_number(self, number: int) -> None:  # noqa: B027 - simulation has as many as it needs
         """Raises ConfigError if this machine has fewer GPUs, which pools need together."""
 

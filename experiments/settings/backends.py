@@ -215,6 +215,16 @@ class Cuda(Real):
             torch.cuda.current_device() + first_gpu if self.devices is None else self.devices[first_gpu]
         )
 
+    def meter(self, executors: Sequence[Any], now: Callable[[], float]) -> AbstractContextManager[Any]:
+        """In the order of replicas, their stages, and the stages' ranks."""
+        import torch
+
+        from cbatch.runtime.gpu.energy import EnergyMeter, nvml_counters
+
+        devices = [cache.keys.device for executor in executors for caches in executor.caches for cache in caches]
+        uuids = [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
+        return EnergyMeter(partial(nvml_counters, uuids), now)
+
     def hardware(self, profile: Profile) -> str:
         import torch
 

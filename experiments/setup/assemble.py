@@ -1,6 +1,7 @@
 """From settings to a run: servers, policies, requests."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ class Run:
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
     decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
     gathered: the data of the summary; empty before the run.
+    energy: reads the GPUs' energy during the run, an `EnergyMeter`; None where no GPU serves.
     end: set by a server, and stored with the results: `cut`, the number of requests that it cut; `error` and `traceback`, if one ended it.
     """
 
@@ -53,6 +55,7 @@ class Run:
     chosen: dict[str, str]
     load: Mapping[str, float] | None = None
     gathered: Gathered = field(default_factory=Gathered)
+    energy: Any = None
     end: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -88,7 +91,13 @@ class Run:
             "limits": {key: most for key, most in limits[0].items() if all(other[key] == most for other in limits)},
             **({"pools": of_pools, "policy": _policy_text(of_pools)} if len(of_pools) > 1 else {}),
             "utilisation": self._utilisation(),
+            **({"energy": energy} if (energy := self._energy()) else {}),
         }
+
+    def meter(self) -> AbstractContextManager[Any]:
+        """Returns the context in which the energy of the GPUs is read."""
+        executors = [engine.executor for engine in self.engine.engines]
+        return self.settings.backend.meter(executors, self.engine.now)
 
     def _execution(self) -> dict[str, Any]:
         backend, record, costs = self.settings.backend, self.engine.record, [setup.cost for setup in self.setups]
@@ -119,6 +128,14 @@ class Run:
             return stated
         sources = dict.fromkeys(profile.origin("watts") for profile in profiles)
         return stated | {"watts": watts, "watts_from": "; ".join(sources)}
+
+    def _energy(self) -> dict[str, Any]:
+        """Returns where the energy is from, or why it is unknown; empty without a meter."""
+        if self.energy is None:
+            return {}
+        if self.energy.problem:
+            return {"unknown": self.energy.problem}
+        return {"from": "NVML's energy counters", "readings": len(self.energy.readings)}
 
     @property
     def num_outside(self) -> int:

@@ -43,7 +43,7 @@ REPLICA, POOL = "replica", "pool"
 EXTRA = "extra."
 """Prefix of the columns of `Request.extra` in requests.csv."""
 
-REQUESTS, STEPS = "requests.csv", "steps.csv"
+REQUESTS, STEPS, ENERGY = "requests.csv", "steps.csv", "energy.csv"
 
 
 class RunTables:
@@ -97,6 +97,13 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]
 def _open(path: Path) -> TextIO:
     """Opens a table for writing. A lone surrogate, which JSON allows and UTF-8 does not, is written as an escape."""
     return path.open("w", newline="", encoding="utf-8", errors="backslashreplace")
+
+
+def write_energy(folder: Path, readings: Sequence[Sequence[float]]) -> None:
+    """Writes the readings of the GPUs' energy counters, if there are any."""
+    if readings:
+        names = ["time", *(f"joules_{gpu}" for gpu in range(len(readings[0]) - 1))]
+        write_csv(folder / ENERGY, names, readings)
 
 
 def has_rows(path: Path, num_rows: int) -> bool:

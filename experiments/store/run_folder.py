@@ -27,7 +27,7 @@ from experiments.store.claim import (
     remove_empty,
     report_crashes,
 )
-from experiments.store.csv_tables import REQUESTS, STEPS, has_rows, write_csv
+from experiments.store.csv_tables import ENERGY, REQUESTS, STEPS, has_rows, write_csv
 from experiments.text import up_to_stop
 
 CONFIG, SUMMARY, COPIES, STAGES = "config.yaml", "summary.json", "copies.csv", "stages.csv"
@@ -40,6 +40,7 @@ FILES = (
     REQUESTS,
     STEPS,
     REPLICAS,
+    ENERGY,
     COPIES,
     STAGES,
     TOKENS,

@@ -27,6 +27,7 @@ from experiments.check import search
 from experiments.report.headings import flat
 from experiments.settings import backends
 from experiments.settings.error_lines import default_keys
+from experiments.store.csv_tables import ENERGY
 from experiments.store.run_folder import FILES, OUTPUTS, PROFILE, TOKENS, UNFINISHED
 from experiments.workloads import PromptFile, ServeGen, TraceReplay
 from experiments.workloads.trace import Format
@@ -192,7 +193,7 @@ def test_the_files_of_a_run_and_their_columns_are_listed(tmp_path: Path) -> None
         == 0
     )
     written = {path.name for path in tmp_path.rglob("*.*")}
-    assert {*listed} == {*FILES} and written == {*FILES} - {PROFILE, UNFINISHED}
+    assert {*listed} == {*FILES} and written == {*FILES} - {ENERGY, PROFILE, UNFINISHED}
     for name in (path.name for path in (tmp_path / "a").glob("*.csv")):
         found = [path.read_text().partition("\n")[0].strip().split(",") for path in tmp_path.glob(f"?/{name}")]
         assert {*chain.from_iterable(found)} == listed[name], name
