@@ -1,0 +1,123 @@
+"""Prefill and decode apart, against two replicas that do both: served on two GPUs, and simulated from their profile.
+
+    python -m reproduction.validation apart hardware=h200 traces=FOLDER     # on two GPUs; FOLDER has the published traces
+    python -m reproduction.validation apart measured=reproduction/results/h200-x2/apart.json traces=FOLDER   # simulates its runs again
+
+Lengths are those of the Azure traces of conversations and code, in random order, arrivals Poisson. A request attains its objectives if its time
+to first token and its mean time per further token do.
+"""
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbatch import Request
+from cbatch.cluster import LeastLoaded, ReplicatedServer
+from cbatch.record import RunRecord
+from cbatch.results.metrics import Objectives
+from cbatch.results.summary import summarize
+from experiments.profile.machine import hardware_name
+from experiments.settings.compose import compose_run
+from experiments.settings.servers import equal_requests
+from experiments.setup.assemble import assemble
+from experiments.store.provenance import write_benchmark
+from reproduction import RESULTS, VALIDATION
+
+LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
+"""Requests per second, by workload."""
+
+OBJECTIVES = {"strict": Objectives(ttft=0.2, tpot=0.008), "relaxed": Objectives(ttft=0.5, tpot=0.02)}
+LARGEST = Request(0, 8191, 1)
+SETUP = "model=llama-3.1-8b policy=sarathi_serve chunk=512 batch=128 max_tokens=2048 kv_tokens=262144 block_size=128 prefix_cache=true"
+POOLS = "backend.router=least_loaded backend.pools={p:{role:prefill},d:{role:decode}}"
+
+
+def server_of(*keys: str) -> ReplicatedServer:
+    """Returns a prefiller and a decoder."""
+    server = assemble(compose_run(*SETUP.split(), *POOLS.split(), *keys), largest=LARGEST).server
+    assert isinstance(server, ReplicatedServer)
+    return server
+
+
+def figures(server: ReplicatedServer, workload: str, apart: bool, vocabulary: Any = None) -> dict[str, Any]:
+    """Serves a workload and returns its figures."""
+    chosen: Any = compose_run(*SETUP.split(), *workload.split())
+    if not apart:
+        server = replace(server, roles=(), moves=None, router=LeastLoaded())
+    record = server.engine(chosen.policy(), chosen.workload.source(vocabulary)).run()
+    return _figures(record)
+
+
+def _figures(record: RunRecord) -> dict[str, Any]:
+    found: dict[str, Any] = {"requests": len(record.requests)}
+    for name, objectives in OBJECTIVES.items():
+        summary = summarize(record, num_blocks=1, max_batch=1, objectives=objectives)
+        found[name] = summary["goodput"]["attained_share"]
+    for name in ("ttft_seconds", "tpot_seconds"):
+        found |= {f"{name} {rank}": summary[name.split("_")[0] + "_seconds"][rank] for rank in ("mean", "p50", "p90")}
+    if record.transfers:
+        rates = [sent.num_bytes / (sent.ended - sent.started) / 1e9 for sent in record.transfers if sent.num_bytes]
+        found |= {
+            "transfers": len(rates),
+            "GB/s": float(np.median(rates)),
+            "GB": sum(sent.num_bytes for sent in record.transfers) / 1e9,
+        }
+        found["transfer ms"] = 1e3 * float(np.median([sent.ended - sent.started for sent in record.transfers]))
+    return found
+
+
+def main(
+    hardware: str = "h200",
+    measured: str = "",
+    traces: str = "",
+    seconds: float = 10.0,
+    seeds: int = 1,
+    folder: str = RESULTS,
+) -> None:
+    """Serves and simulates, prints and writes apart.json. seconds: of arrivals in each run. measured: such a file; needs no GPU."""
+    simulated = server_of("backend=sim", f"hardware={hardware}", "backend.host_seconds=auto")
+    real: ReplicatedServer | None = None
+    if measured:
+        kept: dict[str, Any] = json.loads(Path(measured).read_text(encoding="utf-8"))
+        rows, device, about = (
+            kept["runs"],
+            kept["hardware"],
+            {"measured": {key: kept[key] for key in ("hardware", "date", "commit")}},
+        )
+    else:
+        from cbatch.model.checkpoint import Vocabulary
+
+        rows, device, about = [], hardware_name("cuda"), {}
+        cells = product(((name, rate) for name, rates in LOADS.items() for rate in rates), range(seeds), (False, True))
+        for (name, rate), seed, apart in cells:
+            lengths = "workload.lengths.max_length=8191 workload.lengths.too_long=clip"
+            keys = f"workload=traces/{name} workload.arrivals.rate={rate} workload.num_requests={round(rate * seconds)} seed={seed} {lengths}"
+            rows.append({"workload": name, "rate": rate, "seed": seed, "apart": apart, "keys": keys})
+        real = server_of("backend=cuda", f"hardware={hardware}")
+        vocabulary = Vocabulary(compose_run(*SETUP.split()).model)
+        for way in (True, False):  # compiles what the first run would compile
+            server = real if way else replace(real, roles=(), moves=None, router=LeastLoaded())
+            server.engine(compose_run(*SETUP.split()).policy(), equal_requests(64, 300, 16, 32000)).run()
+    for row in rows:
+        keys = f"{row['keys']} traces={traces}"
+        row["simulated"] = figures(simulated, keys, row["apart"])
+        if real is not None:
+            row["measured"] = figures(real, keys, row["apart"], vocabulary)
+        print(show(row), flush=True)
+    print(
+        f"written: {write_benchmark('apart', device, {**about, 'profile': hardware, 'runs': rows}, folder, VALIDATION)}"
+    )
+
+
+def show(row: dict[str, Any]) -> str:
+    """Returns a run's line: figures, with the simulated ones behind."""
+    layout = "prefill | decode" if row["apart"] else "two of both"
+    real, simulated = row.get("measured", {}), row["simulated"]
+    parts = [
+        f"{name} {real.get(name, float('nan')):.4g} ({simulated.get(name, float('nan')):.4g})" for name in simulated
+    ]
+    return f"{row['workload']} {row['rate']}/s, seed {row['seed']}, {layout}: {', '.join(parts)}"
