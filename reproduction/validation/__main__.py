@@ -14,6 +14,7 @@ _ABOUT = {
     "steady": "whether chats begin in a steady state: the first and the last third of a simulated hour, by seed",
     "long_prompts": "long prompts, whole and in chunks, alone and beside decodes, served and simulated; measured=FILE needs no GPU",
     "energy": "joules per token of an H100 that ML.ENERGY measured, beside a fit of its power and simulation",
+    "power": "joules per token of this GPU, by its energy counter, beside a fit to other runs and simulation",
     "ranking": "how often simulation names the winner of a pair of settings that reality names, from stored comparisons",
     "recorded": "vLLM's runs that its scheduler or its client has measured, simulated, beside rivals' predictions; measured=FOLDER",
     "rivals": "vLLM's runs that others recorded, simulated from published tables, beside rivals' predictions",

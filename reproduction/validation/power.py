@@ -1,0 +1,170 @@
+"""Joules per token of this GPU: measured, predicted from its power in other runs, and simulated.
+
+    python -m reproduction.validation power
+
+The power is fitted to queued requests of equal lengths, and to a pause. The judged runs have other lengths and arrive by a Poisson process.
+power.npz keeps the seconds, bytes and operations of all iterations.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import astuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from tabulate import tabulate
+
+from cbatch import ConfigError, Engine, RunRecord, Server
+from cbatch.results.gathered import Gathered
+from cbatch.results.metrics import find_window
+from cbatch.results.utilisation import Work, device_seconds, measured_energy, work_of
+from cbatch.sim.profile import Watts
+from experiments.settings.compose import compose_run
+from experiments.setup.assemble import Run, assemble
+from experiments.store.provenance import write_benchmark
+from reproduction import RESULTS, VALIDATION
+
+COMMON = "model=llama-3.1-8b batch=128 max_tokens=8192"
+LONGEST = "workload.length=2176"
+FITTED = {
+    "8 decodes": "policy=orca workload.num_requests=8 workload.length=2176 workload.pd_ratio=0.0625",
+    "32 decodes": "policy=orca workload.num_requests=32 workload.length=1536 workload.pd_ratio=0.125",
+    "128 decodes": "policy=orca workload.num_requests=128 workload.length=1024 workload.pd_ratio=0.15",
+    "prompts": "policy=orca workload.num_requests=192 workload.length=1088 workload.pd_ratio=16",
+    "chunks of 256": "policy=sarathi_serve chunk=256 workload.num_requests=192 workload.length=1024 workload.pd_ratio=6",
+}
+JUDGED = {
+    f"{rate} requests/s": f"policy=sarathi_serve chunk=512 workload=open_loop workload.arrivals.rate={rate} workload.num_requests={20 * rate}"
+    for rate in (2, 8, 24)
+}
+LIMIT = 700.0
+"""Watts: the data sheets of the H100 and H200 SXM."""
+PAUSE = 6.0
+"""Seconds of the pause; the first of them is left out."""
+
+
+class Done(NamedTuple):
+    """What a run computed. iterations: seconds, bytes and operations, [iterations, 3]. seconds, tokens: of the run, and generated."""
+
+    iterations: NDArray[np.float64]
+    seconds: float
+    tokens: int
+    joules: float = float("nan")
+
+    def predict(self, watts: Watts) -> float:
+        """Returns the joules."""
+        seconds, moved, flops = self.iterations.T
+        taken = watts.busy * seconds + watts.joules_per_byte * moved + watts.joules_per_flop * flops
+        pauses = max(self.seconds - float(seconds.sum()), 0.0)
+        return float(np.minimum(taken, watts.limit * seconds).sum()) + watts.idle * pauses
+
+
+Meter = Callable[[Run], Any]
+
+
+def main(hardware: str = "", folder: str = RESULTS) -> None:
+    """Measures, prints and writes power.json. hardware: profile to simulate with; by default this card's."""
+    import torch
+
+    card = torch.cuda.get_device_name()
+    profile = hardware or ("h100" if "H100" in card else "h200")
+    done, idle = measure("backend=cuda", Run.meter, {**FITTED, **JUDGED})
+    watts = fit([done[name] for name in FITTED], idle)
+    simulated = {name: simulate(case, profile) for name, case in JUDGED.items()}
+    known = assemble(compose_run("backend=sim", f"hardware={profile}"), print).cost.profile.watts
+    figures, table = judge(done, watts, simulated, known)
+    heads = ["run", "W", "J per token", "fit, at measured speed", "simulated", "simulated speed", "profile's power"]
+    print(tabulate(table, heads, floatfmt=".4g"))
+    print(f"idle {idle:.1f} W, {watts}")
+    content = {"profile": profile, "settings": COMMON, "watts": astuple(watts), "figures": figures}
+    written = write_benchmark("power", card, content, folder, VALIDATION)
+    kept: dict[str, Any] = {name: run.iterations for name, run in done.items()}
+    np.savez_compressed(written.with_suffix(".npz"), **kept)
+    print(f"written: {written}")
+
+
+def judge(
+    done: Mapping[str, Done], watts: Watts, simulated: Mapping[str, Done], known: Watts | None
+) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+    """Returns the figures and a row of text for each run. known: the profile's power, fitted to other cards; None: it has none."""
+    figures, table = dict[str, Any](), []
+    for name, run in done.items():
+        measured = run.joules / run.tokens
+        errors = {"fit": run.predict(watts) / run.joules - 1}
+        if name in simulated:
+            twin = simulated[name]
+            errors["simulated"] = twin.predict(watts) / twin.tokens / measured - 1
+            errors["seconds"] = twin.seconds / run.seconds - 1
+            if known is not None:
+                errors["profile"] = twin.predict(known) / twin.tokens / measured - 1
+        power = run.joules / run.seconds
+        figures[name] = {"watts": power, "joules_per_token": measured, "seconds": run.seconds, "errors": errors}
+        texts = (f"{errors[key]:+.1%}" if key in errors else "" for key in ("fit", "simulated", "seconds", "profile"))
+        table.append((name, power, measured, *texts))
+    return figures, table
+
+
+def fit(runs: list[Done], idle: float) -> Watts:
+    """Returns the power whose joules are nearest to the measured ones, by least squares of relative errors."""
+    scale = np.array([300.0, 6e-11, 2e-12])
+
+    def watts_of(values: NDArray[np.float64]) -> Watts:
+        busy, per_byte, per_flop = (values * scale).tolist()
+        return Watts(idle, busy, per_byte, per_flop, LIMIT)
+
+    def errors(values: NDArray[np.float64]) -> list[float]:
+        return [run.predict(watts_of(values)) / run.joules - 1 for run in runs]
+
+    return watts_of(least_squares(errors, np.ones(3), bounds=(0, np.inf)).x)
+
+
+def measure(
+    backend: str, meter: Meter, cases: Mapping[str, str], common: str = COMMON
+) -> tuple[dict[str, Done], float]:
+    """Serves the cases on one server; returns them, and the watts of a pause."""
+    run, done = assemble(compose_run(backend, *common.split(), LONGEST), print), dict[str, Done]()
+    with closing(run.server):
+        _begin(run, next(iter(cases.values())), backend, common).run()  # compiles what is compiled on first use
+        for name, case in cases.items():
+            run.engine = _begin(run, case, backend, common)  # whose clock the meter reads
+            with meter(run) as found:
+                record = run.engine.run()
+            done[name] = taken = _done(record, work_of(run.settings.model), _readings(found))
+            print(f"  {name}: {taken.joules / taken.tokens:.4g} J per token, {taken.seconds:.1f} s", flush=True)
+        with meter(run) as found:
+            time.sleep(PAUSE)
+    readings = _readings(found)
+    times, *gpus = readings[readings[:, 0] > readings[0, 0] + 1].T
+    return done, float(sum(np.ptp(joules) for joules in gpus) / np.ptp(times))
+
+
+def simulate(case: str, hardware: str, common: str = COMMON) -> Done:
+    """Returns the same requests in simulation."""
+    common += f" hardware={hardware}"
+    run = assemble(compose_run("backend=sim", *common.split(), LONGEST), print)
+    return _done(_begin(run, case, "backend=sim", common).run(), work_of(run.settings.model))
+
+
+def _readings(meter: Any) -> NDArray[np.float64]:
+    if meter.problem:
+        raise ConfigError(f"power: {meter.problem}")
+    return np.array(meter.readings)
+
+
+def _begin(run: Run, case: str, backend: str, common: str) -> Engine:
+    chosen = compose_run(backend, *common.split(), *case.split())
+    assert isinstance(run.server, Server)
+    return run.server.engine(chosen.policy(), chosen.workload.requests(chosen.backend.vocabulary(chosen.model)))
+
+
+def _done(record: RunRecord, work: Work, readings: NDArray[np.float64] | None = None) -> Done:
+    gathered = Gathered()
+    gathered.add(record)
+    steps, window = gathered.steps, find_window(gathered.steps, gathered.served)
+    seconds = device_seconds(steps, np.zeros(len(steps["ended"]), np.int64))
+    joules = float("nan") if readings is None else measured_energy(readings, window)
+    iterations = np.stack([seconds, work.bytes(steps), work.flops(steps)], axis=1)
+    return Done(iterations, window.seconds, sum(request.num_output_tokens for request in record.requests), joules)
