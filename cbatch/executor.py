@@ -34,6 +34,7 @@ class Step:
     pad_to: number of tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. They are live: an executor reads them inside `launch` and never later.
     copies: of KV blocks between host memory and device, before the iteration; None: none.
+    drafts: drafts of each request, int64, which are the last of its `num_tokens`; None: no request has any. Their values are in `table`.
     known_shape, known_seconds: `shape()` and `seconds()`, if already known.
     """
 
@@ -51,6 +52,7 @@ class Step:
     pool: BlockPool
     note: str = ""
     copies: Copies | None = None
+    drafts: Ints | None = None
     known_shape: BatchShape | None = None
     known_seconds: float | None = None
 
@@ -60,6 +62,33 @@ class Step:
         shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding, num_shared)
         index, start = self.index + num_times, self.start + num_times
         return replace(self, index=index, start=start, copies=None, known_shape=shape, known_seconds=None)
+
+    @property
+    def first_rows(self) -> Ints:
+        """Returns the row of each request in `split`, of a request with drafts the first of several, [requests]."""
+        places = np.arange(len(self.rows))
+        return places if self.drafts is None else places + self.drafts.cumsum() - self.drafts
+
+    def split(self) -> "Step":
+        """Returns the same iteration with a row per draft: d drafts make 1 + d rows of one token each, with the same KV blocks.
+
+        Every layer writes the keys and values of all rows before its attention reads any, so each row sees the tokens before it.
+        """
+        if self.drafts is None:
+            return self
+        times = self.drafts + ONE
+        places, samples = np.arange(len(times)).repeat(times), np.zeros(len(times), np.bool_)
+        samples[self.sampled] = True
+        return replace(
+            self,
+            requests=[self.requests[place] for place in places.tolist()],
+            rows=self.rows[places],
+            num_tokens=(self.num_tokens - self.drafts)[places],
+            start=self.start[places] + np.arange(len(places)) - self.first_rows[places],
+            sampled=samples[places].nonzero()[0],
+            carry=self.carry[places],
+            drafts=None,
+        )
 
     def seconds(self, cost: CostModel) -> float:
         """Returns the predicted seconds; calls the cost model once."""
@@ -119,7 +148,8 @@ StageSpans = tuple[tuple[float, float], ...]
 class StepResult(NamedTuple):
     """The outcome of an iteration.
 
-    tokens: int32 [batch], the token sampled at each place, undefined outside `Step.sampled`; None in simulation.
+    tokens: int32 [rows of `Step.split`], the token sampled at each row, undefined outside `Step.sampled`; None in simulation.
+    accepted: int64 [batch], accepted drafts, in a simulation with drafts; None where `tokens` tell.
     started, ended: when the device began and finished computing, seconds on the executor's clock.
     copies: None if nothing is copied, or if copy timing is off.
     num_computed_tokens: tokens of the computed shape, including padding, such as a captured graph's; None: `Step.pad_to`.
@@ -134,6 +164,7 @@ class StepResult(NamedTuple):
     num_computed_tokens: int | None = None
     stages: StageSpans | None = None
     blocks: BlockCopies | None = None
+    accepted: Ints | None = None
 
 
 Turn = tuple[float, float, Any, float]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from itertools import islice
 
+from cbatch.drafts import NO_DRAFTS, Drafts
 from cbatch.errors import ConfigError
 from cbatch.kv import KVView
 from cbatch.request import Request, Requests, Status
@@ -26,6 +27,7 @@ class Limits:
     num_stages: pipeline stages; a token sampled by iteration N can be fed to iteration N + num_stages.
     max_running: requests admitted at once, at least max_batch; 0, the default, means max_batch * num_stages. An admitted
         request that is not in an iteration's batch is paused and keeps its KV blocks.
+    max_drafts: draft tokens of one request in one iteration; 0 without a drafter.
     """
 
     max_batch: int
@@ -35,6 +37,7 @@ class Limits:
     graph_sizes: tuple[int, ...] = ()
     num_stages: int = 1
     max_running: int = 0
+    max_drafts: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_tokens", "max_request_tokens", "tile", "num_stages"):
@@ -45,18 +48,25 @@ class Limits:
         if self.max_running < self.max_batch:
             raise ConfigError(f"max_running={self.max_running} is below max_batch={self.max_batch}; raise it")
 
+    @property
+    def max_rows(self) -> int:
+        """Returns the most rows of an iteration with real tokens, where each draft is a row of its own."""
+        return max(self.max_batch, min(self.max_batch * (1 + self.max_drafts), self.max_tokens))
+
 
 class Resources(ABC):
     """The part of a `View` that the plan builder reads.
 
     running: admitted requests with tokens left to compute, in admission order.
     decoding: requests of `running` that have only their newest token left to compute.
+    drafts: speculation; without a drafter `NO_DRAFTS`.
     """
 
     limits: Limits
     kv: KVView
     running: Requests
     decoding: Requests
+    drafts: Drafts = NO_DRAFTS
 
     def is_waiting(self, request: Request) -> bool:
         return request.status is Status.WAITING

@@ -81,7 +81,7 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
     """
     row, num_computed, written = request.row, 0, 0
     if request.status is Status.RUNNING:
-        num_computed = state.table.computed.item(row)
+        num_computed = state.table.computed.item(row) - state.table.drafts.item(row)
         starts = (step.start.item(step.requests.index(request)) for step in in_flight if request in step.requests)
         written = min(starts, default=num_computed)
     blocks = state.pool.tables[row, : written // state.pool.block_size].copy()

@@ -11,8 +11,8 @@ from cbatch.request_table import Counters
 class Plan:
     """An ordered list of (request, num_tokens) for the next iteration.
 
-    A plan has no prefill or decode phase: a request with uncomputed prompt gets a chunk, any other request one token. A plan
-    admits the waiting requests that it contains.
+    A plan has no prefill or decode phase: a request with uncomputed prompt gets a chunk, any other request one token, or 1 + d with
+    d drafts (`PlanBuilder.draft`). A plan admits the waiting requests that it contains.
 
     Attributes:
         requests, num_tokens: the columns of the list.
@@ -25,11 +25,13 @@ class Plan:
         wake_at: seconds; the policy plans again at this time unless a request arrives earlier. After an empty plan with nothing in
             flight, which waits (a time that is not after `View.now` counts as None); and if `Policy.steady`, instead of a repeat.
         least_free: KV blocks that must stay free for the plan to be repeated.
+        drafting: whether drafts were asked for, found or not: the next plan waits for this iteration, whose outcome it needs.
         note: free text for the log of this iteration.
         refusal: why the builder's last `add` granted no tokens; None if it granted tokens, or if there was no builder.
     """
 
     __slots__ = (
+        "drafting",
         "give_up",
         "least_free",
         "note",
@@ -57,6 +59,7 @@ class Plan:
         self.give_up: dict[str, bool] = {}
         self.pad_to: int | None = None
         self.wake_at, self.least_free = wake_at, 0
+        self.drafting = False
         self.note = note
         self.refusal: Refusal | None = None
 
@@ -91,7 +94,7 @@ class CheckedPlan(NamedTuple):
     num_tokens: int64 [batch], tokens to compute. end: int64 [batch], tokens in the KV cache after the iteration.
     taking, num_blocks: places of the requests that take KV blocks, and the number of blocks for each.
     num_batch_tokens: total tokens to compute. num_decodes: requests that have only their newest token left.
-    counters: the batch's counters before the plan is carried out.
+    counters: the batch's counters before the plan is carried out. drafts: see `Step`.
     """
 
     plan: Plan
@@ -104,3 +107,4 @@ class CheckedPlan(NamedTuple):
     num_batch_tokens: int
     num_decodes: int
     counters: Counters
+    drafts: Ints | None

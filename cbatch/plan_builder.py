@@ -1,66 +1,25 @@
 """The builder that fills a policy's plan, call by call, within the limits of batch, tokens and KV cache."""
 
-from collections.abc import Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Set
 from math import inf
 from operator import index
-from typing import Final
 
-from cbatch.errors import PlanError, TooLongError
+from cbatch.errors import TooLongError
 from cbatch.kv import blocks_lacking
-from cbatch.limits import Resources
 from cbatch.plan import Plan, Refusal
-from cbatch.request import Request, read_only
+from cbatch.plan_filling import Filling, illegal, whole_number
+from cbatch.request import Request
 
-_FROM_VIEW = ("_block_size", "_kv", "_limits", "_view")
-_IN_PLAN = ("_bulk", "_decodes", "_named", "_num_tokens", "_padding", "_plan", "_refusal", "_shared")
-_LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_left")
+NumDrafts = int | Mapping[Request, int] | Callable[[Request], int]
 
 
-class PlanBuilder:
+class PlanBuilder(Filling):
     """Fills the plan of one iteration up to the limits of batch, tokens and KV cache. It cannot build an illegal plan.
 
-    A policy adds requests in the order of its priorities. The attributes are read-only:
-
-    plan: the plan so far. num_tokens, num_requests: tokens in the plan, and requests that compute them.
-    tokens_left, rows_left, free_blocks: tokens, requests and KV blocks that are left for this iteration.
-    can_admit: whether there is a place for another waiting request.
-    refusal: why the latest `add` granted no tokens; None if it granted tokens.
+    A policy adds requests in the order of its priorities. The attributes of `Filling` are read-only.
     """
 
-    __slots__ = (*_FROM_VIEW, *_IN_PLAN, *_LEFT)
-
-    plan: Final[Plan] = read_only("_plan")
-    num_tokens: Final[int] = read_only("_num_tokens")
-    tokens_left: Final[int] = read_only("_tokens_left")
-    rows_left: Final[int] = read_only("_rows_left")
-    free_blocks: Final[int] = read_only("_free_blocks")
-    refusal: Final[Refusal | None] = read_only("_refusal")
-
-    def __init__(self, view: Resources) -> None:
-        limits, kv = view.limits, view.kv
-        self._plan = Plan()
-        self._num_tokens = 0
-        self._tokens_left = limits.max_tokens
-        self._rows_left = limits.max_batch
-        self._free_blocks = kv.num_free
-        self._refusal: Refusal | None = None
-        self._padding: int | None = None
-        self._view, self._limits, self._kv, self._block_size = view, limits, kv, kv.block_size
-        self._places = view.num_places
-        self._coming_blocks = kv.num_retiring
-        self._named: set[Request] = set()  # added one by one, preempted or rejected
-        self._bulk: list[Request] = []  # decodes added together; never modified
-        self._shared: dict[Request, int] = {}  # blocks that newcomers will share with other requests
-        self._decodes: Mapping[Request, int] | None = None  # `decode_blocks`, once a decode is added singly
-
-    @property
-    def num_requests(self) -> int:
-        return len(self._plan.requests)
-
-    @property
-    def can_admit(self) -> bool:
-        return self._places > 0 and self._rows_left > 0 and self._tokens_left > 0
+    __slots__ = ()
 
     def add(self, request: Request, num_tokens: int | None = None, *, reserve: int = 0, whole: bool = False) -> int:
         """Adds up to `num_tokens` further tokens of a request to the plan. Returns the number of granted tokens.
@@ -84,12 +43,12 @@ class PlanBuilder:
         wanted = ready if num_tokens is None else min(num_tokens, ready)
         if wanted <= 0:
             return self._refuse(Refusal.NOT_READY if ready <= 0 else Refusal.NONE_ASKED)
-        wanted = _whole(wanted, "num_tokens", request)
+        wanted = whole_number(wanted, "num_tokens", request)
         if whole and wanted > self._limits.max_tokens:
             most = f"exceed max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"
             raise TooLongError(request, f"{wanted} tokens to compute in one iteration {most}")
         if reserve:
-            reserve = _whole(min(reserve, request.max_tokens, self._kv.num_tokens), "reserve", request)
+            reserve = whole_number(min(reserve, request.max_tokens, self._kv.num_tokens), "reserve", request)
         held, computed = self._num_held(request, waiting), request.num_computed
         room = (held + self._free_blocks) * self._block_size
         granted = min(wanted, self._tokens_left, room - computed)
@@ -104,27 +63,56 @@ class PlanBuilder:
         self._places -= waiting
         return self._grant(request, granted)
 
-    def add_decodes(self, *, at_most: int | None = None, preempt_newest: bool = False) -> int:
+    def add_decodes(
+        self, *, at_most: int | None = None, preempt_newest: bool = False, drafts: NumDrafts | None = None
+    ) -> int:
         """Adds one token of each request in `View.decoding` that is not yet in the plan. Returns the number of added requests.
 
         Args:
             at_most: most requests to add; default as many as the limits allow.
             preempt_newest: if the KV cache is full, preempt the newest running request rather than leave an older request
                 without its token (PagedAttention, section 4.5).
+            drafts: drafts of each request, as in `draft`: a number, or a number by request. No request is left out, or preempted, for
+                the drafts of another. None: no drafts, as of a request that is not in a mapping.
         """
+        if drafts is not None and self._view.drafts.most:
+            return self._add_drafted(at_most, preempt_newest, drafts)
+        return self._add_decodes(at_most, preempt_newest)
+
+    def _add_decodes(self, at_most: int | None, preempt_newest: bool, late: Set[Request] = frozenset()) -> int:
+        """Adds decodes without drafts, except those that are `late`."""
         room = min(self._rows_left, self._tokens_left)
         if at_most is not None:
             room = max(min(room, at_most), 0)
-        named: Set[Request] = {*self._plan.requests, *self._plan.preempt} if self._bulk or self._named else frozenset()
-        ready, missing = self._view.ready_decodes(room, named)
+        without = (
+            {*self._plan.requests, *self._plan.preempt, *late} if self._bulk or self._named or late else frozenset()
+        )
+        ready, missing = self._view.ready_decodes(room, without)
         if missing > self._free_blocks:
-            return self._add_decodes_singly(room, preempt_newest)
+            return self._add_decodes_singly(room, preempt_newest, late)
         self._free_blocks -= missing
         self._bulk = [*self._bulk, *ready] if self._bulk else ready
         self._plan.requests.extend(ready)
         self._plan.num_tokens.extend([1] * len(ready))
         self._count(len(ready), len(ready))
         return len(ready)
+
+    def draft(self, request: Request, k: int) -> int:
+        """Adds a decode's token and at most `k` drafts (`cbatch.drafts`). Returns the number of granted tokens, 1 + d, or 0.
+
+        The number of drafts d is at most `View.drafts.most`, what the drafter finds, and what fits: into the request's longest length, the
+        tokens left and the free blocks. Without a drafter d is 0.
+
+        With k > 0 no token of the request may be in flight, since drafts continue known tokens; such a request is refused as not ready. The
+        loop therefore waits for each iteration for which drafts were asked, as if it were synchronous. It is asynchronous again
+        once a plan asks for none.
+        """
+        if k <= 0 or not self._view.drafts.most:
+            return self.add(request, 1)
+        self._plan.drafting = True
+        if not self._view.drafts.can_have(request):
+            return self._refuse(Refusal.NOT_READY)
+        return self._add_decode(request) and 1 + self._add_drafts(len(self._plan.requests) - 1, k)
 
     def preempt(self, request: Request) -> None:
         """Preempts a running request, and withdraws the tokens that this plan granted the request.
@@ -135,7 +123,7 @@ class PlanBuilder:
         Raises PlanError if the request does not run, or is already preempted.
         """
         if request not in self._view.running:
-            raise _illegal(request, "preempted, and does not run", "only a running request can be preempted")
+            raise illegal(request, "preempted, and does not run", "only a running request can be preempted")
         self._depart(request, "preempted")
         self._plan.preempt.append(request)
         self._places += 1
@@ -160,7 +148,7 @@ class PlanBuilder:
         Raises PlanError if the request does not wait, or is already rejected.
         """
         if not self._view.is_waiting(request):
-            raise _illegal(request, "rejected, and does not wait", "only a waiting request can be rejected")
+            raise illegal(request, "rejected, and does not wait", "only a waiting request can be rejected")
         self._depart(request, "rejected")
         self._plan.reject.append((request, reason))
 
@@ -175,6 +163,39 @@ class PlanBuilder:
         if self._padding is not None:
             plan.pad_to = min(max(self._padding, self._num_tokens), self._limits.max_tokens) if plan.requests else None
         return plan
+
+    def _add_drafted(self, at_most: int | None, preempt_newest: bool, drafts: NumDrafts) -> int:
+        """Adds decodes, and then drafts with what is left, in the same order."""
+        first, numbers = len(self._plan.requests), dict[Request, int]()
+        for request in self._view.decoding:
+            k = (
+                drafts(request)
+                if callable(drafts)
+                else drafts.get(request, 0)
+                if isinstance(drafts, Mapping)
+                else drafts
+            )
+            if k > 0:
+                self._plan.drafting = True
+                numbers[request] = k
+        late = {request for request in numbers if not self._view.drafts.can_have(request)}
+        added = self._add_decodes(at_most, preempt_newest, late)
+        for place in range(first, len(self._plan.requests)):
+            if k := numbers.get(self._plan.requests[place], 0):
+                self._add_drafts(place, k)
+        return added
+
+    def _add_drafts(self, place: int, k: int) -> int:
+        """Adds at most `k` drafts to a decode in the plan; returns their number."""
+        request, size = self._plan.requests[place], self._block_size
+        needed = request.num_computed + 1
+        held = max(self._kv.num_held(request), -(-needed // size))
+        k = min(k, self._tokens_left, (held + self._free_blocks) * size - needed)
+        number = self._view.drafts.propose(request, k) if k > 0 else 0
+        self._free_blocks -= blocks_lacking(needed + number, held, size)
+        self._plan.num_tokens[place] += number
+        self._count(0, number)
+        return number
 
     def _add_decode(self, request: Request) -> int:
         """Adds one token of a decoding request; the fast path of `add` for policies that order all decodes themselves."""
@@ -191,65 +212,12 @@ class PlanBuilder:
         self._free_blocks -= lacking
         return self._grant(request, 1)
 
-    def _num_held(self, request: Request, waiting: bool) -> int:
-        """Returns the blocks that the request need not take: held blocks, and shared blocks unless a preemption may free them."""
-        if not waiting:
-            return self._kv.num_held(request)
-        return 0 if self._plan.preempt else self._kv.num_shared(request)
-
-    def _refusal_of(self, request: Request, waiting: bool) -> Refusal | None:
-        """Returns why the request cannot be added, regardless of tokens and blocks."""
-        if self._rows_left <= 0:
-            return Refusal.ROWS
-        if waiting and self._places <= 0:
-            return Refusal.PLACES
-        if request in self._named:
-            return Refusal.NAMED
-        if waiting:
-            return None
-        if request not in self._view.running:
-            return Refusal.GONE
-        return Refusal.NAMED if request in self._view.decoding and request in self._bulk else None
-
-    def _grant(self, request: Request, num_tokens: int) -> int:
-        self._refusal = None
-        self._named.add(request)
-        self._plan.requests.append(request)
-        self._plan.num_tokens.append(num_tokens)
-        self._count(1, num_tokens)
-        return num_tokens
-
-    def _refuse(self, refusal: Refusal) -> int:
-        self._refusal = refusal
-        return 0
-
-    def _count(self, num_requests: int, num_tokens: int) -> None:
-        self._rows_left -= num_requests
-        self._tokens_left -= num_tokens
-        self._num_tokens += num_tokens
-
-    def _depart(self, request: Request, how: str) -> None:
-        """Withdraws the tokens and blocks that the plan granted a preempted or rejected request."""
-        plan, planned = self._plan, self._plan.requests
-        if request in planned:
-            place = planned.index(request)
-            del planned[place]
-            granted, reserve = plan.num_tokens.pop(place), plan.reserve.pop(request, 0)
-            held, kept = self._shared.pop(request, 0), max(request.num_computed + granted, reserve)
-            held += self._kv.num_held(request)
-            self._free_blocks += blocks_lacking(kept, held, self._block_size)
-            self._places += self._view.is_waiting(request)
-            self._count(-1, -granted)
-        elif request in self._named:
-            raise _illegal(request, f"{how} twice", "a request is named once in a plan")
-        self._named.add(request)
-
-    def _add_decodes_singly(self, room: int, preempt_newest: bool) -> int:
+    def _add_decodes_singly(self, room: int, preempt_newest: bool, late: Set[Request]) -> int:
         added = 0
         for request in list(self._view.running):
             if added >= room:
                 break
-            if request in self._view.decoding:
+            if request in self._view.decoding and request not in late:
                 granted = self.add(request, 1)
                 if preempt_newest and not granted and self._refusal is Refusal.BLOCKS:
                     granted = self._add_by_preempting(request)
@@ -267,16 +235,3 @@ class PlanBuilder:
             if victim is request:
                 return 0
         return self.add(request, 1)
-
-
-def _whole(value: int, name: str, request: Request) -> int:
-    if type(value) is int and value >= 0:  # nearly always
-        return value
-    with suppress(TypeError):
-        if (whole := index(value)) >= 0:
-            return whole
-    raise _illegal(request, f"{name}={value!r}", "token counts are whole numbers, at least 0")
-
-
-def _illegal(request: Request, problem: str, rule: str) -> PlanError:
-    return PlanError(f"request {request.id}: illegal plan ({problem}); rule: {rule}")

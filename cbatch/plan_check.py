@@ -99,10 +99,13 @@ class Rules:
         requests, counts = self.plan.requests, self.plan.num_tokens
         if np.array(counts).dtype != np.int64:
             self._fail("token counts are whole numbers", requests[0], f"got {counts}")
+        drafts = self.view.drafts
         for request, count in zip(requests, counts, strict=True):
-            if not 1 <= count <= request.num_ready:
+            granted = drafts.granted(request) if drafts.most else 0
+            if not 1 <= count <= request.num_ready + granted:
                 rule = "a request computes at least 1 token and no more than are ready"
-                self._fail(rule, request, f"{count} planned, {request.num_ready} ready")
+                drafted = f", with at most {granted} of {drafts.most} drafts" if drafts.most else ""
+                self._fail(rule, request, f"{count} planned, {request.num_ready} ready{drafted}")
 
     def check_limits(self, num_newcomers: int, num_tokens: int) -> None:
         """Checks the totals of a nonempty plan."""
@@ -226,9 +229,12 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
     counters, room = state.table.counters(rows), state.pool.room[rows]
     if newcomers:
         _set_start_values(requests, rows, counters, room, state)
-    num_tokens = 0
+    num_tokens, drafts = 0, None
     if requests:
-        wrong = (counts < ONE) | (counts > state.table.ready(rows, counters))
+        ready = state.table.ready(rows, counters)
+        if state.drafts.most and (drafts := state.drafts.planned(requests, counts - ready)) is not None:
+            ready += drafts
+        wrong = (counts < ONE) | (counts > ready)
         if counts.dtype != np.int64 or wrong[wrong.argmax()]:
             raise IllegalError
         num_tokens = sum(plan.num_tokens)
@@ -242,7 +248,9 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
     gains = plan.preempt or (newcomers and state.cache is not None)
     if sum(num_blocks) > state.pool.num_free + (state.num_gained(plan.preempt, newcomers) if gains else 0):
         raise IllegalError
-    return CheckedPlan(plan, newcomers, rows, counts, end, taking, num_blocks, num_tokens, num_decodes, counters)
+    return CheckedPlan(
+        plan, newcomers, rows, counts, end, taking, num_blocks, num_tokens, num_decodes, counters, drafts
+    )
 
 
 def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints, int]:

@@ -40,7 +40,8 @@ class Policy(Protocol):
         check(limits: Limits) -> None            # before the run; raises ConfigError if the settings do not fit
         num_at_once(request: Request) -> int     # tokens that one iteration must have room for; see `WholePrompts`
         on_arrival(request: Request) -> None     # a request has arrived
-        on_tokens(requests: Sequence[Request]) -> None  # an iteration has ended; each request has received a token
+        on_tokens(requests: Sequence[Request]) -> None  # an iteration has ended; each request has received a token, with
+                                                        # accepted drafts several: it is named once for each token
         on_step(record: StepRecord) -> None      # the same iteration's times and totals
         on_finish(request: Request) -> None      # a request has ended
 

@@ -27,6 +27,7 @@ class StepRecord(NamedTuple):
     num_sampled: tokens generated and received.
     kv_blocks_used, num_waiting, num_running: after the plan was carried out.
     num_scores, num_kv_reads: see `BatchShape`; 0 inside vLLM.
+    num_drafts, num_accepted: drafts, which are part of num_decode_tokens, and those that became tokens.
     """
 
     iteration: int
@@ -49,6 +50,8 @@ class StepRecord(NamedTuple):
     note: str
     num_scores: int = 0
     num_kv_reads: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 class InFlight(NamedTuple):
@@ -99,7 +102,7 @@ class RunRecord:
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
         self.requests: list[Request] = []  # in the order of their ends
-        self.receivers: list[Ints] = []  # ids of the requests that received a token, of each step
+        self.receivers: list[Ints] = []  # ids of the requests that received a token, once for each token, of each step
         self.copies: list[CopyTimes] = []  # of each step, if the executor times copies
         self.stages: list[StageSpans] = []  # of each step, if a pipeline computed real tokens
         self.blocks: list[BlockCopies] = []  # between host memory and device, of the steps with such copies
@@ -121,13 +124,16 @@ class RunRecord:
     ) -> StepRecord:
         """Adds an iteration that has ended; returns its row. receivers: as in `add_step`."""
         step, _, times, state = launched
-        num_tokens, num_decodes = step.num_batch_tokens, step.num_decode_tokens
+        num_tokens, num_decodes, num_drafts, num_accepted = step.num_batch_tokens, step.num_decode_tokens, 0, 0
+        if step.drafts is not None:
+            num_drafts, num_accepted = int(step.drafts.sum()), len(receivers) - len(np.unique(receivers))
+            num_decodes += num_drafts
         num_prefill, num_padding = num_tokens - num_decodes, (result.num_computed_tokens or step.pad_to) - num_tokens
         batch = (len(step.rows), num_prefill, num_decodes, num_padding, len(receivers))
         spans = (waited_at, received_at, done_at, result.started, result.ended)
         shape = step.shape()
         attended = (shape.num_scores, shape.num_kv_reads)
-        record = StepRecord(step.index, *times, *spans, *batch, *state, step.note, *attended)
+        record = StepRecord(step.index, *times, *spans, *batch, *state, step.note, *attended, num_drafts, num_accepted)
         self.add_step(record, receivers)
         if result.copies is not None:
             self.copies.append(result.copies)
@@ -138,7 +144,7 @@ class RunRecord:
         return record
 
     def add_step(self, step: StepRecord, receivers: Ints) -> None:
-        """receivers: ids of the requests that received a token, [receivers]."""
+        """receivers: ids of the requests that received a token, once for each token, [tokens]."""
         self.steps.append(step)
         self.receivers.append(receivers)
 

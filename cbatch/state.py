@@ -9,18 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cbatch.drafts import NO_DRAFTS, Drafts, expect, is_stop, settle
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool, PrefixCache, PrefixPool
 from cbatch.lease import Lease
 from cbatch.plan import CheckedPlan
-from cbatch.request import NEVER, FinishReason, Ints, Request, Status, spec_of
+from cbatch.request import NEVER, FinishReason, Ints, Request, Status, read_only, spec_of
 from cbatch.request_table import NONE, ONE, ZERO, Queues, RequestTable
 
 
 class Absorbed(NamedTuple):
     """The effect of a step's tokens.
 
-    receivers, places: ids of the requests that received a token, and their places in the batch, [receivers] each.
+    receivers, places: ids of the requests that received a token, and their places in the batch, [tokens] each.
     finished: the ended requests. leaving: those whose first token is known, and that another engine continues.
     """
 
@@ -43,21 +44,19 @@ class State(Queues):
 
     def __init__(self, table: RequestTable, pool: BlockPool) -> None:
         super().__init__()
-        self.table = table
-        self.pool = pool
+        self.table, self.pool = table, pool
         self.cache = PrefixCache(pool, table) if isinstance(pool, PrefixPool) else None
         self.ends_text: Callable[[Request, int], bool] = lambda request, token: False
         self.hands_over: Callable[[Request], bool] = lambda request: False
         self.leases: list[Lease] = []
+        self.drafts: Drafts = NO_DRAFTS
         self.latest: Step | None = None
         self.num_ended = 0
         self.num_overshoot_tokens = 0  # generated for requests that had already ended or been cancelled
         self._ending: dict[int, list[Request]] = {}  # by the iteration in flight that samples their last token
         self._leaving_rows: dict[int, list[int]] = {}  # by the iteration in flight that still uses them
 
-    @property
-    def iteration(self) -> int:
-        return self.table.iteration
+    iteration: int = read_only("table.iteration")
 
     def holds(self, request: Request) -> bool:
         """Returns whether the request waits or runs here."""
@@ -90,7 +89,7 @@ class State(Queues):
 
     def apply(self, checked: CheckedPlan, now: float) -> Step:
         """Carries out a checked, nonempty plan."""
-        plan, newcomers, rows, num_tokens, end, taking, num_blocks, num_batch_tokens, num_decodes, counters = checked
+        plan, newcomers, rows, num_tokens, end, taking, num_blocks, *_, counters, drafts = checked
         known, total, start = counters
         if newcomers:
             for request in newcomers:
@@ -104,10 +103,11 @@ class State(Queues):
             self.pool.extend_each(rows[taking], num_blocks)
         if self.cache is not None:
             self.cache.register(plan.requests, rows, np.minimum(end, known))
-        sampled = (end == total).nonzero()[0]
+        needed = end if drafts is None else end - drafts  # without the tokens that may be rejected
+        sampled = (needed == total).nonzero()[0]
         carry = table.sampled_row[rows]
         if table.carries:
-            carry[end <= known] = NONE
+            carry[needed <= known] = NONE
         step = Step(
             index=table.iteration,
             requests=plan.requests,
@@ -116,12 +116,13 @@ class State(Queues):
             start=start,
             sampled=sampled,
             carry=carry,
-            num_batch_tokens=num_batch_tokens,
-            num_decode_tokens=num_decodes,
-            pad_to=plan.pad_to or num_batch_tokens,
+            num_batch_tokens=checked.num_batch_tokens,
+            num_decode_tokens=checked.num_decodes,
+            pad_to=plan.pad_to or checked.num_batch_tokens,
             table=table,
             pool=self.pool,
             note=plan.note,
+            drafts=drafts,
         )
         if self.cache is not None:
             step.copies = self.cache.pool.host.take_copies()
@@ -160,6 +161,9 @@ class State(Queues):
             table.sampled_row[rows] = places
         if len(places) > step.num_decode_tokens:  # every decode samples; the others have completed their prompts
             self._end_prefills(map(step.requests.__getitem__, places.tolist()))
+        if step.drafts is not None:  # the ends of requests with drafts are known with the outcome
+            places, total = expect(step)
+            rows = step.rows[places]
         self._expect_ends(step.requests, places[total >= table.limit[rows]], step.index)
 
     def _expect_ends(self, requests: list[Request], places: Ints, index: int) -> None:
@@ -178,7 +182,7 @@ class State(Queues):
         """Frees a request's blocks and makes the request wait again; its output is kept."""
         self.leave(request)
         row = request.row
-        request.lose(self.table.computed.item(row))
+        request.lose(self.table.computed.item(row) - self.table.drafts.item(row))
         if self.cache is not None:
             self.cache.release(request)
         self.table.computed[row] = 0
@@ -187,8 +191,8 @@ class State(Queues):
 
     # -- a step's tokens come in --------------------------------------------------------------------------------------
 
-    def absorb(self, step: Step, tokens: Tokens | None, now: float) -> Absorbed:
-        """Takes in the tokens of the oldest step in flight. tokens: [batch], as in `StepResult`; None if values do not matter."""
+    def absorb(self, step: Step, tokens: Tokens | None, now: float, accepted: Ints | None = None) -> Absorbed:
+        """Takes in the tokens of the oldest step in flight. tokens, accepted: as in `StepResult`; no tokens if values do not matter."""
         table, places = self.table, step.sampled
         rows = step.rows[places]
         if self._leaving_rows or self.leases:  # a request of this step ended, left or was rejected in flight
@@ -198,19 +202,23 @@ class State(Queues):
         self.num_ended = step.index + 1
         if self.cache is not None:
             self.cache.pool.now = now
-        receivers = table.id[rows]
-        known = table.known[rows]
-        if tokens is not None and table.tokens is not None:
-            table.tokens[rows, known] = tokens[places]
-        table.known[rows] = known + ONE
+        receivers, received, done = table.id[rows], places, dict[Request, FinishReason]()
+        if step.drafts is None:
+            known = table.known[rows]
+            if tokens is not None and table.tokens is not None:
+                table.tokens[rows, known] = tokens[places]
+            table.known[rows] = known + ONE
+        else:
+            counts, done = settle(self.drafts, step, places, tokens, accepted, self.ends_text)
+            receivers, received, tokens = receivers.repeat(counts), places.repeat(counts), None
         table.last_token_at[rows] = now
         if len(step.sampled) > step.num_decode_tokens:  # some have completed their prompts, perhaps again
             table.first_token_at[rows[np.isnan(table.first_token_at[rows])]] = now
-        finished, leaving = self._finished(step, places, rows, tokens, now)
+        finished, leaving = self._finished(step, places, tokens, done, now)
         self.pool.retire(step.index)
         for row in self._leaving_rows.pop(step.index, ()):
             table.free(row)
-        return Absorbed(receivers, places, finished, leaving)
+        return Absorbed(receivers, received, finished, leaving)
 
     def repeat(self, step: Step, num_times: int, now: float) -> None:
         """Counts further iterations of a batch of decodes, each with a token per request. now: end of the last one in seconds."""
@@ -230,15 +238,14 @@ class State(Queues):
         self._expect_ends(step.requests, (total >= table.limit[rows]).nonzero()[0], table.iteration - 1)
 
     def _finished(
-        self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float
+        self, step: Step, places: Ints, tokens: Tokens | None, done: dict[Request, FinishReason], now: float
     ) -> tuple[list[Request], list[Request]]:
-        """Ends requests; returns these, and those that another engine continues."""
-        done, leaving = dict[Request, FinishReason](), list[Request]()
-        table = self.table
+        """Ends requests, those that are `done` among them; returns these, and those that another engine continues."""
+        leaving, table, rows = list[Request](), self.table, step.rows[places]
         if tokens is not None:
             for place in places[table.can_stop[rows]].tolist():
-                request, token = step.requests[place], int(tokens[place])
-                if token in request.stop_tokens or (request.stop_strings and self.ends_text(request, token)):
+                request = step.requests[place]
+                if is_stop(request, int(tokens[place]), self.ends_text):
                     done[request] = FinishReason.STOP
         if table.has_hidden_lengths:
             for place in places[table.known[rows] == table.stop[rows]].tolist():

@@ -18,9 +18,11 @@ from typing import Any, cast
 from cbatch.arrivals import Arrivals, Listed, not_submitted
 from cbatch.calls import call
 from cbatch.cost import CostModel
+from cbatch.drafts import Drafter, TableDrafts
 from cbatch.executor import Executor, Turn
 from cbatch.host import Observer
-from cbatch.kv import BlockPool, CountingPool, Eviction, PrefixPool
+from cbatch.kv import Eviction
+from cbatch.kv.cache import make_pool
 from cbatch.leap import entered, foresee
 from cbatch.limits import Limits
 from cbatch.moves import Inbox, end_leases
@@ -57,34 +59,30 @@ class Turns:
         patience: Patience = PATIENCE,
         prefix_cache: Eviction | None = None,
         num_host_blocks: int = 0,
+        drafter: Drafter | None = None,
     ) -> None:
+        """num_blocks, block_size, num_host_blocks: see `KVSize`. drafter: see `TableDrafts`.
+
+        asynchronous: keep `executor.num_stages` iterations in flight while another one is planned; else one fewer.
+        prefix_cache: the eviction of the prefix cache; None: no prefix cache.
         """
-        Args:
-            num_blocks, block_size, num_host_blocks: see `KVSize`.
-            asynchronous: keep `executor.num_stages` iterations in flight while another one is planned; else one fewer.
-            prefix_cache: the eviction of the prefix cache; None: no prefix cache.
-        """
-        self.policy, self.policy_name = policy, type(policy).__name__
-        self.executor, self.limits = executor, limits
+        self.policy, self.policy_name, self.executor, self.limits = policy, type(policy).__name__, executor, limits
         check_policy(policy, limits)
-        rows = limits.max_running + limits.max_batch
-        table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
-        size = (num_blocks, block_size, rows, limits.max_request_tokens)
-        kind = BlockPool if executor.needs_tokens else CountingPool
-        cache = None if prefix_cache is None else PrefixPool(*size, prefix_cache, num_host_blocks)
-        self.state = State(table, cache or kind(*size))
-        self.record = RunRecord()
-        self._in_flight: deque[InFlight] = deque()
+        size = num_blocks, block_size, limits.max_running + limits.max_batch, limits.max_request_tokens
+        table = RequestTable(size[2], executor.num_stages, size[3] if executor.needs_tokens else None)
+        self.state = State(table, make_pool(size, executor.needs_tokens, prefix_cache, num_host_blocks))
+        if limits.max_drafts:
+            self.state.drafts = TableDrafts(table, self.state.decoding, limits.max_drafts, drafter)
+        self.record, self._in_flight = RunRecord(), deque[InFlight]()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
         self.arrivals: Arrivals = Listed()
         self.arrivals.server_seconds = getattr(executor, "server_seconds", 0.0)
         self._waiting, self._stall_watch = Waiting(executor, self._in_flight), StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._renewal = inf, 0  # seconds from which, and free blocks below which this plan is not repeated
-        self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
-        self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
+        self._num_preempted, self._drafting = 0, False  # since the last launch; for the latest plan, `Plan.drafting`
+        self._depth = executor.num_stages - (not asynchronous)
         self._timed: Callable[[Any], Any] = getattr(executor, "timed", lambda plan: plan)
-        self._may_leap = "steady" in vars(type(policy)) and getattr(executor, "repeats", False)
         self._ended: list[Request] = []  # and not returned by a turn yet
         self.leaps, self._empty_plan, self.inbox = True, Plan(), Inbox()
         self.seconds_copying = 0.0  # for which iterations waited for copies of KV blocks
@@ -92,7 +90,8 @@ class Turns:
         self.on_leave: Callable[[Request], object] = ignore
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self.on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
-        self._may_leap &= self._on_tokens is ignore  # nothing observes single tokens
+        repeats = getattr(executor, "repeats", False)
+        self._may_leap = repeats and "steady" in vars(type(policy)) and self._on_tokens is ignore
 
     def cancel(self, request: Request) -> None:
         """Ends a request whose client has left, between two turns. A request that has ended stays as it is.
@@ -130,7 +129,9 @@ class Turns:
         After an empty plan the oldest iteration is waited for, in a pipeline with idle stages only until a request arrives.
         """
         in_flight, waiting = self._in_flight, self._waiting
-        if waiting.asleep and waiting.is_for_oldest():
+        if (waiting.asleep and waiting.is_for_oldest()) or (
+            self._drafting and len(in_flight) >= self.limits.num_stages
+        ):
             self._complete(in_flight.popleft())
             return
         if launched := self._launch_next():
@@ -152,6 +153,7 @@ class Turns:
         plan = call(self._where, self._timed(self.policy.plan), self.view)
         self._latest = None
         checked = check_plan(plan, self.state, self.view, self.policy_name)
+        self._drafting = plan.drafting or checked.drafts is not None
         for request in plan.preempt:
             self.state.preempt(request)
         self._num_preempted += len(plan.preempt)
@@ -170,7 +172,7 @@ class Turns:
         counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
         self._num_preempted = 0
         launched = InFlight(step, self.executor.launch(step), (planned_at, self.executor.now()), counts)
-        if step.num_batch_tokens == step.num_decode_tokens and not plan.preempt and not plan.reject:
+        if step.num_batch_tokens == step.num_decode_tokens and not (self._drafting or plan.preempt or plan.reject):
             self._latest = launched
             self._renewal = inf if plan.wake_at is None else plan.wake_at, plan.least_free
         if self.observer is not None:
@@ -230,7 +232,7 @@ class Turns:
         result = self.executor.wait(launched.handle)
         received_at = self.executor.now()
         self.seconds_copying += result.blocks.waited if result.blocks is not None else 0.0
-        absorbed = self.state.absorb(step, result.tokens, received_at)
+        absorbed = self.state.absorb(step, result.tokens, received_at, result.accepted)
         record = self.record.add(launched, result, waited_at, received_at, self.executor.now(), absorbed.receivers)
         if self._on_tokens is not ignore and len(absorbed.receivers):
             self._call(self._on_tokens, [step.requests[place] for place in absorbed.places.tolist()])
@@ -247,8 +249,7 @@ class Turns:
 
     def _take_arrivals(self) -> float:
         """Queues requests that have arrived, and cancels requests whose clients have left; returns the time."""
-        now = self.executor.now()
-        vars(self.view)["now"] = now  # as `view.update`, in a tenth of its time
+        vars(self.view)["now"] = now = self.executor.now()  # as `view.update`, in a tenth of its time
         waiting, departures = self._waiting, self._waiting.departures
         if waiting.asleep and not self._in_flight and (waiting.arrived or waiting.change_at <= now):
             self._stall_watch.note_progress(now)
@@ -256,9 +257,8 @@ class Turns:
             arrived, waiting.arrived = waiting.arrived, []
             for request in arrived:
                 self._arrive(request, now)
-        if departures.next_at <= now:
-            for request in departures.due(now):
-                self.cancel(request)
+        for request in departures.due(now) if departures.next_at <= now else ():
+            self.cancel(request)
         if waiting.poked_at <= now or self.inbox.offered or self.inbox.wanted:
             waiting.poked_at = end_leases(self.state, now)
             for request in self.inbox.take(self.state, now):

@@ -25,7 +25,7 @@ class View(Resources):
     """A policy's view of the host's current state, live and read-only. Hosts change attributes with `update`.
 
     now: seconds since the start of the run.
-    limits, kv, running, decoding: see `Resources`. cost: predicts the seconds of an iteration from its shape.
+    limits, kv, running, decoding, drafts: see `Resources`. cost: predicts the seconds of an iteration from its shape.
     waiting: arrived requests that hold no KV blocks, in arrival order, including preempted requests.
     prefilling: requests of `running` with prompt tokens (after a preemption, prompt or output tokens) left.
     """
@@ -119,7 +119,7 @@ class EngineView(View):
     ) -> None:
         """in_flight: iterations in flight, oldest first. record: ended iterations."""
         self.update(now=0.0, limits=limits, kv=EngineKVView(state), cost=cost, waiting=state.waiting)
-        self.update(running=state.running, decoding=state.decoding, prefilling=state.prefilling)
+        self.update(running=state.running, decoding=state.decoding, prefilling=state.prefilling, drafts=state.drafts)
         self._state = state
         self._in_flight, self._record = in_flight, record
 
@@ -152,7 +152,7 @@ class EngineView(View):
     def _ready_decodes(self) -> tuple[list[Request], Ints]:
         """Returns the decodes with a ready token, and their rows. Callers must not modify either."""
         requests, rows = self._state.decoding.members, self._state.decoding.rows
-        if self.limits.num_stages > 1:  # some tokens are still deeper in the pipeline
+        if self.limits.num_stages > 1 or self._state.table.num_drafting:  # some tokens are not known yet
             ready = self._state.table.ready(rows) > 0
             rows, requests = rows[ready], list(compress(requests, ready.tolist()))
         return requests, rows

@@ -7,9 +7,19 @@ import numpy as np
 from cbatch.errors import WorkloadError
 from cbatch.kv.eviction import BlockHash, Eviction, call
 from cbatch.kv.hashes import Prefix
+from cbatch.kv.pool import BlockPool, CountingPool
 from cbatch.kv.prefix import PrefixPool
 from cbatch.request import Ints, Request, spec_of
 from cbatch.request_table import RequestTable
+
+
+def make_pool(
+    size: tuple[int, int, int, int], values: bool, eviction: Eviction | None, num_host_blocks: int
+) -> BlockPool:
+    """Returns an engine's pool. size: the arguments of `BlockPool`. values: whether blocks have contents. eviction: None: no prefix cache."""
+    if eviction is not None:
+        return PrefixPool(*size, eviction, num_host_blocks)
+    return BlockPool(*size) if values else CountingPool(*size)
 
 
 class PrefixCache:

@@ -3,7 +3,7 @@
     | token_ids carry positions kv_indices | query_starts context_lens temperature top_k top_p uniform | block_tables |
       int32 [tokens] each                    int32 [rows] each (query_starts one more)                   [rows, blocks]
 
-A row is a request of the batch. Padding is data, not a branch: padding rows are empty, and padding tokens belong to no row and
+A row is a request of the batch, or one of its drafts (`Step.split`). Padding is data, not a branch: padding rows are empty, and padding tokens belong to no row and
 write to the dummy block, which follows the last block of the pool. This module knows nothing about streams or models.
 """
 
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
     def largest(cls, limits: Limits, block_size: int) -> "Shape":
         """Returns the shape of the largest iteration within the limits."""
         width = blocks_for(limits.max_request_tokens, block_size)
-        return cls(max(limits.max_tokens, limits.max_batch), limits.max_batch, width)
+        return cls(max(limits.max_tokens, limits.max_rows), limits.max_rows, width)
 
     @property
     def size(self) -> int:

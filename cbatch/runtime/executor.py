@@ -60,7 +60,7 @@ class StreamExecutor:
         """Packs the step and enqueues its work without waiting."""
         slot = self._slots[step.index % len(self._slots)]
         assert not slot.in_use, "the host waits for iteration N before it launches N + num_stages + 1"
-        slot.in_use = True
+        slot.in_use, step = True, step.split()
         streams, d2h, num_rows = self._streams, self._streams.d2h, len(step.rows)
         shape = self._iterations[0].shape(step)
         work = slot.pack(step, shape)

@@ -13,7 +13,7 @@ class FuzzPolicy:
     """
 
     def __init__(self, seed: int, *, preempts: float = 0.05, rejects: float = 0.0) -> None:
-        """preempts, rejects: probability for each request at each iteration."""
+        """preempts, rejects: probability for each request at each iteration. Drafts are drawn where there is a drafter."""
         self._random = random.Random(seed)
         self._preempts = preempts
         self._rejects = rejects
@@ -32,15 +32,17 @@ class FuzzPolicy:
         self._random.shuffle(candidates)
         for request in candidates:
             if self._random.random() < 0.8:
-                self._add(plan, request)
+                self._add(plan, view, request)
         if not plan.num_requests and not view.num_in_flight:
             self._make_progress(plan, view, candidates)
         if self._random.random() < 0.3:
             plan.pad_to(plan.num_tokens + self._random.randint(0, plan.tokens_left))
         return plan.build()
 
-    def _add(self, plan: PlanBuilder, request: Request) -> None:
-        if request.num_ready:
+    def _add(self, plan: PlanBuilder, view: View, request: Request) -> None:
+        if (most := view.drafts.most) and self._random.random() < 0.7:
+            plan.draft(request, self._random.randint(0, most + 1))
+        elif request.num_ready:
             wanted = self._random.choice([1, self._random.randint(1, request.num_ready), request.num_ready])
             reserve = request.max_tokens if self._random.random() < 0.2 else 0
             plan.add(request, wanted, reserve=reserve)

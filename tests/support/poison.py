@@ -96,7 +96,7 @@ def _check_tokens(executor: StreamExecutor) -> None:
     def checked_wait(handle: Any) -> StepResult:
         result, step = wait(handle), in_flight.popleft()
         assert result.tokens is not None
-        if (result.tokens[step.sampled] < 0).any():
+        if (result.tokens[step.split().sampled] < 0).any():
             rows = np.flatnonzero(result.tokens < 0).tolist()
             raise RuntimeError(f"poison: the tokens of rows {rows} were computed from memory that was never written")
         return result

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from any_order import AnyOrderStream
 from fuzz_policy import FuzzPolicy
+from guesses import Guesses
 from poison import PoisonedIteration
 from poison import poison as poison_executor
 from pool_check import check_pool
@@ -134,13 +135,14 @@ def build(
     kind: type[EagerIteration] = EagerIteration,
     prefix_cache: Eviction | None = None,
     num_host_blocks: int = 0,
+    max_drafts: int = 0,
 ) -> Rig:
     """Puts an engine together.
 
     num_ranks: of each stage. num_stages: of the pipeline, whose streams `streams` must be. sizes: number of layers of each stage.
     poison: tokens of memory that was never written are an error. check: so are races. kind: what computes.
     """
-    limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1, num_stages=num_stages)
+    limits = Limits(batch, LONGEST + batch, LONGEST, tile=1, num_stages=num_stages, max_drafts=max_drafts)
     kv = KVSize(num_blocks, block_size, num_host_blocks)
     slots = make_slots(limits, block_size, [[CPU] * num_ranks] * num_stages, streams, spec.hidden_size)
     stages = stage_models(spec, kv, ReferenceAttention(), num_stages, sizes, num_ranks)
@@ -154,7 +156,8 @@ def build(
         check_races(executor)
     requests = [ask.request(id_, references) for id_, ask in enumerate(asks)]
     expected = [ask.expected(request, references) for ask, request in zip(asks, requests, strict=True)]
-    server = Server(executor, limits, UnitCost(), kv, asynchronous, prefix_cache=prefix_cache)
+    drafter = Guesses(references) if max_drafts else None
+    server = Server(executor, limits, UnitCost(), kv, asynchronous, prefix_cache=prefix_cache, drafter=drafter)
     arriving = {id_: ask.arrival_iteration for id_, ask in enumerate(asks)}
     engine = server.engine(policy, Listed(requests, arriving))
     return Rig(slots, iterations, executor, engine, requests, expected)

@@ -1,0 +1,259 @@
+"""Speculative decoding: drafts are guesses of a request's next tokens, which one iteration checks (Leviathan et al. 2211.17192).
+
+    tokens of the request    known ... known | draft 1 | draft 2 | draft 3
+    sampled by the iteration           token 1   token 2   token 3   token 4
+                                       = draft 1 accepted; token 2 != draft 2: tokens 1 and 2 are received, drafts 2 and 3 rejected
+
+A draft is accepted if it equals the token that the model samples at its place, at any temperature. The drafter is deterministic, so this
+is rejection sampling: draft x is accepted with the model's probability p(x), and else the token is distributed as p without x. The random
+number of a token depends on its position alone, so the tokens are those without drafts.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from cbatch.errors import ConfigError
+from cbatch.executor import Step, Tokens
+from cbatch.request import FinishReason, Ints, Request
+from cbatch.request_table import ONE, ZERO, RequestTable
+
+WEIGHT = 0.125
+"""Weight of the latest outcome in a request's moving means."""
+
+
+class Drafter(Protocol):
+    """Proposes drafts. The same tokens must give the same drafts. Methods do nothing by default."""
+
+    def propose(self, tokens: Tokens, k: int) -> Tokens:
+        """Returns at most `k` drafts. tokens: prompt and output of a request, int32 [known]."""
+
+    def seconds(self, num_requests: int, k: int) -> float:
+        """Returns the seconds that `k` drafts for each of `num_requests` take, before the iteration that checks them."""
+        return 0.0
+
+
+class NgramDrafter(Drafter):
+    """Proposes what followed the earliest occurrence of the longest matching end of the tokens (prompt look-up).
+
+    The end has `max_n` tokens, or, if these occur nowhere before, fewer, down to `min_n`. This is the rule of vLLM's `ngram` method.
+    `transformers` (`prompt_lookup_num_tokens`) has the same rule, but always tries ends down to a single token.
+
+    Raises ConfigError unless 1 <= min_n <= max_n.
+    """
+
+    def __init__(self, min_n: int = 5, max_n: int = 5) -> None:
+        if not 1 <= min_n <= max_n:
+            raise ConfigError(f"min_n={min_n} must be at least 1, and at most max_n={max_n}")
+        self.min_n, self.max_n = min_n, max_n
+
+    def propose(self, tokens: Tokens, k: int) -> Tokens:
+        size, number = tokens.itemsize, len(tokens)
+        text = tokens.tobytes()
+        for n in range(min(self.max_n, number - 1), self.min_n - 1, -1):
+            end = text[-n * size :]
+            place = text.find(end)
+            while place % size:  # not at a token's begin
+                place = text.find(end, place + 1)
+            begin = place // size + n
+            if begin < number:
+                return tokens[begin : begin + k]
+        return tokens[:0]
+
+
+class Drafts:
+    """What a policy sees of speculation, and the source of drafts. This class is for hosts without drafts.
+
+    most: drafts of one request in one iteration, `Limits.max_drafts`.
+    """
+
+    most = 0
+
+    def can_have(self, request: Request) -> bool:
+        """Returns whether the request decodes and all its tokens are on the host, so that it can have drafts now."""
+        return False
+
+    def granted(self, request: Request) -> int:
+        """Returns how many drafts a plan can give the request: in simulation as many as it can have, else as many as were proposed."""
+        return 0
+
+    def planned(self, requests: Sequence[Request], surplus: Ints) -> Ints | None:
+        """Returns the drafts of each request of a plan, at most those `granted`; None if no request has any.
+
+        surplus: planned tokens beyond those ready, [requests].
+        """
+        places = (surplus > ZERO).nonzero()[0].tolist()
+        if not places:
+            return None
+        drafts = np.zeros_like(surplus)
+        for place in places:
+            drafts[place] = min(surplus[place], self.granted(requests[place]))
+        return drafts
+
+    def propose(self, request: Request, at_most: int) -> int:
+        """Finds drafts for a request that `can_have` them; returns their number."""
+        return 0
+
+    def survivals(self, request: Request) -> Sequence[float]:
+        """Returns, for each place from 1 to `most`, the predicted probability that the request's draft there is accepted.
+
+        It is a product over the places up to there: of the share of the drafts that were accepted among those whose predecessors were.
+        Each share is a moving mean (weight 1/8), which begins as that of all requests of the run; the latter begins as 1.
+        """
+        return ()
+
+    def seconds(self, num_requests: int, k: int) -> float:
+        """Returns the predicted seconds of finding `k` drafts for each of `num_requests`."""
+        return 0.0
+
+    def note(self, rows: Ints, drafts: Ints, accepted: Ints) -> None:
+        """Takes in outcomes, [requests] each."""
+
+
+NO_DRAFTS = Drafts()
+
+
+class TableDrafts(Drafts):
+    """The drafts of an engine."""
+
+    def __init__(
+        self, table: RequestTable, decoding: Collection[Request], most: int, drafter: Drafter | None = None
+    ) -> None:
+        """drafter: None in simulation, where drafts have no values."""
+        if table.tokens is not None and drafter is None:
+            raise ConfigError(f"max_drafts={most} needs a drafter; set drafter=ngram, or max_drafts=0")
+        self.most, self._table, self._decoding, self._drafter = most, table, decoding, drafter
+        self._run = np.ones(
+            (2, most)
+        )  # by place: drafts accepted, and drafts whose predecessors were accepted, one of each at first
+        self._shares = np.ones((table.num_rows, most))
+        self._owners = np.full(table.num_rows, -1, np.int64)  # of these rows, by id
+
+    def can_have(self, request: Request) -> bool:
+        table, row = self._table, request.row
+        if request not in self._decoding or table.drafts.item(row):
+            return False
+        return table.known.item(row) == table.total.item(row) < table.limit.item(row)
+
+    def granted(self, request: Request) -> int:
+        if not self.can_have(request):
+            return 0
+        table, row = self._table, request.row
+        left = min(self.most, table.limit.item(row) - table.known.item(row) - 1)
+        if table.tokens is None:
+            return left
+        is_new = table.proposed_for.item(row) == table.known.item(row)
+        return min(left, table.proposed.item(row)) if is_new else 0
+
+    def propose(self, request: Request, at_most: int) -> int:
+        table, row = self._table, request.row
+        known = table.known.item(row)
+        number = min(at_most, self.most, table.limit.item(row) - known - 1)
+        if number <= 0 or table.tokens is None:
+            return max(number, 0)
+        assert self._drafter is not None
+        drafts = self._drafter.propose(table.tokens[row, :known], number)[:number]
+        table.tokens[row, known : known + len(drafts)] = drafts
+        table.proposed[row], table.proposed_for[row] = len(drafts), known
+        return len(drafts)
+
+    def survivals(self, request: Request) -> Sequence[float]:
+        row = request.row
+        known = row < len(self._owners) and self._owners.item(row) == request.id
+        shares = self._shares[row] if known else self._run[0] / self._run[1]
+        survivals: list[float] = shares.cumprod().tolist()
+        return survivals
+
+    def seconds(self, num_requests: int, k: int) -> float:
+        return 0.0 if self._drafter is None else self._drafter.seconds(num_requests, k)
+
+    def note(self, rows: Ints, drafts: Ints, accepted: Ints) -> None:
+        if (more := self._table.num_rows - len(self._owners)) > 0:
+            self._owners = np.append(self._owners, np.full(more, -1))
+            self._shares = np.concatenate([self._shares, np.ones((more, self.most))])
+        ids = self._table.id[rows]
+        new = rows[self._owners[rows] != ids]
+        self._shares[new], self._owners[rows] = self._run[0] / self._run[1], ids
+        places = np.arange(self.most)
+        tried = (places < drafts[:, None]) & (places <= accepted[:, None])  # a draft after a rejected one was not tried
+        succeeded = places < accepted[:, None]
+        self._shares[rows] += WEIGHT * tried * (succeeded - self._shares[rows])
+        self._run += (succeeded & tried).sum(0), tried.sum(0)
+
+
+def is_stop(request: Request, token: int, ends_text: Callable[[Request, int], bool]) -> bool:
+    """Returns whether a token ends the request. ends_text: see `State`."""
+    return token in request.stop_tokens or (bool(request.stop_strings) and ends_text(request, token))
+
+
+def expect(step: Step) -> tuple[Ints, Ints]:
+    """Enters a launched step's drafts in the table. Returns the places that sample without drafts, and their requests' total tokens."""
+    table, rows, drafts = step.table, step.rows, step.drafts
+    assert drafts is not None
+    table.drafts[rows] = drafts
+    table.num_drafting += int(np.count_nonzero(drafts))
+    table.total[rows] += drafts
+    table.sampled_row[rows[step.sampled]] = step.first_rows[step.sampled]
+    places = step.sampled[drafts[step.sampled] == ZERO]
+    return places, table.total[rows[places]]
+
+
+def settle(
+    policy_drafts: Drafts,
+    step: Step,
+    places: Ints,
+    tokens: Tokens | None,
+    accepted: Ints | None,
+    ends_text: Callable[[Request, int], bool],
+) -> tuple[Ints, dict[Request, FinishReason]]:
+    """Gives requests the tokens that a step with drafts has sampled, and takes back what their counters held for rejected drafts.
+
+    What rejected drafts wrote to the KV cache is overwritten by the tokens that take their positions; the blocks remain with the request.
+
+    places: of the requests that receive tokens. tokens, accepted: see `StepResult`; if both are None, no draft is accepted.
+    Returns how many tokens each request receives, [places], and the requests that end there by a token or at their limit.
+    """
+    table, drafts = step.table, step.drafts
+    assert drafts is not None
+    table.num_drafting -= int(np.count_nonzero(drafts))
+    table.drafts[step.rows] = 0
+    rows, drafts = step.rows[places], drafts[places]
+    known, first = table.known[rows], step.first_rows[places]
+    numbers = np.zeros_like(drafts) if accepted is None else np.minimum(accepted[places], drafts)
+    if tokens is not None and table.tokens is not None:
+        numbers = _num_equal(table.tokens, rows, known, drafts, tokens, first)
+    drafted = drafts > ZERO
+    policy_drafts.note(rows[drafted], drafts[drafted], numbers[drafted])
+    counts = numbers + ONE
+    if table.has_hidden_lengths:
+        stop = table.stop[rows]
+        counts = np.where(stop > ZERO, np.minimum(counts, stop - known), counts)
+    done: dict[Request, FinishReason] = {}
+    if tokens is not None:
+        for index in table.can_stop[rows].nonzero()[0].tolist():
+            request, begin = step.requests[places[index]], first.item(index)
+            for place, token in enumerate(tokens[begin : begin + counts.item(index)].tolist()):
+                if is_stop(request, token, ends_text):
+                    counts[index], done[request] = place + 1, FinishReason.STOP
+                    break
+        if table.tokens is not None:
+            after = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
+            table.tokens[rows.repeat(counts), known.repeat(counts) + after] = tokens[first.repeat(counts) + after]
+    too_many = drafts + ONE - counts
+    table.known[rows] = known = known + counts
+    table.total[rows] -= too_many
+    table.computed[rows] = np.maximum(table.computed[rows] - too_many, ZERO)  # 0 if the request was preempted in flight
+    for place in places[drafted & (known >= table.limit[rows])].tolist():
+        done.setdefault(step.requests[place], FinishReason.LENGTH)
+    return counts, done
+
+
+def _num_equal(drafted: Tokens, rows: Ints, known: Ints, drafts: Ints, tokens: Tokens, first: Ints) -> Ints:
+    """Returns how many leading drafts of each request equal the sampled tokens. first: the requests' first places in `tokens`."""
+    after = np.arange(drafts.max(initial=0))
+    sampled = tokens[np.minimum(first[:, None] + after, len(tokens) - 1)]
+    proposed = drafted[rows[:, None], np.minimum(known[:, None] + after, drafted.shape[1] - 1)]
+    equal = (sampled == proposed) & (after < drafts[:, None])
+    numbers: Ints = np.minimum.accumulate(equal, 1).sum(1)
+    return numbers
