@@ -128,7 +128,8 @@ def serve(
             keys, own = settings.composed.keys, origin["identity"]
             held.enter_context(open_run_folder(folder, keys, own, replace=replace))
         columns = list(run.facts.extra), stated_columns(settings.prefix_cache, "pauses" in run.facts.stated)
-        with RunTables(folder, *columns) if folder and settings.tables else nullcontext() as tables:
+        drafts = any(setup.limits.max_drafts for setup in run.setups)
+        with RunTables(folder, *columns, drafts) if folder and settings.tables else nullcontext() as tables:
             keep = partial(_keep, run.gathered, tables)
             with run.meter() as run.energy:
                 record = loop(run, folder) if loop else _run(run, folder, bar, keep)

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -47,9 +47,13 @@ REQUESTS, STEPS, ENERGY = "requests.csv", "steps.csv", "energy.csv"
 
 
 class RunTables:
-    """Writes requests.csv and steps.csv, at once or in pieces; closes them at the end of a `with`. Arguments: see `request_columns`."""
+    """Writes requests.csv and steps.csv, at once or in pieces; closes them at the end of a `with`."""
 
-    def __init__(self, folder: Path, extra: Sequence[str] = (), stated: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, folder: Path, extra: Sequence[str] = (), stated: Mapping[str, str] = {}, drafts: bool = False
+    ) -> None:
+        """extra, stated: see `request_columns`. drafts: whether steps have the columns of drafts."""
+        self._step_columns = step_columns(drafts)
         folder.mkdir(parents=True, exist_ok=True)
         self._extra, self._stated = extra, stated
         self._files = [_open(folder / name) for name in (REQUESTS, STEPS)]
@@ -61,8 +65,8 @@ class RunTables:
         if not self._has_header:
             placed, self._has_header = place_columns(record), True
             self._requests.writerow(request_columns(self._extra, self._stated, placed))
-            self._files[1].write(",".join([*StepRecord._fields, *placed]) + "\r\n")
-        lines = map(_step_line, record.steps)
+            self._files[1].write(",".join([*self._step_columns, *placed]) + "\r\n")
+        lines = map(partial(_step_line, ",".join(["%s"] * len(self._step_columns))), record.steps)
         lines = map("{},{}".format, lines, record.replicas) if record.replicas else lines
         lines = map("{},{}".format, lines, map(record.pools.__getitem__, record.replicas)) if record.pools else lines
         self._files[1].writelines(f"{line}\r\n" for line in lines)
@@ -76,16 +80,15 @@ class RunTables:
             file.close()
 
 
-_STEP_LINE = ",".join(["%s"] * len(StepRecord._fields))
 _time_text = lru_cache(maxsize=32)(str)  # lines share most times: an iteration begins when another ends
 
 
-def _step_line(step: StepRecord) -> str:
-    """Returns a line of steps.csv; csv.writer is slower, since it checks every character of the numbers."""
+def _step_line(line: str, step: StepRecord) -> str:
+    """Returns a line of steps.csv; csv.writer is slower, since it checks every character of the numbers. line: with %s per column."""
     note = step.note
     if note and not note.isalnum():
         step = step._replace(note='"{}"'.format(note.replace('"', '""')))
-    return _STEP_LINE % (step[0], *map(_time_text, step[1:8]), *step[8:])
+    return line % (step[0], *map(_time_text, step[1:8]), *step[8 : line.count("%")])
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
@@ -139,6 +142,11 @@ def read_extra(text: str) -> object:
         return json.loads(text) if text else None
     except ValueError:
         return text
+
+
+def step_columns(drafts: bool) -> Sequence[str]:
+    """Returns the columns of steps.csv; only runs with a drafter have those of drafts."""
+    return StepRecord._fields if drafts else StepRecord._fields[:-2]
 
 
 def place_columns(record: RunRecord) -> list[str]:

@@ -25,6 +25,7 @@ from experiments.store.csv_tables import (
     request_columns,
     request_rows,
     stated_columns,
+    step_columns,
 )
 from experiments.store.run_folder import REPLICAS, TOKENS, check_whole, read_summary
 from experiments.store.runs import read_runs, reading
@@ -77,6 +78,7 @@ def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -
 def frame_of_steps(record: RunRecord) -> pd.DataFrame:
     """Makes the frame of `read_steps` from the record of a run."""
     frame = pd.DataFrame(record.steps, columns=StepRecord._fields)
+    frame = frame if frame["num_drafts"].any() else frame[list(step_columns(drafts=False))]
     if record.pools:
         frame[POOL] = [record.pools[replica] for replica in record.replicas]
     return frame.assign(**{REPLICA: record.replicas}) if record.replicas else frame
