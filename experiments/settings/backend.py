@@ -16,6 +16,8 @@ from experiments.settings.hardware import cost_model
 from experiments.workloads import Vocabulary
 from policies.routers import ROUTERS
 
+RoleName = Literal["both", "prefill", "decode"]
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pool(Described):
@@ -33,8 +35,11 @@ class Pool(Described):
     max_tokens: Annotated[int, whole(1)] | None = None
     kv_tokens: Annotated[int, whole(1)] | None = None
     block_size: Annotated[int, whole(1)] | None = None
-    role: Literal["both", "prefill", "decode"] | None = None
+    role: RoleName | None = None
     policy: Annotated[Mapping[str, Any], Give("arguments of the policy, as in {budget: 512}")] | None = None
+
+
+Pools = Annotated[Mapping[str, Pool], Give("pools by name, as in {large: {replicas: 2, batch: 64}, ...}")]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,9 +64,8 @@ class Transfers(Described):
 
     def __post_init__(self) -> None:
         if self.layerwise and not self.push:
-            raise ConfigError(
-                "backend.transfers.layerwise=true: the decoder needs blocks before; give backend.transfers.push=true"
-            )
+            problem = "backend.transfers.layerwise=true: the decoder needs blocks before"
+            raise ConfigError(f"{problem}; give backend.transfers.push=true")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +91,11 @@ class Backend(ABC):
     pipeline_stages: Degree = 1
     replicas: Degree = 1
     router: Any = "round_robin"
-    pools: Annotated[Mapping[str, Pool], Give("pools by name, as in {large: {replicas: 2, batch: 64}, ...}")] | None = (
-        None
-    )
+    pools: Pools | None = None
     staleness: Annotated[float, not_negative("seconds")] = 0.0
     scaling: Scaling = Scaling()
     transfers: Transfers = Transfers()
-    role: Literal["both", "prefill", "decode"] = "both"
+    role: RoleName = "both"
 
     def __post_init__(self) -> None:
         check(self, "backend.")

@@ -25,9 +25,8 @@ from experiments.workloads import Vocabulary
 Graphs = Literal["off", "decode", "all"]
 _Seconds = Annotated[float, not_negative("seconds")]
 Sizes = Annotated[list[int] | Literal["auto"], Give("the number of layers of each stage, as in [17,15], or auto")]
-HostSeconds = Annotated[
-    _Seconds | Literal["auto", "measured"], Give("seconds of host time per iteration, measured, or auto")
-]
+_HOST_SECONDS = Give("seconds of host time per iteration, measured, or auto")
+HostSeconds = Annotated[_Seconds | Literal["auto", "measured"], _HOST_SECONDS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,12 +272,8 @@ class Cuda(Real):
     def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         names = {"replayed_iterations": "num_replayed", "eager_iterations": "num_eager"}
         counts = {key: sum(getattr(each.iteration, name) for each in executors) for key, name in names.items()}
-        return {
-            "attention": executors[0].attention,
-            "products": executors[0].products,
-            **counts,
-            **super().facts(executors, cost, asynchronous),
-        }
+        kernels = {"attention": executors[0].attention, "products": executors[0].products}
+        return {**kernels, **counts, **super().facts(executors, cost, asynchronous)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,6 @@ def batch_of(settings: Any) -> tuple[int, str]:
     longest = min(facts.longest.max_tokens, settings.model.max_positions)
     batch = kv_tokens // block_size // blocks_for(longest, block_size) // backend.pipeline_stages
     if not batch:
-        raise ConfigError(
-            f"batch=auto: the longest request has {longest} tokens, the KV cache {kv_tokens}; give batch=N"
-        )
+        problem = f"the longest request has {longest} tokens, the KV cache {kv_tokens}"
+        raise ConfigError(f"batch=auto: {problem}; give batch=N")
     return batch, f"{batch} (formula 1 of SARATHI: {kv_tokens} tokens of KV cache, {longest} of the longest request)"

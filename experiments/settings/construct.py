@@ -28,13 +28,8 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # Hydra's `_convert_` and `_recursive_` have no effect
 
-BY_IMPORT_PATH = (
-    "policy",
-    "eviction",
-    "chunking",
-    "predictor",
-    "autoscale",
-)  # groups whose option may be the import path of a class
+BY_IMPORT_PATH = ("policy", "eviction", "chunking", "predictor", "autoscale")
+"""Groups whose option may be the import path of a class."""
 
 PASSED_ON = ("chunking", "predictor", "chunk", "seed")
 """Keys that have an effect only if a section refers to them, as policies do with `${chunk}`. The first two also refer to the others."""
@@ -72,9 +67,8 @@ def call(path: str, section: Mapping[str, Any], arguments: Mapping[str, Any]) ->
     except Exception as error:
         _check_types(path, section)
         raise ConfigError(f"{target}: {_why(error)}") from error
-    if (
-        path.startswith("policy") or str(section["_target_"]).partition(".")[0] not in _OURS
-    ):  # the others check themselves
+    checks_itself = str(section["_target_"]).partition(".")[0] in _OURS and not path.startswith("policy")
+    if not checks_itself:
         _check_types(path, section)
     return built
 
@@ -171,11 +165,8 @@ def locate(path: str, target: object) -> Any:
         remedy = "the class must be importable from the current folder: correct the name, change the folder or install the module"
         if near := get_close_matches(name, dir(sys.modules.get(module)), 1):  # the module has no such class
             remedy = f"did you mean {module}.{near[0]}?"
-        if (
-            (folder := Path(module.partition(".")[0])).name in _OURS
-            and folder.is_dir()
-            and not folder.samefile(_ROOT / folder)
-        ):
+        folder = Path(module.partition(".")[0])
+        if folder.name in _OURS and folder.is_dir() and not folder.samefile(_ROOT / folder):
             remedy = f"{folder} is a package of cbatch: give your folder {folder}/ another name"
         raise ConfigError(f"{typed}: cannot be imported ({_why(error)}); {remedy}") from error
     if not callable(located):

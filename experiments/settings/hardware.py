@@ -49,9 +49,8 @@ def cost_model(
         # a copy has separate counters, and shares the cached times of earlier runs
         return copy(_measured(str(file), changed, spec, topology, max_batch))
     facts: dict[str, Any] = {"name": CPU, "hardware": cpu_name(), "source": "", "error": "not measured"}
-    unknown = Profile(
-        **facts, memory_bytes=memory_bytes(), ceilings=Ceilings(1.0, 1.0, 1, dict.fromkeys(("float32", "float64"), 1.0))
-    )
+    ceilings = Ceilings(1.0, 1.0, 1, dict.fromkeys(("float32", "float64"), 1.0))
+    unknown = Profile(**facts, memory_bytes=memory_bytes(), ceilings=ceilings)
     return _UnmeasuredCost(unknown, spec, topology, max_batch)
 
 

@@ -51,9 +51,8 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
         if any("(" in piece or _is_import_path(group, piece) for piece in pieces):
             override = f"{group}={','.join(map(repr, option_names(group, value)))}"
         replaces = group[:1].isalpha() and "." in group and any(map(_OBJECT.match, _split(value)))
-        plain += (
-            [f"{group}=null", f"++{override}"] if replaces else [override]
-        )  # null may be there, which Hydra cannot delete
+        # null may be there, which Hydra cannot delete
+        plain += [f"{group}=null", f"++{override}"] if replaces else [override]
     return plain
 
 
@@ -94,12 +93,11 @@ def _store(group: str, option: str) -> Iterator[str]:
     if not text and not _is_import_path(group, name):
         yield name
         return
-    base = {"_target_": name} if _is_import_path(group, name) else {"defaults": [name, "_self_"]}
+    by_path = _is_import_path(group, name)
+    base, defaults = ({"_target_": name}, ["_self_"]) if by_path else ({}, [name, "_self_"])
     for arguments in product(*map(partial(_values, f"{group}={option}"), _join(group, option, _split(text or "")))):
         parts = {f"/{key}@{key}": value for key, value in arguments if key in GROUPS and isinstance(value, str)}
-        node = OmegaConf.create(
-            {**base, "defaults": [*base.get("defaults", ["_self_"]), *({key: parts[key]} for key in parts)]}
-        )
+        node = OmegaConf.create({**base, "defaults": [*defaults, *({key: parts[key]} for key in parts)]})
         for key, value in arguments:
             if f"/{key}@{key}" not in parts:
                 OmegaConf.update(node, key, value)

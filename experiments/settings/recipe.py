@@ -34,9 +34,8 @@ class Recipe:
     def with_arguments(self, arguments: Mapping[str, Any]) -> "Recipe":
         """Returns a recipe with other arguments, or other parts of them, as in {chunking: {chunk: 512}}. Raises ConfigError for an object from Python."""
         if arguments and self.made is not None:
-            raise ConfigError(
-                f"backend.pools: {self!r} is an object, whose arguments are fixed; give the policy by name"
-            )
+            problem = f"{self!r} is an object, whose arguments are fixed"
+            raise ConfigError(f"backend.pools: {problem}; give the policy by name")
         section = dict(self.section)
         for key, value in arguments.items():
             parts = isinstance(value, Mapping) and isinstance(section.get(key), Mapping)

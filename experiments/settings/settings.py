@@ -31,16 +31,8 @@ from experiments.settings.recipe import Recipe, recipe_of
 from experiments.workloads import Workload
 
 GROUPS = (
-    "policy",
-    "chunking",
-    "predictor",
-    "workload",
-    "model",
-    "runtime",
-    "eviction",
-    "backend",
-    "autoscale",
-    "experiment",
+    *("policy", "chunking", "predictor", "workload", "model"),
+    *("runtime", "eviction", "backend", "autoscale", "experiment"),
 )
 """Keys whose value is the name of a file in a folder of conf/."""
 
@@ -55,24 +47,16 @@ MOST_TOKENS = 2**31 - 1
 
 _OR_AUTO = WrapValidator(lambda value, accept: None if value == "auto" else accept(value))
 
-Tokens = Annotated[
-    int | None, whole(1, MOST_TOKENS), _OR_AUTO, Give(f"a whole number of tokens from 1 to {MOST_TOKENS}, or auto")
-]
+_TOKENS = f"a whole number of tokens from 1 to {MOST_TOKENS}, or auto"
+Tokens = Annotated[int | None, whole(1, MOST_TOKENS), _OR_AUTO, Give(_TOKENS)]
 """None means auto."""
 
-Requests = Annotated[
-    int | None,
-    whole(1, MOST_REQUESTS_AT_ONCE),
-    _OR_AUTO,
-    Give(f"a whole number from 1 to {MOST_REQUESTS_AT_ONCE}, or auto"),
-]
+_REQUESTS = f"a whole number from 1 to {MOST_REQUESTS_AT_ONCE}, or auto"
+Requests = Annotated[int | None, whole(1, MOST_REQUESTS_AT_ONCE), _OR_AUTO, Give(_REQUESTS)]
 """None means auto."""
 
-OnOffAuto = Annotated[
-    Setting,
-    BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
-    Give("on, off or auto"),
-]
+_SWITCHED = BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value)
+OnOffAuto = Annotated[Setting, _SWITCHED, Give("on, off or auto")]
 Text = Annotated[str, BeforeValidator(str)]
 Count = Annotated[int, whole(0)]
 Weight = Annotated[float, positive("clients without a weight have 1")]
@@ -230,9 +214,8 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         raise ConfigError(f"{problem}; give prefix_cache=true")
     backend = _backend(config["backend"], chosen)
     if "autoscale" in config and backend.replicas == 1:
-        raise ConfigError(
-            "autoscale: one replica neither comes nor goes; give backend.replicas=, the most that there may be"
-        )
+        remedy = "give backend.replicas=, the most that there may be"
+        raise ConfigError(f"autoscale: one replica neither comes nor goes; {remedy}")
     unnamed = "hardware" not in composed.given() and root.hardware == Cuda.predicts_with
     if unnamed and isinstance(backend, Cuda) and (profile := profile_of_gpu()):
         with suppress(ProfileError):  # it lacks the links of several GPUs

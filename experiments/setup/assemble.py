@@ -198,11 +198,10 @@ def assemble(
     server = _server(settings, setups)
     try:
         policies = [setup.policy for setup in setups for _ in range(setup.settings.backend.replicas)]
-        engine: Engine | Cluster = (
-            server.engine(policies, arrivals)
-            if isinstance(server, ReplicatedServer)
-            else server.engine(policies[0], arrivals)
-        )
+        if isinstance(server, ReplicatedServer):
+            engine: Engine | Cluster = server.engine(policies, arrivals)
+        else:
+            engine = server.engine(policies[0], arrivals)
         if vocabulary is not None:
             for part in engine.engines:
                 part.state.ends_text = ends_text(vocabulary)

@@ -31,9 +31,8 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
     profile, block_size = first.cost.profile, first.kv.block_size
     link = profile.links.to_next_stage(num_gpus > backend.gpus_per_node, profile.name)  # type: ignore[attr-defined]
     spec, transfers = settings.model, backend.transfers
-    block_bytes = (
-        spec.kv_bytes_per_token * block_size // min(setup.settings.backend.gpus_per_replica for setup in setups)
-    )
+    fewest_gpus = min(setup.settings.backend.gpus_per_replica for setup in setups)
+    block_bytes = spec.kv_bytes_per_token * block_size // fewest_gpus
     layers = spec.num_layers if transfers.layerwise else 1
     return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair)
 
@@ -42,12 +41,10 @@ def _real(settings: Settings, setups: Sequence[Setup]) -> Moves:
     if settings.backend.transfers.push:
         raise ConfigError("backend.transfers.push=true: real tokens are pulled; give backend.transfers.push=false")
     backends = [setup.settings.backend for setup in setups]
-    if len({(backend.tensor_parallel, backend.pipeline_stages) for backend in backends}) > 1 or any(
-        setup.kv.num_host_blocks for setup in setups
-    ):
+    unlike = len({(backend.tensor_parallel, backend.pipeline_stages) for backend in backends}) > 1
+    if unlike or any(setup.kv.num_host_blocks for setup in setups):
         problem = "backend.pools: real blocks move between equal stages and ranks, without kv.host_tokens"
-        raise ConfigError(
-            f"{problem}; give all pools the same tensor_parallel and pipeline_stages, and kv.host_tokens=0"
-        )
+        remedy = "give all pools the same tensor_parallel and pipeline_stages, and kv.host_tokens=0"
+        raise ConfigError(f"{problem}; {remedy}")
     lease = settings.backend.transfers.lease or inf
     return Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=lease, connect=settings.backend.copies)

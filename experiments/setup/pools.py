@@ -65,17 +65,12 @@ class Setup(NamedTuple):
     @property
     def about(self) -> dict[str, Any]:
         """Returns what the replicas are."""
-        backend = self.settings.backend
+        backend, limits = self.settings.backend, {"batch": self.limits.max_batch, "tokens": self.limits.max_tokens}
         return {
             "policy": repr(self.settings.policy),
             "hardware": backend.hardware(self.cost.profile),
             **{key: getattr(backend, key) for key in ("replicas", "tensor_parallel", "pipeline_stages")},
-            "limits": {
-                "batch": self.limits.max_batch,
-                "tokens": self.limits.max_tokens,
-                "kv_blocks": self.kv.num_blocks,
-            }
-            | {"block_size": self.kv.block_size},
+            "limits": limits | {"kv_blocks": self.kv.num_blocks, "block_size": self.kv.block_size},
         }
 
     def servers(self, first_gpu: int) -> list[Server]:
@@ -148,9 +143,8 @@ def _limits(
         max_tokens = max(LEAST_ITERATION, announced, min(prompts, LARGEST_ITERATION))
         chosen["max_tokens"] = str(max_tokens)
     if max_tokens < batch:
-        raise ConfigError(
-            f"max_tokens={max_tokens} is below batch={batch}, a token per decode; raise it or lower batch"
-        )
+        problem = f"max_tokens={max_tokens} is below batch={batch}, a token per decode"
+        raise ConfigError(f"{problem}; raise it or lower batch")
     if settings.chunk is not None and settings.chunk > max_tokens:
         raise ConfigError(f"chunk={settings.chunk} exceeds max_tokens={max_tokens}; lower chunk or raise max_tokens")
     if settings.max_running is not None and settings.max_running < batch:
