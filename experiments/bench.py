@@ -141,12 +141,11 @@ def _num_eager(server: Server) -> int:
 
 def shortened(requests: Sequence[Request], number: int) -> list[Request]:
     """Returns the first requests, cut to a few output tokens, which cause all allocations and compilations."""
-    return [
-        Request(
-            request.id, request.num_prompt_tokens, min(request.max_new_tokens, WARM_UP_TOKENS), prompt=request.prompt
-        )
-        for request in islice(requests, number)
-    ]
+    short = []
+    for request in islice(requests, number):
+        output = min(request.max_new_tokens, WARM_UP_TOKENS)
+        short.append(Request(request.id, request.num_prompt_tokens, output, prompt=request.prompt))
+    return short
 
 
 def _table(figures: Mapping[str, Mapping[str, Any]]) -> str:

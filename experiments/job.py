@@ -129,11 +129,8 @@ class SweepProgress(NamedTuple):
         """Returns how many runs have finished, and how long the others take at the speed so far."""
         new, left = done - self.finished, self.total - done
         seconds = (time.time() - self.began) / max(new, 1) * left
-        unit, factor = next(
-            (unit, factor)
-            for unit, factor in (("h", 3600), ("min", 60), ("s", 1))
-            if seconds >= 2 * factor or factor == 1
-        )
+        units = {"h": 3600, "min": 60, "s": 1}
+        unit, factor = next(item for item in units.items() if seconds >= 2 * item[1] or item[1] == 1)
         return f"{done} of {self.total}" + (f", {seconds / factor:.0f} {unit} left" if new > 0 and left > 0 else "")
 
 
@@ -239,17 +236,20 @@ def folder_name(overrides: str) -> str:
     overrides: as in `chunk=256,policy=sarathi`. If one value of a sweep is quoted, as in `orca,'slai(x=1)'`, Hydra quotes all of them:
         the name leaves out quotes, and has the arguments of a policy as `slai_x=1`, of an object as `mine.Router_x=1`. Mappings have dotted keys: `pools=a.batch=8,b.replicas=2`.
     """
-    overrides = _OBJECT.sub(
-        lambda text: f"{text[1]}({re.sub(': ?', '=', text[2] or '')})".removesuffix("()"), overrides
-    )
+    overrides = _OBJECT.sub(lambda text: f"{text[1]}({_equations(text[2] or '')})".removesuffix("()"), overrides)
     overrides = _CALL.sub(r"\1_\2", _QUOTED_WORD.sub(r"\1", overrides))
     flat, inner = "", overrides
     while flat != inner:
         flat, inner = inner, _INNER_MAPPING.sub(_dotted, inner)
-    name = _for_a_path(_MAPPING.sub(lambda mapping: re.sub(": ?", "=", mapping[1]), flat)) or "run"
+    name = _for_a_path(_MAPPING.sub(lambda mapping: _equations(mapping[1]), flat)) or "run"
     if name == overrides and len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]},~{hashlib.sha256(overrides.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def _equations(items: str) -> str:
+    """Returns the items of a mapping as on a command line: `batch: 8` becomes `batch=8`."""
+    return re.sub(": ?", "=", items)
 
 
 def _dotted(mapping: re.Match[str]) -> str:

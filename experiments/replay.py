@@ -74,9 +74,8 @@ def _replay_one(where: str, file: DecisionsFile, settings: Settings, measured: P
     cost = settings.backend.cost(hardware, settings.model, settings.batch)
     comparisons: list[ReplayComparison] = []
     try:
-        replay(
-            file.recorded, file.requests, policy, cost, comparisons.append, copy_policy(settings.eviction, "eviction")
-        )
+        eviction = copy_policy(settings.eviction, "eviction")
+        replay(file.recorded, file.requests, policy, cost, comparisons.append, eviction)
     except ReplayError as error:
         raise ReplayError(f"{where}, {error}") from error
     different = [comparison for comparison in comparisons if not comparison.same]
@@ -86,9 +85,8 @@ def _replay_one(where: str, file: DecisionsFile, settings: Settings, measured: P
     else:
         print(f"{where}: {name} makes the same {len(comparisons)} plans")
     if num_empty := sum(not comparison.recorded.decided.entries for comparison in comparisons):
-        print(
-            f"\nempty plans among the {len(comparisons)} recorded ones, which are not iterations of the run: {num_empty}"
-        )
+        among = f"among the {len(comparisons)} recorded ones"
+        print(f"\nempty plans {among}, which are not iterations of the run: {num_empty}")
     return bool(different)
 
 

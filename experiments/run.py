@@ -25,11 +25,8 @@ _SWEEPS = {"-m", "--multirun"}
 _SHOWS = {"--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc", "--cfg", "-c", "--info", "-i"}
 """Options of Hydra that print something instead of running."""
 
-_NOT_LISTED = (
-    "workload/common:",
-    "hydra:",
-    *(f"hydra/{name}:" for name in ("env", "help", "hydra_help", "hydra_logging", "job_logging", "output")),
-)
+_OF_HYDRA = ("env", "help", "hydra_help", "hydra_logging", "job_logging", "output")
+_NOT_LISTED = ("workload/common:", "hydra:", *(f"hydra/{name}:" for name in _OF_HYDRA))
 """Groups that --help omits: parts of other options, and Hydra's own ways of writing."""
 
 

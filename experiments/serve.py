@@ -163,6 +163,7 @@ def _result_of(
 ) -> Result:
     """Returns the result of a run that has ended; it holds no executor, whose weights may fill a GPU. tables: folder of a streamed run."""
     about, gathered = about_run(run), run.gathered
+    stated = about["utilisation"]
     served, ended, caches = gathered.served, gathered.ended, [engine.state.cache for engine in run.engine.engines]
     measures = {
         **vars(run.settings.metrics),
@@ -174,11 +175,10 @@ def _result_of(
         "host": _host_figures(run) if run.kv.num_host_blocks else None,
         "num_replicas": len(caches),
         "prices": run.prices,
-        "machines": None
-        if "unknown" in (stated := about["utilisation"])
-        else machines_of(stated, gathered.steps["replica"]),
+        "machines": None if "unknown" in stated else machines_of(stated, gathered.steps["replica"]),
         "readings": np.array(run.energy.readings) if "from" in about.get("energy", {}) else None,
     }
+    early = {} if run.engine.arrivals.follow_ends else early_turns(ended, served)
     measured = {
         "load": run.load,
         "requests": max(run.num_requests, len(ended)),  # those that follow others are not known before
@@ -187,11 +187,7 @@ def _result_of(
         "iterations": len(gathered.steps["ended"]),
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
-        **(
-            {"early_turns": early}
-            if not run.engine.arrivals.follow_ends and (early := early_turns(ended, served))
-            else {}
-        ),
+        **({"early_turns": early} if early else {}),
         **run.end,
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)
@@ -213,10 +209,8 @@ def _limits_of(run: Run) -> dict[str, Any]:
     """Returns the size of the KV cache and the limit of a batch; of unlike replicas, those of each iteration."""
     if len(run.setups) == 1:
         return {"num_blocks": run.kv.num_blocks, "max_batch": run.limits.max_batch}
-    replica, sizes = (
-        run.gathered.steps["replica"],
-        [(e.state.pool.num_blocks, e.limits.max_batch) for e in run.engine.engines],
-    )
+    sizes = [(engine.state.pool.num_blocks, engine.limits.max_batch) for engine in run.engine.engines]
+    replica = run.gathered.steps["replica"]
     return dict(zip(("num_blocks", "max_batch"), np.array(sizes)[replica].T, strict=True))
 
 

@@ -105,11 +105,8 @@ def measure(
         capacity = search.run()
         about["wall_seconds"] = time.perf_counter() - began
         about["execution"]["iterations_outside_measured_range"] = sum(outcome.outside for outcome in search.outcomes)
-        figures = {
-            **_figures(capacity, settings),
-            "simulations": len(simulations.outcomes),
-            "cpu_seconds": sum(outcome.seconds for outcome in simulations.outcomes.values()),
-        }
+        figures = _figures(capacity, settings) | {"simulations": len(simulations.outcomes)}
+        figures["cpu_seconds"] = sum(outcome.seconds for outcome in simulations.outcomes.values())
         curves, owed = {"attainment": _curve(capacity.shares)}, capacity.shares.by_replication()
         summary = {"about": about, "capacity": figures, "curves": curves, "by_replication": owed}
         if settings.bounds:
@@ -133,15 +130,9 @@ def _goal_of_sessions(settings: SearchSettings) -> Goal:
     usual = len(turns) if is_whole else _REQUESTS
     requests = usual if settings.requests == "auto" else settings.requests
     per_session = max(20.0, 2 * len(turns) / len({turn.session for turn in turns}))
-    return Goal(
-        settings.attainment,
-        requests,
-        settings.replications,
-        settings.accuracy,
-        grows=settings.requests == "auto" and not is_whole,
-        per_session=per_session,
-        first=workload.sessions or 8,
-    )
+    target = settings.attainment, requests, settings.replications, settings.accuracy
+    grows = settings.requests == "auto" and not is_whole
+    return Goal(*target, grows=grows, per_session=per_session, first=workload.sessions or 8)
 
 
 def _goal(settings: SearchSettings) -> Goal:

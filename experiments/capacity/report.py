@@ -18,18 +18,15 @@ def capacity_text(summary: Summary) -> str:
     rows = [("capacity", f"{interval(figures)}, 95% interval, {_replications(figures)}"), ("holds", holds)]
     for pool, of in about.get("pools", {"": about}).items():
         most = f"batches of {of['limits']['batch']}, iterations of {of['limits']['tokens']:,} tokens, at most"
-        rows += [(f"limits {pool}".strip(), most)]
-    if figures["warmup_requests"]:
-        rows += [
-            (
-                "counted",
-                f"all but the first {'' if 'sessions' in figures else 'and last '}{figures['warmup_requests']:,} requests of a replication",
-            )
-        ]
+        rows.append((f"limits {pool}".strip(), most))
+    if warmup := figures["warmup_requests"]:
+        ends = "first" if "sessions" in figures else "first and last"
+        rows.append(("counted", f"all but the {ends} {warmup:,} requests of a replication"))
     if regret := summary.get("regret"):
-        rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
-    took = f"{about['wall_seconds']:.0f} s, {figures['cpu_seconds']:.0f} s of CPU for {figures['simulations']} simulations, including any kept from before"
-    rows += [("took", took)]
+        bound = f"{regret['rate_bound']:.4g} requests/s, which no policy exceeds"
+        rows.append(("regret", f"{_of_bound(regret)} of {bound}"))
+    took = f"{about['wall_seconds']:.0f} s, {figures['cpu_seconds']:.0f} s of CPU"
+    rows.append(("took", f"{took} for {figures['simulations']} simulations, including any kept from before"))
     curve = summary["curves"]["attainment"]
     columns = (curve[name] for name in ("rate", "replications", "share", "low", "high"))
     shares = [
@@ -54,9 +51,9 @@ def interval(figures: Summary) -> str:
 
 def capacity_of(figures: Summary) -> tuple[float, str]:
     """Returns a capacity and its unit."""
-    return (
-        (figures["sessions"], "sessions") if "sessions" in figures else (figures["requests_per_second"], "requests/s")
-    )
+    if "sessions" in figures:
+        return figures["sessions"], "sessions"
+    return figures["requests_per_second"], "requests/s"
 
 
 def _of_bound(regret: Summary | None) -> str:

@@ -101,73 +101,29 @@ _HEADINGS = {
 }
 
 COLUMNS = (
-    "throughput.total_tokens_per_second",
-    "throughput.requests_per_second",
-    "goodput.requests_per_second",
-    "goodput.attained_share",
-    "attainment.tiers.*.share",
-    "ttft_seconds.p50",
-    "ttft_seconds.p99",
-    "tbt_seconds.p50",
-    "tbt_seconds.p99",
-    "regret.latency",
-    "regret.makespan",
-    "regret.violations",
-    "prefix_cache.hit_share",
-    "sessions.per_hour",
-    "sessions.job_seconds.mean",
-    "sessions.job_seconds.geometric_mean",
-    "sessions.cache_lost_share",
-    "run.preemptions",
-    "run.recomputed_share",
-    "mfu.run",
-    "mbu.run",
-    "replicas.seconds",
-    "transfers.visible_seconds",
-    "transfers.hidden_share",
-    "cost.dollars_per_request",
-    "cost.dollars_per_million_prompt_tokens",
-    "cost.dollars_per_million_output_tokens",
+    *("throughput.total_tokens_per_second", "throughput.requests_per_second"),
+    *("goodput.requests_per_second", "goodput.attained_share", "attainment.tiers.*.share"),
+    *("ttft_seconds.p50", "ttft_seconds.p99", "tbt_seconds.p50", "tbt_seconds.p99"),
+    *("regret.latency", "regret.makespan", "regret.violations", "prefix_cache.hit_share"),
+    *("sessions.per_hour", "sessions.job_seconds.mean", "sessions.job_seconds.geometric_mean"),
+    *("sessions.cache_lost_share", "run.preemptions", "run.recomputed_share", "mfu.run", "mbu.run"),
+    *("replicas.seconds", "transfers.visible_seconds", "transfers.hidden_share", "cost.dollars_per_request"),
+    *("cost.dollars_per_million_prompt_tokens", "cost.dollars_per_million_output_tokens"),
     "energy.joules_per_token",
 )
 """Figures in a sweep's table and in comparisons, by key or pattern."""
 
 MORE_COLUMNS = (
-    OFFERED,
-    "prefix_cache.host.hit_share",
-    "prefix_cache.tiers.*.hit_share",
-    "prefix_cache.evicted_blocks",
-    "run.recomputed_tokens",
-    "run.seconds",
-    "run.tail_share",
-    "longest_gap_seconds.p50",
-    "longest_gap_seconds.p99",
-    "end_to_end_seconds.p50",
-    "end_to_end_seconds.p99",
-    "sessions.job_seconds.p90",
-    "sessions.busy_seconds.mean",
-    "sessions.turn_seconds.mean",
-    "sessions.jain_index",
-    "sessions.abandoned",
-    "service.service_difference.mean",
-    "service.jain_index.mean",
-    "replicas.least_requests",
-    "replicas.most_requests",
-    "transfers.number",
-    "transfers.tokens",
-    "transfers.bytes",
-    "replicas.mean",
-    "replicas.most",
-    "iterations.batch_requests",
-    "iterations.kv_use_peak",
-    "iterations.device_active_share",
-    "mfu.[pdm]*",
-    "mbu.[pdm]*",
-    "cost.dollars",
-    "cost.dollars_per_hour",
-    "cost.dollars_per_million_tokens",
-    "energy.joules",
-    "energy.watts",
+    *(OFFERED, "prefix_cache.host.hit_share", "prefix_cache.tiers.*.hit_share", "prefix_cache.evicted_blocks"),
+    *("run.recomputed_tokens", "run.seconds", "run.tail_share"),
+    *("longest_gap_seconds.p50", "longest_gap_seconds.p99", "end_to_end_seconds.p50", "end_to_end_seconds.p99"),
+    *("sessions.job_seconds.p90", "sessions.busy_seconds.mean", "sessions.turn_seconds.mean"),
+    *("sessions.jain_index", "sessions.abandoned", "service.service_difference.mean", "service.jain_index.mean"),
+    *("replicas.least_requests", "replicas.most_requests"),
+    *("transfers.number", "transfers.tokens", "transfers.bytes", "replicas.mean", "replicas.most"),
+    *("iterations.batch_requests", "iterations.kv_use_peak", "iterations.device_active_share"),
+    *("mfu.[pdm]*", "mbu.[pdm]*", "cost.dollars", "cost.dollars_per_hour", "cost.dollars_per_million_tokens"),
+    *("energy.joules", "energy.watts"),
 )
 """Additional figures in `experiments.plot table`."""
 
@@ -200,9 +156,8 @@ def heading_of(key: str) -> Heading:
 def check_figure(given: str) -> None:
     """Raises ConfigError if no run can have the figure in key=NAME. Figures of tiers, pools, clients and turns pass: their names are known only after a run."""
     key, known = given.partition("=")[2], _known_figures()
-    if key not in known and not key.startswith(
-        ("attainment.tiers.", "pools.", "service.clients.", "sessions.ttft_seconds.")
-    ):
+    named_by_runs = ("attainment.tiers.", "pools.", "service.clients.", "sessions.ttft_seconds.")
+    if key not in known and not key.startswith(named_by_runs):
         raise ConfigError(no_such_figure(given, known))
 
 
@@ -213,16 +168,9 @@ def _known_figures() -> list[str]:
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
     record.lives, record.transfers = [Life(0, 0.0)], [Transfer(0, 0, 1, 0, 0, 0.0, 0.0)]
-    summary = summarize(
-        record,
-        num_blocks=1,
-        max_batch=1,
-        num_replicas=2,
-        num_evicted_blocks=0,
-        host={"bytes_out": 0, "bytes_back": 0, "waited_seconds": 0.0},
-        prices=[1.0, 1.0],
-        machines=_MACHINES,
-    )
+    sizes: dict[str, Any] = {"num_blocks": 1, "max_batch": 1, "num_replicas": 2, "num_evicted_blocks": 0}
+    host = {"bytes_out": 0, "bytes_back": 0, "waited_seconds": 0.0}
+    summary = summarize(record, **sizes, host=host, prices=[1.0, 1.0], machines=_MACHINES)
     return [*(name for name, _ in flat(summary)), *(key for key in _HEADINGS if key.startswith("regret."))]
 
 

@@ -42,12 +42,12 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
 
 def chosen_settings(runs: pd.DataFrame, chosen: pd.DataFrame) -> dict[str, str]:
     """Returns key=value, by key, for settings that differ between the runs and are equal in the chosen runs."""
-    columns = {key: column[chosen.index] for key, column in _parts(runs, runs["policy"], (), False).items()}
-    return {
-        key: column.iloc[0]
-        for key, column in columns.items()
-        if column.notna().all() and column.nunique() == 1 and not is_seed(key)
-    }
+    shared = {}
+    for key, column in _parts(runs, runs["policy"], (), False).items():
+        values = column[chosen.index]
+        if values.notna().all() and values.nunique() == 1 and not is_seed(key):
+            shared[key] = values.iloc[0]
+    return shared
 
 
 def _parts(

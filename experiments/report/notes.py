@@ -42,15 +42,12 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     if any(outside):
         total = sum(about.get("iterations", 0) for about in known)
         share = f" of {total:,}" if total >= sum(outside) else ""  # unknown of a search
-        extrapolated = "their times are extrapolated"
-        notes.append(
-            f"iterations outside the measured range: {sum(outside):,}{share}{_of_several(outside)}; {extrapolated}"
-        )
+        counted = f"{sum(outside):,}{share}{_of_several(outside)}"
+        notes.append(f"iterations outside the measured range: {counted}; their times are extrapolated")
     if planning := [about["execution"]["planning"] for about in known if "planning" in about["execution"]]:
         plans, seconds, late = (sum(each[key] for each in planning) for key in PLANNING)
-        notes.append(
-            f"planning took {1e3 * seconds / max(plans, 1):.2g} ms per plan here, {late:.2g} s of it beyond the device's slack"
-        )
+        per_plan = f"planning took {1e3 * seconds / max(plans, 1):.2g} ms per plan here"
+        notes.append(f"{per_plan}, {late:.2g} s of it beyond the device's slack")
     if any(seen):
         some = "" if all(seen) else _of_several(seen)
         notes.append(f"true output lengths known to the policy, as max_new_tokens{some}")
@@ -62,10 +59,9 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
     if early := [turns for about in known if (turns := about.get("early_turns"))]:
         turns, arrived, answered = (sum(each[key] for each in early) for key in ("turns", "arrived", "answered"))
         if arrived:
-            early_shares = (
-                f"{arrived / turns:.0%} of the {turns:,} later turns arrive before the previous answer has ended"
-            )
-            notes.append(f"{early_shares}, {answered / turns:.0%} even get tokens before (open loop)")
+            share = f"{arrived / turns:.0%} of the {turns:,} later turns"
+            even = f"{answered / turns:.0%} even get tokens before (open loop)"
+            notes.append(f"{share} arrive before the previous answer has ended, {even}")
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),
         ("cancelled", "requests whose client left"),
@@ -123,20 +119,21 @@ def beyond_text(abouts: Iterable[About]) -> str:
     The load is known only with `workload.load`; of requests queued from the start there is none. A server counts as overloaded if more requests wait, on average, than may run.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
-    waiting = [
-        each
-        for about in known
-        if (each := about.get("mean_waiting", 0))
-        > about["limits"]["batch"] * about.get("identity", {}).get("backend.replicas", 1)
-    ]
+    waiting = []
+    for about in known:
+        most = about["limits"]["batch"] * about.get("identity", {}).get("backend.replicas", 1)
+        if about.get("mean_waiting", 0) > most:
+            waiting.append(about["mean_waiting"])
     several = "" if len(known) == 1 else " in {} of {} runs"
     texts = []
     for name, key, form in (("batch", "batches", "d"), ("load", "loads", ".0%")):
-        given = [
-            ({**about["limits"], **(about.get("load") or {})}.get(name), about["execution"]["compared"][key])
-            for about in known
-        ]
-        if found := [value for value, ends in given if value and ends and not ends[0] <= value <= ends[1]]:
+        found = []
+        for about in known:
+            value = {**about["limits"], **(about.get("load") or {})}.get(name)
+            ends = about["execution"]["compared"][key]
+            if value and ends and not ends[0] <= value <= ends[1]:
+                found.append(value)
+        if found:
             values = ", ".join(format(value, form) for value in sorted(set(found)))
             texts.append(f"{name} {values}{several.format(len(found), len(known))}")
     if queued := sum(bool(about.get("queued")) for about in known):

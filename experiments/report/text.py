@@ -150,23 +150,16 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     if sessions := summary.get("sessions"):
         yield from _sessions(sessions)
     if mfu := summary.get("mfu"):
-        parts = [
-            f"{phase} {share(mfu[phase])} and {share(summary['mbu'][phase])}"
-            for phase in PHASES
-            if not math.isnan(math.nan if mfu[phase] is None else mfu[phase])  # None: read from summary.json
-        ]
+        present = [phase for phase in PHASES if share(mfu[phase]) != "-"]
+        parts = [f"{phase} {share(mfu[phase])} and {share(summary['mbu'][phase])}" for phase in present]
         yield "utilisation", f"MFU {share(mfu['run'])}, MBU {share(summary['mbu']['run'])}; {'; '.join(parts)}"
     if cost := summary.get("cost"):
-        kinds = [
-            f"${number(cost[f'dollars_per_million_{kind}_tokens'])} per million {kind} tokens"
-            for kind in ("prompt", "output")
-        ]
-        yield "cost", f"${number(cost['dollars'])}, {_price_text(cost)}: {', or '.join(kinds)}"
+        prompt, output = (number(cost[f"dollars_per_million_{kind}_tokens"]) for kind in ("prompt", "output"))
+        kinds = f"${prompt} per million prompt tokens, or ${output} per million output tokens"
+        yield "cost", f"${number(cost['dollars'])}, {_price_text(cost)}: {kinds}"
     if energy := summary.get("energy"):
-        yield (
-            "energy",
-            f"{number(energy['joules_per_token'])} J per output token, {number(energy['watts'])} W on average",
-        )
+        watts = f"{number(energy['watts'])} W on average"
+        yield "energy", f"{number(energy['joules_per_token'])} J per output token, {watts}"
     elif problem := summary["about"].get("energy", {}).get("unknown"):
         yield "energy", f"not measured: {problem}"
     yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"

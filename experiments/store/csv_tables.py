@@ -116,10 +116,8 @@ def has_rows(path: Path, num_rows: int) -> bool:
         return False
     if content.count(b"\r\n") == 1 + num_rows:
         return True
-    with (
-        suppress(csv.Error),
-        path.open(newline="", encoding="utf-8", errors="replace") as file,
-    ):  # texts may have line breaks
+    # texts may have line breaks
+    with suppress(csv.Error), path.open(newline="", encoding="utf-8", errors="replace") as file:
         return sum(1 for _ in csv.reader(file)) == 1 + num_rows
     return False
 

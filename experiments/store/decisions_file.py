@@ -154,9 +154,8 @@ class _Replica:
     def file(self, cut: bool) -> DecisionsFile:
         overrides = self.run.pop("overrides")
         recorded = read(Recorded, {**self.run, "events": ()}, "run.")
-        return DecisionsFile(
-            recorded._replace(events=self.events, iterations=self.iterations), self.requests, overrides, cut
-        )
+        recorded = recorded._replace(events=self.events, iterations=self.iterations)
+        return DecisionsFile(recorded, self.requests, overrides, cut)
 
 
 def read_decisions(path: Path) -> list[DecisionsFile]:

@@ -35,20 +35,8 @@ REPLICAS = "replicas.csv"
 TOKENS, OUTPUTS, TIMELINE = "tokens.npz", "outputs.jsonl", "timeline.json.gz"
 DECISIONS, PROFILE = "decisions.jsonl.gz", "profile.json"
 FILES = (
-    CONFIG,
-    SUMMARY,
-    REQUESTS,
-    STEPS,
-    REPLICAS,
-    ENERGY,
-    COPIES,
-    STAGES,
-    TOKENS,
-    OUTPUTS,
-    TIMELINE,
-    DECISIONS,
-    PROFILE,
-    UNFINISHED,
+    *(CONFIG, SUMMARY, REQUESTS, STEPS, REPLICAS, ENERGY, COPIES, STAGES),
+    *(TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, UNFINISHED),
 )
 
 _PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # prefixes of hidden files that a killed run leaves behind

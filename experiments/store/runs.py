@@ -142,10 +142,9 @@ def drop_repeats(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[Omitted]]:
     """
     texts = settings_of(runs).assign(figures=runs["summary"].map(figures_text))
     repeated = texts.duplicated()
+    reason = "each repeats another run: {} does not read what differs"
     policies = [policy.partition("(")[0] for policy in runs.loc[repeated, "policy"]]
-    return runs[~repeated], [
-        Omitted("", f"each repeats another run: {policy} does not read what differs") for policy in policies
-    ]
+    return runs[~repeated], [Omitted("", reason.format(policy)) for policy in policies]
 
 
 def find_unfinished(root: Path) -> list[Omitted]:
@@ -191,10 +190,10 @@ def run_table(
     shown = matching(columns, runs)
     groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
     factors = [heading_of(key).factor for key in shown]
-    rows = [
-        [label, *(format_mean(mean_of([*values])) for _, values in (group[shown].astype(float) * factors).items())]
-        for label, group in groups
-    ]
+    rows = []
+    for label, group in groups:
+        figures = group[shown].astype(float) * factors
+        rows.append([label, *(format_mean(mean_of([*values])) for _, values in figures.items())])
     heads = ["run", *(heading_of(key).text for key in shown)]
     aligned = ("left", *["right"] * len(shown))
     table = tabulate(rows, heads, tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
