@@ -89,7 +89,7 @@ class Engine(Turns):
     def settle(self) -> None:
         """Frees what moved requests have left, after a run."""
         self.inbox.take(self.state, self.now())
-        end_leases(self.state, inf)
+        self._waiting.poked_at = end_leases(self.state, inf)
 
     def run(self, on_turn: Callable[["Engine"], object] = lambda engine: None) -> RunRecord:
         """Serves until every request has ended. `on_turn`, for progress bars, is called after each turn or leap."""
@@ -104,9 +104,9 @@ class Engine(Turns):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is here, or on its way, no lease holds blocks, and no iteration is in flight."""
-        state = self.state
-        is_empty = not (self._in_flight or self._waiting.arrived or state.waiting or state.running)
+        """Whether no request is here, or on its way, no lease holds blocks, no iteration is in flight, and no poke is due."""
+        state, waiting = self.state, self._waiting
+        is_empty = not (self._in_flight or waiting.arrived or state.waiting or state.running or waiting.poked_at < inf)
         return is_empty and self.inbox.is_empty and not state.leases
 
     def restart(self) -> None:

@@ -223,6 +223,8 @@ class Cluster:
 
     def _decoder_of(self, request: Request, decoder: int, now: float) -> int:
         """Returns the replica that continues a request; `decoder`, unless that is -1."""
+        if self.fleet is not None:
+            self.fleet.advance(now)
         is_told = decoder >= 0 and self.transfers is not None and self.transfers.push
         shown = _shown(request)
         if decoder < 0:
@@ -273,8 +275,9 @@ class Cluster:
         return self._view
 
     def _idle_at(self, replica: int) -> float:
-        engine = self.engines[replica]
-        return engine.now() if engine.is_idle else inf
+        engine, transfers = self.engines[replica], self.transfers
+        is_idle = engine.is_idle and not (transfers is not None and transfers.expects(replica))
+        return engine.now() if is_idle else inf
 
     def _restart(self, replica: int) -> None:
         self.engines[replica].restart()

@@ -210,6 +210,7 @@ class LiveCluster(Cluster):
         self._num_open[replica] += 1
         if self.transfers is not None and decoder != replica:
             self._decoders[request.id] = decoder
+            self._bind(decoder, 1)
             self.transfers.prefiller_of[request.id] = replica
         self._replicas[replica].messages.put(request)
 
@@ -237,20 +238,28 @@ class LiveCluster(Cluster):
         self._num_serving -= received.count(None)
         ended = [message for message in received if isinstance(message, Request)]
         for request in ended:
-            self._num_open[replica := self.replica_of[request.id]] -= 1
-            if self.fleet is not None:
+            self._num_open[self.replica_of[request.id]] -= 1
+            self._bind(self._decoders.pop(request.id, -1), -1)
+        if self.fleet is not None:
+            for replica in range(len(self.engines)):
                 self.fleet.note_idle(replica)
         return ended
 
     def _hand_over(self, request: Request, prefiller: int, moved: Moved) -> None:
-        decoder = self._decoder_of(request, self._decoders.pop(request.id), self.now())
+        self._bind(chosen := self._decoders.pop(request.id), -1)
+        decoder = self._decoder_of(request, chosen, self.now())
         self._num_open[prefiller] -= 1
         self._num_open[decoder] += 1
         self._post(decoder, partial(self.engines[decoder].offer, request, moved, 0.0))
 
+    def _bind(self, decoder: int, sign: int) -> None:
+        """Counts a request whose decoder, if that is not -1, was chosen before the prefill."""
+        if decoder >= 0:
+            self._num_open[decoder] += sign
+
     def _idle_at(self, replica: int) -> float:
-        """Returns now if the ends of all its requests are known."""
-        return inf if self._num_open[replica] else self.now()
+        """Returns now if the ends of all its requests are known, and what these have left there has been read."""
+        return inf if self._num_open[replica] or self.engines[replica].state.leases else self.now()
 
     def _restart(self, replica: int) -> None:
         self._replicas[replica].messages.put(self.engines[replica].restart)

@@ -117,18 +117,21 @@ class Transfers:
         while events and events[0][1] == _LINK and self._links[events[0][3], events[0][2]].next_at != events[0][0]:
             heappop(events)
 
+    def expects(self, replica: int) -> bool:
+        """Whether a request is bound for a replica, or there already and unfinished; a prefiller has no part in its decoding."""
+        asked = (self._route[request.id][0] for engine in self._engines for request in engine.inbox.wanted)
+        return replica in asked or any(decoder == replica for _, decoder in self._route.values())
+
     def ended(self, request: Request, replica: int) -> int | None:
         """Forgets a request that has ended in a replica; returns the decoder that was told of it and never got it."""
-        if (route := self._route.pop(request.id, None)) is None:
-            return None
+        prefiller, decoder = self._route.pop(request.id, (-1, -1))
         if request.id not in self._under_way:
             self._moved.pop(request.id, None)
-        prefiller, decoder = route
-        if not (self.push and replica == prefiller and decoder >= 0):
+        if replica != prefiller or decoder < 0:
             return None
         self._engines[decoder].inbox.forget(request)
         self._poke(decoder, self._engines[replica].now())
-        return decoder
+        return decoder if self.push else None
 
     def settle(self) -> None:
         """Ends the transfers that are left after a run: those of requests whose clients have left."""
