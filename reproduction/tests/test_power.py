@@ -6,7 +6,8 @@ import pytest
 
 from cbatch.runtime.gpu.energy import EnergyMeter
 from cbatch.sim.profile import Watts
-from reproduction.validation import power
+from reproduction.validation import energy, power
+from reproduction.validation.energy import QWEN, ROWS, Row, per_request, simulated
 from reproduction.validation.power import FITTED, JUDGED, fit, judge, measure, simulate
 
 TRUE = Watts(95.0, 250.0, 5e-11, 1.6e-12, 700.0)
@@ -37,3 +38,21 @@ def test_each_run_is_metered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert idle == pytest.approx(300, rel=1e-3)
     for run in done.values():
         assert run.joules == pytest.approx(300 * run.seconds, rel=0.01) and run.tokens == 4 * 12
+
+
+def test_the_time_per_request_is_found_by_hand() -> None:
+    """Gaps of 2 and 5 ms lack 1 ms of 10 requests and 4 ms of 40: 0.1 ms each, whatever their weights."""
+    rows = (Row(10, 0.0, 0.0, 3.0), Row(40, 0.0, 0.0, 9.0))
+    assert per_request(rows, [2.0, 5.0]) == pytest.approx(1e-4)
+    assert per_request(rows, [2.0, 1.0]) == pytest.approx(1e-3 * (10 / 9 + 8 * 40 / 81) / (100 / 9 + 1600 / 81))
+
+
+def test_rows_and_a_model_that_nothing_was_fitted_to_are_near() -> None:
+    """ML.ENERGY's rows of more requests than the fitted ones, and the joules of Qwen3-8B."""
+    seconds = per_request(energy.FITTED, [simulated(row.batch)[0] for row in energy.FITTED])
+    for row in ROWS[5:8]:
+        gap, joules = simulated(row.batch, seconds)
+        assert gap == pytest.approx(row.gap, rel=0.07) and joules == pytest.approx(
+            row.watts / row.tokens_per_second, rel=0.1
+        )
+    assert simulated(64, seconds, "qwen3-8b")[1] == pytest.approx(QWEN[64], rel=0.05)
