@@ -76,7 +76,7 @@ def judge(
     others: default objectives of requests that carry none.
     """
     place = {id_: index for index, id_ in enumerate(served.id.tolist())}
-    index = np.array([place.get(request.id, -1) for request in requests])
+    index = np.array([place.get(request.id, -1) for request in requests], np.intp)
     ends = [np.inf if request.finished_at is None else request.finished_at for request in requests]
     gaps = np.nan_to_num(served.longest_gap), np.nan_to_num(served.tpot)
     measured = np.stack([served.ttft, gaps[0], served.end_to_end, gaps[1]])  # [objectives, served]

@@ -69,10 +69,13 @@ def settings_of(
         replaced |= {"policy": Recipe(sections["policy"], objects["policy"]), "chunk": None}
     if "workload" in objects:
         served = objects["workload"]
-        try:
-            served = replace(served, seed=keys["seed"]) if "seed" in keys else served
-        except TypeError:
-            raise ConfigError(f"seed={keys['seed']}: is not a field of {type(served).__name__}; leave it out") from None
+        for key in {"seed", "slo"} & keys.keys():
+            try:
+                served = replace(served, **{key: getattr(settings, key)})
+            except TypeError:
+                raise ConfigError(
+                    f"{key}={keys[key]}: is not a field of {type(served).__name__}; leave it out"
+                ) from None
         within = isinstance(served, Workload)
         replaced["workload"] = served.within(settings.model.max_positions) if within else served
     if "eviction" in objects:

@@ -53,7 +53,7 @@ def test_requests_that_meet_all_objectives_count_in_the_window() -> None:
     """Request 1 has a gap of 2.5 s, 2 and 3 a TTFT of 3 and 4 s, 4 was rejected."""
     requests, served = served_requests()
     assert count_attained(requests, served) == (1, 5)
-    assert [count_attained(requests[a:b], served) for a, b in ((0, 2), (2, 4))] == [(1, 2), (0, 2)]
+    assert [count_attained(requests[a:b], served) for a, b in ((0, 2), (2, 4), (0, 0))] == [(1, 2), (0, 2), (0, 0)]
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

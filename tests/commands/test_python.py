@@ -15,7 +15,7 @@ from cbatch.cluster import LeastLoaded
 from experiments.api import capacity, compare, plot, serve, simulate
 from experiments.compare import pairs_of, read_replications, table_of
 from experiments.store.tables import read_requests, read_steps
-from experiments.workloads import GammaArrivals, OpenLoop
+from experiments.workloads import GammaArrivals, OpenLoop, UniformLengths
 from policies.chunking import Fixed, TileAligned
 from policies.evictions import LFU, SoftTTL
 from policies.sarathi_serve import SarathiServe
@@ -182,16 +182,18 @@ def test_seeds_are_replications_with_the_means_of_a_sweep(tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_a_capacity_is_that_of_the_command(tmp_path: Path) -> None:
-    few = {"batch": 8, "requests": 400, "replications": 4, "accuracy": 0.5}
-    words = ["batch=8", "requests=400", "replications=4", "accuracy=0.5", "slo.ttft=1", "slo.tbt=0.2"]
-    ended = command("capacity", "policy=orca", "workload=open_loop", *words, "output=out", cwd=tmp_path)
+    few = {"model": "tiny", "batch": 2, "requests": 100, "replications": 3, "accuracy": 0.9, "cores": 1}
+    short = OpenLoop(arrivals=GammaArrivals(rate=60), lengths=UniformLengths(min_length=16, max_length=24, pd_ratio=10))
+    words = ["workload.lengths={min_length:16,max_length:24,pd_ratio:10}", "slo.ttft=0.003", "output=out"]
+    words += [f"{key}={value}" for key, value in few.items()]
+    ended = command("capacity", "policy=orca", "workload=open_loop", *words, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     figures = json.loads((tmp_path / "out" / "capacity.json").read_text())["capacity"]
-    found = capacity("orca", slo={"ttft": 1.0, "tbt": 0.2}, **few)  # type: ignore[arg-type]
+    found = capacity("orca", short, slo={"ttft": 0.003}, **few)  # type: ignore[arg-type]
     assert (found.value, found.low, found.high) == tuple(figures[key] for key in ("requests_per_second", "low", "high"))
     assert "requests/s" in str(found) and str(found).splitlines()[0] in ended.stdout
     with pytest.raises(CbatchError, match="no objective is set"):
-        capacity("orca", **few)  # type: ignore[arg-type]
+        capacity("orca", short, **few)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policies", ["orca", ["orca"]], ids=["a name", "one"])
