@@ -1,5 +1,6 @@
 """What `pip install .` leaves: commands that work in any folder, with all that they read."""
 
+import json
 import os
 import re
 import shutil
@@ -110,45 +111,60 @@ def base(installed: Path) -> str:
     return f"{installed}{os.pathsep}{site}"
 
 
+IN_TURN = """
+import contextlib, importlib.util, io, json, runpy, sys
+
+*names, last = sys.argv[1:]
+said = [(spec := importlib.util.find_spec(name)) and spec.origin for name in names]
+for sys.argv in json.loads(last):
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as text,
+        contextlib.redirect_stderr(text),
+        contextlib.suppress(SystemExit),
+    ):
+        runpy.run_module(f"experiments.{sys.argv[0]}", run_name="__main__", alter_sys=True)
+    said.append(text.getvalue())
+print(json.dumps(said))
+"""
+"""Tells where the named modules are found, and what each of a list of commands prints."""
+
+
 @pytest.mark.long
 def test_simulation_needs_no_extra(base: str, installed: Path, tmp_path: Path) -> None:
     """In an empty folder runs, sweeps, plots, comparisons, capacities and replays work without torch, transformers and hypothesis."""
-
-    def run(command: str) -> str:
-        module, *arguments = command.split()
-        return python("-S", "-m", f"experiments.{module}", *arguments, cwd=tmp_path, PYTHONPATH=base)
-
-    found = (
-        "import importlib.util as u; print([(s := u.find_spec(name)) and s.origin for name in "
-        f"{[*PACKAGES, 'torch', 'transformers', 'hypothesis']}])"
-    )
-    ours = [str(installed / package / "__init__.py") for package in PACKAGES]
-    assert python("-S", "-c", found, cwd=tmp_path, PYTHONPATH=base) == f"{[*ours, None, None, None]}\n"
-    quick = " ".join(QUICK)
-    small = "model=tiny workload.lengths={min_length:16,max_length:24,pd_ratio:10} slo.ttft=0.003 requests=400"
-    search = f"policy=orca batch=2 workload=open_loop {small} replications=3 accuracy=0.9 cores=1 output=found"
-    for command, shown in (
-        (f"run {quick} decisions=true output=run", "results: run"),
-        ("replay run", "Sarathi makes the same 37 plans"),
-        (f"run -m {quick} policy=orca,sarathi workload.pd_ratio=5,10 sweep=few", "results: multirun/few"),
-        ("plot throughput_vs_pd multirun/few baseline=orca", "throughput_vs_pd,baseline=orca.png"),
-        (f"compare orca sarathi {quick} batch=4", "preemptions"),
-        (f"capacity {search}", "results: found"),
-        ("profile show hardware=h200", "largest error:"),
-    ):
-        said = run(command)
-        assert shown in said and "Error" not in said, said
-    assert summary(tmp_path / "run")["about"]["requests"] == 20
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    for command, missing in (
-        ("run backend=cpu", "torch[real]"),
-        ("run model.path=.", "transformers[real]"),
-        ("profile model=tiny", "torch[real]"),
-        ("check policy=orca", "hypothesis[check]"),
-        ("server", "prometheus_client[server]"),
-    ):
+    quick = " ".join(QUICK)
+    small = "model=tiny workload.lengths={min_length:16,max_length:24,pd_ratio:10} slo.ttft=0.003 requests=100"
+    search = f"policy=orca batch=2 workload=open_loop {small} replications=3 accuracy=0.9 cores=1 output=found"
+    works = {
+        f"run {quick} decisions=true output=run": "results: run",
+        "replay run": "Sarathi makes the same 37 plans",
+        f"run -m {quick} policy=orca,sarathi workload.pd_ratio=5,10 sweep=few": "results: multirun/few",
+        "plot throughput_vs_pd multirun/few baseline=orca": "throughput_vs_pd,baseline=orca.png",
+        f"compare orca sarathi {quick} batch=4 seeds=2": "preemptions",
+        f"capacity {search}": "results: found",
+        "profile show hardware=h200": "largest error:",
+    }
+    lacks = {
+        "run backend=cpu": "torch[real]",
+        "run model.path=.": "transformers[real]",
+        "profile model=tiny": "torch[real]",
+        "check policy=orca": "hypothesis[check]",
+        "server": "prometheus_client[server]",
+    }
+    names = (*PACKAGES, "torch", "transformers", "hypothesis")
+    commands = json.dumps([command.split() for command in (*works, *lacks)])
+    printed = python("-S", "-W", "ignore", "-c", IN_TURN, *names, commands, cwd=tmp_path, PYTHONPATH=base)
+    assert printed.startswith("["), printed
+    said = json.loads(printed)
+    found, done, refused = said[: len(names)], said[len(names) : -len(lacks)], said[-len(lacks) :]
+    assert found == [*(str(installed / package / "__init__.py") for package in PACKAGES), None, None, None]
+    for shown, text in zip(works.values(), done, strict=True):
+        assert shown in text and "Error" not in text, text
+    assert summary(tmp_path / "run")["about"]["requests"] == 20
+    for missing, text in zip(lacks.values(), refused, strict=True):
         package, extra = missing.split("[")
-        assert run(command) == f'error: {package} is not installed; run pip install "cbatch[{extra}"\n', command
+        assert text == f'error: {package} is not installed; run pip install "cbatch[{extra}"\n'
 
 
 def test_every_file_of_settings_and_data_is_installed(installed: Path) -> None:
