@@ -37,6 +37,7 @@ test-nightly: $(INSTALLED) model
 	$(BIN)/python -m pytest tests/core/test_leaps.py --workloads=1000 -n $(WORKERS)
 	$(BIN)/python -m pytest tests/core/test_belady.py --workloads=500
 	$(BIN)/python -m pytest tests/workloads/test_sessions.py --sessions=5000
+	$(BIN)/python -m pytest tests/policies/test_session_policies.py --sessions=500
 	$(BIN)/python -m pytest tests/core/test_cancellations.py --cancellations=1000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/core/test_moves.py tests/cluster/test_transfers.py --schedules=5000 -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 from every_policy import EVERY_POLICY
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import Wrapped
 from test_sessions import SECOND, Scripted, scripts
@@ -276,19 +276,19 @@ BY_SESSION = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", BY_SESSION)
-@given(data=st.data(), asynchronous=st.booleans())
-def test_all_turns_of_any_sessions_are_served(name: str, data: st.DataObject, asynchronous: bool) -> None:
+def test_all_turns_of_any_sessions_are_served(name: str, num_sessions: int) -> None:
     """By a cache that holds little more than the longest turn, whatever is pinned, held back, preempted or paused."""
-    sessions = data.draw(st.lists(scripts(), min_size=1, max_size=5, unique_by=lambda session: session.name))
-    longest = max(
-        said.num_tokens + turn.output
-        for session in sessions
-        for said, turn in zip(prompts_of(session, 0), session.turns, strict=True)
+    several = st.lists(scripts(), min_size=1, max_size=5, unique_by=lambda session: session.name)
+    inputs = (st.just(name), several, st.integers(0, 6), st.sampled_from([3, 100]), st.booleans())
+    settings(max_examples=num_sessions)(given(*inputs)(_check_served))()
+
+
+def _check_served(name: str, sessions: list[Session], spare: int, places: int, asynchronous: bool) -> None:
+    turns = [turn for session in sessions for turn in zip(prompts_of(session, 0), session.turns, strict=True)]
+    memory, eviction = (
+        max(said.num_tokens + turn.output for said, turn in turns) + spare,
+        SoftTTL(TimeToLive(Pauses(), worth=9.0)),
     )
-    policy, memory = EVERY_POLICY[name](3), longest + data.draw(st.integers(0, 6))
-    places, eviction = data.draw(st.sampled_from([3, 100])), SoftTTL(TimeToLive(Pauses(), worth=9.0))
-    served = serve(
-        policy, sessions, batch=3, places=places, memory=memory, eviction=eviction, asynchronous=asynchronous
-    )
-    assert all(each.finish_reason is FinishReason.LENGTH for each in served.requests)
-    assert len(served.requests) == sum(len(session.turns) for session in sessions)
+    how = {"batch": 3, "places": places, "memory": memory, "eviction": eviction, "asynchronous": asynchronous}
+    served = serve(EVERY_POLICY[name](3), sessions, **how)  # type: ignore[arg-type]
+    assert [each.finish_reason for each in served.requests] == [FinishReason.LENGTH] * len(turns)
