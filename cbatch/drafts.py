@@ -10,7 +10,6 @@ number of a token depends on its position alone, so the tokens are those without
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -23,15 +22,26 @@ WEIGHT = 0.125
 """Weight of the latest outcome in a request's moving means."""
 
 
-class Drafter(Protocol):
-    """Proposes drafts. The same tokens must give the same drafts. Methods do nothing by default."""
+class Drafter:
+    """Proposes drafts; the base class proposes none. The same tokens must give the same drafts.
+
+    max_drafts: most drafts of a request in an iteration. needs_tokens: whether it works with real tokens only.
+    """
+
+    max_drafts = 0
+    needs_tokens = False
 
     def propose(self, tokens: Tokens, k: int) -> Tokens:
         """Returns at most `k` drafts. tokens: prompt and output of a request, int32 [known]."""
+        return tokens[:0]
 
     def seconds(self, num_requests: int, k: int) -> float:
         """Returns the seconds that `k` drafts for each of `num_requests` take, before the iteration that checks them."""
         return 0.0
+
+
+class NoDrafter(Drafter):
+    name = "none"
 
 
 class NgramDrafter(Drafter):
@@ -40,13 +50,17 @@ class NgramDrafter(Drafter):
     The end has `max_n` tokens, or, if these occur nowhere before, fewer, down to `min_n`. This is the rule of vLLM's `ngram` method.
     `transformers` (`prompt_lookup_num_tokens`) has the same rule, but always tries ends down to a single token.
 
-    Raises ConfigError unless 1 <= min_n <= max_n.
+    Raises ConfigError unless max_drafts >= 1 and 1 <= min_n <= max_n.
     """
 
-    def __init__(self, min_n: int = 5, max_n: int = 5) -> None:
+    name, needs_tokens = "ngram", True
+
+    def __init__(self, max_drafts: int = 3, min_n: int = 5, max_n: int = 5) -> None:
+        if max_drafts < 1:
+            raise ConfigError(f"drafter.max_drafts={max_drafts} must be at least 1; or give drafter=none")
         if not 1 <= min_n <= max_n:
-            raise ConfigError(f"min_n={min_n} must be at least 1, and at most max_n={max_n}")
-        self.min_n, self.max_n = min_n, max_n
+            raise ConfigError(f"drafter.min_n={min_n} must be at least 1, and at most drafter.max_n={max_n}")
+        self.max_drafts, self.min_n, self.max_n = max_drafts, min_n, max_n
 
     def propose(self, tokens: Tokens, k: int) -> Tokens:
         size, number = tokens.itemsize, len(tokens)

@@ -79,7 +79,7 @@ def build(
         for pages in (cache.keys, cache.values):
             pages.normal_()  # similar in size to real keys and values; zeros compute faster
         torch.cuda.synchronize(cache.keys.device)
-    return Machine(name, server, decode_sizes(batch), iteration.mixed_sizes, server.executor.attention)
+    return Machine(name, server, decode_sizes(batch, batch), iteration.mixed_sizes, server.executor.attention)
 
 
 def ceilings(device: torch.device, tile: int) -> Ceilings:

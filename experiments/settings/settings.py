@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, WrapValidator
 
 from cbatch import ConfigError, Eviction, ModelSpec
 from cbatch.cluster import Autoscaler
+from cbatch.drafts import Drafter, NoDrafter
 from cbatch.errors import ProfileError
 from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.results.metrics import Objectives
@@ -32,12 +33,14 @@ from experiments.workloads import Workload
 
 GROUPS = (
     *("policy", "chunking", "predictor", "workload", "model"),
-    *("runtime", "eviction", "backend", "autoscale", "experiment"),
+    *("runtime", "drafter", "eviction", "backend", "autoscale", "experiment"),
 )
 """Keys whose value is the name of a file in a folder of conf/."""
 
 _SECTIONS = ("policy", "workload", "model", "runtime", "backend")
 """The groups that every run needs."""
+
+NO_DRAFTER = {"_target_": "cbatch.drafts.NoDrafter"}
 
 MOST_REQUESTS_AT_ONCE = 1_000_000
 """Far above what any device holds; the engine's tables have a row per request."""
@@ -153,6 +156,7 @@ class Settings(Keys):
     model: ModelSpec
     runtime: Runtime
     backend: Backend
+    drafter: Drafter = field(default_factory=NoDrafter)
     eviction: Eviction | None = None
     autoscale: Autoscaler | None = None
     chosen: Mapping[str, str] = field(compare=False)
@@ -229,6 +233,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         model=model,
         workload=workload,
         policy=recipe_of(config["policy"], config["chunk"], chosen),
+        drafter=construct("drafter", config.get("drafter", NO_DRAFTER), needs=("max_drafts", "propose")),
         eviction=check_eviction(construct("eviction", config["eviction"]), True) if root.prefix_cache else None,
         autoscale=construct("autoscale", config["autoscale"], needs=("wanted",)) if "autoscale" in config else None,
         chosen=chosen,

@@ -82,7 +82,8 @@ class Setup(NamedTuple):
             with backend.place(first_gpu + replica * backend.gpus_per_replica):
                 parts = settings.model, self.cost, self.limits, self.kv, options, runtime.asynchronous
                 loop = runtime.asynchronous, settings.patience, settings.eviction
-                servers.append(Server(backend.executor(*parts), self.limits, self.cost, self.kv, *loop))
+                made = backend.executor(*parts), self.limits, self.cost, self.kv, *loop
+                servers.append(Server(*made, settings.drafter if self.limits.max_drafts else None))
         return servers
 
 
@@ -149,7 +150,11 @@ def _limits(
         raise ConfigError(f"chunk={settings.chunk} exceeds max_tokens={max_tokens}; lower chunk or raise max_tokens")
     if settings.max_running is not None and settings.max_running < batch:
         raise ConfigError(f"max_running={settings.max_running} is below batch={batch}; raise it or lower batch")
-    return Limits(batch, max_tokens, longest, tile=tile, num_stages=num_stages, max_running=settings.max_running or 0)
+    drafter, running = settings.drafter, settings.max_running or 0
+    if drafter.needs_tokens and settings.backend.simulated:
+        problem = "its drafts are tokens, which a simulation does not have"
+        raise ConfigError(f"drafter={settings.composed.choices.get('drafter')}: {problem}; give backend=cpu or cuda")
+    return Limits(batch, max_tokens, longest, tile, (), num_stages, running, drafter.max_drafts)
 
 
 def _kv_size(

@@ -67,7 +67,7 @@ class FusedModel:
         """
         Args:
             model: from `weights.load_model`, with the cache's layers on the cache's GPU; the projections are fused in place.
-            max_rows: most requests in an iteration.
+            max_rows: most rows of an iteration.
             max_positions: tokens of the longest request.
             exchange: exchange with the other ranks of the group; None for a single rank.
             quack: see `Product`.
@@ -217,7 +217,7 @@ def exchanges_of(spec: ModelSpec, limits: Limits, layers: Layers, devices: Seque
             getattr(torch, spec.dtype),
             box=box_rows(limits) * spec.hidden_size,
             num_meetings=2 * layers.size + layers.is_last,
-            max_rows=limits.max_batch,
+            max_rows=limits.max_rows,
             vocabulary=spec.vocab_size,
             chunk=CHUNK,
         )

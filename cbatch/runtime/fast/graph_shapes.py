@@ -59,16 +59,20 @@ def default_shapes(limits: Limits, block_size: int, which: str) -> list[Shape]:
     width = Shape.largest(limits, block_size).num_blocks
     if which == "off":
         return []
-    shapes = [Shape(rows, rows, width) for rows in decode_sizes(limits.max_batch)]
-    if which == "all":
-        shapes += [Shape(size, limits.max_batch, width) for size in mixed_sizes(limits)]
+    shapes = [Shape(rows, rows, width) for rows in decode_sizes(limits.max_batch, limits.max_rows)]
+    if which == "all":  # a mixed iteration has fewer rows than tokens
+        shapes += [Shape(size, min(limits.max_rows, size - 1), width) for size in mixed_sizes(limits)]
     return shapes
 
 
-def decode_sizes(max_batch: int) -> list[int]:
-    """Returns decode batch sizes: 1, powers of two from 4 on, and `max_batch`. A few rows take as long as one row."""
-    sizes = [1, *(2**power for power in range(2, max_batch.bit_length()))]
-    return [*(size for size in sizes if size < max_batch), max_batch]
+def decode_sizes(max_batch: int, max_rows: int) -> list[int]:
+    """Returns the rows of iterations without prompts: 1, powers of two from 4 on, `max_batch` and, with drafts, `max_rows`.
+
+    A few rows take as long as one row. Products of more than 256 rows do not, so there is a further size between such powers.
+    """
+    powers = [1, *(2**power for power in range(2, max_rows.bit_length()))]
+    between = [size * 3 // 2 for size in powers if size >= 256 and max_rows > max_batch]
+    return sorted({max_batch, max_rows, *(size for size in (*powers, *between) if size < max_rows)})
 
 
 def mixed_sizes(limits: Limits) -> list[int]:

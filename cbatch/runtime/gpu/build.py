@@ -139,7 +139,7 @@ def _load(
         for group in devices
     ]
     shards = _weights(spec, layers, ranks, devices)
-    fused, sizes = _is_fused(spec, options), {"max_rows": limits.max_batch, "max_positions": limits.max_request_tokens}
+    fused, sizes = _is_fused(spec, options), {"max_rows": limits.max_rows, "max_positions": limits.max_request_tokens}
     no_quack = why_not_quack(spec, devices[0][0]) if fused else "it multiplies in the fused models"
     stages: list[list[FusedModel | PagedModel]] = []
     for part, group, choices in zip(layers, devices, chosen, strict=True):

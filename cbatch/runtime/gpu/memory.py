@@ -38,7 +38,7 @@ def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_r
     if num_ranks > 1:  # a rank's part of a tied head is a copy
         share = replace(share, tied_embeddings=False)
     tokens = limits.max_tokens * share.activation_bytes_per_token
-    logits = 3 * limits.max_batch * spec.vocab_size * 4 * layers.is_last
+    logits = 3 * limits.max_rows * spec.vocab_size * 4 * layers.is_last
     arriving = 0 if layers.is_first else (limits.num_stages + 1) * limits.max_tokens * spec.hidden_size * 4
     boxes = 2 * (num_ranks - 1) * box_rows(limits) * spec.hidden_size * size
     embedding = (spec.vocab_size - share.vocab_size) * spec.hidden_size * size * layers.is_first  # not split
@@ -50,7 +50,7 @@ def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_r
 
 def box_rows(limits: Limits) -> int:
     """Returns the rows of hidden states in each of the two boxes that a rank holds per other rank."""
-    return max(limits.max_tokens, limits.max_batch, BOX_ROWS)
+    return max(limits.max_tokens, limits.max_rows, BOX_ROWS)
 
 
 def check_memory(
