@@ -95,6 +95,19 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
     return Moved(blocks, lease, now)
 
 
+def hold(state: State, request: Request, num_blocks: int, now: float) -> Moved | None:
+    """Leases the first blocks of a request that is being prefilled, so that these can be sent meanwhile. None: they are not here any more."""
+    assert state.cache is not None and request.prefix is not None, "the sender of a move has a prefix cache"
+    pool, hashes = state.cache.pool, request.prefix.hashes(num_blocks)[:num_blocks]
+    if pool.num_on_device(hashes) < num_blocks:
+        return None
+    row = state.table.admit(spec_of(request))
+    state.fit_pool()
+    pool.share(row, hashes)
+    state.leases.append(lease := Lease(row))
+    return Moved(pool.tables[row, :num_blocks].copy(), lease, now)
+
+
 def end_leases(state: State, now: float) -> float:
     """Frees what leases that are over have held; returns when the next one may be over."""
     held = [lease for lease in state.leases if not lease.is_over(now)]

@@ -43,7 +43,7 @@ class Turns:
 
     arrivals: the requests to serve; an engine's own. leaps: whether a turn may be a leap over many.
     on_arrival: the policy's hook, which a recorder may wrap.
-    inbox: requests that other engines hand to this one. on_leave: called with a request that another engine continues (`State.hands_over`).
+    inbox: requests that other engines hand to this one. on_leave: called with a request that another engine continues (`State.hands_over`). on_absorbed: with each ended step.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Turns:
         self.leaps, self._empty_plan, self.inbox = True, Plan(), Inbox()
         self.seconds_copying = 0.0  # for which iterations waited for copies of KV blocks
         self.observer: Observer | None = None  # of a cluster
-        self.on_leave: Callable[[Request], object] = ignore
+        self.on_leave = self.on_absorbed = cast(Callable[[Any], object], ignore)
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self.on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
         repeats = getattr(executor, "repeats", False)
@@ -227,8 +227,7 @@ class Turns:
         """Waits for the oldest step in flight and absorbs its tokens."""
         step, waited_at = launched.step, self._waiting.since
         self._waiting.wake()
-        if waited_at is None:
-            waited_at = self.executor.now()
+        waited_at = self.executor.now() if waited_at is None else waited_at
         result = self.executor.wait(launched.handle)
         received_at = self.executor.now()
         self.seconds_copying += result.blocks.waited if result.blocks is not None else 0.0
@@ -242,6 +241,7 @@ class Turns:
             self._end(request)
         for request in absorbed.leaving:
             self.on_leave(request)
+        self.on_absorbed(step)
         if len(absorbed.receivers):
             self._stall_watch.note_progress(received_at)
         else:

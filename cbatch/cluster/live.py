@@ -4,25 +4,24 @@ router     sleeps until t1 | routes the arrivals at t1, posts them to replicas |
 replica    plans, computes, posts reports and ended requests | takes the posted requests into its next plan | ...
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import permutations
 from math import inf
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 from cbatch.arrivals import Posted
 from cbatch.cluster.cluster import Cluster
+from cbatch.cluster.live_transfers import LiveTransfers, Prefilled
 from cbatch.cluster.transfers import Moves
 from cbatch.cluster.views import Role
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError
 from cbatch.host import drive
-from cbatch.moves import Loading, Moved
-from cbatch.record import RunRecord, Transfer
+from cbatch.moves import Moved
+from cbatch.record import RunRecord
 from cbatch.request import Request
 
 _BETWEEN_TURNS = 0.1  # seconds between calls of `on_turn`
@@ -54,94 +53,6 @@ class _Replica(Posted):
             self._send(error)
 
 
-class _Prefilled(NamedTuple):
-    """A request whose prompt a replica has computed."""
-
-    request: Request
-    replica: int
-    moved: Moved
-
-
-class LiveTransfers:
-    """The moves of a cluster in real time. Each pair of replicas has a thread that copies blocks, while both compute.
-
-    decoder's thread    blocks are reserved, `read` |                    | the blocks are cached, the request waits
-    pair's thread                                   | copy, wait for it |
-    prefiller's thread  blocks stay, leased                              | blocks are free
-
-    prefilled: called on a prefiller's thread. post: runs a function on a replica's thread. fail: ends the run with an error.
-    """
-
-    push = False
-
-    def __init__(
-        self,
-        moves: Moves,
-        engines: Sequence[Engine],
-        pairs: Iterable[tuple[int, int]],
-        prefilled: Callable[[_Prefilled], object],
-        post: Callable[[int, Callable[[], object]], object],
-        fail: Callable[[BaseException], object],
-    ) -> None:
-        """pairs: those between which requests may move."""
-        assert moves.connect is not None, "real tokens need a copy of their blocks"
-        self._moves, self._engines, self._prefilled, self._post, self._fail = moves, engines, prefilled, post, fail
-        self.done: list[Transfer] = []
-        self.prefiller_of: dict[int, int] = {}  # by the request's id
-        self._copies = {
-            (sender, receiver): moves.connect(engines[sender].executor, engines[receiver].executor)
-            for sender, receiver in pairs
-        }
-        self._threads = {pair: ThreadPoolExecutor(1, f"copies {pair[0]} to {pair[1]}") for pair in self._copies}
-        for replica, engine in enumerate(engines):
-            engine.state.hands_over = partial(self._hands_over, replica)
-            engine.on_leave = partial(self._leave, replica)
-            engine.inbox.read = partial(self._read, replica)
-            engine.inbox.drop = self._drop
-
-    def settle(self) -> None:
-        for thread in self._threads.values():
-            thread.shutdown()
-        for engine in self._engines:
-            engine.settle()
-
-    def close(self) -> None:
-        """Waits for the copy that each thread has begun, and drops the others."""
-        for thread in self._threads.values():
-            thread.shutdown(cancel_futures=True)
-
-    def _hands_over(self, replica: int, request: Request) -> bool:
-        return self.prefiller_of.get(request.id) == replica
-
-    def _leave(self, replica: int, request: Request) -> None:
-        self._prefilled(_Prefilled(request, replica, self._engines[replica].give(request, self._moves.lease)))
-
-    def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> None:
-        pair, first = (self.prefiller_of[loading.request.id], decoder), loading.num_found
-        here = self._engines[decoder].state.pool.tables[loading.row, first : len(loading.hashes)].copy()
-        self._threads[pair].submit(self._copy, pair, (moved.blocks[first:], here), loading.request, moved, now)
-
-    def _copy(self, pair: tuple[int, int], blocks: Any, request: Request, moved: Moved, began: float) -> None:
-        """Runs on the pair's thread."""
-        try:
-            num_bytes = self._copies[pair](blocks) if len(blocks[0]) else 0
-        except BaseException as error:
-            self._fail(error)
-            return
-        decoder = self._engines[pair[1]]
-        tokens = len(blocks[0]) * decoder.state.pool.block_size
-        self.done.append(Transfer(request.id, *pair, tokens, num_bytes, began, decoder.now()))
-        decoder.inbox.copied.append(request.id)
-        self._post(pair[1], partial(decoder.poke, 0.0))
-        self._drop(request, moved)
-
-    def _drop(self, request: Request, moved: Moved) -> None:
-        if moved.lease is not None:
-            moved.lease.end()
-            sender = self.prefiller_of[request.id]
-            self._post(sender, partial(self._engines[sender].poke, 0.0))
-
-
 class LiveCluster(Cluster):
     """A `Cluster` whose replicas serve at the same time."""
 
@@ -152,13 +63,21 @@ class LiveCluster(Cluster):
             for sender, receiver in permutations(range(len(roles)), 2)
             if roles[sender] is not Role.DECODE and roles[receiver] is not Role.PREFILL
         ]
-        self.transfers: Any = LiveTransfers(moves, self.engines, pairs, self._tell, self._post, self._tell)
+        self.transfers: Any = LiveTransfers(moves, self.engines, pairs, self)
 
-    def _tell(self, message: Any) -> None:
+    # -- the threads of `LiveTransfers` -------------------------------------------------------------------------------
+
+    def tell(self, message: Any) -> None:
         self._messages.put(message)
 
-    def _post(self, replica: int, function: Callable[[], object]) -> None:
-        self._replicas[replica].messages.put(function)
+    def post(self, replica: int, message: Any) -> None:
+        self._replicas[replica].messages.put(message)
+
+    def run_posted(self) -> None:
+        for replica in self._replicas:
+            while not replica.messages.empty():
+                if callable(message := replica.messages.get()):
+                    message()
 
     def run(self, on_turn: Callable[[Any], object] = lambda cluster: None) -> RunRecord:
         """Serves as `Cluster`; `on_turn` is called every 0.1 s. An exception in a replica, or here, ends all replicas."""
@@ -211,8 +130,9 @@ class LiveCluster(Cluster):
         if self.transfers is not None and decoder != replica:
             self._decoders[request.id] = decoder
             self._bind(decoder, 1)
-            self.transfers.prefiller_of[request.id] = replica
-        self._replicas[replica].messages.put(request)
+            self.transfers.send(request, replica, decoder)
+        else:
+            self.post(replica, request)
 
     def sleep_until(self, time: float) -> None:
         may_follow = self.arrivals.follow_ends or self.transfers is not None
@@ -233,13 +153,15 @@ class LiveCluster(Cluster):
         for message in received:
             if isinstance(message, BaseException):
                 raise message
-            if isinstance(message, _Prefilled):
+            if isinstance(message, Prefilled):
                 self._hand_over(*message)
         self._num_serving -= received.count(None)
         ended = [message for message in received if isinstance(message, Request)]
         for request in ended:
-            self._num_open[self.replica_of[request.id]] -= 1
+            self._num_open[replica := self.replica_of[request.id]] -= 1
             self._bind(self._decoders.pop(request.id, -1), -1)
+            if self.transfers is not None and (decoder := self.transfers.ended(request, replica)) is not None:
+                self._views[decoder].forget(request)
         if self.fleet is not None:
             for replica in range(len(self.engines)):
                 self.fleet.note_idle(replica)
@@ -250,7 +172,7 @@ class LiveCluster(Cluster):
         decoder = self._decoder_of(request, chosen, self.now())
         self._num_open[prefiller] -= 1
         self._num_open[decoder] += 1
-        self._post(decoder, partial(self.engines[decoder].offer, request, moved, 0.0))
+        self.transfers.offer(request, prefiller, decoder, moved)
 
     def _bind(self, decoder: int, sign: int) -> None:
         """Counts a request whose decoder, if that is not -1, was chosen before the prefill."""

@@ -38,13 +38,15 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
 
 
 def _real(settings: Settings, setups: Sequence[Setup]) -> Moves:
-    if settings.backend.transfers.push:
-        raise ConfigError("backend.transfers.push=true: real tokens are pulled; give backend.transfers.push=false")
+    transfers = settings.backend.transfers
+    if transfers.layerwise:
+        problem = "backend.transfers.layerwise=true: real blocks are sent after each chunk of a prompt, not each layer"
+        raise ConfigError(f"{problem}; give backend.transfers.layerwise=false")
     backends = [setup.settings.backend for setup in setups]
     unlike = len({(backend.tensor_parallel, backend.pipeline_stages) for backend in backends}) > 1
     if unlike or any(setup.kv.num_host_blocks for setup in setups):
         problem = "backend.pools: real blocks move between equal stages and ranks, without kv.host_tokens"
         remedy = "give all pools the same tensor_parallel and pipeline_stages, and kv.host_tokens=0"
         raise ConfigError(f"{problem}; {remedy}")
-    lease = settings.backend.transfers.lease or inf
-    return Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=lease, connect=settings.backend.copies)
+    link = PiecewiseLinear((1.0,), (0.0,))
+    return Moves(0, link, transfers.push, lease=transfers.lease or inf, connect=settings.backend.copies)

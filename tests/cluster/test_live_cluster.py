@@ -9,19 +9,22 @@ from math import inf
 from typing import Any
 
 import pytest
+from apart import check_empty, serve_apart
 from schedules import UnitCost
 from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
-from cbatch import Engine, Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, View
+from cbatch import Engine, Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, Status, View
 from cbatch.arrivals import Listed
 from cbatch.cluster import LiveCluster, Moves, ReplicaView, Role, RoundRobin, Router
 from cbatch.errors import PolicyError
 from cbatch.request import spec_of
 from cbatch.runtime.transfers import copy_blocks
 from cbatch.sim.interpolation import PiecewiseLinear
+from policies.chunking import Fixed
 from policies.evictions import LRU
 from policies.orca import Orca
 from policies.routers import ROUTERS
+from policies.sarathi_serve import SarathiServe
 
 LIMITS = Limits(max_batch=3, max_tokens=64, max_request_tokens=64)
 LONG = 60.0
@@ -117,11 +120,16 @@ def test_an_exception_in_one_replica_ends_all_at_once() -> None:
     assert not any(thread.name == "replica" for thread in threading.enumerate())
 
 
-def move_cluster(connect: Callable[[Any, Any], Callable[[Any], int]], lease: float = inf) -> LiveCluster:
+def move_cluster(
+    connect: Callable[[Any, Any], Callable[[Any], int]],
+    lease: float = inf,
+    push: bool = False,
+    policy: Callable[[], Policy] = Orca,
+) -> LiveCluster:
     """Two prefillers and two decoders on threads of their own."""
     roles = [Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE]
-    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=lease, connect=connect)
-    return LiveCluster([replica(Orca(), LRU()) for _ in roles], RoundRobin(), roles=roles, moves=moves)
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), push, lease=lease, connect=connect)
+    return LiveCluster([replica(policy(), LRU()) for _ in roles], RoundRobin(), roles=roles, moves=moves)
 
 
 def connected(sender: Any, receiver: Any) -> Callable[[Any], int]:
@@ -136,12 +144,13 @@ def connected_late(sender: Any, receiver: Any) -> Callable[[Any], int]:
     return copy
 
 
+@pytest.mark.parametrize("push", [False, True])
 @pytest.mark.parametrize(("lease", "connect"), [(inf, connected), (inf, connected_late), (1e-9, connected)])
 def test_real_tokens_are_prefilled_here_and_decoded_there(
-    lease: float, connect: Callable[[Any, Any], Callable[[Any], int]]
+    lease: float, connect: Callable[[Any, Any], Callable[[Any], int]], push: bool
 ) -> None:
     """Replicas compute while blocks are copied; with leases that end at once, decoders compute the prompts again."""
-    cluster = move_cluster(connect, lease)
+    cluster = move_cluster(connect, lease, push, lambda: SarathiServe(Fixed(9)))
     requests = asked(*[0.002 * place for place in range(12)])
     run(cluster, requests)
     assert [request.output for request in requests] == [each.output for each in greedy_references(LLAMA)[:12]]
@@ -149,19 +158,15 @@ def test_real_tokens_are_prefilled_here_and_decoded_there(
     full = sum(request.num_prompt_tokens // 8 * 8 for request in requests)
     sent = sum(transfer.num_tokens for transfer in cluster.record.transfers)
     assert sent == full if lease == inf else sent < full
-    assert_empty(cluster)
+    hidden = [transfer.hidden for transfer in cluster.record.transfers]
+    assert all(0 <= share <= 1 for share in hidden) and any(hidden) == (push and lease == inf)
+    check_empty(cluster)
 
 
-def assert_empty(cluster: LiveCluster) -> None:
-    for engine in cluster.engines:
-        state = engine.state
-        assert engine.is_idle and not engine.state.pool.num_used
-        assert sorted(state.table._free_rows) == list(range(state.table.num_rows))
-
-
-def test_clients_leave_while_blocks_are_copied() -> None:
+@pytest.mark.parametrize("push", [False, True])
+def test_clients_leave_while_blocks_are_copied(push: bool) -> None:
     """At times at which requests are prefilled, offered, copied and decoded; what each has got by then stays."""
-    cluster = move_cluster(connected_late)
+    cluster = move_cluster(connected_late, push=push, policy=lambda: SarathiServe(Fixed(9)))
     timeouts = [0.004 * (1 + place) for place in range(12)]
     requests = [
         Request.from_spec(replace(spec_of(request), timeout=timeout))
@@ -171,7 +176,64 @@ def test_clients_leave_while_blocks_are_copied() -> None:
     for request, reference in zip(requests, greedy_references(LLAMA), strict=False):
         assert request.output == reference.output[: len(request.output)]
     assert any(request.finish_reason is FinishReason.CANCELLED for request in requests)
-    assert_empty(cluster)
+    check_empty(cluster)
+
+
+@pytest.mark.long
+def test_random_policies_and_clients_keep_tokens_and_blocks() -> None:
+    """Requests are preempted at both replicas, whatever is on its way."""
+    transfers = []
+    for seed in range(12):
+        executors = [make_executor(LLAMA, LIMITS, 60, 4) for _ in range(2)]
+        connect = (connected, connected_late)[seed % 2]
+        cluster = serve_apart(executors, LLAMA, LIMITS, KVSize(15, 4), connect, seed)
+        cluster.executor.close()
+        transfers += cluster.record.transfers
+    assert len(transfers) > 50 and any(transfer.hidden for transfer in transfers)
+
+
+class OneChunk(SarathiServe):
+    """Computes a chunk of the first prompt, and nothing more."""
+
+    def plan(self, view: View) -> Plan:
+        return view.plan().build() if view.running else super().plan(view)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_kept_blocks_stay_until_the_copies_to_them_have_ended(leaves: bool) -> None:
+    """Although the client leaves amid the prompt, or the prefiller's lease ends at once."""
+    gate, used = threading.Event(), list[int]()
+
+    def connect(sender: Any, receiver: Any) -> Callable[[Any], int]:
+        def copy(pairs: Any) -> int:
+            assert gate.wait(LONG)
+            return copy_blocks(sender.caches, receiver.caches, pairs)
+
+        return copy
+
+    policy: type[SarathiServe] = OneChunk if leaves else SarathiServe
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), True, lease=1e-9, connect=connect)
+    engines = [replica(policy(Fixed(9)), LRU()), replica(Orca(), LRU())]
+    cluster = LiveCluster(engines, RoundRobin(), roles=[Role.PREFILL, Role.DECODE], moves=moves)
+    reference = greedy_references(LLAMA)[-1]
+    first = replace(spec_of(reference.request(0, 4)), timeout=0.1 if leaves else None)
+    requests = [Request.from_spec(each) for each in (first, replace(spec_of(asked(0.4)[0]), id=1))]
+
+    def look(_: Any) -> None:
+        if requests[0].status in (Status.MOVING, Status.FINISHED) and not gate.is_set():
+            time.sleep(0.05)
+            used.append(engines[1].state.pool.num_used)
+            gate.set()
+
+    cluster.attach(Listed(requests))
+    try:
+        cluster.run(look)
+    finally:
+        gate.set()
+        cluster.executor.close()
+    assert used == [len(reference.prompt) // 8]
+    assert requests[0].output == ([] if leaves else reference.output[:4])
+    check_empty(cluster)
 
 
 def test_blocks_that_are_used_before_they_came_are_noticed() -> None:

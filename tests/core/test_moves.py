@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 import pytest
+import torch
 from fuzz_policy import FuzzPolicy
 from pool_check import check_pool
 from schedules import UnitCost
@@ -15,7 +16,7 @@ from cbatch import Engine, FinishReason, Limits, Policy, Request, Status
 from cbatch.host import advance
 from cbatch.kv import PrefixPool
 from cbatch.model import ModelSpec
-from cbatch.moves import Loading, Moved
+from cbatch.moves import Loading, Moved, hold
 from cbatch.runtime.transfers import copy_blocks
 from policies.chunking import Fixed
 from policies.evictions import LRU
@@ -34,7 +35,7 @@ class Pair:
         size = {"num_blocks": num_blocks, "block_size": self.size, "asynchronous": asynchronous}
         self.engines = [
             Engine(policy, executor, self.limits, UnitCost(), prefix_cache=LRU(), **size)
-            for policy, executor in zip(policies, self.executors(num_blocks), strict=True)
+            for policy, executor in zip(policies, self.executors(num_blocks), strict=False)
         ]
         self.sent: list[int] = []  # blocks of each transfer
         self.late: list[tuple[int, Any]] = []
@@ -204,6 +205,34 @@ def test_a_client_may_leave_while_its_blocks_are_copied() -> None:
     check_end(pair, requests)
     assert requests[0].output == greedy_references(LLAMA)[-1].output[:1]
     pair.close()
+
+
+def test_held_blocks_stay_while_they_are_sent() -> None:
+    """Although their client leaves and others need the memory, of which they take all that is left."""
+    pair = Pair([SarathiServe(Fixed(8))], asynchronous=False, num_blocks=12)
+    (engine,), requests = pair.engines, asked(5)
+    engine.submit(requests[:1])
+    while requests[0].num_computed < 16:
+        engine.step()
+    moved = hold(engine.state, requests[0], 4, engine.now())
+    assert moved is not None and moved.lease is not None
+    cache = engine.executor.caches[0][0]
+    before = cache.keys[:, moved.blocks].clone()
+    engine.cancel(requests[0])
+    engine.submit([shortened(request) for request in requests[1:]])
+    run_to_end(pair)
+    assert engine.state.cache.pool.num_evicted > 8 and engine.state.pool.num_used == 4
+    assert torch.equal(cache.keys[:, moved.blocks], before)
+    moved.lease.end()
+    run_to_end(pair)
+    assert engine.state.pool.num_used == 0
+    pair.close()
+
+
+def shortened(request: Request) -> Request:
+    """The first 30 tokens of a prompt, with two more."""
+    prompt = list(request.prompt or ())[:30]
+    return Request(request.id, len(prompt), 2, prompt=prompt)
 
 
 def random_moves(seed: int, kind: type[Pair] = Pair) -> None:

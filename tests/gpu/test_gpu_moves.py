@@ -1,32 +1,24 @@
 """Requests that move between replicas on GPUs, or on one: tokens are those of `generate`, no block leaks, and copies are fast."""
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fuzz_policy import FuzzPolicy
+from apart import serve_apart
 from gpu_models import LARGE, LIMITS, TINY_LLAMA, TWO_GPUS, with_same_weights
 from poison import poisoned
-from schedules import UnitCost
 from test_gpu_tokens import AMPLE, KV, SCARCE
 from test_moves import Pair, random_moves
-from tiny_models import LONGEST_OUTPUT, greedy_references
 
-from cbatch import FinishReason, KVSize, Request, Server
-from cbatch.cluster import LiveCluster, Moves, ReplicatedServer, Role, RoundRobin
-from cbatch.request import spec_of
+from cbatch import FinishReason, KVSize
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.gpu.transfers import BlockCopies, enqueue_copy
 from cbatch.runtime.options import Options
-from cbatch.sim.interpolation import PiecewiseLinear
-from policies.evictions import LRU
 
 DEVICES = [pytest.param((0, 0), id="one GPU"), pytest.param((0, 1), id="two GPUs", marks=TWO_GPUS)]
 
@@ -142,45 +134,19 @@ def connect(sender: Any, receiver: Any, late: int = 0) -> Callable[[Any], int]:
     return copy
 
 
-def serve_apart(
-    executors: list[Any], seed: int, connect: Any = connect, timeouts: bool = True
-) -> tuple[LiveCluster, list[Request]]:
-    """Serves random requests, prefilled on the first executor and decoded on the second, by random policies."""
-    draw, references = random.Random(seed), greedy_references(TINY_LLAMA)
-    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), lease=draw.choice([inf, inf, 0.002]), connect=connect)
-    servers = [
-        Server(each, LIMITS, UnitCost(), KVSize(draw.randint(SCARCE, AMPLE), KV.block_size), prefix_cache=LRU())
-        for each in executors
-    ]
-    roles = Role.PREFILL, Role.DECODE
-    server = ReplicatedServer(servers, RoundRobin(), cluster=LiveCluster, roles=roles, moves=moves)
-    requests = []
-    for id_ in range(24):
-        request = references[draw.randrange(len(references))].request(id_, draw.randint(1, LONGEST_OUTPUT))
-        spec = replace(spec_of(request), arrival_time=0.001 * id_)
-        if timeouts and draw.random() < 0.4:
-            spec = replace(spec, timeout=draw.uniform(0.001, 0.05))
-        requests.append(Request.from_spec(spec))
-    cluster: Any = server.engine([FuzzPolicy(seed), FuzzPolicy(seed + 1)], requests)
-    cluster.run()
-    by_prompt = {tuple(reference.prompt): reference.output for reference in references}
-    for request in requests:
-        whole = request.max_new_tokens if request.finish_reason is FinishReason.LENGTH else len(request.output)
-        assert request.output == by_prompt[tuple(request.prompt)][:whole], request
-    for engine in cluster.engines:
-        assert engine.is_idle and engine.state.pool.num_used == 0
-        assert sorted(engine.state.table._free_rows) == list(range(engine.state.table.num_rows))
-    return cluster, requests
+SMALL = KVSize(SCARCE, KV.block_size)
 
 
 def test_prompts_here_and_outputs_there_have_the_tokens_of_generate(executors: list[Any]) -> None:
     """Clients leave at any time, leases end, copies overlap iterations of both replicas; some copies come 5 ms late."""
-    num_moves = num_cancelled = 0
-    for seed in range(20):
-        cluster, requests = serve_apart(executors, seed, partial(connect, late=10_000_000 * (seed % 2)))
-        num_moves += len(cluster.record.transfers)
-        num_cancelled += sum(request.finish_reason is FinishReason.CANCELLED for request in requests)
-    assert num_moves > 100 and num_cancelled > 20
+    records = [
+        serve_apart(executors, TINY_LLAMA, LIMITS, SMALL, partial(connect, late=10_000_000 * (seed % 2)), seed).record
+        for seed in range(24)
+    ]
+    reasons = [request.finish_reason for record in records for request in record.requests]
+    assert reasons.count(FinishReason.CANCELLED) > 20
+    transfers = [transfer for record in records for transfer in record.transfers]
+    assert len(transfers) > 100 and any(transfer.hidden for transfer in transfers)
 
 
 def test_a_copy_that_nobody_waits_for_gives_wrong_tokens(executors: list[Any]) -> None:
@@ -200,6 +166,6 @@ def test_a_copy_that_nobody_waits_for_gives_wrong_tokens(executors: list[Any]) -
         return copy
 
     with pytest.raises(AssertionError):
-        serve_apart(executors, 0, hasty, timeouts=False)
+        serve_apart(executors, TINY_LLAMA, LIMITS, SMALL, hasty, 0, timeouts=False)
     for cache in (executor.caches[0][0] for executor in executors):
         torch.cuda.synchronize(cache.keys.device)
