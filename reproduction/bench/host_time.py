@@ -5,9 +5,9 @@ stored as well. Modules are those of `transformers`, the setting is the post's: 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,14 +38,6 @@ _WAITS = re.compile(r"cuda\w*Synchronize")
 _ALLOCATES = re.compile(r"aten::(empty|resize)|cudaMalloc|cudaFree")
 
 
-class Span(NamedTuple):
-    """What a thread or the device does; microseconds."""
-
-    begin: float
-    end: float
-    what: str
-
-
 def kind_of(name: str) -> str:
     """Returns the kind of work of an event of the profiler, by its name."""
     if _WAITS.match(name):
@@ -53,42 +45,6 @@ def kind_of(name: str) -> str:
     if _ALLOCATES.match(name):
         return ALLOCATOR
     return DRIVER if _DRIVER.match(name) else DISPATCHER
-
-
-def innermost(events: Iterable[Span], begin: float, end: float) -> Iterator[Span]:
-    """Divides a time among the innermost of nested events; what no event covers is user logic."""
-    open_events: list[Span] = []
-    reached = begin
-
-    def until(time: float) -> Iterator[Span]:
-        nonlocal reached
-        if time > reached:
-            yield Span(reached, time, open_events[-1].what if open_events else USER)
-            reached = time
-
-    def close(time: float) -> Iterator[Span]:
-        while open_events and open_events[-1].end <= time:
-            yield from until(min(open_events[-1].end, end))
-            open_events.pop()
-
-    for event in sorted(events, key=lambda event: (event.begin, -event.end)):
-        if event.end > begin and event.begin < end:
-            yield from close(event.begin)
-            yield from until(event.begin)
-            open_events.append(event)
-    yield from close(end)
-    yield from until(end)
-
-
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """Joins neighbours of one kind."""
-    joined: list[Span] = []
-    for span in spans:
-        if joined and joined[-1].what == span.what and joined[-1].end == span.begin:
-            joined[-1] = joined[-1]._replace(end=span.end)
-        else:
-            joined.append(span)
-    return joined
 
 
 def main(model: str = "llama-2-7b", prompt: int = 32, new: int = 128, folder: str = RESULTS) -> None:
@@ -133,32 +89,39 @@ def recorded(server: Server, requests: Any) -> dict[str, Any]:
 
 
 def divided(events: Sequence[Any]) -> dict[str, Any]:
-    """Returns the same of the profiler's events, whose marks begin iterations; the first iteration still starts the profiler."""
+    """Returns the same of the profiler's events, whose marks begin iterations; the first iteration still starts the profiler.
+
+    An event's time is what its inner events leave; the rest is user logic. Lanes have outer events before their inner ones.
+    """
     on_gpu = torch.profiler.DeviceType.CUDA
-    host = [event for event in events if event.device_type != on_gpu]
-    marks = sorted((event for event in host if event.name == MARK), key=lambda event: event.time_range.start)
+    marks = sorted((event for event in events if event.name == MARK), key=_place)
     _, begin, *_, end = times = [mark.time_range.end for mark in marks]
     milliseconds, first = 1e3 * (len(times) - 2), times[len(times) // 2]
-    thread = [
-        Span(event.time_range.start, event.time_range.end, kind_of(event.name))
-        for event in host
-        if event.thread == marks[0].thread and event.name != MARK
-    ]
-    kernels = [
-        Span(event.time_range.start, event.time_range.end, DEVICE)
-        for event in events
-        if event.device_type == on_gpu and begin <= event.time_range.start < end
-    ]
-    spent = dict.fromkeys((*KINDS, DEVICE), 0.0)
-    for span in (*innermost(thread, begin, end), *kernels):
-        spent[span.what] += (span.end - span.begin) / milliseconds
-    shown = [span for span in sorted(kernels) if first <= span.begin < first + 1e3 * SHOWN_MS]
-    lanes = [*merged(innermost(thread, first, first + 1e3 * SHOWN_MS)), *shown]
+    last, spent, lanes = (
+        first + 1e3 * SHOWN_MS,
+        dict.fromkeys((*KINDS, DEVICE), 0.0),
+        [(first, first + 1e3 * SHOWN_MS, USER)],
+    )
+    for event in sorted(events, key=_place):
+        device, (start, stop) = event.device_type == on_gpu, (event.time_range.start, event.time_range.end)
+        if event.name == MARK or not (device or event.thread == marks[0].thread):
+            continue
+        kind = DEVICE if device else kind_of(event.name)
+        if begin <= start < end:
+            spent[kind] += (stop - start if device else event.self_cpu_time_total) / milliseconds
+        if stop > first and start < last:
+            lanes.append((max(start, first), min(stop, last), kind))
+    profiled = (end - begin) / milliseconds
+    spent[USER] = profiled - sum(spent[kind] for kind in KINDS)
     return {
-        "profiled_ms": (end - begin) / milliseconds,
+        "profiled_ms": profiled,
         "host_ms": {kind: spent[kind] for kind in KINDS},
         "device_ms": spent[DEVICE],
         "lanes": [
-            (round((span.begin - first) / 1e3, 4), round((span.end - span.begin) / 1e3, 4), span.what) for span in lanes
+            (round((start - first) / 1e3, 4), round((stop - start) / 1e3, 4), kind) for start, stop, kind in lanes
         ],
     }
+
+
+def _place(event: Any) -> tuple[float, float]:
+    return event.time_range.start, -event.time_range.end

@@ -4,9 +4,11 @@ Counted independently: tokens and contexts from each step that the executor is g
 data sheets, and the time around the whole run by the host's clock.
 """
 
+import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,10 @@ from cbatch.executor import Step
 from cbatch.model import ModelSpec
 from cbatch.results.summary import summarize
 from cbatch.results.utilisation import machines_of
+from experiments.settings.backends import Cuda
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import Run, assemble
-from experiments.store.provenance import write_benchmark
+from experiments.store.provenance import write_benchmark, write_json
 from reproduction import BENCH, RESULTS
 from reproduction.validation.compare import tables_of
 
@@ -32,9 +35,14 @@ Shapes = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]]
 def main(
     policies: str = "policy=sarathi_serve chunk=512;policy=sarathi chunk=256;policy=prefill_first;policy=orca",
     settings: str = "model=llama-3.1-8b batch=64 max_tokens=8192 workload.num_requests=128 workload.length=1024 workload.pd_ratio=8",
+    measured: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Measures, prints and writes utilisation.json."""
+    """Measures, prints and writes utilisation.json. measured: such a file, whose runs are simulated again, without a GPU."""
+    if measured:
+        simulate_again(Path(measured))
+        return
+    Cuda().check_here()
     names = policies.split(";")
     card = torch.cuda.get_device_name()
     profile = next((name for name in PEAKS if name in card), None)
@@ -69,6 +77,18 @@ def main(
     tables = {"profile": simulated.cost.profile.name, "tables": tables_of(simulated.cost.profile)}
     content = {**tables, "model": real.settings.model.name, "settings": settings, "figures": figures}
     print(f"written: {write_benchmark('utilisation', card, content, folder, BENCH)}")
+
+
+def simulate_again(path: Path) -> None:
+    """Writes the file's simulated figures with today's tables."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    keys = [f"hardware={content['profile']}", *content["settings"].split()]
+    run = assemble(compose_run("backend=sim", *keys), print)
+    content["tables"] = tables_of(run.cost.profile)
+    for name, figures in content["figures"].items():
+        figures["simulated"] = serve(run, name, keys)[0]
+        print(f"  {name}: {figures}")
+    print(f"written: {write_json(path, content)}")
 
 
 def serve(run: Run, policy: str, keys: Sequence[str]) -> tuple[dict[str, float], float]:

@@ -6,11 +6,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
 
 from cbatch import Server
 from experiments.settings.backends import Cpu
 from experiments.settings.presets import load_spec
-from reproduction.bench.host_time import ALLOCATOR, DISPATCHER, DRIVER, USER, WAIT, Span, innermost, kind_of, merged
+from reproduction.bench.host_time import ALLOCATOR, DISPATCHER, DRIVER, MARK, USER, WAIT, divided, kind_of
 from reproduction.bench.missing_events import FAULTS, SHOWS, late, server_of, tokens_of, wrong_share
 
 BATCH, NEW, VOCABULARY = 4, 12, load_spec("tiny").vocab_size
@@ -37,11 +38,18 @@ def test_a_missing_event_makes_tokens_wrong(missing: str, server: Server) -> Non
     assert tokens_of(server, BATCH, NEW, VOCABULARY) == expected, "nothing of the fault is left"
 
 
-def test_time_belongs_to_the_innermost_event() -> None:
-    events = [Span(1, 5, "a"), Span(2, 3, "b"), Span(4, 5, "c"), Span(8, 12, "d"), Span(12, 13, "e")]
-    inside = [Span(1, 2, "a"), Span(2, 3, "b"), Span(3, 4, "a"), Span(4, 5, "c")]
-    assert [*innermost(events, 0, 10)] == [Span(0, 1, USER), *inside, Span(5, 8, USER), Span(8, 10, "d")]
-    assert merged([Span(0, 1, "a"), Span(1, 2, "a"), Span(3, 4, "a")]) == [Span(0, 2, "a"), Span(3, 4, "a")]
+def test_the_hosts_time_is_divided_among_kinds() -> None:
+    """Real events of a profiler: 5 ms asleep are user logic, a product is the dispatcher's, new memory the allocator's; all add up."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(4):
+            with torch.profiler.record_function(MARK):
+                pass
+            time.sleep(0.005)
+            torch.ones(300, 300) @ torch.ones(300, 300)
+    found = divided(profiler.events())
+    host = found["host_ms"]
+    assert sum(host.values()) == pytest.approx(found["profiled_ms"]) and host[USER] > 5 and host[DRIVER] == 0
+    assert host[DISPATCHER] > host[ALLOCATOR] > 0 and found["lanes"][0] == (0, 2.0, USER)
 
 
 def test_kinds_of_the_hosts_work() -> None:
