@@ -29,15 +29,5 @@ from experiments.workloads.trace import Trace
 
 __all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
 __all__ += ["FixedLengths", "Lengths", "MixedLengths", "TraceLengths", "UniformLengths", "ZipfLengths"]
-__all__ += ["Agents", "ClosedLoop", "Session", "Turn"]
-__all__ += [
-    "AllAtOnce",
-    "ArrivalProcess",
-    "Chat",
-    "DailyArrivals",
-    "GammaArrivals",
-    "PrefixGroups",
-    "RecordedSessions",
-    "Rollout",
-    "Trace",
-]
+__all__ += ["Agents", "AllAtOnce", "ArrivalProcess", "Chat", "ClosedLoop", "DailyArrivals", "GammaArrivals"]
+__all__ += ["PrefixGroups", "RecordedSessions", "Rollout", "Session", "Trace", "Turn"]

@@ -138,15 +138,7 @@ def _calls(record: Mapping[str, Any]) -> Iterator[_Call]:
 
 
 def _call(entry: Mapping[str, Any], origin: float, after: tuple[int, ...]) -> _Call:
-    begin = origin + float(entry["t"])
-    think = entry.get("think_time")
-    return _Call(
-        begin,
-        begin + float(entry.get("api_time") or 0.0),
-        None if think is None else float(think),
-        int(entry["in"]),
-        int(entry["out"]),
-        tuple(entry["hash_ids"]),
-        str(entry.get("stop") or ""),
-        after,
-    )
+    begin, think = origin + float(entry["t"]), entry.get("think_time")
+    end, think = begin + float(entry.get("api_time") or 0.0), None if think is None else float(think)
+    said = int(entry["in"]), int(entry["out"]), tuple(entry["hash_ids"]), str(entry.get("stop") or "")
+    return _Call(begin, end, think, *said, after)

@@ -68,11 +68,10 @@ class Chat(DrawnRequests, ClosedLoop):
         sessions = list[Session]()
         columns = [column.tolist() for column in (chats.new, chats.answers, chats.pauses)]
         for number, count in enumerate(chats.counts.tolist()):
-            rows = zip(*(column[first : first + count] for column in columns), strict=True)
-            turns = [
-                Turn(new, answer, (place - 1,), pause, place - 1) if place else Turn(new, answer)
-                for place, (new, answer, pause) in enumerate(rows)
-            ]
+            (new, answer, _), *later = zip(*(column[first : first + count] for column in columns), strict=True)
+            turns = [Turn(new, answer)]
+            for place, (new, answer, pause) in enumerate(later):
+                turns.append(Turn(new, answer, after=(place,), pause=pause, repeats=place))
             sessions.append(Session(str(number), turns, self.system))
             first += count
         return sessions
@@ -86,10 +85,8 @@ class Chat(DrawnRequests, ClosedLoop):
         turn = np.concatenate([np.arange(count) for count in chats.counts])
         times = chats.starts[number] + waits
         order = np.argsort(times, kind="stable")[: self.num_requests]
-        texts = [
-            ((SYSTEM, 0), (1 + chat, self.system)) if self.system else ((1 + chat, 0),)
-            for chat in number[order].tolist()
-        ]
+        shared = ((SYSTEM, 0),) if self.system else ()
+        texts = [(*shared, (1 + chat, self.system)) for chat in number[order].tolist()]
         return Trace(
             source="chat",
             prompt_tokens=(self.system + said - chats.answers)[order],

@@ -21,11 +21,8 @@ from experiments.workloads.trace import MOST_TOKENS, Floats, Ints, join_clients
 _Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
 
 
-Length = Annotated[
-    tuple[_Tokens, _Tokens],
-    WrapValidator(as_range),
-    Give("a whole number of tokens, at least 1, or the least and the most: [16, 512]"),
-]
+_LENGTH = Give("a whole number of tokens, at least 1, or the least and the most: [16, 512]")
+Length = Annotated[tuple[_Tokens, _Tokens], WrapValidator(as_range), _LENGTH]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -88,6 +85,9 @@ class Client(Described):
         return times[1 : np.searchsorted(times, total)]
 
 
+_BY_NAME = Give("the fields of each client by name, as in {ann: {rate: 1, ...}, ...}")
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Clients(Workload):
     """The requests of all clients within `duration` seconds, in order of arrival.
@@ -99,9 +99,7 @@ class Clients(Workload):
 
     duration: Annotated[float, positive("seconds")]
     rate_scale: Annotated[float, positive("1 keeps the rates")] = 1.0
-    clients: Annotated[
-        Mapping[str, Client], Give("the fields of each client by name, as in {ann: {rate: 1, ...}, ...}")
-    ]
+    clients: Annotated[Mapping[str, Client], _BY_NAME]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,8 +123,6 @@ class Clients(Workload):
         """Draws names, times, prompt and output tokens of the requests of one entry."""
         stream = partial(generator, self.seed, Purpose.CLIENTS, crc32(key.encode(errors="surrogatepass")))
         times = client.times(stream(0), self.duration)
-        prompts, outputs = (
-            stream(1 + part).integers(*length, len(times), endpoint=True)
-            for part, length in enumerate((client.prompt_tokens, client.output_tokens))
-        )
+        prompts = stream(1).integers(*client.prompt_tokens, len(times), endpoint=True)
+        outputs = stream(2).integers(*client.output_tokens, len(times), endpoint=True)
         return np.full(len(times), client.client or key, dtype=object), times, prompts, outputs

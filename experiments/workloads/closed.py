@@ -62,6 +62,5 @@ class ClosedBatch(Workload):
         slot = np.minimum(np.arange(num), self.batch - 1)
         offset = slot * int(outputs[0]) / self.batch if self.stagger == "even" else slot * self.stagger
         fields = {"arrival_iteration": np.floor(offset + 0.5).astype(np.int64)}
-        return self._build(
-            Trace(source="closed batch", prompt_tokens=prompts, output_tokens=outputs, fields=fields), vocabulary
-        )
+        trace = Trace(source="closed batch", prompt_tokens=prompts, output_tokens=outputs, fields=fields)
+        return self._build(trace, vocabulary)

@@ -45,10 +45,10 @@ class Drawn(Sequence[Request]):
         """Makes and yields the requests, without keeping any. Raises WorkloadError for a value that no request can have."""
         for begin in range(0, len(self), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
-            parts = {name: column[part] for name, column in self.columns.items()}
-            values = {
-                name: column.tolist() if isinstance(column, np.ndarray) else column for name, column in parts.items()
-            }
+            values = dict[str, Sequence[Any]]()
+            for name, column in self.columns.items():
+                rows = column[part]
+                values[name] = rows.tolist() if isinstance(rows, np.ndarray) else rows
             if "sampling" not in values:
                 values["sampling"] = [replace(self.sampling, seed=seed) for seed in self.seeds[part].tolist()]
             for id_, row in enumerate(zip(*values.values(), strict=True), begin):

@@ -17,6 +17,7 @@ LONGEST = 10_000_000
 """Maximum tokens per request; beyond the positions of any model."""
 
 PDRatio = Annotated[float, positive("prefill tokens / decode tokens")]
+_Several = Annotated[Sequence[PDRatio], Field(min_length=1)]
 
 
 @runtime_checkable
@@ -53,10 +54,7 @@ class FixedLengths(_Checked):
     """Every request has `length` tokens, split at P:D = `pd_ratio`. Several ratios apply one after another, to equal shares of requests."""
 
     length: Annotated[int, whole(2)]
-    pd_ratio: Annotated[
-        PDRatio | Annotated[Sequence[PDRatio], Field(min_length=1)],
-        Give("a number above 0, or several, as in [50,5,14]"),
-    ]
+    pd_ratio: Annotated[PDRatio | _Several, Give("a number above 0, or several, as in [50,5,14]")]
 
     def __post_init__(self) -> None:
         super().__post_init__()

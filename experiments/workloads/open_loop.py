@@ -15,7 +15,7 @@ from cbatch.validation import Give, check, positive, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.lengths import LONGEST, Lengths, UniformLengths, limit_lengths
 from experiments.workloads.seeds import Purpose, generator
-from experiments.workloads.trace import Column, Floats, Trace
+from experiments.workloads.trace import Column, Floats, Trace, prefix_of
 
 Draw = Callable[[np.random.Generator, int], Any]
 _Tokens = Annotated[int, whole(1, LONGEST)]
@@ -119,9 +119,8 @@ class OpenLoop(DrawnRequests):
     def trace(self) -> Trace:
         times = drawn_times(self.arrivals, generator(self.seed, Purpose.ARRIVALS), self.num_requests)
         prompts, outputs = self._lengths(self.num_requests)
-        return Trace(
-            source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times / self.rate_scale
-        )
+        times = times / self.rate_scale
+        return Trace(source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -137,13 +136,12 @@ class PrefixGroups(DrawnRequests):
     def trace(self) -> Trace:
         prompts, outputs = self._lengths(self.num_requests)
         groups = generator(self.seed, Purpose.GROUPS).integers(self.groups, size=self.num_requests)
-        ids = [(group,) for group in groups.tolist()]
         return Trace(
             source="prefix groups",
             prompt_tokens=self.prefix + prompts,
             output_tokens=outputs,
             arrival_time=drawn_times(self.arrivals, generator(self.seed, Purpose.ARRIVALS), self.num_requests),
-            fields={"prefix_hashes": np.fromiter(ids, object, len(ids)), "hash_block": np.full(len(ids), self.prefix)},
+            fields=prefix_of(groups, self.prefix),
         )
 
 
@@ -152,9 +150,8 @@ def drawn_times(arrivals: ArrivalProcess, random: np.random.Generator, num: int)
     times = _drawn("arrivals", arrivals.times, random, num, ((num,), "iuf", f"{num} times in seconds, not intervals"))
     if len(decreases := np.flatnonzero(np.diff(times) < 0)):
         pair = " after ".join(f"{times[decreases[0] + step]:g}" for step in (1, 0))
-        raise WorkloadError(
-            f"workload.arrivals: times() returned {pair}; return times that never decrease, as np.sort does"
-        )
+        remedy = "return times that never decrease, as np.sort does"
+        raise WorkloadError(f"workload.arrivals: times() returned {pair}; {remedy}")
     return times
 
 
@@ -168,7 +165,6 @@ def _drawn(
     except ValueError:  # columns of different lengths
         drawn = np.asarray(None)
     if drawn.shape != shape or drawn.dtype.kind not in kinds:
-        raise WorkloadError(
-            f"workload.{key}: {draw.__name__}() returned {drawn.dtype} of shape {list(drawn.shape)}; return {text}"
-        )
+        problem = f"{draw.__name__}() returned {drawn.dtype} of shape {list(drawn.shape)}"
+        raise WorkloadError(f"workload.{key}: {problem}; return {text}")
     return drawn

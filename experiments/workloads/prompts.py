@@ -118,14 +118,12 @@ class PromptFile(Workload, Fit):
         """Returns the columns of lines with these prompts."""
         seeds = request_seeds(self.seed, Purpose.SAMPLING, len(lines)).tolist()
         columns = {name: [getattr(line, name) for line in lines] for name in _FIELDS}
-        columns["sampling"] = [
-            Sampling(line.temperature, line.top_k, line.top_p, seed) for seed, line in zip(seeds, lines, strict=True)
-        ]
+        sampled = zip(lines, seeds, strict=True)
+        columns["sampling"] = [Sampling(line.temperature, line.top_k, line.top_p, seed) for line, seed in sampled]
         if vocabulary is not None:
             columns["prompt"] = list(prompts)
-            columns["stop_strings"] = [
-                (line.stop,) if isinstance(line.stop, str) else tuple(line.stop or ()) for line in lines
-            ]
+            stops = ([line.stop] if isinstance(line.stop, str) else line.stop or () for line in lines)
+            columns["stop_strings"] = [*map(tuple, stops)]
         return Trace(
             source=self.path,
             prompt_tokens=np.array([len(prompt) for prompt in prompts]),

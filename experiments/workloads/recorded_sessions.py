@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from cbatch.request import spec_of
 from experiments.store.decisions_file import read_decisions
 from experiments.store.run_folder import OUTPUTS
 from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.scripts import SYSTEM, Session, Turn, prompts_of
+from experiments.workloads.scripts import SYSTEM, Session, Turn, places_of, prompts_of
 from experiments.workloads.sessions import ClosedLoop, Sessions
 
 
@@ -82,20 +82,12 @@ class RecordedSessions(ClosedLoop):
         for session in sessions:
             recorded = self._turns_of[session.name]
             said = zip(recorded, session.turns, prompts_of(session, len(specs)), strict=False)
-            first_id, last = len(specs), len(session.turns) - 1
-            for turn, (of, script, prompt) in enumerate(said):
+            places = places_of(session, len(specs))
+            for place, (of, script, prompt) in zip(places, said, strict=False):
                 tails.append(of.prompt[len(of.prompt) - script.new :])
-                follows = tuple(first_id + before for before in script.after)
-                names: dict[str, Any] = {
-                    "session": session.name,
-                    "turn": turn,
-                    "last": turn == last,
-                    "follows": follows,
-                }
-                names |= {"num_prompt_tokens": prompt.num_tokens, "texts": prompt.texts, "prompt": None}
                 length = len(of.answer) if vocabulary is None else None
-                names |= {"pause": script.pause, "true_new_tokens": length}
-                specs.append(replace(of.spec, id=len(specs), **names))
+                place |= {"num_prompt_tokens": prompt.num_tokens, "texts": prompt.texts, "prompt": None}
+                specs.append(replace(of.spec, id=len(specs), true_new_tokens=length, **place))
         first = self._turns_of[sessions[0].name][0].prompt
         starts = [self._turns_of[session.name][0].spec.arrival_time for session in sessions]
 
@@ -139,9 +131,8 @@ class RecordedSessions(ClosedLoop):
             lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
             return {line["id"]: line["output"] for line in lines}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise WorkloadError(
-                f"{file}: cannot be read ({error}); give the decisions file in its run's folder"
-            ) from error
+            remedy = "give the decisions file in its run's folder"
+            raise WorkloadError(f"{file}: cannot be read ({error}); {remedy}") from error
 
     @cached_property
     def _dropped(self) -> set[int]:

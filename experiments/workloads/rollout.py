@@ -10,7 +10,7 @@ from cbatch import Request
 from cbatch.validation import not_negative, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.seeds import Purpose, generator
-from experiments.workloads.trace import MOST_TOKENS, Column, Trace
+from experiments.workloads.trace import MOST_TOKENS, Trace, prefix_of
 
 _Tokens = Annotated[int, whole(1, MOST_TOKENS)]
 _Sigma = Annotated[float, not_negative("standard deviation of a logarithm")]
@@ -41,19 +41,11 @@ class Rollout(Workload):
         of_groups, of_outputs = (generator(self.seed, purpose) for purpose in (Purpose.GROUPS, Purpose.LENGTHS))
         medians = self.median * np.exp(self.group_sigma * of_groups.standard_normal(self.groups))
         spread = np.exp(self.sigma * of_outputs.standard_normal(len(group)))
-        kept = slice(self.num_requests)
-        outputs, expected = (
-            np.clip(np.rint(tokens), 1, self.longest).astype(np.int64)[kept]
-            for tokens in (medians[group] * spread, medians[group])
-        )
-        ids = [(number,) for number in group[kept].tolist()]
-        fields: dict[str, Column] = {
-            "prefix_hashes": np.fromiter(ids, object, len(ids)),
-            "hash_block": np.full(len(ids), self.prompt),
-        }
+        lengths = np.clip(np.rint([medians[group] * spread, medians[group]]), 1, self.longest).astype(np.int64)
+        outputs, expected = lengths[:, : self.num_requests]
+        prompts = np.full(len(outputs), self.prompt)
+        fields = prefix_of(group[: self.num_requests], self.prompt)
         if self.prediction is None:
             fields["predicted_new_tokens"] = expected
-        prompts = np.full(len(ids), self.prompt)
-        return self._build(
-            Trace(source="rollout", prompt_tokens=prompts, output_tokens=outputs, fields=fields), vocabulary
-        )
+        trace = Trace(source="rollout", prompt_tokens=prompts, output_tokens=outputs, fields=fields)
+        return self._build(trace, vocabulary)

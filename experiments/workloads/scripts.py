@@ -1,6 +1,6 @@
 """Scripts of sessions: what each turn says, repeats and waits for, known before the run. `sessions` serves them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SYSTEM = 0
@@ -60,10 +60,24 @@ def prompts_of(session: Session, first: int) -> list[Said]:
     return said
 
 
+def lengths_of(session: Session) -> list[int]:
+    """Returns the tokens of each turn's prompt and answer."""
+    return [said.num_tokens + turn.output for said, turn in zip(prompts_of(session, 0), session.turns, strict=True)]
+
+
+def places_of(session: Session, first: int) -> Iterator[dict[str, Any]]:
+    """Yields the fields of `RequestSpec` that say where each turn belongs. first: id of the session's first turn."""
+    last = len(session.turns) - 1
+    for number, turn in enumerate(session.turns):
+        follows = tuple(first + before for before in turn.after)
+        names = {"session": session.name, "turn": number, "last": number == last}
+        yield {**names, "pause": turn.pause, "follows": follows}
+
+
 def resumed(session: Session, at: int) -> Session:
     """Returns a session that starts at turn `at`; its first turn recomputes the history and replaces all earlier turns."""
     turns, latest = session.turns, at - 1
-    lengths = [said.num_tokens + turn.output for said, turn in zip(prompts_of(session, 0), turns, strict=True)]
+    lengths = lengths_of(session)
     kept = {
         place: lengths[turn.repeats] if turn.kept is None else min(turn.kept, lengths[turn.repeats])
         for place, turn in enumerate(turns[at:], at)

@@ -113,12 +113,10 @@ class ServeGen(Replay):
         draw = random.standard_gamma if window.family == "Gamma" else random.weibull
         intervals = draw(window.shape, num + 1)
         times = window.start + WINDOW_SECONDS * np.cumsum(intervals)[:-1] / (intervals.sum() or 1.0)
-        times = np.minimum(
-            times, np.nextafter(window.start + WINDOW_SECONDS, 0)
-        )  # the last interval may be lost in rounding
-        prompt_tokens, output_tokens = (
-            random.choice(values, num, p=shares) for values, shares in lengths.at(window.client, window.start)
-        )
+        before_end = np.nextafter(window.start + WINDOW_SECONDS, 0)
+        times = np.minimum(times, before_end)  # the last interval may be lost in rounding
+        known = lengths.at(window.client, window.start)
+        prompt_tokens, output_tokens = (random.choice(values, num, p=shares) for values, shares in known)
         inside = (times >= self.start) & (times < self.start + self.duration)
         names = np.full(int(inside.sum()), str(window.client))
         return names, times[inside], prompt_tokens[inside], output_tokens[inside]

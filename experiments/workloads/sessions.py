@@ -27,7 +27,7 @@ from cbatch.validation import Give, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.drawn import Drawn
 from experiments.workloads.open_loop import ArrivalProcess, drawn_times
-from experiments.workloads.scripts import SYSTEM, Session, Turn, prompts_of, resumed
+from experiments.workloads.scripts import SYSTEM, Said, Session, Turn, lengths_of, places_of, prompts_of, resumed
 from experiments.workloads.seeds import Purpose, generator
 from experiments.workloads.trace import Trace
 
@@ -169,9 +169,8 @@ class ClosedLoop(Workload):
         if self.steady and self.sessions is None:
             raise WorkloadError("workload.steady=true: needs a number of sessions at a time; give workload.sessions=")
         if self.sessions is None and self.arrivals is None:
-            raise WorkloadError(
-                "workload.sessions=null: sessions have no times; give workload.sessions= or workload.arrivals="
-            )
+            problem = "workload.sessions=null: sessions have no times"
+            raise WorkloadError(f"{problem}; give workload.sessions= or workload.arrivals=")
 
     @abstractmethod
     def scripts(self) -> Sequence[Session]:
@@ -186,59 +185,35 @@ class ClosedLoop(Workload):
         return self._turns(self._fitting(), vocabulary)
 
     def within(self, positions: int) -> Self:
-        return (
-            self if self.too_long == "error" else replace(self, max_length=min(self.max_length or positions, positions))
-        )
+        if self.too_long == "error":
+            return self
+        return replace(self, max_length=min(self.max_length or positions, positions))
 
     def _fitting(self) -> list[Session]:
         """Returns the sessions within `max_length`. Raises WorkloadError if there is none, or one does not fit and must."""
         sessions, most = list[Session](), self.max_length or inf
         for session in self.scripts():
-            lengths = [
-                said.num_tokens + turn.output for said, turn in zip(prompts_of(session, 0), session.turns, strict=True)
-            ]
+            lengths = lengths_of(session)
             num_fit = next((place for place, length in enumerate(lengths) if length > most), len(lengths))
             if num_fit < len(lengths) and self.too_long == "error":
-                problem = (
-                    f"session {session.name}: turn {num_fit} has {lengths[num_fit]} tokens, more than max_length={most}"
-                )
+                turn = f"session {session.name}: turn {num_fit}"
+                problem = f"{turn} has {lengths[num_fit]} tokens, more than max_length={most}"
                 raise WorkloadError(f"{problem}; raise it, or set workload.too_long to clip or drop")
             if num_fit == len(lengths) or (self.too_long == "clip" and num_fit):
                 sessions.append(session._replace(turns=session.turns[:num_fit]))
         if not sessions:
-            raise WorkloadError(
-                f"workload: no session fits max_length={most}; raise it, or lower workload.length_scale"
-            )
+            remedy = "raise it, or lower workload.length_scale"
+            raise WorkloadError(f"workload: no session fits max_length={most}; {remedy}")
         return sessions
 
     def _turns(self, sessions: Sequence[Session], vocabulary: Vocabulary | None) -> Drawn:
-        firsts = np.cumsum([0, *(len(session.turns) for session in sessions)])
-        prompts = [
-            said
-            for first, session in zip(firsts.tolist(), sessions, strict=False)
-            for said in prompts_of(session, first)
-        ]
-        turns = [turn for session in sessions for turn in session.turns]
-        ends = [len(session.turns) - 1 for session in sessions]
-        places = [
-            (session.name, place, place == end)
-            for session, end in zip(sessions, ends, strict=True)
-            for place in range(end + 1)
-        ]
-        names, numbers, last = zip(*places, strict=True)
-        columns: dict[str, Sequence[Any]] = {
-            "session": names,
-            "turn": numbers,
-            "last": last,
-            "pause": [turn.pause for turn in turns],
-            "follows": [
-                tuple(first + before for before in turn.after)
-                for first, session in zip(firsts.tolist(), sessions, strict=False)
-                for turn in session.turns
-            ],
-            "texts": [said.texts for said in prompts],
-            "extra": [turn.extra for turn in turns],
-        }
+        turns, prompts, places = list[Turn](), list[Said](), list[dict[str, Any]]()
+        for session in sessions:
+            prompts += prompts_of(session, len(turns))
+            places += places_of(session, len(turns))
+            turns += session.turns
+        columns = {name: [place[name] for place in places] for name in places[0]}
+        columns |= {"texts": [said.texts for said in prompts], "extra": [turn.extra for turn in turns]}
         trace = Trace(
             source="sessions",
             prompt_tokens=np.array([said.num_tokens for said in prompts]),

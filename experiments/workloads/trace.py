@@ -67,20 +67,22 @@ class Trace:
         return self.select(slice(num_requests))
 
 
+def prefix_of(groups: Ints, size: int) -> dict[str, Column]:
+    """Returns the fields of requests whose prompts begin with `size` tokens of their group, [rows] each. groups: [rows]."""
+    ids = [(group,) for group in groups.tolist()]
+    return {"prefix_hashes": np.fromiter(ids, object, len(ids)), "hash_block": np.full(len(ids), size)}
+
+
 def join_clients(source: str, parts: Iterable[tuple[Column, Floats, Ints, Ints]], num: int | None = None) -> Trace:
     """Returns the first `num` requests of several clients in order of arrival; None: all requests.
 
     parts: columns with client, arrival times, prompt and output tokens. Parts may differ in length.
     """
-    clients, times, prompts, outputs = map(np.concatenate, zip(*parts, strict=True))
-    rows = np.argsort(times, kind="stable")[:num]
-    return Trace(
-        source=source,
-        prompt_tokens=prompts[rows],
-        output_tokens=outputs[rows],
-        arrival_time=times[rows],
-        fields={"client": clients[rows]},
-    )
+    columns = list(map(np.concatenate, zip(*parts, strict=True)))
+    rows = np.argsort(columns[1], kind="stable")[:num]
+    clients, times, prompts, outputs = (column[rows] for column in columns)
+    fields = {"client": clients}
+    return Trace(source=source, prompt_tokens=prompts, output_tokens=outputs, arrival_time=times, fields=fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +149,9 @@ class ScaledFit(Fit):
 def _scale(trace: Trace, factor: float) -> Trace:
     """Multiplies the tokens of each request, including its limits and predictions. Raises WorkloadError if the trace has prompts."""
     if "prompt" in trace.fields:
+        problem = f"{trace.source} has prompts, whose tokens cannot be scaled"
         remedy = "leave it out, or give max_length and too_long=clip"
-        raise WorkloadError(
-            f"workload.length_scale={factor:g}: {trace.source} has prompts, whose tokens cannot be scaled; {remedy}"
-        )
+        raise WorkloadError(f"workload.length_scale={factor:g}: {problem}; {remedy}")
     columns = np.array([trace.prompt_tokens, trace.output_tokens]) * factor
     prompts, outputs = np.clip(np.floor(columns + 0.5), 1, MOST_TOKENS).astype(np.int64)
     fields = dict(trace.fields)

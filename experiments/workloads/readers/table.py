@@ -38,9 +38,8 @@ class Table:
         """Returns a column. key: the setting that names the column, for messages. Raises WorkloadError if it does not exist."""
         if name not in self.columns:
             near = [f"rename {other}, or " for other in get_close_matches(name, list(self.columns), 1, 0.9)]
-            remedy = shorten(
-                nearest(name, self.columns) if key else f"{''.join(near)}add it to {', '.join(self.columns)}"
-            )
+            add = f"{''.join(near)}add it to {', '.join(self.columns)}"
+            remedy = shorten(nearest(name, self.columns) if key else add)
             raise WorkloadError(f"{self.path}: {key}no column {name!r}; {remedy}")
         return self.columns[name]
 
@@ -162,9 +161,8 @@ def json_objects(path: str, text: str, at_most: int | None = None) -> list[dict[
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise at_line(
-                path, number, f"{shorten(repr(line))} is not JSON ({error}); every line must be a JSON object"
-            ) from None
+            problem = f"{shorten(repr(line))} is not JSON ({error})"
+            raise at_line(path, number, f"{problem}; every line must be a JSON object") from None
         if not isinstance(value, dict):
             raise at_line(path, number, f"{shorten(repr(line))} is not a JSON object, as every line must be")
         records.append(value)

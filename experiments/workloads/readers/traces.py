@@ -102,9 +102,8 @@ def read_trace(
         filled = _fields(table, {name: column for name, column in known.fields.items() if column in table.columns})
     further = _fields(table, own := columns or {})
     if filled.keys() & further.keys() & {"extra"}:
-        further["extra"] = _objects(
-            [{**(recorded or {}), **new} for recorded, new in zip(filled["extra"], further["extra"], strict=True)]
-        )
+        pairs = zip(filled["extra"], further["extra"], strict=True)
+        further["extra"] = _objects([{**(recorded or {}), **new} for recorded, new in pairs])
     filled |= further
     tokens = partial(table.whole_numbers, least=1, most=MOST_TOKENS, unit=" of tokens")
     prompts = tokens(known.prompt)
@@ -136,9 +135,8 @@ def _columns(table: Table, format: Format, section: str) -> TraceColumns:
         return FORMATS[half[0]]  # the later error names the missing length
     pairs = "; ".join(f"{known.prompt}, {known.output} ({name})" for name, known in FORMATS.items())
     columns = shorten(", ".join(table.columns))
-    other = next(
-        (f"use workload={name}, or " for column, name in _OTHER_WORKLOADS.items() if column in table.columns), ""
-    )
+    others = [name for column, name in _OTHER_WORKLOADS.items() if column in table.columns]
+    other = f"use workload={others[0]}, or " if others else ""
     raise WorkloadError(f"{table.path}: has columns {columns}; {other}name its lengths as a known format does: {pairs}")
 
 
