@@ -42,8 +42,7 @@ class Control:
     def adjust(self, shares: Shares) -> Shares:
         """Returns the shares without the scatter that the queue explains, at the rates where enough replications have violations."""
         good, scarce = shares.good.copy(), shares.scarce
-        for index, rate in enumerate(shares.rates):
-            # a rate that was added late, or was far from the crossing, lacks some
+        for index, rate in enumerate(shares.rates):  # one that was added late, or far from the crossing, lacks some
             [made] = shares.total[:, index].nonzero()
             if len(made) >= LEAST_SIMULATED and not scarce[index] and made[-1] < self._num_drawn / 4:
                 good[made, index] = self._adjust(rate, made, good[made, index], shares.total[made, index])

@@ -234,13 +234,13 @@ class Search:
 
     def _rates_between(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
         """Returns the ends of the wanted interval that no rate is near: between two rates shares are interpolated."""
-        accuracy, room = self.goal.accuracy, _MOST_RATES - len(rates)
-        ends = [
-            capacity.rate * (1 + sign * accuracy)
-            for sign in (-1, 1)
-            if not any(0 <= sign * (rate / capacity.rate - 1) <= 1.5 * accuracy for rate in rates)
-        ]
-        return [rate for rate in map(self._round, ends) if rate not in rates][: max(room, 0)]
+        accuracy, room, added = self.goal.accuracy, _MOST_RATES - len(rates), list[float]()
+        for sign in (-1, 1):
+            end = self._round(capacity.rate * (1 + sign * accuracy))
+            is_near = any(0 <= sign * (rate / capacity.rate - 1) <= 1.5 * accuracy for rate in rates)
+            if not is_near and end not in rates:
+                added.append(end)
+        return added[: max(room, 0)]
 
     def _round(self, rate: float) -> float:
         """Returns a rate with four significant digits, or a whole number of sessions."""

@@ -21,10 +21,10 @@ The exit status is 1 if the policy lacks a property that it must have, among the
 """
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
 
 from cbatch import ConfigError, Eviction, Policy, is_steady
 from cbatch.errors import check_installed
@@ -48,19 +48,21 @@ SHARE = 7
 """One of this many tiny workloads is served; no period of `tiny_scenarios` has this factor."""
 
 
-def _options(names: Collection[str], own: Sequence[str]) -> tuple[int, tuple[str, ...], bool]:
-    """Returns the command's own keys; all others describe what is checked. names: of the properties."""
+class _Options(NamedTuple):
+    """The command's own keys; all others describe what is checked."""
 
-    def read(
-        random: Index = 200, require: tuple[str, ...] = (), thorough: Switch = False
-    ) -> tuple[int, tuple[str, ...], bool]:
-        return random, require, thorough
+    random: Index = 200
+    require: tuple[str, ...] = ()
+    thorough: Switch = False
 
-    random, require, thorough = read(**keyword_arguments(read, own, "check"))
-    for name in require:
+
+def _options(names: Collection[str], own: Sequence[str]) -> _Options:
+    """Reads the command's own keys. names: of the properties."""
+    options = _Options(**keyword_arguments(_Options, own, "check"))
+    for name in options.require:
         if name not in names:
             raise ConfigError(f"require={name}: no such property; {nearest(name, names)}")
-    return random, require, thorough
+    return options
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -105,6 +107,18 @@ def _verdict(needed: Sequence[str], failed: Sequence[str]) -> int:
     return int(bool(failed))
 
 
+def _print_verdicts(
+    rules: Mapping[str, str], needed: Collection[str], found: Mapping[str, str], untested: Collection[str]
+) -> None:
+    """Prints a line for each property, followed by its counterexample in `found`. rules: the properties' texts by name."""
+    for name, text in rules.items():
+        held = "-  " if name in untested else "yes"
+        verdict = held if name not in found else "NO " if name in needed else "no "
+        print(f"{name:{max(map(len, rules))}}  {verdict}  {text}")
+        if name in found:
+            print(f"\n{indent(found[name], '    ')}\n")
+
+
 def _plug_in(overrides: Sequence[str]) -> Subject | None:
     """Returns the eviction or the router that the overrides describe; None if they describe a policy."""
     overrides = [f"backend.{text}" if text.startswith("router=") else text for text in overrides]
@@ -123,16 +137,10 @@ def _check_plug_in(subject: Subject, num_random: int, require: Sequence[str], th
     number = max(num_random * (SHARE if thorough else 1), 1)
     with bar(unit=" workloads", delay=0.1) as tried:
         found = find(subject, number, tried.update)
-    print(
-        f"{subject.name}, {number:,} workloads at most: turns of chats on {BLOCK}-token blocks, about 1 ms per iteration\n"
-    )
-    for name, text in subject.rules.items():
-        verdict = "yes" if name not in found else "NO " if name in subject.needed else "no "
-        if name == "blind" and name not in found and {"legal", "deterministic"} & found.keys():
-            verdict = "-  "
-        print(f"{name:{max(map(len, subject.rules))}}  {verdict}  {text}")
-        if name in found:
-            print(f"\n{indent(found[name], '    ')}\n")
+    sizes = f"turns of chats on {BLOCK}-token blocks, about 1 ms per iteration"
+    print(f"{subject.name}, {number:,} workloads at most: {sizes}\n")
+    untested = {"blind"} if {"legal", "deterministic"} & found.keys() else frozenset[str]()
+    _print_verdicts(subject.rules, subject.needed, found, untested)
     print('"yes" means no counterexample, which is no proof; "-" means not tested, as runs cannot be compared')
     needed = list(dict.fromkeys([*subject.needed, *require]))
     return _verdict(needed, [name for name in needed if name in found])
@@ -150,14 +158,10 @@ def _report(name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[End
     print(f"{name}, {tried - len(refusals):,} workloads: {sizes}")
     if refusals:
         print(f'{refused} "{refusals[0]}"')
-    held = "yes" if completes else "-  "
     print()
-    for prop in PROPERTIES:
-        counterexample = verdicts[prop.name]
-        verdict = held if counterexample is None else "NO " if prop.needed else "no "
-        print(f"{prop.name:{max(map(len, NAMES))}}  {verdict}  {prop.text}")
-        if counterexample is not None:
-            print(f"\n{indent(str(counterexample), '    ')}\n")
+    needed = {prop.name for prop in PROPERTIES if prop.needed}
+    found = {name: str(counterexample) for name, counterexample in verdicts.items() if counterexample is not None}
+    _print_verdicts({prop.name: prop.text for prop in PROPERTIES}, needed, found, () if completes else NAMES)
     meaning = f'"yes" means no counterexample among {tried - len(refusals):,} workloads, which is no proof'
     print(meaning if completes else '"-" means not tested, as no run reached its end')
 

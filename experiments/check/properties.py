@@ -153,9 +153,8 @@ def _text(plan: Decided | None, other: Decided | None) -> str:
 def _decoding(history: PolicyHistory, decision: Decision) -> dict[int, int]:
     """Returns the running requests with only their newest token left to compute, as id to computed tokens."""
     seen = decision.seen
-    return {
-        progress.id: progress.computed for progress in seen.running if progress.ready and progress.id in seen.decoding
-    }
+    ready = (progress for progress in seen.running if progress.ready and progress.id in seen.decoding)
+    return {progress.id: progress.computed for progress in ready}
 
 
 def _all_fit(history: PolicyHistory, decision: Decision) -> bool:

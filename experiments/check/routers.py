@@ -25,9 +25,8 @@ def subject_of(router: Router) -> Subject:
 def _serve(router: Router, workload: Workload) -> History:
     """Serves a workload on three replicas, behind a copy of the router. The first replica is too small for the longest requests."""
     sizes = (workload.num_blocks // 2, workload.num_blocks, workload.num_blocks)
-    servers = [
-        Server(SimExecutor(EVEN_COST), LIMITS, EVEN_COST, KVSize(size, BLOCK), prefix_cache=LRU()) for size in sizes
-    ]
+    caches = [KVSize(size, BLOCK) for size in sizes]
+    servers = [Server(SimExecutor(EVEN_COST), LIMITS, EVEN_COST, kv, prefix_cache=LRU()) for kv in caches]
     cluster = ReplicatedServer(servers, router).engine(Plain(), workload.made())
     cluster.run()
     pairs = cluster.replica_of.items()  # in the order of arrival

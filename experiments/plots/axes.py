@@ -29,11 +29,10 @@ class Axis(NamedTuple):
 
 
 _RATES = ("workload.arrivals.rate", "workload.rate", "workload.load", "workload.speed", "workload.rate_scale")
+_PD_RATIOS = ("workload.pd_ratio", "workload.lengths.pd_ratio")
 AXES = {
     "rate": Axis(heading_of(OFFERED).axis, _RATES, "1,2,4,8"),  # measured, in requests/s for each of these settings
-    "pd": Axis(
-        "P:D ratio [prefill / decode tokens]", ("workload.pd_ratio", "workload.lengths.pd_ratio"), "2,5,14,28", log=True
-    ),
+    "pd": Axis("P:D ratio [prefill / decode tokens]", _PD_RATIOS, "2,5,14,28", log=True),
     "kv": Axis("size of the KV cache [tokens]", ("kv_tokens",), "20000,40000,80000", log=True),
 }
 """X axes by name in `x`."""
@@ -54,9 +53,8 @@ def check_swept(runs: pd.DataFrame, folder: Path, name: str, axis: Axis) -> None
         raise ConfigError(f"x={name}: no run has this setting; did you mean {near}?")
     has = [key for key in axis.keys if key in runs and runs[key].notna().any()]
     key, other = [*has, axis.keys[0]][0], "workload=open_loop " * (name == "rate" and not has)
-    raise ConfigError(
-        f"{folder}: needs runs with several values of {key}; sweep it with -m {other}{key}={axis.example}"
-    )
+    remedy = f"sweep it with -m {other}{key}={axis.example}"
+    raise ConfigError(f"{folder}: needs runs with several values of {key}; {remedy}")
 
 
 def with_names(axis: Axis, runs: pd.DataFrame, labels: Mapping[str, str]) -> Axis:

@@ -119,11 +119,8 @@ def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
     """Draws the shares of prompt tokens for the requests admitted in each interval of time up to `end`."""
     admitted = requests.dropna(subset="admitted")
     edges = np.linspace(0, end, min(_MOST_PARTS, max(len(admitted) // 10, 1)) + 1)
-    kinds = {
-        "found": admitted["cached_tokens"],
-        "computed": admitted["prompt_tokens"] - admitted["cached_tokens"],
-        "recomputed": admitted["recomputed_tokens"],
-    }
+    found, again = admitted["cached_tokens"], admitted["recomputed_tokens"]
+    kinds = {"found": found, "computed": admitted["prompt_tokens"] - found, "recomputed": again}
     kinds = {name: tokens for name, tokens in kinds.items() if tokens.any()}
     sums = np.array([np.histogram(admitted["admitted"], edges, weights=tokens)[0] for tokens in kinds.values()])
     shares = np.pad(100 * sums / np.maximum(sums.sum(axis=0), 1), ((0, 0), (0, 1)), mode="edge")

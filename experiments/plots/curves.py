@@ -6,6 +6,7 @@ Named plots are curves from serving papers: latency against rate (vLLM, Sarathi-
 
 import sys
 from collections.abc import Sequence
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,9 +68,8 @@ def attainment(folder: Path, look: Look = PLAIN, goal: Share = 0.9) -> Figure:
     """
     runs, sources = read_runs(folder), (("attainment.share", "attainment.tiers.*.share"), ("goodput.attained_share",))
     if not (keys := next((keys for keys in sources if matching(keys, runs)), None)):
-        raise ConfigError(
-            f"{folder}: no request has objectives; run it again with 'workload.slo={{ttft: 1, tbt: 0.1}}'"
-        )
+        remedy = "run it again with 'workload.slo={ttft: 1, tbt: 0.1}'"
+        raise ConfigError(f"{folder}: no request has objectives; {remedy}")
     return draw(folder, look, x="rate", y=keys, goal=100 * goal)
 
 
@@ -132,20 +132,14 @@ def draw(
     frame = merge_equal(frame, ["of", x, *keys])
     bases = [label for label in frame["label"].unique() if base & {*label.split(" = ")}]
     unread = frame.loc[frame["level"], "label"].unique().tolist()
-    cells = [
-        (of, key, over) for of in frame["of"].unique() for key in keys if key not in equal for over in ("", *bases)
-    ]
+    cells = list(product(frame["of"].unique(), [key for key in keys if key not in equal], ("", *bases)))
     figure, panels = _panels([of for of, _, _ in cells], 2 if bases else _MOST_ACROSS)
-    of_workload = dict(iter(frame.groupby("of")))
-    drawn = [
-        (ratios_of(of_workload[of], x, key, over) if over else points_of(of_workload[of], x, key))
-        for of, key, over in cells
-    ]
-    wide = {
-        key.partition(".")[0]
-        for points, (_, key, over) in zip(drawn, cells, strict=True)
-        if heading_of(key).kind == "log" and not over and points["mean"].max() > 3 * points["mean"].min()
-    }
+    of_workload, drawn, wide = dict(iter(frame.groupby("of"))), list[pd.DataFrame](), set[str]()
+    for of, key, over in cells:
+        runs = of_workload[of]
+        drawn.append(points := ratios_of(runs, x, key, over) if over else points_of(runs, x, key))
+        if heading_of(key).kind == "log" and not over and points["mean"].max() > 3 * points["mean"].min():
+            wide.add(key.partition(".")[0])
     for panel, points, (of, key, over) in zip(panels, drawn, cells, strict=True):
         if points.empty:  # for example ratios to 0 preemptions
             panel.set_axis_off()
@@ -268,10 +262,8 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
 def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str], unread: Sequence[str]) -> str:
     """Returns notes on policies that do not read x, on figures that are equal in all runs, and on too few runs or requests."""
     notes = [f"{', '.join(unread)}: independent of {x}, drawn as a level line"] if unread else []
-    values = {heading_of(key): frame[key].iloc[0] for key in equal}
-    notes.append(
-        "; ".join(f"{heading.text}: {heading.factor * value:g} in each run" for heading, value in values.items())
-    )
+    values = [(heading_of(key), frame[key].iloc[0]) for key in equal]
+    notes.append("; ".join(f"{of.text}: {of.factor * value:g} in each run" for of, value in values))
     notes.append(price_text(frame, keys))
     points = frame.assign(figures=frame["summary"].map(figures_text)).groupby(["label", x, "of"])
     notes.append(few_text(points["figures"].nunique()))

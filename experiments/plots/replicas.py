@@ -25,11 +25,8 @@ def draw(folder: Path, look: Look = PLAIN) -> Figure:
     """
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
-    if (
-        "autoscale" not in run
-        or not (Path(run["folder"]) / REPLICAS).is_file()
-        or run["summary"]["replicas"].get("lives") is None
-    ):
+    is_scaled = "autoscale" in run and (Path(run["folder"]) / REPLICAS).is_file()
+    if not is_scaled or run["summary"]["replicas"].get("lives") is None:
         raise ConfigError(f"{run['folder']}: its replicas do not come and go; choose a run with autoscale=")
     lives, arrivals = read_replicas(run["folder"]), read_requests(run["folder"])["arrival"]
     end = float(read_requests(run["folder"])["last_token"].max())

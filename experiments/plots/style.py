@@ -167,9 +167,8 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
     if OFFERED in runs and runs.groupby(seeds, dropna=False)[OFFERED].nunique().max() == 1:
         runs = runs.assign(**{OFFERED: float(f"{runs[OFFERED].mean():.3g}")})
     known = runs[[key for key in map(str, runs) if key in _SHARED or key.startswith("backend.")]]
-    values = {
-        str(key): column.iloc[0] for key, column in known.items() if column.notna().all() and column.nunique() == 1
-    }
+    shared = known.loc[:, known.notna().all() & (known.nunique() == 1)]
+    values = {str(key): column.iloc[0] for key, column in shared.items()}
     named = {key: words for key, words in _SHARED.items() if key in values and (key not in _SPEEDS or values[key] != 1)}
     values |= {key: f"{value:,.10g}" for key, value in values.items() if isinstance(value, Real)}
     texts = [words.format(values[key]) for key, words in named.items()]
@@ -240,15 +239,8 @@ def _add_legend(figure: Figure, heading: str, handles: Sequence[Artist], size: S
         if not size:
             rows = ceil(len(handles) / ncols) + sum(label.count("\n") for label in labels)
             figure.set_figheight(height + 0.15 * (rows - 1))
-        legend = figure.legend(
-            handles=handles,
-            labels=labels,
-            loc="outside upper center",
-            ncols=ncols,
-            title=heading,
-            title_fontsize=9,
-            fontsize=points,
-        )
+        texts = {"title": heading, "title_fontsize": 9, "fontsize": points}
+        legend = figure.legend(handles=handles, labels=labels, loc="outside upper center", ncols=ncols, **texts)
         legend.get_title().set_multialignment("center")
         entries = legend.get_window_extent().height - legend.get_title().get_window_extent().height
         if (share := entries / figure.bbox.height) <= _MOST_LEGEND:

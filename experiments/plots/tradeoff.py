@@ -31,11 +31,11 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     figure, [[panel]] = new_figure(1, 1, 3.4)
     across, up = (points_of(runs, "all", key).set_index("label") for key in (x, y))
     for place, label in enumerate(across.index):
-        bars = [
-            [[part["mean"] - part["low"]], [part["high"] - part["mean"]]] for part in (across.loc[label], up.loc[label])
-        ]
+        xerr, yerr = (
+            [[at["mean"] - at["low"]], [at["high"] - at["mean"]]] for at in (across.loc[label], up.loc[label])
+        )
         style = {**line_style(place), "linestyle": "", "label": label, "capsize": 2, "clip_on": False}
-        panel.errorbar([across.loc[label, "mean"]], [up.loc[label, "mean"]], xerr=bars[0], yerr=bars[1], **style)
+        panel.errorbar([across.loc[label, "mean"]], [up.loc[label, "mean"]], xerr=xerr, yerr=yerr, **style)
     panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
     panel.set_xlim(0, 1.08 * float(np.nanmax(across[["mean", "high"]].to_numpy(float))))
     if heading_of(y).kind == "share":

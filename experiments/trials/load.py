@@ -24,9 +24,8 @@ def bounds_of(run: Run) -> BoundsOf:
     if run.engine.arrivals.follow_ends:
         raise ConfigError("bounds=true: lower bounds hold for known requests, and here some follow the ends of others")
     if len(run.setups) > 1:
-        raise ConfigError(
-            "bounds=true or workload.load: lower bounds hold for equal replicas, not for backend.pools; leave one of them out"
-        )
+        problem = "lower bounds hold for equal replicas, not for backend.pools"
+        raise ConfigError(f"bounds=true or workload.load: {problem}; leave one of them out")
     if run.engine.arrivals.iterations:  # arrivals depend on the schedule
         raise ConfigError("lower bounds: a request arrives by iteration; give requests with arrival times")
     cost, replicas = run.cost, run.cost.topology.replicas
@@ -77,10 +76,8 @@ def resolve_load(settings: Settings) -> Load:
     workload, number, num_requests = _replication_of(settings.workload)
     # equal for all policies and objectives
     others: dict[str, Any] = {"composed": Composed({}), "chosen": {}, "sweep": "", "output": None}
-    others |= {
-        "policy": Recipe({"_target_": "policies.orca.Orca"}),
-        "workload": replace(workload, slo=None, tiers=None),
-    }
+    others["policy"] = Recipe({"_target_": "policies.orca.Orca"})
+    others["workload"] = replace(workload, slo=None, tiers=None)
     highest = _highest_rate(pickle.dumps(replace(settings, **others)), settings.workload.replications, num_requests)
     why = f"{load * highest:.4g} (load {load:g} of at most {highest:.4g} requests/s)"
     at_rate: Any = Replication(workload, number, load * highest, num_requests)

@@ -37,11 +37,10 @@ class Replication:
         specs = _replication(pickled, self.number, self.num_requests)
         recorded = isinstance(self.workload, TraceReplay)
         natural = _mean_rate([specs], self.workload) if recorded else _natural_rate(pickled, self.num_requests)
-        factor, begin = natural / self.rate, specs[0].arrival_time
-        stretched = [
-            replace(spec, arrival_time=(first - begin) * factor + (spec.arrival_time - first))
-            for spec, first in zip(specs, first_arrivals(specs)[1], strict=True)
-        ]
+        factor, begin, stretched = natural / self.rate, specs[0].arrival_time, list[RequestSpec]()
+        for spec, first in zip(specs, first_arrivals(specs)[1], strict=True):
+            time = (first - begin) * factor + (spec.arrival_time - first)
+            stretched.append(replace(spec, arrival_time=time))
         stretched.sort(key=attrgetter("arrival_time"))
         return [Request.from_spec(replace(spec, id=id_)) for id_, spec in enumerate(stretched)]
 
@@ -55,13 +54,12 @@ class Together:
     num_requests: int
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
-        pickled = pickle.dumps(self.workload)
-        specs = [
-            replace(spec, salt=f"{number} {spec.salt}")
-            for number in range(self.replications)
-            for spec in _replication(pickled, number, self.num_requests)
-        ]
-        return [Request.from_spec(replace(spec, id=id_)) for id_, spec in enumerate(specs)]
+        pickled, requests = pickle.dumps(self.workload), list[Request]()
+        for number in range(self.replications):
+            for spec in _replication(pickled, number, self.num_requests):
+                own = replace(spec, id=len(requests), salt=f"{number} {spec.salt}")
+                requests.append(Request.from_spec(own))
+        return requests
 
 
 def over_sessions(workload: Workload) -> bool:
