@@ -75,9 +75,8 @@ def entered(
     first, num_requests = latest.step, len(latest.step.rows)
     num_scores, num_reads = first.shape().num_scores, first.shape().num_kv_reads
     batch = (num_requests, 0, num_requests, num_computed - num_requests, num_requests)
-    launches = [
-        (*turn[:3], (0, num_blocks, *latest.state[2:])) for turn, num_blocks in zip(turns, foreseen, strict=False)
-    ]
+    pairs = zip(turns, foreseen, strict=False)
+    launches = [(*turn[:3], (0, num_blocks, *latest.state[2:])) for turn, num_blocks in pairs]
     planned_at, launched_at, handle, state = launches[-1]
     last = InFlight(first.again(len(turns)), handle, (planned_at, launched_at), state)
     if num_in_flight:

@@ -78,12 +78,10 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
     """
     kind: Any = type(instance)
     stated, hints = {field.name: getattr(instance, field.name) for field in fields(kind)}, _hints(kind)
-    values = {
-        name: read(hints[name], value, f"{prefix}{name}.")
-        if isinstance(value, Mapping) and _holds_dataclass(hints[name])
-        else value
-        for name, value in stated.items()
-    }
+    values = dict(stated)
+    for name, value in stated.items():
+        if isinstance(value, Mapping) and _holds_dataclass(hints[name]):
+            values[name] = read(hints[name], value, f"{prefix}{name}.")
     try:
         accepted = _fields_of(kind).validate_python(values)
     except ValidationError as refusal:
@@ -194,9 +192,8 @@ def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
     if first["type"] in _NO_MAPPING and kind is not None and key:
         for place in first["loc"]:
             kind = _part_of(kind, place)
-        names = (
-            ", ".join(f"{name}: ..." for name in _hints(_plain(kind))) if is_dataclass(_plain(kind)) else "NAME: {...}"
-        )
+        plain = _plain(kind)
+        names = ", ".join(f"{name}: ..." for name in _hints(plain)) if is_dataclass(plain) else "NAME: {...}"
         return f"{key}={shorten(first['input'])}: give {key}={{{names}}}, or some of these keys"
     return f"{key}={shorten(first['input'])}: {first['msg']}" if key else first["msg"]
 

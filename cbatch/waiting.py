@@ -26,9 +26,8 @@ class Waiting:
         self.asleep = False
         self.since: float | None = None
         self._executor, self._in_flight = executor, in_flight
-        self._wake_at = self._arrived_at = (
-            inf  # seconds: the plan's wake_at, and when the first request in `arrived` came
-        )
+        self._wake_at = inf  # seconds: the plan's
+        self._arrived_at = inf  # seconds: of the first request in `arrived`
 
     def arrive(self, request: Request, now: float) -> None:
         if not self.arrived:

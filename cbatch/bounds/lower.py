@@ -15,11 +15,9 @@ from cbatch.errors import ConfigError
 from cbatch.limits import Limits
 from cbatch.request import Request, spec_of
 
-_SPLITS = [
-    (first / 2, second / 2, 1 - (first + second) / 2)
-    for first, second in product(range(3), repeat=2)
-    if first + second <= 2
-]
+_HALVES = [halves for halves in product(range(3), repeat=3) if sum(halves) == 2]
+_SPLITS = [(first / 2, second / 2, third / 2) for first, second, third in _HALVES]
+"""Shares of an iteration's fixed part, which sum to 1."""
 
 _MOST_TRIED = 8  # B9 tries only the pairs of minorant and shares with the most work
 
@@ -94,10 +92,10 @@ class Bounds:
     @cached_property
     def _isolated(self) -> tuple[Floats, Floats]:
         """Returns the seconds of prompt and decodes of each request if it is computed without other requests."""
-        seconds = [
-            self._work(self._ever, line.fixed + line.per_request, line.per_token, line.per_score, line.per_context)
-            for line in self._minorants
-        ]
+        seconds = []
+        for line in self._minorants:
+            slopes = line.per_token, line.per_score, line.per_context
+            seconds.append(self._work(self._ever, line.fixed + line.per_request, *slopes))
         prompts, decodes = zip(*seconds, strict=True)
         return np.max(prompts, axis=0), np.max(decodes, axis=0)
 

@@ -109,9 +109,8 @@ class PrefixCache:
 
     def _admit(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
         pool, prefix, number = self.pool, request.prefix, num_tokens // self.pool.block_size
-        hashes: Sequence[BlockHash] = prefix.hashes(request.num_known // pool.block_size)[
-            :number
-        ]  # makes all hashes of the prompt
+        every: Sequence[BlockHash] = prefix.hashes(request.num_known // pool.block_size)  # of the prompt
+        hashes = every[:number]
         on_device = pool.num_on_device(hashes) if len(pool.host) else number
         pool.share(request.row, hashes[:on_device])
         pool.host.hold(hashes[on_device:])

@@ -219,11 +219,8 @@ class RecordedPolicy:
         for step, receivers in zip(steps[begin:], self._record.receivers[begin:], strict=True):
             self._num_ended = step.iteration + 1
             planned = {request.id: request for request in self._planned.pop(step.iteration)}
-            stopped = (
-                request.id
-                for request in planned.values()
-                if request.finish_reason is FinishReason.STOP and request.finished_at == step.received_at
-            )
+            ended = [request for request in planned.values() if request.finished_at == step.received_at]
+            stopped = (request.id for request in ended if request.finish_reason is FinishReason.STOP)
             received = tuple(receivers.tolist())
             tokens = (self._next_token(planned[id_]) for id_ in received) if self._what.token_values else ()
             self._sink(StepEnd(step, received, tuple(stopped), tuple(tokens)))

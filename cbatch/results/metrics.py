@@ -165,12 +165,9 @@ def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
     """Returns every field of `StepRecord` except the note, as columns [iterations], int32, int64 or float64."""
     types = {int: np.int32, float: np.float64}
     kinds = {**StepRecord.__annotations__, "num_scores": np.int64}
-    columns = list(zip(*steps, strict=True)) or [()] * len(kinds)
-    return {
-        name: np.fromiter(column, types.get(kind, kind), len(steps))
-        for (name, kind), column in zip(kinds.items(), columns, strict=True)
-        if kind is not str
-    }
+    columns = dict(zip(kinds, zip(*steps, strict=True) if steps else [()] * len(kinds), strict=True))
+    numbers = {name: types.get(kind, kind) for name, kind in kinds.items() if kind is not str}
+    return {name: np.fromiter(columns[name], kind, len(steps)) for name, kind in numbers.items()}
 
 
 def collect_served(record: RunRecord) -> Served:

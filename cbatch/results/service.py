@@ -53,12 +53,10 @@ class Service:
 
     def received(self, times: Floats) -> Floats:
         """Returns the service that each client has received by each time, [times, clients]."""
-        seconds = self.last_token - self.first_token
-        at_once = seconds <= 0
-        return self._by_client(
-            np.where(at_once, time >= self.last_token, (time - self.first_token) / np.where(at_once, 1, seconds))
-            for time in times
-        )
+        at_once = self.last_token <= self.first_token
+        seconds = np.where(at_once, 1, self.last_token - self.first_token)
+        parts = (np.where(at_once, time >= self.last_token, (time - self.first_token) / seconds) for time in times)
+        return self._by_client(parts)
 
     def requested(self, times: Floats) -> Floats:
         """Returns the service that each client has requested by each time, [times, clients]."""

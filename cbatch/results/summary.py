@@ -163,12 +163,10 @@ def hits_of(requests: Iterable[Entry], found: str = "num_cached_tokens") -> dict
     admitted = [request for request in requests if request.admitted_at is not None]
     cached: int = sum(getattr(request, found) for request in admitted)
     looked_up = sum(request.num_prompt_tokens for request in admitted)
-    again = {"cached_again_tokens": sum(request.num_cached_again for request in admitted)}
-    return {
-        "hit_share": cached / looked_up if looked_up else float("nan"),
-        "cached_tokens": cached,
-        **(again if found == "num_cached_tokens" else {}),
-    }
+    hits = {"hit_share": cached / looked_up if looked_up else float("nan"), "cached_tokens": cached}
+    if found == "num_cached_tokens":
+        hits["cached_again_tokens"] = sum(request.num_cached_again for request in admitted)
+    return hits
 
 
 def _run(
@@ -226,16 +224,11 @@ def _throughput(requests: Served, window: Window, num_counted: int) -> dict[str,
 
 def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch: Most) -> Figures:
     """Returns unweighted means over the iterations whose tokens arrived within the window."""
-    inside = window.holds(steps["received_at"])
-    batch, prefill, decode, padding = (
-        metrics.mean(steps[name][inside])
-        for name in ("num_requests", "num_prefill_tokens", "num_decode_tokens", "num_padding_tokens")
-    )
-    occupied, held = (
-        _shares(steps["num_requests"], max_batch, inside),
-        _shares(steps["kv_blocks_used"], num_blocks, inside),
-    )
-    seconds = window.seconds or float("nan")
+    inside, seconds = window.holds(steps["received_at"]), window.seconds or float("nan")
+    averaged = ("num_requests", "num_prefill_tokens", "num_decode_tokens", "num_padding_tokens")
+    batch, prefill, decode, padding = (metrics.mean(steps[name][inside]) for name in averaged)
+    occupied = _shares(steps["num_requests"], max_batch, inside)
+    held = _shares(steps["kv_blocks_used"], num_blocks, inside)
     planning, absorbing, computing = (
         metrics.busy_seconds(steps[begin], steps[end], window)
         for begin, end in (("planned_at", "launched_at"), ("received_at", "done_at"), ("started", "ended"))

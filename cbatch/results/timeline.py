@@ -26,16 +26,10 @@ from cbatch.results.metrics import Served
 _AT_ONCE = 10_000  # events joined at a time: joining all at once takes twice the memory of a run
 
 _LANES = (
-    "host",
-    "copies in",
-    "device",
-    "copies out",
-    "requests",
-    "counters",
-    "blocks copied",
-    "replicas",
-    "transfers",
-)  # processes 0 to 8 of the trace
+    *("host", "copies in", "device", "copies out", "requests"),
+    *("counters", "blocks copied", "replicas", "transfers"),
+)
+"""The processes 0 to 8 of the trace."""
 
 
 def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) -> None:

@@ -13,14 +13,11 @@ def early_turns(ended: Iterable[Entry], served: Served) -> dict[str, int]:
     turns: all of them. arrived: those that arrived before the answer was complete. answered: those that got a token before.
     """
     sessions = {request.id: request.session for request in ended if request.session is not None}
-    columns = (
-        served.id,
-        served.arrival,
-        served.first_token,
-        served.last_token,
-        served.prompt_tokens,
-        served.output_tokens,
+    times, tokens = (
+        (served.arrival, served.first_token, served.last_token),
+        (served.prompt_tokens, served.output_tokens),
     )
+    columns = (served.id, *times, *tokens)
     # by session: when the answers so far are complete; tokens of the latest turn and its answer
     latest: dict[str, tuple[float, int]] = {}
     turns = arrived = answered = 0

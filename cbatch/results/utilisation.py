@@ -85,9 +85,8 @@ def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | NDArray[np.
     """Returns the machines of a run. stated: `work`, `peaks` and any `watts`, as `about` has them. replicas: see `RunRecord`."""
     flops, moved = np.array(stated["peaks"], float).T
     watts = np.array(stated["watts"]) if "watts" in stated else None
-    return Machines(
-        Work(**stated["work"]), flops, moved, np.array(replicas, np.int64) if len(replicas) else None, watts
-    )
+    replica_of = np.array(replicas, np.int64) if len(replicas) else None
+    return Machines(Work(**stated["work"]), flops, moved, replica_of, watts)
 
 
 def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[str, dict[str, float]]:
@@ -96,16 +95,14 @@ def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[
     replica, seconds = machines.times(steps)
     prompts, decodes = steps["num_prefill_tokens"] > 0, steps["num_decode_tokens"] > 0
     of_phase = dict(zip(PHASES, (prompts & ~decodes, decodes & ~prompts, prompts & decodes), strict=True))
+    done = {"mfu": machines.work.flops(steps), "mbu": machines.work.bytes(steps)}
+    peaks = {"mfu": machines.flops_per_second, "mbu": machines.bytes_per_second}
     figures = dict[str, dict[str, float]]()
-    for name, done, peak in (
-        ("mfu", machines.work.flops(steps), machines.flops_per_second),
-        ("mbu", machines.work.bytes(steps), machines.bytes_per_second),
-    ):
-        parts = {
-            phase: _share(done[inside & chosen], (seconds * peak[replica])[inside & chosen])
-            for phase, chosen in of_phase.items()
-        }
-        figures[name] = {"run": _share(done[inside], window.seconds * peak), **parts}
+    for name, peak in peaks.items():
+        figures[name] = {"run": _share(done[name][inside], window.seconds * peak)}
+        for phase, members in of_phase.items():
+            chosen = inside & members
+            figures[name][phase] = _share(done[name][chosen], (seconds * peak[replica])[chosen])
     return figures
 
 

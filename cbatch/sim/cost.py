@@ -107,10 +107,8 @@ class ProfileCost:
         if topology.tensor_parallel > 1 and self.operations.measured.exchange is None:
             self._all_reduce, estimated = profile.links.all_reduce_of(topology.tensor_parallel, profile.name)
             self.estimated += ("all_reduce",) * estimated
-        self._links = [
-            profile.links.to_next_stage(topology.leaves_node(stage), profile.name)
-            for stage in range(topology.pipeline_stages - 1)
-        ]
+        leaves = map(topology.leaves_node, range(topology.pipeline_stages - 1))
+        self._links = [profile.links.to_next_stage(leaves_node, profile.name) for leaves_node in leaves]
         self.power, graphs = self.operations.measured.power, self.operations.measured.captured_graphs
         self._attention = self.operations.attention
         self.max_batch = max_batch

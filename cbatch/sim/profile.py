@@ -257,9 +257,8 @@ class Profile:
             needed = f"model={spec.name} does not fit: {per_gpu}, {(beside - share.weight_bytes) / 1e9:.1f} GB of activations"
             there = f"hardware={self.name} has {usable / 1e9:.0f} GB for both and the KV cache"
             part = f"{MEMORY_SHARE:.0%} of {self.memory_bytes / 1e9:.0f} GB"
-            raise ConfigError(
-                f"{needed}, but {there} ({part}); {_remedy(spec, max_tokens, topology, usable, self.links)}"
-            )
+            remedy = _remedy(spec, max_tokens, topology, usable, self.links)
+            raise ConfigError(f"{needed}, but {there} ({part}); {remedy}")
         return int(free // share.kv_bytes_per_token)
 
 

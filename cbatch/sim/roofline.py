@@ -43,10 +43,8 @@ class Ceilings:
         if DTYPE_BYTES[dtype] == 2:
             return self
         if (rate := self.flops_per_second_by_dtype.get(cast(WideDtype, dtype))) is None:
-            key = f"ceilings.flops_per_second_by_dtype.{dtype}"
-            raise ProfileError(
-                f"the profile states no rate of {dtype} products; add {key}, or give a 16-bit model.dtype"
-            )
+            remedy = f"add ceilings.flops_per_second_by_dtype.{dtype}, or give a 16-bit model.dtype"
+            raise ProfileError(f"the profile states no rate of {dtype} products; {remedy}")
         return replace(self, flops_per_second=rate, tile=1)
 
 

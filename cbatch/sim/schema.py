@@ -119,9 +119,8 @@ def _check_link(sizes: Sequence[float], seconds: Sequence[float]) -> None:
     if any(later < NOISE * most for later, most in zip(seconds, accumulate(seconds, max), strict=True)):
         raise ValueError("seconds must not fall as bytes grow")
     if seconds[-1] * SLOWEST_LINK > max(sizes[-1], LEAST_MESSAGE):
-        raise ValueError(
-            f"{sizes[-1]:g} bytes take {seconds[-1]:g} s, less than {SLOWEST_LINK:g} bytes/s; give seconds"
-        )
+        slow = f"{sizes[-1]:g} bytes take {seconds[-1]:g} s"
+        raise ValueError(f"{slow}, less than {SLOWEST_LINK:g} bytes/s; give seconds")
 
 
 def check_length(key: str, values: Sequence[Any], sizes_key: str, sizes: Sequence[Any]) -> None:

@@ -54,9 +54,8 @@ class Device:
         self._free_at = max(self._free_at, time.perf_counter()) + self._cost.predict(self._shape(parts))
         for id_ in scheduled.finished_req_ids:
             self._prompts.pop(id_, None)
-        return EndingFuture(
-            ModelRunnerOutput(ids, {id_: place for place, id_ in enumerate(ids)}, tokens), self._free_at
-        )
+        places = {id_: place for place, id_ in enumerate(ids)}
+        return EndingFuture(ModelRunnerOutput(ids, places, tokens), self._free_at)
 
     def _parts(self, scheduled: Any) -> Scheduled:
         parts: Scheduled = {}
@@ -66,9 +65,8 @@ class Device:
             known = new.prefill_token_ids or ()  # includes outputs after a preemption
             most = max(len(new.prompt_token_ids), len(known))
             parts[new.req_id] = new.num_computed_tokens, counts[new.req_id], most
-        for id_, before, outputs in zip(
-            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
-        ):
+        running = zip(cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
+        for id_, before, outputs in running:
             parts[id_] = before, counts[id_], self._prompts[id_] + outputs
         return parts
 

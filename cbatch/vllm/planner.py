@@ -195,9 +195,8 @@ class Planner:
             if granted < count and self.mode != "shadow":
                 counts.short += 1
                 counts.short_tokens += count - granted
-                _warn_at_times(
-                    counts.short, "vLLM granted fewer tokens than planned (%d times so far), to request %s", id_
-                )
+                message = "vLLM granted fewer tokens than planned (%d times so far), to request %s"
+                _warn_at_times(counts.short, message, id_)
             if not granted and (request := self.population.by_id.get(id_)) and request.status is Status.WAITING:
                 self._arriving.append(request)
 

@@ -110,9 +110,8 @@ class _Policed:
         received_at = self._planner.clock()
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if scheduler_output.total_num_scheduled_tokens:
-            receivers = {
-                output.request_id for group in outputs.values() for output in group.outputs if output.new_token_ids
-            }
+            every = (output for group in outputs.values() for output in group.outputs)
+            receivers = {output.request_id for output in every if output.new_token_ids}
             self._planner.received(received_at, receivers)
         for client, request_id, why in self._refused:
             ended = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT, stop_reason=why)

@@ -70,9 +70,7 @@ class Counts:
     different: int = 0
 
     def __str__(self) -> str:
-        parts = [
-            f"{self.iterations} iterations",
-            f"{self.short} grants smaller than planned ({self.short_tokens} tokens)",
-        ]
+        short = f"{self.short} grants smaller than planned ({self.short_tokens} tokens)"
+        parts = [f"{self.iterations} iterations", short]
         parts += [f"{self.unplanned} preemptions by vLLM itself", f"{self.fallbacks} fallbacks to vLLM's rule"]
         return ", ".join([*parts, f"{self.different} decisions of vLLM that the policy would have made otherwise"])
