@@ -192,7 +192,7 @@ class Streamed(Listed):
 class Posted(Listed):
     """Requests that another thread posts during the run. Until the last message, their source counts as an unfinished request.
 
-    messages: a request for each arrival, then None, after which no request arrives.
+    messages: a request for each arrival, and None after the last arrival.
     """
 
     def __init__(self, messages: "SimpleQueue[Any]", patience: float = inf) -> None:
@@ -239,7 +239,7 @@ def listed(requests: Arrivals | Iterable[Request]) -> Arrivals:
 
 
 def check_all(arrivals: Arrivals, check: Callable[[Request], object]) -> None:
-    """Checks the known requests; of others the longest ones, and each as it is made."""
+    """Checks all known requests. If others follow, checks the longest ones now, and each of them when it is made."""
     if isinstance(arrivals, Streamed) or arrivals.follow_ends:
         check(arrivals.facts.longest)
         check(arrivals.facts.longest_prompt)

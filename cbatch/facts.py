@@ -12,9 +12,11 @@ from cbatch.request_spec import NO_SLO
 class Facts:
     """Facts about all requests of a run, needed before the run serves any.
 
-    number: of requests; None if it is not known beforehand. longest: the request with the most tokens. longest_prompt: that with the
-    longest prompt. is_open: longer ones may follow. clients: None stands for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
-    every request's true length. stated: what requests name, as policies depend on it (`Policy`). prefixes: some name what their prompts share.
+    number: number of requests; None if it is not known beforehand. longest: the request with the most tokens.
+    longest_prompt: the request with the longest prompt. is_open: longer requests may follow.
+    clients: None stands for requests without a client. extra: the keys of `Request.extra`, in order of occurrence.
+    stated: what some requests state, by the names in `Policy.depends_on`. lengths_known: `max_new_tokens` is the true length of every
+    request. prefixes: some requests state which prefixes their prompts share.
     num_warming: requests that only fill the prefix cache before the measured part of the run.
     """
 

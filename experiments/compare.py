@@ -224,7 +224,7 @@ def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = ""
 
 
 def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows that a label is compared with: the baseline's of its chunk, or else the first of its group."""
+    """Returns the rows that a label is compared with: the baseline with the same chunk, or else the first label of the group."""
     if "chunk" in group:
         same = group[group["base"] & (group["chunk"] == other["chunk"].iloc[0])]
         if len(same) and (label := str(same["label"].iloc[0])) != other["label"].iloc[0]:

@@ -151,7 +151,7 @@ def serve(
 
 
 def _keep(gathered: Gathered, tables: RunTables | None, piece: RunRecord) -> Served:
-    """Takes the record of a run, or the next piece of it; returns the requests that were served in it."""
+    """Keeps the record of a run, or the next piece of it. Returns the requests served in this record or piece."""
     served = gathered.add(piece)
     if tables is not None:
         tables.write(piece, served)

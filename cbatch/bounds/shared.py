@@ -40,12 +40,12 @@ def findable_tokens(requests: Iterable[Request], block_size: int) -> dict[int, F
 
 
 def _num_in(known: set[BlockHash], hashes: Sequence[BlockHash]) -> int:
-    """Returns the number of leading names in `known`."""
+    """Returns the number of leading hashes in `known`."""
     return next((place for place, block_hash in enumerate(hashes) if block_hash not in known), len(hashes))
 
 
 def _hashes_of(request: Request, block_size: int) -> Sequence[BlockHash]:
-    """Returns the names of the prompt and output blocks that another request can also have."""
+    """Returns the hashes of the prompt and output blocks that another request can also have."""
     spec = spec_of(request)
     held = spec.num_prompt_tokens if spec.prompt is not None else len(spec.prefix_hashes) * spec.hash_block
     held = min(held, spec.num_prompt_tokens)

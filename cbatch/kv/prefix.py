@@ -94,7 +94,7 @@ class PrefixPool(SharingPool):
         return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._blocks)
 
     def load(self, row: int, hashes: Sequence[BlockHash]) -> None:
-        """Completes the table of a row by the blocks that have these hashes, and that only the host has but for earlier calls."""
+        """Completes the table of a row with the blocks that have these hashes; those that only the host has are copied back."""
         number = self.num_on_device(hashes)
         self.share(row, hashes[self.held_by(row) : number])
         if number < len(hashes):

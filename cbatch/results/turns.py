@@ -8,9 +8,9 @@ from cbatch.results.metrics import Entry, Served
 
 
 def early_turns(ended: Iterable[Entry], served: Served) -> dict[str, int]:
-    """Returns the served turns whose prompt has room for the turn before and its answer, and how many of them are early; empty if none.
+    """Counts the served turns whose prompt is long enough for the previous turn and its answer, and the early ones; empty if none.
 
-    turns: all of them. arrived: those that arrived before the answer was complete. answered: those that got a token before.
+    turns: all such turns. arrived: turns that arrived before that answer was complete. answered: turns that got a token before.
     """
     sessions = {request.id: request.session for request in ended if request.session is not None}
     times, tokens = (

@@ -40,8 +40,8 @@ class Goal:
     accuracy: half the interval's width over the capacity.
     recorded: requests of the trace; None for a random workload.
     queue: draws replications for a control variate; None: without one.
-    per_session: a search over concurrent sessions in place of rates: requests of a replication for each of them, at least. first: the
-        first number of sessions.
+    per_session: for a search over concurrent sessions instead of rates: the least requests of a replication per session; else 0.
+    first: the number of sessions to try first.
     """
 
     level: float

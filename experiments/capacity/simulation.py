@@ -23,7 +23,7 @@ def count_attained(requests: Sequence[Request], served: Served) -> tuple[int, in
 
 
 def _mean_pause(requests: Sequence[Request]) -> float:
-    """Returns the mean seconds of a request from the first turn of its conversation: load builds up while conversations go on."""
+    """Returns the mean seconds between the first arrival of a request's conversation and its own: load builds up meanwhile."""
     begins = first_arrivals(map(spec_of, requests))[1]
     return sum(request.arrival_time - begin for request, begin in zip(requests, begins, strict=True)) / len(requests)
 
@@ -31,8 +31,8 @@ def _mean_pause(requests: Sequence[Request]) -> float:
 class Outcome(NamedTuple):
     """The figures of one simulation.
 
-    rate: or the number of concurrent sessions. good, total: requests that meet their objectives, and all. in_system: mean number of requests, and of conversations that pause.
-    seconds: CPU time.
+    rate: requests per second, or the number of concurrent sessions. good, total: requests that meet their objectives, and all.
+    in_system: mean number of requests and of pausing conversations. seconds: CPU time.
     outside: iterations outside the measured range.
     """
 
@@ -62,7 +62,8 @@ def replicate(settings: Settings, number: int, rate: float, num_requests: int) -
 def simulate(settings: Settings, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
     """Serves one replication at one rate, or with one number of sessions, to its end.
 
-    warmup: requests at the beginning that do not count, and as many at the end; of sessions those of the end since the last session began.
+    warmup: number of requests at the beginning that do not count. As many at the end do not count either; with sessions, those
+        that arrive after the last session has begun.
     """
     began = time.process_time()
     run = assemble(replicate(settings, number, rate, num_requests))

@@ -29,7 +29,7 @@ def subject_of(eviction: Eviction) -> Subject:
 
 
 class _Watched:
-    """Calls an eviction, and copies of it to compare keys. problems: what the keys depend on, by the property's name."""
+    """Calls an eviction, and copies of it whose keys are compared. problems: explains each violated property, by its name."""
 
     def __init__(self, inner: Eviction) -> None:
         self.inner, self.problems = inner, dict[str, str]()

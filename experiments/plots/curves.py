@@ -20,18 +20,10 @@ from pydantic import Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give
+from experiments.plots import series
 from experiments.plots.axes import AXES, FUTURE, Axis, axis_of, check_swept, with_names
 from experiments.plots.bars import draw_bars, name_places
 from experiments.plots.parts import label_log
-from experiments.plots.series import (
-    check_few,
-    describe_points,
-    leave_out,
-    load_series,
-    points_of,
-    ratios_of,
-    without_policies,
-)
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
 from experiments.report.headings import OFFERED, Heading, check_figure, heading_of
 from experiments.report.intervals import few_text
@@ -102,14 +94,14 @@ def draw(
         goal: the share in percent that a thin line marks.
     """
     axis, y = AXES.get(x) or axis_of(x), tuple(f"{key}.run" if key in ("mfu", "mbu") else key for key in y)
-    frame = load_series(folder, look, (*axis.keys, "workload"))
+    frame = series.load_series(folder, look, (*axis.keys, "workload"))
     check_swept(frame, folder, x, axis)
     if x == "policy":
         if baseline:
             raise ConfigError(f"baseline={baseline}: x=policy compares policies; leave one of them out")
-        frame = without_policies(frame, look)
+        frame = series.without_policies(frame, look)
     axis = with_names(axis, frame, look.labels)
-    check_few(frame)
+    series.check_few(frame)
     for key in y:
         if not matching([key], frame) and "*" not in key:
             check_figure(f"figure={key}")
@@ -121,7 +113,7 @@ def draw(
     frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels, level=level)
     frame[["served", "replication"]] = with_replications(frame.assign(source=""))[["served", "replication"]]
     frame["requests"] = list(zip(frame["served"], frame["replication"], strict=True))
-    frame = leave_out(_spread(frame.assign(**{x: _places(frame, x, axis)}), x), (x, keys[0]))
+    frame = series.leave_out(_spread(frame.assign(**{x: _places(frame, x, axis)}), x), (x, keys[0]))
     equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]
     if baseline == USUAL_BASELINE and baseline not in set(frame["policy"]):
         print(f"no gain is drawn: there is no run of {baseline}; give another baseline=POLICY", file=sys.stderr)
@@ -137,7 +129,7 @@ def draw(
     of_workload, drawn, wide = dict(iter(frame.groupby("of"))), list[pd.DataFrame](), set[str]()
     for of, key, over in cells:
         runs = of_workload[of]
-        drawn.append(points := ratios_of(runs, x, key, over) if over else points_of(runs, x, key))
+        drawn.append(points := series.ratios_of(runs, x, key, over) if over else series.points_of(runs, x, key))
         if heading_of(key).kind == "log" and not over and points["mean"].max() > 3 * points["mean"].min():
             wide.add(key.partition(".")[0])
     for panel, points, (of, key, over) in zip(panels, drawn, cells, strict=True):
@@ -150,7 +142,7 @@ def draw(
         panel.set_title(of if frame["of"].nunique() > 1 else "")
     handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in panels)), [])
     below = _notes(frame, x, keys, equal, unread)
-    add_title(figure, shown, frame["heading"].iloc[0], handles, describe_points(frame, x), below, look)
+    add_title(figure, shown, frame["heading"].iloc[0], handles, series.describe_points(frame, x), below, look)
     return figure
 
 

@@ -32,7 +32,8 @@ BY_IMPORT_PATH = ("policy", "eviction", "chunking", "predictor", "autoscale", "d
 """Groups whose option may be the import path of a class."""
 
 PASSED_ON = ("chunking", "predictor", "chunk", "seed")
-"""Keys that have an effect only if a section refers to them, as policies do with `${chunk}`. The first two also refer to the others."""
+"""Keys that have an effect only if a section refers to them, as policies do with `${chunk}`. `chunking` and `predictor` are themselves
+sections that refer to `chunk` and `seed`."""
 
 
 def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:

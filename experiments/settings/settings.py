@@ -77,14 +77,14 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class KV:
-    """Memory beside the KV cache. host_tokens: of blocks that the prefix cache evicts, in host memory."""
+    """Memory in addition to the KV cache. host_tokens: tokens of evicted blocks that host memory keeps for the prefix cache."""
 
     host_tokens: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """The root keys apart from groups."""
+    """The root keys that are not groups."""
 
     chunk: Tokens
     batch: Annotated[int, whole(1, MOST_REQUESTS_AT_ONCE)]

@@ -20,7 +20,7 @@ BoundsOf = Callable[[Sequence[Request]], Bounds]
 
 
 def bounds_of(run: Run) -> BoundsOf:
-    """Returns a function that computes the lower bounds of some of a run's requests. Raises ConfigError where they are not valid."""
+    """Returns a function that computes lower bounds for a subset of the run's requests. Raises ConfigError where none are valid."""
     if run.engine.arrivals.follow_ends:
         raise ConfigError("bounds=true: lower bounds hold for known requests, and here some follow the ends of others")
     if len(run.setups) > 1:
@@ -53,7 +53,7 @@ def bounds_together(settings: Settings, replications: int, num_requests: int) ->
 
 
 class Load(NamedTuple):
-    """A resolved load: settings without it, with a workload at the load's rate in requests per second; None and None without a load."""
+    """A resolved load: settings whose workload has the load's rate, the load, and this rate in requests per second; None without a load."""
 
     settings: Settings
     share: float | None = None

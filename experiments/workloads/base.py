@@ -1,7 +1,7 @@
-"""The base class of workloads: common fields, also those that traces and distributions lack, and the step from columns to requests.
+"""The base class of workloads: the fields that all workloads have, and the conversion of columns to requests.
 
-Service classes and predictions have a random stream each, so that adding one changes no other, and the values of request i do not
-depend on the number of requests.
+Service classes and predictions have separate random streams: adding one changes no other. The values of request i do not depend on
+the number of requests.
 """
 
 from abc import ABC, abstractmethod

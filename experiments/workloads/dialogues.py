@@ -1,4 +1,4 @@
-"""Conversations from a prompt file in closed loop: a turn's messages are said after all that was said before, the model's own answers included.
+"""Conversations from a prompt file in closed loop: a turn's prompt is the whole conversation so far, with the model's own answers.
 
 line 1   user: u1                                   answer a1, as text
 line 2         pause -> user: u1, assistant: a1, user: u2        through the chat template      answer a2
@@ -20,7 +20,7 @@ Said = Mapping[str, str]
 
 
 class Line(NamedTuple):
-    """A turn. spec: its request without a prompt. says: its messages; empty: `prompt` is whole, and no turn is before. pause: seconds."""
+    """A turn. spec: its request without a prompt. says: its messages; if empty, `prompt` is the only turn's prompt. pause: seconds."""
 
     spec: RequestSpec
     says: Sequence[Said]
@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 class Dialogues(Listed):
-    """The arrivals of the turns of sessions, each a pause after the previous answer; a session that is not served, or too long, ends."""
+    """The arrivals of turns, each a pause after the previous answer. A session ends at a turn that is not served, or is too long."""
 
     follow_ends = True
 
@@ -43,7 +43,7 @@ class Dialogues(Listed):
         """
         Args:
             encode: returns the tokens of a line's prompt, by its id and all messages.
-            most: tokens of a turn, answer included; a longer one does not come.
+            most: maximum tokens of a turn, answer included; a session ends before a longer turn.
         """
         super().__init__()
         self._encode, self._decode, self._most = encode, decode, most

@@ -63,8 +63,8 @@ class PromptFile(Workload, Fit):
     `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer, messages one
     with a chat template; token ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
 
-    closed: a line whose session has earlier lines is the next turn: it comes `pause` seconds after the previous answer, and its messages are said after
-        the earlier messages and the model's answers. Only the first line of a session has an `arrival_time`.
+    closed: a line whose session has earlier lines is the next turn. It arrives `pause` seconds after the previous answer, and its
+        messages follow the earlier messages and the model's answers. Only the first line of a session has an `arrival_time`.
     num_requests: the first N that fit; None takes all. max_new_tokens: the limit for lines without one.
     ignore_eos: by default requests end at the model's end-of-sequence token.
     prediction, pad_outputs: not available, as true output lengths are unknown.

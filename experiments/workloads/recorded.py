@@ -38,7 +38,7 @@ class Replay(Workload, ScaledFit):
 
 
 def _with_ends(trace: Trace, vocabulary: Vocabulary | None) -> Trace:
-    """Returns a trace whose outputs end where they did in the recorded run, unless the tokens of the recorded prompts decide it again."""
+    """Returns a trace whose outputs have their recorded lengths, unless real tokens of recorded prompts decide where outputs end."""
     prompts, lengths, limits = map(trace.fields.get, ("prompt", "true_new_tokens", "max_new_tokens"))
     if vocabulary is not None and prompts is not None:
         for row, largest in enumerate(map(max, prompts)):

@@ -1,4 +1,4 @@
-"""Recorded conversations in closed loop: a request whose prompt begins with an earlier prompt and its answer waits for the answer it gets now.
+"""Recorded conversations in closed loop: a request that continues an earlier one waits for the answer that this run gives.
 
 recorded   |= prompt p, answer a =|  pause  |= prompt p a u =|            again   |= p, answer b =|  pause  |= p b u =|
 """
@@ -37,9 +37,9 @@ class _Recorded(NamedTuple):
         return self.spec.prompt or ()
 
     def said_in(self, other: "_Recorded") -> tuple[int, set[int]] | None:
-        """Returns how many tokens of another prompt are this prompt and answer, and the answer's tokens that are not there, such as stop tokens.
+        """Returns how many leading tokens of another prompt repeat this prompt and answer, and the answer's tokens that it omits.
 
-        None: the other request does not continue this one, as less than half of the answer is there.
+        None: the other request does not continue this one, since it repeats less than half of the answer.
         """
         size, found, dropped = len(self.prompt), len(self.prompt), set[int]()
         if self.end > other.spec.arrival_time or other.prompt[:size] != self.prompt:
@@ -55,11 +55,11 @@ class _Recorded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RecordedSessions(ClosedLoop):
-    """The conversations of a decisions file, such as a server's. A session is what the requests name, or those that continue each other.
+    """The conversations of a decisions file, such as a server's. Requests that name a session, or continue each other, form a session.
 
-    Sessions begin at their recorded times, or with `sessions` so many at a time. Of a request that continues another one, the recorded answer
-    within the prompt is replaced by the one of this run, and the recorded pause follows it. With real tokens, recorded limits and stop tokens end an
-    answer; in simulation its recorded length.
+    Sessions begin at their recorded times; with `sessions`, that many at a time. In a prompt that continues another request, this
+    run's answer replaces the recorded answer; the request follows it after the recorded pause. With real tokens, the recorded limits
+    and stop tokens end an answer; in simulation, its recorded length does.
     """
 
     path: str

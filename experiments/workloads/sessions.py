@@ -34,7 +34,7 @@ from experiments.workloads.trace import Trace
 
 @dataclass(eq=False)
 class _Open:
-    """A session that has begun. left: how many ends each turn still waits for. tokens: with real tokens, prompt and answer by turn."""
+    """A session that has begun. left: by turn, the number of ends that it waits for. tokens: prompt and answer by turn, if real."""
 
     number: int
     left: dict[int, int]
@@ -60,11 +60,11 @@ class Sessions(Listed):
     ) -> None:
         """
         Args:
-            specs: of the turns of all sessions in order; the arrival time is this class's, and the prompt if `draw` is given.
-            starts: seconds at which the first sessions begin. Each of the others begins when one ends.
-            draw: makes the first tokens of a text: its number and how many. None: prompts without token values.
-            spread: of a steady start: the first turn of each of these first sessions computes what its session has said before, and
-                the second ones follow when all first ones have ended, after this share of their pauses.
+            specs: requests of the turns of all sessions, in order. This class sets arrival times, and with `draw` also prompts.
+            starts: seconds at which the first sessions begin. Every other session begins when an earlier one ends.
+            draw: called with the number of a text and a number of tokens; returns the text's first tokens. None: no token values.
+            spread: for a steady start, a share of a pause for each of the first sessions. Their first turns compute the history.
+                When all of these turns have ended, each second turn follows after this share of its pause.
             dropped: tokens of answers that are left out of later prompts.
         """
         super().__init__()
@@ -151,8 +151,8 @@ class ClosedLoop(Workload):
     """Base of workloads in closed loop: `scripts` are the sessions, and requests follow the ends of others.
 
     sessions: at a time; when one ends, the next one begins. None: sessions begin at the times of `arrivals`.
-    steady: the first `sessions` begin in the middle, each at a turn drawn from all of its turns. What they have said before is computed
-        first; figures count from then on. Needs `sessions`.
+    steady: the first `sessions` begin in the middle, each at a turn drawn from all of its turns. Their histories are computed first,
+        and figures count from then on. Needs `sessions`.
     max_length, too_long: a session with a turn of more tokens is refused ("error"), ends before this turn ("clip"), or is left out ("drop").
     """
 
