@@ -37,7 +37,8 @@ class Arrivals(Protocol):
     num_unfinished: known requests that have not ended, arrived or not. The run ends when it is 0.
     server_seconds: spent by a request in a server before the engine sees the request; part of its latencies.
     follow_ends: whether a request may arrive because another one has ended.
-    iterations: by id, counted from 1, the earliest iteration of a request, which arrives sooner if nothing is left to compute. Others arrive by time.
+    iterations: the earliest iteration of each request that arrives by iteration, by id, counted from 1; it arrives sooner if nothing
+        is left to compute. All other requests arrive by time.
     """
 
     facts: Facts

@@ -16,10 +16,11 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
   runs=TEXT          only runs whose folder names or command lines contain this; values after = are compared whole
 
 Runs that differ only in the seed are replications and share a label. Labels are compared with the baseline that has the same
-settings apart from the policy's: in a sweep of rates and batches, in a table for each rate and batch. If the workloads differ in nothing but the seed, both
-served the same requests: replications are then paired by seed, which removes most of the noise. The interval of the
-difference decides what is significant. Among many differences some are significant by chance: a line says how many remain if p values
-are corrected for their number by Holm's method. The interval of the ratio is that of its logarithm, and may disagree with few seeds.
+settings apart from the policy's: in a sweep of rates and batches, in a table for each rate and batch. If the workloads differ in
+nothing but the seed, both served the same requests: replications are then paired by seed, which removes most of the noise. The
+interval of the difference decides what is significant. Among many differences some are significant by chance: a line says how many
+remain if p values are corrected for their number by Holm's method. The interval of the ratio is computed on its logarithm, and may
+disagree with few seeds.
 """
 
 import re

@@ -234,7 +234,8 @@ def folder_name(overrides: str) -> str:
     """Returns a readable, unique name for a run of a sweep, short enough for file systems.
 
     overrides: as in `chunk=256,policy=sarathi`. If one value of a sweep is quoted, as in `orca,'slai(x=1)'`, Hydra quotes all of them:
-        the name leaves out quotes, and has the arguments of a policy as `slai_x=1`, of an object as `mine.Router_x=1`. Mappings have dotted keys: `pools=a.batch=8,b.replicas=2`.
+        the name leaves out quotes. Arguments of a policy become `slai_x=1`, of an object `mine.Router_x=1`; the keys of mappings are
+        dotted, as in `pools=a.batch=8,b.replicas=2`.
     """
     overrides = _OBJECT.sub(lambda text: f"{text[1]}({_equations(text[2] or '')})".removesuffix("()"), overrides)
     overrides = _CALL.sub(r"\1_\2", _QUOTED_WORD.sub(r"\1", overrides))

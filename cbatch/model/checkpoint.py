@@ -169,9 +169,8 @@ def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
     stated = [_read(file).get("eos_token_id") for file in files if file.is_file()]
     if stated in ([], [None], [None, None]):
         stated = [read_config(path).eos_token_id]  # the family's default
-    return tuple(
-        dict.fromkeys(id_ for stop in stated for id_ in (stop if isinstance(stop, list) else [stop]) if id_ is not None)
-    )
+    lists = (stop if isinstance(stop, list) else [stop] for stop in stated)
+    return tuple(dict.fromkeys(id_ for stops in lists for id_ in stops if id_ is not None))
 
 
 class Vocabulary:

@@ -135,9 +135,8 @@ class Layers(NamedTuple):
         """Returns the bytes of the stage's matrices and embeddings; the first and last stage each store a tied embedding."""
         shared = spec.tied_embeddings and self.is_first and self.is_last
         num_embeddings = 1 if shared else self.is_first + self.is_last
-        return (self.size * spec.layer_weights + num_embeddings * spec.vocab_size * spec.hidden_size) * DTYPE_BYTES[
-            spec.dtype
-        ]
+        weights = self.size * spec.layer_weights + num_embeddings * spec.vocab_size * spec.hidden_size
+        return weights * DTYPE_BYTES[spec.dtype]
 
 
 @dataclass(frozen=True, slots=True)

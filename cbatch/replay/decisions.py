@@ -47,7 +47,10 @@ class Seen(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A copy of a `Plan` with ids in place of requests. entries: (id, tokens). reject: (id, reason). reserve: (id, tokens). give_up: (session, to host memory)."""
+    """A copy of a `Plan` with ids in place of requests.
+
+    entries, reserve: (id, tokens). reject: (id, reason). give_up: (session, whether to host memory).
+    """
 
     entries: tuple[tuple[int, int], ...]
     preempt: Ids = ()

@@ -24,7 +24,7 @@ _row_of = attrgetter(*Ended._fields)
 class Gathered:
     """The data of a summary.
 
-    ended: ended requests in the order of their ends. replica_of, pools, lives, transfers: as in `RunRecord`. of_pool: the data of each pool, by its name.
+    ended: requests in the order of their ends. replica_of, pools, lives, transfers: as in `RunRecord`. of_pool: the data of each pool.
     """
 
     def __init__(self, *pieces: RunRecord) -> None:

@@ -44,7 +44,7 @@ def cost(dollars_per_hour: float, window: Window, throughput: Mapping[str, float
 
 
 def balance(run: Gathered, window: Window, num_replicas: int) -> Figures:
-    """Returns how the requests of the whole run are spread over the replicas and, if these come and go, the replica-seconds paid in the window."""
+    """Returns how the whole run's requests are spread over the replicas and, if these come and go, the replica-seconds of the window."""
     counts = np.bincount(np.array([*run.replica_of.values()], int), minlength=num_replicas)
     spread: Figures = {"least_requests": int(counts.min()), "most_requests": int(counts.max())}
     if not run.lives:

@@ -9,8 +9,8 @@
     replicas  | starting | ready       | draining |    if they come and go
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
-The device has one lane per pipeline stage of real tokens; with several replicas, host and device have one per replica. The file is JSON in Chrome's trace event format, compressed with gzip.
-Times in the file are microseconds.
+The device has one lane per pipeline stage of real tokens; with several replicas, host and device have one per replica. The file is
+JSON in Chrome's trace event format, compressed with gzip. Times in the file are microseconds.
 """
 
 import gzip

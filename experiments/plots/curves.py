@@ -88,7 +88,7 @@ def draw(
     Raises ConfigError for no finished runs, fewer than two values of x, too many series, or an unknown figure or baseline.
 
     Args:
-        x: the setting on the x axis by its key; or rate, the measured requests that arrive per second; pd, the P:D ratio; kv, the size of the KV cache.
+        x: the key of the setting on the x axis; or rate, the measured arrivals per second; pd, the P:D ratio; kv, the KV cache's size.
         y: figures of summary.json by key or pattern, as in ttft_seconds.p99,attainment.tiers.*.share.
         baseline: a policy; adds a panel of each figure over that of the policy.
         goal: the share in percent that a thin line marks.

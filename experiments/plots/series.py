@@ -36,7 +36,8 @@ def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -
     """Reads the finished runs that `look.runs` chooses. Prints the omitted runs.
 
     Runs that differ only in seeds, or in the settings `shown`, share a label. If all labels would begin with the same policy, the
-    policy moves to the heading, column `heading`. shown: keys, or last parts of keys, which become columns. Raises ConfigError if there are no such runs.
+    policy moves to the column `heading`. shown: keys, or last parts of keys, which become columns.
+    Raises ConfigError if there are no such runs.
     """
     runs, omitted = select_runs(folder, look.runs)
     whole = {key: whole_key(key, runs) for key in shown}

@@ -116,7 +116,8 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
 def beyond_text(abouts: Iterable[About]) -> str:
     """Counts simulated runs whose batch or load is outside the range of the profile's error; empty if there are none.
 
-    The load is known only with `workload.load`; of requests queued from the start there is none. A server counts as overloaded if more requests wait, on average, than may run.
+    The load is known only with `workload.load`; requests that are queued from the start have none. A server counts as overloaded if
+    more requests wait, on average, than may run.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
     waiting = []

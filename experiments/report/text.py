@@ -166,8 +166,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _price_text(cost: Mapping[str, Any]) -> str:
-    per_request, number = cost["dollars_per_request"], format_number
-    return f"${number(cost['dollars_per_hour'])}/h, ${number(per_request)} per request, ${number(cost['dollars_per_million_tokens'])} per million tokens"
+    units = {"hour": "/h", "request": " per request", "million_tokens": " per million tokens"}
+    return ", ".join(f"${format_number(cost[f'dollars_per_{key}'])}{unit}" for key, unit in units.items())
 
 
 def _sessions(figures: Summary) -> Iterator[tuple[str, str]]:

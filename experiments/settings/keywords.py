@@ -43,7 +43,8 @@ def settings_of(
     Args:
         config, read: see `experiments.job.Command`.
         policy, workload: objects, or names as on the command line.
-        keys: values by keyword. Keywords are keys of conf/config.yaml, or last parts of a group's keys; `eviction`, `router` and `autoscale` may be objects.
+        keys: values by keyword. Keywords are keys of conf/config.yaml, or last parts of a group's keys. The values of `eviction`,
+            `router` and `autoscale` may be objects.
 
     Raises:
         ConfigError: a keyword is unknown, a value cannot be used, or an object lacks the method of its kind.

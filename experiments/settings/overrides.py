@@ -100,7 +100,7 @@ def check_overrides(overrides: Sequence[str], *, sweeps: bool) -> None:
 
 
 def check_composable(overrides: Collection[str], *, sweeps: bool) -> None:
-    """Raises ConfigError for a group whose option is no name, and for a setting of Hydra's own without effect. sweeps: whether the command has -m."""
+    """Raises ConfigError for a group's option that is no name, and for Hydra's settings without effect. sweeps: the command has -m."""
     launched = any(override.startswith("hydra/launcher=") for override in overrides)
     for override in overrides:
         key, value = key_of(override), override.partition("=")[2]

@@ -32,7 +32,7 @@ class Recipe:
         return self._unused.pop() if self._unused else self._construct()
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> "Recipe":
-        """Returns a recipe with other arguments, or other parts of them, as in {chunking: {chunk: 512}}. Raises ConfigError for an object from Python."""
+        """Returns a recipe with other arguments, or parts of them: {chunking: {chunk: 512}}. Raises ConfigError for an object from Python."""
         if arguments and self.made is not None:
             problem = f"{self!r} is an object, whose arguments are fixed"
             raise ConfigError(f"backend.pools: {problem}; give the policy by name")

@@ -114,7 +114,7 @@ def select_runs(folder: str | Path, text: str) -> tuple[pd.DataFrame, list[Omitt
 
 
 def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
-    """Returns the runs whose folder name or command line contains `text`, or any of several texts: vtc|mlfq. Raises ConfigError if there are none."""
+    """Returns the runs whose folder name or command line contains a text, or any of several: vtc|mlfq. Raises ConfigError without any."""
     names = [Path(folder).name for folder in runs["folder"]]
     given = [",".join(summary["about"]["overrides"]) for summary in runs["summary"]]
     chosen = runs[[_any_in(text, *texts) for texts in zip(names, given, strict=True)]]

@@ -24,7 +24,7 @@ _FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "worklo
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _SECTIONS = ("policy", "workload", "model", "runtime", "backend", "autoscale", "hardware")
-"""Root keys that name modules and files; `eviction` only with a prefix cache. The policy's section contains the used `chunking` and `predictor`."""
+"""Root keys that name modules and files; with a prefix cache also `eviction`. The policy's section has its `chunking` and `predictor`."""
 
 _SMALL = 2**20  # bytes; for larger files of a folder, such as weights, size and time are hashed instead
 _HASHED = "_cbatch_source"  # attribute of a loaded module's spec

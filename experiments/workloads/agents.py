@@ -35,8 +35,8 @@ class Agents(ClosedLoop):
     """Recorded conversations: each request follows the previous one, and the sub-agents that had ended, after the recorded pause.
 
     A request repeats the tokens that its hash ids share with an earlier request of its conversation; if these are all of that request's
-    full blocks, also that request's answer. All conversations share their tools and system prompt. `extra` has the recorded
-    reason of the end as `tool`: tool_use or end_turn, after which a person thinks. Requests that overlapped run one after another, without a pause.
+    full blocks, also that request's answer. All conversations share their tools and system prompt. `extra["tool"]` is the recorded
+    reason for the end: tool_use, or end_turn, after which a person thinks. Overlapping requests run one after another, without a pause.
 
     start, num_sessions: the conversations of the file, from number `start` on; None takes all. order: "seed" shuffles them by the seed.
     length_scale: multiplies all tokens, for models with fewer positions. pause_scale, max_pause: multiply pauses, then limit them, in seconds.

@@ -40,8 +40,9 @@ class _Chats(NamedTuple):
 class Chat(DrawnRequests, ClosedLoop):
     """Chats. A turn's prompt is the system prompt, all earlier turns and answers, and new tokens.
 
-    closed: a turn comes `pause` seconds, on average, after the previous answer. False is an open loop, without `sessions`: turns come at drawn
-        times, whether or not the previous one has been answered. With real tokens the answers within prompts are drawn, and differ from the model's.
+    closed: a turn arrives `pause` seconds, on average, after the previous answer. False is an open loop, without `sessions`: turns
+        arrive at drawn times, whether or not the previous turn has been answered. With real tokens, the answers within prompts are
+        drawn, and differ from the model's.
     num_requests: turns of all chats; in closed loop the last chat is whole.
     arrivals: those of chats. lengths: those of a turn's new tokens, and of its answer.
     turns: of each chat, or the least and the most, drawn uniformly.
