@@ -26,7 +26,7 @@ $(MODEL)/config.json: | $(INSTALLED)
 
 TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(HANGS) --ignore=tests/gpu
 quick: $(INSTALLED)
-	$(TEST) -m "not long"
+	$(TEST) -m "not long" --cases=3
 
 test: $(INSTALLED)
 	$(TEST)

@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -70,6 +71,19 @@ def _modules_of_tests_are_forgotten(tmp_path_factory: pytest.TempPathFactory) ->
             del sys.modules[name]
 
 
+@pytest.hookimpl(trylast=True)  # after the marks have left out others
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps at most `--cases` of each test, at equal distances."""
+    if not (most := config.getoption("--cases")):
+        return
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept = {some[place * len(some) // most] for some in cases.values() for place in range(most)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = filter(kept.__contains__, items)
+
+
 def pytest_collection_finish() -> None:
     """No later collection traverses what was imported."""
     gc.freeze()
@@ -94,6 +108,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--instances", type=int, default=16, help="tiny instances to solve exactly (test_bounds.py)")
     parser.addoption("--fuzz", type=int, default=40, help="inputs to draw (test_fuzz.py)")
     parser.addoption("--runs", type=int, default=8, help="of vLLM's scheduler, for each mode (test_vllm_fuzz.py)")
+    parser.addoption("--cases", type=int, default=0, help="at most, of each test with parameters; 0: all")
     parser.addoption("--slow", action="store_true", help="sweeps by Ray and submitit, notebooks, all documents, too")
     parser.addoption("--vllm", metavar="FOLDER", help="with a wheel of vLLM, without which test_vllm_*.py are left out")
     parser.addoption(
