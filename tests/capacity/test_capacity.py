@@ -257,6 +257,7 @@ def test_an_interrupted_sweep_has_printed_its_progress_and_says_that_simulations
     assert printed.startswith(f"{search.name} ...\n  bracket: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("raised", "status", "said"),
     [

@@ -62,6 +62,7 @@ def test_sessions_that_all_fail_or_pass_are_refused(violations: float, problem: 
         search(Curve(lambda sessions: violations), per_session=20.0)
 
 
+@pytest.mark.long
 def test_the_most_concurrent_sessions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number is compared as a rate is, on the same sessions."""
     for policy, most in (("orca", 40.0), ("sarathi_serve", 50.0)):

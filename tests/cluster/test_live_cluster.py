@@ -59,6 +59,7 @@ def asked(*arrivals: float) -> list[Request]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lies", [False, True])
 def test_routers_know_wrongly_and_tokens_stay(lies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of prompts that come twice, a lying index promises more tokens than a prompt has, at each busy replica."""

@@ -37,6 +37,7 @@ def served(folder: Path | None = None, **keys: object) -> Result:
     return simulate("sarathi_serve", output=folder, **given)
 
 
+@pytest.mark.long
 def test_each_pool_serves_by_its_own_setup(tmp_path: Path) -> None:
     run = served(tmp_path / "run")
     requests, steps = run.requests, run.steps

@@ -214,6 +214,7 @@ class Square:
 """
 
 
+@pytest.mark.long
 def test_a_run_is_paid_for_what_was_there(tmp_path: Path) -> None:
     """Replica-seconds and money, counted again from the times at which replicas came and went; pooled, and by replica."""
     (tmp_path / "square.py").write_text(OWN)

@@ -8,6 +8,7 @@ import pytest
 from experiments.bench import main
 
 
+@pytest.mark.long
 def test_policies_are_served_in_turn_on_one_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = "settings=backend=cpu model=tiny batch=4 workload.length=64 workload.num_requests=6"
     policies = "policies=policy=orca;policy=sarathi chunk=16"

@@ -87,6 +87,7 @@ def test_inventory_adds_up_wherever_a_run_fails(method: str, asynchronous: bool)
     assert len(seen) > 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [Fault(), MemoryError("no memory left")], ids=["raises", "out of memory"])
 def test_inventory_adds_up_when_the_model_fails(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0

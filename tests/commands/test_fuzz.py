@@ -93,6 +93,7 @@ def succeed_or_refuse(action: Callable[[], object]) -> None:
         assert len(text) > 20, text
 
 
+@pytest.mark.long
 def test_command_lines(fuzz: Fuzz, folder: Path) -> None:
     def test(lines: list[str]) -> None:
         clean(folder)

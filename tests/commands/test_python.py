@@ -110,6 +110,7 @@ class Counting(Eviction):
         return super().keys(blocks, now)
 
 
+@pytest.mark.long
 def test_evicted_blocks_are_those_of_all_replicas() -> None:
     cached = {"requests": 40, "batch": 8, "prefix_cache": True, "kv_tokens": 6000, "replicas": 2}
     found = simulate("orca", "chat", eviction=Counting(), **cached).summary["prefix_cache"]["evicted_blocks"]
@@ -164,6 +165,7 @@ def test_a_mistake_is_a_line(policy: Any, keys: dict[str, Any], named: list[str]
     assert "\n" not in str(error.value) and all(part in str(error.value) for part in named), str(error.value)
 
 
+@pytest.mark.long
 def test_seeds_are_replications_with_the_means_of_a_sweep(tmp_path: Path) -> None:
     several = simulate(Tiring(), "open_loop", **LOADED, seed=3, seeds=2, output=tmp_path / "out")
     alone = [simulate(Tiring(), "open_loop", **LOADED, seed=seed).summary["ttft_seconds"] for seed in (3, 4)]

@@ -50,6 +50,7 @@ def test_a_sweep_says_how_far_it_is_and_what_is_left(seconds: float, done: int, 
     assert SweepProgress(90, 10, time.time() - seconds).text(done) == text
 
 
+@pytest.mark.long
 def test_a_table_has_the_order_of_the_latest_command_line(tmp_path: Path) -> None:
     """Also where it goes on with a sweep, whose finished runs had other places; sorted by name, orca would be first."""
     for policies in (["vtc", "orca"], ["sarathi_serve(chunk=256)", "vtc", "orca"]):

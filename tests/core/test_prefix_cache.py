@@ -240,6 +240,7 @@ def fuzz(numbers: random.Random) -> FuzzPolicy:
     return AnyOrder(numbers.randint(0, 1_000_000), preempts=numbers.choice((0.0, 0.05, 0.2)), rejects=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_any_plan_gives_the_tokens_of_each_request_alone(mode: str, num_cancellations: int, draw: int) -> None:
     """By plans within the builder, and by plans written by hand."""

@@ -69,6 +69,7 @@ def on_h200() -> float:
     return ProfileCost(load_profile("h200"), TINY).predict(BatchShape((), 2, 60))
 
 
+@pytest.mark.long
 def test_a_policy_that_asks_needs_a_measured_cpu(folder: Path) -> None:
     """The run ends with one line that names the command; with its profile the same run succeeds."""
     file, keys = cpu_profile(TINY), ("backend=cpu", *SMALL, ASKS, "output=a")

@@ -179,6 +179,7 @@ def test_each_workload_is_listed_with_keys_that_it_has() -> None:
             assert any(other.startswith(f"{key}.") for other in known), (name, key)
 
 
+@pytest.mark.long
 def test_the_files_of_a_run_and_their_columns_are_listed(tmp_path: Path) -> None:
     """Those of a pipeline with decisions, of replicas with a prefix cache, and of a closed loop."""
     page = (ROOT / "docs" / "metrics.md").read_text().partition("\n## ")[0]

@@ -432,5 +432,5 @@ class PoolMachine(RuleBasedStateMachine):
                 assert (block.holder_tokens, block.released_at) == (self.holder_tokens[number], at)
 
 
-TestPool = PoolMachine.TestCase
+TestPool = pytest.mark.long(PoolMachine.TestCase)
 TestPool.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

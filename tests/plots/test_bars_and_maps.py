@@ -145,6 +145,7 @@ def test_no_text_lies_on_another_or_leaves_the_figure(
     assert faults(figure) == []
 
 
+@pytest.mark.long
 def test_a_size_without_room_is_refused(plots: dict[str, Callable[[Look], Figure]], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"size=3.5,2.5: leaves no room for the panels"):
         save(plots["rates"](Look(size=(3.5, 2.5))), tmp_path, "drawn.svg")

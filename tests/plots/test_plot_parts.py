@@ -44,6 +44,7 @@ def test_sixteen_series_can_be_told_apart_without_colour() -> None:
     assert len(looks) == len({line_style(index)["color"] for index in range(16)}) == 16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "number"), [(7, 3), (3.5, 2)])
 def test_the_numbers_of_a_logarithmic_axis_do_not_touch_on_narrow_panels(width: float, number: int) -> None:
     """At 3.5 inches 0.02, 0.05, 0.1 and 0.2 would lie on each other."""

@@ -241,6 +241,7 @@ def test_a_narrow_range_has_a_linear_axis_from_0_with_room_for_its_markers(tmp_p
     assert speed.get_ylim() == (0, pytest.approx(1.05 * 900))
 
 
+@pytest.mark.long
 def test_the_rate_on_the_axis_is_measured_whatever_the_setting_means(tmp_path: Path) -> None:
     """Eight requests per conversation, or per second of the trace's speed; as a setting, its own value. A title has the mean of the seeds."""
     write_rates(tmp_path, "rate", (1, 4))
@@ -468,6 +469,7 @@ def test_the_command_writes_files(name: str, folders: dict[str, Path], capsys: p
     assert not any(b"/Type3" in path.read_bytes() for path in written), "fonts that publishers refuse"
 
 
+@pytest.mark.long
 def test_every_plot_takes_its_looks(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -488,6 +490,7 @@ def test_every_plot_takes_its_looks(
     assert figure.get_size_inches().tolist() == [3.5, 2.0] and figure.get_supxlabel() == ""
 
 
+@pytest.mark.long
 def test_a_file_has_the_size_that_is_chosen_with_all_texts_inside(tmp_path: Path) -> None:
     """Six policies make a legend of three rows; 3.5 x 2.5 inches are 252 x 180 points."""
     write_ratios(

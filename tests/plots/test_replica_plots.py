@@ -19,6 +19,7 @@ class Steps:
         return 2 if 20 <= view.now < 60 else 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_replicas_are_drawn_as_they_came_and_went(tmp_path: Path) -> None:
     """Asked for at 20 s, ready at 30 s, draining at 60 s; paid until its last request has ended."""
     keys = {"replicas": 3, "requests": 400, "rate": 4, "scaling": {"tick": 10, "start_seconds": 10, "down_after": 0}}

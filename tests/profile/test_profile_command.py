@@ -398,6 +398,7 @@ def test_host_times_are_a_line_and_measured_again_where_other_work_hides_it(monk
         assert not [*medians]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_command_measures_a_model_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

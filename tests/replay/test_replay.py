@@ -197,6 +197,7 @@ def test_clients_that_leave_during_one_iteration_leave_in_the_same_order_again(
     assert first.ended == again.ended == order
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("eviction", [None, LRU])
 def test_a_run_of_real_tokens_is_replayed_without_a_model(eviction: type[Eviction] | None, tmp_path: Path) -> None:
     """End-of-sequence tokens shorten requests by surprise. Without a prefix cache, where they came is all that is kept of tokens."""

@@ -85,6 +85,7 @@ def test_figures_of_sessions() -> None:
     assert found["cache_lost_share"] == pytest.approx(((12 - 8) + (12 - 8) + 0 + 20) / (12 + 12 + 4 + 20))
 
 
+@pytest.mark.long
 def test_geometric_means_compare_session_by_session() -> None:
     """Both policies serve the same sessions, as a closed loop numbers its turns: the first 5 are continued, and no whole jobs."""
     keys: dict[str, Any] = {"sessions": 5, "steady": True, "requests": 60, "turns": 4, "pause": 0.1, "batch": 2}

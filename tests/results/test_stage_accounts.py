@@ -96,6 +96,7 @@ def test_a_bubble_by_hand() -> None:
     assert first.span == second.span == 11.75
 
 
+@pytest.mark.long
 def test_a_run_writes_times_accounts_and_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     work = ("backend=cpu", "policy=orca", "workload.num_requests=3", "workload.length=16", "batch=2", "output=out")

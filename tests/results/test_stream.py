@@ -97,6 +97,7 @@ def a_run(folder: Path, *arguments: str) -> Outcome:
     return outcome(run.main, [*settings, *arguments, f"output={folder}"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pools", ["", "{a: {batch: 2, hardware: h100}, b: {replicas: 3, kv_tokens: 8000}}"])
 def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(
     pools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +125,7 @@ def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(
         time_between_tokens(streamed)
 
 
+@pytest.mark.long
 def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

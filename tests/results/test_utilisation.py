@@ -39,9 +39,8 @@ def check_counts(run: Result) -> None:
     assert steps["num_kv_reads"].sum() < steps["num_scores"].sum(), "a chunk reads the context once for all its tokens"
 
 
-@pytest.mark.parametrize(
-    "gpus", [{}, pytest.param({"tensor_parallel": 2, "pipeline_stages": 2}, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("gpus", [{}, {"tensor_parallel": 2, "pipeline_stages": 2}])
 def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, gpus: dict[str, int]) -> None:
     run = simulate("sarathi", "open_loop", requests=60, rate=30, batch=16, output=tmp_path / "run", **gpus)
     check_counts(run)
@@ -67,6 +66,7 @@ def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, 
     assert (drawn.returncode, drawn.stderr) == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int) -> None:
     """Busy watts, bytes and operations, at most the limit; pauses at the idle watts. The h200 states no power."""
@@ -96,6 +96,7 @@ def test_the_power_of_the_h100_is_that_of_rows_it_was_not_fitted_to() -> None:
     assert len(errors) == 5 and max(map(abs, errors)) < 0.02
 
 
+@pytest.mark.long
 def test_peaks_of_unlike_replicas_add_up() -> None:
     """Each replica's time counts at its own peak; the whole run's seconds at the sum of all."""
     pools = {"large": {"hardware": "h100", "tensor_parallel": 2}, "small": {"replicas": 2}}

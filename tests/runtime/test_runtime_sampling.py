@@ -35,6 +35,7 @@ samplings = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(samplings=samplings, seed=st.integers(0, 2**32))
 def test_it_inverts_the_filtered_distribution(samplings: list[Sampling], seed: int) -> None:
