@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import pytest
@@ -121,8 +122,7 @@ def serve(policy: str, seed: int, kind: type[SimExecutor], leaps: bool) -> tuple
     return cluster, router
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "seed"), zip(cycle(POLICIES), range(12)))
 def test_no_view_holds_anything_after_its_time(policy: str, seed: int) -> None:
     """Counters are recounted from ends until then and launches before (arrivals precede launches at the same time); staleness ages both."""
     cluster, router = serve(policy, seed, Logging, leaps=False)
@@ -152,8 +152,7 @@ def test_no_view_holds_anything_after_its_time(policy: str, seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "seed"), zip(cycle(POLICIES), range(12)))
 def test_views_are_the_same_with_leaps(policy: str, seed: int) -> None:
     (leaping, seen), (plain, wanted) = (serve(policy, seed, SimExecutor, leaps) for leaps in (True, False))
     rows = (
