@@ -237,8 +237,6 @@ def settle(
     numbers = np.zeros_like(drafts) if accepted is None else np.minimum(accepted[places], drafts)
     if tokens is not None and table.tokens is not None:
         numbers = _num_equal(table.tokens, rows, known, drafts, tokens, first)
-    drafted = drafts > ZERO
-    policy_drafts.note(rows[drafted], drafts[drafted], numbers[drafted])
     counts = numbers + ONE
     if table.has_hidden_lengths:
         stop = table.stop[rows]
@@ -258,8 +256,13 @@ def settle(
     table.known[rows] = known = known + counts
     table.total[rows] -= too_many
     table.computed[rows] = np.maximum(table.computed[rows] - too_many, ZERO)  # 0 if the request was preempted in flight
-    for place in places[drafted & (known >= table.limit[rows])].tolist():
+    for place in places[(known >= table.limit[rows]) & (drafts > ZERO)].tolist():
         done.setdefault(step.requests[place], FinishReason.LENGTH)
+    ended = (known >= table.limit[rows]) | (known == table.stop[rows])
+    if done:
+        ended |= [step.requests[place] in done for place in places.tolist()]
+    goes_on = (drafts > ZERO) & ~ended  # a draft after the end would count as rejected
+    policy_drafts.note(rows[goes_on], drafts[goes_on], numbers[goes_on])
     return counts, done
 
 

@@ -27,7 +27,7 @@ class StepRecord(NamedTuple):
     num_sampled: tokens generated and received.
     kv_blocks_used, num_waiting, num_running: after the plan was carried out.
     num_scores, num_kv_reads: see `BatchShape`; 0 inside vLLM.
-    num_drafts, num_accepted: drafts, which are part of num_decode_tokens, and those that became tokens.
+    num_drafted: requests with drafts. num_drafts, num_accepted: their drafts, part of num_decode_tokens, and those that became tokens.
     """
 
     iteration: int
@@ -50,6 +50,7 @@ class StepRecord(NamedTuple):
     note: str
     num_scores: int = 0
     num_kv_reads: int = 0
+    num_drafted: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
 
@@ -124,16 +125,17 @@ class RunRecord:
     ) -> StepRecord:
         """Adds an iteration that has ended; returns its row. receivers: as in `add_step`."""
         step, _, times, state = launched
-        num_tokens, num_decodes, num_drafts, num_accepted = step.num_batch_tokens, step.num_decode_tokens, 0, 0
+        num_tokens, num_decodes, drafted = step.num_batch_tokens, step.num_decode_tokens, (0, 0, 0)
         if step.drafts is not None:
             num_drafts, num_accepted = int(step.drafts.sum()), len(receivers) - len(np.unique(receivers))
+            drafted = int(np.count_nonzero(step.drafts)), num_drafts, num_accepted
             num_decodes += num_drafts
         num_prefill, num_padding = num_tokens - num_decodes, (result.num_computed_tokens or step.pad_to) - num_tokens
         batch = (len(step.rows), num_prefill, num_decodes, num_padding, len(receivers))
         spans = (waited_at, received_at, done_at, result.started, result.ended)
         shape = step.shape()
         attended = (shape.num_scores, shape.num_kv_reads)
-        record = StepRecord(step.index, *times, *spans, *batch, *state, step.note, *attended, num_drafts, num_accepted)
+        record = StepRecord(step.index, *times, *spans, *batch, *state, step.note, *attended, *drafted)
         self.add_step(record, receivers)
         if result.copies is not None:
             self.copies.append(result.copies)

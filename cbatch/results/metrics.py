@@ -27,6 +27,7 @@ SUMMARIZED = (
     *("planned_at", "launched_at", "received_at", "done_at", "started", "ended", "num_requests"),
     *("num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used"),
     *("num_sampled", "num_scores", "num_kv_reads", "num_running", "num_waiting"),
+    *("num_drafted", "num_drafts", "num_accepted"),
 )
 """Fields of `StepRecord` that a summary reads."""
 
@@ -96,7 +97,7 @@ class Served:
     id: int64. arrival, admitted, first_token, last_token: seconds. prompt_tokens, output_tokens: int64.
     longest_gap: the longest time between two tokens (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token.
     gap_times, gap_seconds, gap_counts: ends of gaps between tokens (TBT), lengths of the gaps, and the numbers of gaps with this
-        end and length. First tokens end none. Stalls are visible in TBT but averaged away in TPOT (Sarathi-Serve, OSDI 2024).
+        end and length. First tokens end none. Stalls are visible in TBT but averaged away in TPOT (Sarathi-Serve, OSDI 2024). See `share_gaps`.
     tokens: request id and time of every token, sorted by request and time, [tokens] each; None if they are not kept.
     """
 
@@ -195,7 +196,7 @@ def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_time
     if len(place):
         longest[place] = np.fmax.reduceat(gaps, first[place])
     seconds = np.full(len(token_ids), np.nan)
-    seconds[order] = gaps  # sorted by time: equal gaps are neighbours
+    seconds[order] = share_gaps(gaps)  # sorted by time: equal gaps are neighbours
     changes = (token_times[1:] != token_times[:-1]) | (seconds[1:] != seconds[:-1])
     unequal = np.flatnonzero(np.append(True, changes)[: len(seconds)])
     counts, ends_gap = np.diff(unequal, append=len(seconds)), ~np.isnan(seconds[unequal])
@@ -214,6 +215,20 @@ def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_time
         gap_counts=counts[ends_gap].astype(np.int32),
         tokens=(ids, times),
     )
+
+
+def share_gaps(gaps: Floats) -> Floats:
+    """Divides the gap before tokens that arrive together, accepted drafts and the token after them, equally among these tokens.
+
+    The mean thus stays the time per token, and a percentile is a pace at which tokens arrive (as in SGLang's `bench_serving`).
+
+    gaps: seconds before each token, sorted by request and time; NaN before a request's first token.
+    """
+    if not (gaps == 0).any():
+        return gaps
+    begins = np.flatnonzero((gaps != 0) | (np.append(True, np.isnan(gaps[:-1]))))
+    sizes = np.diff(begins, append=len(gaps))
+    return np.repeat(gaps[begins] / sizes, sizes)
 
 
 def find_window(

@@ -86,6 +86,7 @@ def summarize(
         "throughput": throughput,
         **_latencies(requests, window),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
+        **({"drafts": _drafts(steps, window)} if steps["num_drafts"].any() else {}),
         **({} if machines is None else utilisation(machines, steps, window)),
         "goodput": goodput(ended, requests, ends, objectives, window.seconds),
         "attainment": attainment(ended, requests, ends),
@@ -243,6 +244,19 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch:
         "kv_use_peak": held[1],
         "device_active_share": computing / seconds,
         "host_active_share": (planning + absorbing) / seconds,
+    }
+
+
+def _drafts(steps: StepColumns, window: Window) -> Figures:
+    """Returns figures of the speculation in the iterations whose tokens arrived within the window."""
+    inside = window.holds(steps["received_at"])
+    requests, drafts, accepted = (int(steps[f"num_{name}"][inside].sum()) for name in ("drafted", "drafts", "accepted"))
+    return {
+        "drafts": drafts,
+        "accepted": accepted,
+        "wasted_tokens": drafts - accepted,
+        "accepted_share": accepted / drafts if drafts else math.nan,
+        "acceptance_length": 1 + accepted / requests if requests else math.nan,
     }
 
 

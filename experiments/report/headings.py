@@ -97,6 +97,8 @@ _HEADINGS = {
     "iterations.device_active_share": Heading("device active [%]", 100.0, "share"),
     OFFERED: Heading("offered [requests/s]", axis="offered rate [requests/s]"),
     "capacity.requests_per_second": Heading("capacity [requests/s]", better="higher"),
+    "drafts.acceptance_length": Heading("acceptance length", better="higher"),
+    "drafts.accepted_share": Heading("accepted drafts [%]", 100.0, "share", "higher"),
     "capacity.sessions": Heading("capacity [sessions]", better="higher"),
 }
 
@@ -104,7 +106,7 @@ COLUMNS = (
     *("throughput.total_tokens_per_second", "throughput.requests_per_second"),
     *("goodput.requests_per_second", "goodput.attained_share", "attainment.tiers.*.share"),
     *("ttft_seconds.p50", "ttft_seconds.p99", "tbt_seconds.p50", "tbt_seconds.p99"),
-    *("regret.latency", "regret.makespan", "regret.violations", "prefix_cache.hit_share"),
+    *("regret.latency", "regret.makespan", "regret.violations", "prefix_cache.hit_share", "drafts.acceptance_length"),
     *("sessions.per_hour", "sessions.job_seconds.mean", "sessions.job_seconds.geometric_mean"),
     *("sessions.cache_lost_share", "run.preemptions", "run.recomputed_share", "mfu.run", "mbu.run"),
     *("replicas.seconds", "transfers.visible_seconds", "transfers.hidden_share", "cost.dollars_per_request"),
@@ -116,6 +118,7 @@ COLUMNS = (
 MORE_COLUMNS = (
     *(OFFERED, "prefix_cache.host.hit_share", "prefix_cache.tiers.*.hit_share", "prefix_cache.evicted_blocks"),
     *("run.recomputed_tokens", "run.seconds", "run.tail_share"),
+    *("drafts.drafts", "drafts.accepted", "drafts.accepted_share", "drafts.wasted_tokens"),
     *("longest_gap_seconds.p50", "longest_gap_seconds.p99", "end_to_end_seconds.p50", "end_to_end_seconds.p99"),
     *("sessions.job_seconds.p90", "sessions.busy_seconds.mean", "sessions.turn_seconds.mean"),
     *("sessions.jain_index", "sessions.abandoned", "service.service_difference.mean", "service.jain_index.mean"),

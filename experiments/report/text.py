@@ -147,6 +147,11 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
             found = f"{share(host['hit_share'])} of prompt tokens found ({number(host['cached_tokens'])})"
             copied = f"{number(host['bytes_out'] / 1e9)} GB copied out, {number(host['bytes_back'] / 1e9)} GB back"
             yield "host memory", f"{found}; {whole}{copied}, {number(host['waited_seconds'])} s waited"
+    if drafts := summary.get("drafts"):
+        counts = (
+            f"{number(drafts['accepted'])} of {number(drafts['drafts'])} accepted ({share(drafts['accepted_share'])})"
+        )
+        yield "drafts", f"{counts}; acceptance length {number(drafts['acceptance_length'])}, with the base token"
     if sessions := summary.get("sessions"):
         yield from _sessions(sessions)
     if mfu := summary.get("mfu"):

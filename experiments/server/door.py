@@ -78,9 +78,14 @@ class Door:
         """Forwards tokens and ends of requests to their answers."""
         self.meters.count(turn)
         ends = {end.id: end for end in turn.ended}
-        for id_, token in {**dict.fromkeys(ends), **dict(zip(turn.ids, turn.tokens, strict=True))}.items():
+        tokens: dict[int, list[int]] = {id_: [] for id_ in (*ends, *turn.ids)}
+        for id_, token in zip(turn.ids, turn.tokens, strict=True):
+            tokens[id_].append(token)
+        for id_, received in tokens.items():
             if choice := self._open.get(id_):
-                choice.answer.take(choice, token, ends.get(id_))
+                for token in received[:-1]:  # accepted drafts
+                    choice.answer.take(choice, token, None)
+                choice.answer.take(choice, received[-1] if received else None, ends.get(id_))
         for id_ in ends:
             self._open.pop(id_, None)
 

@@ -11,6 +11,7 @@ Several replicas have an inbox and a thread each, and the thread that serves rou
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -38,7 +39,7 @@ Message = RequestSpec | int | None
 class Turn(NamedTuple):
     """A turn of the loop.
 
-    ids: ids of the requests that received a token. tokens: their tokens; -1 in simulation. ended: these and other requests.
+    ids: ids of the requests that received a token, once for each token. tokens: their tokens; -1 in simulation. ended: these and other requests.
     state: numbers of running and of waiting requests; share of the KV blocks in use. replica: whose turn it is.
     """
 
@@ -219,11 +220,15 @@ class ClientArrivals(Posted):
             self._send(Turn(ids, self._tokens(ids, ended), ended, now, self._replica))
 
     def _tokens(self, ids: list[int], ended: list[Request]) -> list[int]:
-        """Returns the newest token of each request."""
+        """Returns the newest tokens of each request, as many as its id is named."""
         table, live = self._engine.state.table, self._live
         if table.tokens is None or not ids:
             return [-1] * len(ids)
         rows = [live[id_].row if id_ in live else 0 for id_ in ids]
-        newest: list[int] = table.tokens[rows, table.known[rows] - 1].tolist()
-        last = {request.id: request.output[-1] for request in ended if request.output}
-        return [last.get(id_, token) for id_, token in zip(ids, newest, strict=True)]
+        later, left = list[int](), Counter(ids)
+        for id_ in ids:
+            left[id_] -= 1
+            later.append(left[id_])  # tokens of the same request that follow
+        newest: list[int] = table.tokens[rows, table.known[rows] - 1 - later].tolist()
+        last = {request.id: request.output for request in ended if request.output}
+        return [last[id_][-1 - n] if id_ in last else token for id_, n, token in zip(ids, later, newest, strict=True)]

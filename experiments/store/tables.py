@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from cbatch import ConfigError, RunRecord, StepRecord
-from cbatch.results.metrics import Served
+from cbatch.results.metrics import Served, share_gaps
 from cbatch.results.replicas import COLUMNS
 from cbatch.results.service import NO_CLIENT, Service
 from experiments.store.csv_tables import (
@@ -93,8 +93,9 @@ def read_tokens(folder: str | Path) -> pd.DataFrame:
 
 
 def time_between_tokens(folder: str | Path) -> "pd.Series[float]":
-    """Reads the seconds between consecutive tokens of each request in a run. The index is the request's id."""
-    return read_tokens(folder).set_index("request_id")["time"].groupby(level=0).diff().dropna()
+    """Reads the seconds between consecutive tokens of each request in a run, as in `share_gaps`. The index is the request's id."""
+    gaps = read_tokens(folder).set_index("request_id")["time"].groupby(level=0).diff()
+    return pd.Series(share_gaps(gaps.to_numpy()), gaps.index).dropna()
 
 
 def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFrame:

@@ -1,0 +1,264 @@
+"""Speculation by hand: a model that generates token 10 + p at position p, and a drafter that proposes what a test states."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schedules import UnitCost
+
+from cbatch import (
+    Engine,
+    Executor,
+    FinishReason,
+    Limits,
+    Plan,
+    PlanError,
+    Request,
+    RequestSpec,
+    Status,
+    StepResult,
+    View,
+)
+from cbatch.drafts import Drafter, NgramDrafter
+from cbatch.errors import ConfigError
+from cbatch.executor import Step, Tokens
+
+PROMPT = [10, 11, 12, 13]
+NEXT = [15, 16, 17, 18]
+"""What follows the first token, 14."""
+
+
+class Counting(Executor):
+    """Samples 10 + p at position p, in each row."""
+
+    num_stages, needs_tokens = 1, True
+
+    def launch(self, step: Step) -> Step:
+        return step.split()
+
+    def wait(self, in_flight: Step) -> StepResult:
+        return StepResult((10 + in_flight.start + in_flight.num_tokens).astype(np.int32), 0.0, 0.0)
+
+    def ends_at(self, in_flight: Step) -> float:
+        return 0.0
+
+    def now(self) -> float:
+        return 0.0
+
+
+class Stated(Drafter):
+    def __init__(self, *guesses: Sequence[int]) -> None:
+        self._guesses = [*guesses]
+
+    def propose(self, tokens: Tokens, k: int) -> Tokens:
+        return np.array(self._guesses.pop(0)[:k] if self._guesses else [], np.int32)
+
+
+class Greedy:
+    """Asks for five drafts of each decode."""
+
+    def __init__(self) -> None:
+        self.asked = True
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes(drafts=5 if self.asked else 0)
+        for request in view.waiting:
+            plan.add(request)
+        return plan.build()
+
+
+def make(*guesses: Sequence[int], policy: Any = None, blocks: int = 20, **fields: Any) -> tuple[Engine, Request]:
+    """Returns an engine that has generated the first token of its request, and the request."""
+    limits = Limits(4, 20, 40, max_drafts=5)
+    engine = Engine(
+        policy or Greedy(), Counting(), limits, UnitCost(), num_blocks=blocks, block_size=2, asynchronous=False,
+        drafter=Stated(*guesses),
+    )  # fmt: skip
+    spec = RequestSpec(7, 4, fields.pop("max_new_tokens", 20), prompt=PROMPT, **fields)
+    engine.submit([request := Request.from_spec(spec)])
+    engine.step()
+    assert request.num_known == request.num_tokens == 5
+    return engine, request
+
+
+def in_flight(engine: Engine) -> Any:
+    """Launches the next iteration."""
+    engine._in_flight.append(launched := engine._launch_next())
+    assert launched is not None
+    return launched.step
+
+
+def absorb(engine: Engine) -> None:
+    engine._complete(engine._in_flight.popleft())
+
+
+@pytest.mark.parametrize(
+    ("guess", "received"),
+    [(NEXT, [*NEXT, 19]), ([15, 99, 17], [15, 16]), ([99, 16, 17], [15]), ([15], [15, 16]), ([], [15])],
+)
+def test_a_draft_is_received_if_all_before_it_are_right(guess: list[int], received: list[int]) -> None:
+    """In flight, counters hold the upper bound, and the request is not ready; blocks taken for rejected drafts stay."""
+    engine, request = make(guess)
+    in_flight(engine)
+    assert (request.num_known, request.num_tokens, request.num_computed) == (5, 6 + len(guess), 5 + len(guess))
+    assert request.num_ready == (0 if guess else 1)
+    held = engine.view.kv.num_held(request)
+    assert held == -(-(5 + len(guess)) // 2)
+    absorb(engine)
+    known = 5 + len(received)
+    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (
+        known,
+        known,
+        known - 1,
+        1,
+    )
+    assert engine.view.kv.num_held(request) == held
+    step, table = engine.record.steps[-1], engine.state.table
+    assert table.tokens is not None and table.tokens[request.row, :known].tolist() == [*PROMPT, 14, *received]
+    assert (step.num_drafted, step.num_drafts, step.num_accepted) == (bool(guess), len(guess), len(received) - 1)
+    assert (step.num_sampled, step.num_decode_tokens, step.num_prefill_tokens) == (len(received), 1 + len(guess), 0)
+    assert engine.record.receivers[-1].tolist() == [7] * len(received)
+    engine.run()
+    assert request.output == [*range(14, 34)] and table.num_drafting == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "output", "reason"),
+    [
+        ({"max_new_tokens": 3}, [14, 15, 16], FinishReason.LENGTH),
+        ({"max_new_tokens": 2}, [14, 15], FinishReason.LENGTH),
+        ({"stop_tokens": (16,)}, [14, 15, 16], FinishReason.STOP),
+        ({"stop_tokens": (15, 16)}, [14, 15], FinishReason.STOP),
+        ({"true_new_tokens": 4}, [14, 15, 16, 17], FinishReason.STOP),
+    ],
+)
+def test_a_request_ends_among_its_drafts(fields: dict[str, Any], output: list[int], reason: FinishReason) -> None:
+    """At its limit there are fewer drafts: with one token left, none."""
+    engine, request = make(NEXT, **fields)
+    step = in_flight(engine)
+    drafts = 0 if step.drafts is None else step.drafts.item()
+    assert drafts == min(4, fields.get("max_new_tokens", 20) - 2)
+    absorb(engine)
+    assert (request.output, request.finish_reason) == (output, reason)
+    assert engine.state.pool.num_used == 0 and engine.record.tokens()[0].tolist() == [7] * len(output)
+
+
+def test_a_stop_string_sees_accepted_tokens_only_up_to_its_end() -> None:
+    engine, request = make([15, 16, 99], stop_strings=("x",))
+    seen: list[int] = []
+    engine.state.ends_text = lambda _, token: bool(seen.append(token)) or token == 16
+    engine.run()
+    assert seen == [15, 16] and request.output == [14, 15, 16]
+
+
+def test_a_preempted_request_keeps_what_is_accepted_in_flight() -> None:
+    """It cannot be admitted again before; then it recomputes its accepted tokens too."""
+    engine, request = make([15, 16, 99])
+    in_flight(engine)
+    engine.state.preempt(request)
+    assert (request.num_computed, request.num_ready, request.num_lost_tokens) == (0, 0, 5)
+    absorb(engine)
+    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (8, 8, 0, 8)
+    engine.run()
+    assert request.output == [*range(14, 34)]
+
+
+def test_a_cancelled_request_gets_no_token_of_its_drafts() -> None:
+    engine, request = make(NEXT)
+    in_flight(engine)
+    engine.cancel(request)
+    absorb(engine)
+    assert request.output == [14] and engine.state.table.num_drafting == engine.state.pool.num_used == 0
+
+
+def test_a_moved_request_takes_its_known_tokens_along() -> None:
+    """Blocks are sent up to the first token whose keys are still being written."""
+    engine, request = make(NEXT)
+    in_flight(engine)
+    moved = engine.give(request)
+    assert (request.status, request.output, len(moved.blocks), request.num_lost_tokens) == (Status.MOVING, [14], 2, 5)
+    absorb(engine)
+    assert request.num_known == 5 and engine.state.table.num_drafting == 0
+
+
+def test_blocks_and_tokens_limit_drafts_but_no_decode() -> None:
+    """Of 10 blocks, the tokens of three decodes leave one: the first has 2 drafts in it, the last one in its own block."""
+    engine, request = make(NEXT, NEXT, NEXT, blocks=10, max_new_tokens=10)
+    others = [Request(id_, 4, 10, prompt=PROMPT) for id_ in (8, 9)]
+    engine.policy.asked = False  # type: ignore[attr-defined]
+    engine.submit(others)
+    engine.step()
+    plan = engine.view.plan()
+    assert (plan.add_decodes(drafts={others[1]: 5, request: 4}), plan.free_blocks) == (3, 0)
+    assert [count for _, count in plan.plan] == [1 + 2, 1, 1 + 1]
+    assert plan.plan.drafting and plan.draft(request, 2) == 0
+
+
+def test_a_request_with_a_token_in_flight_waits_for_its_drafts() -> None:
+    engine, request = make(NEXT)
+    engine.policy.asked = False  # type: ignore[attr-defined]
+    in_flight(engine)
+    plan = engine.view.plan()
+    assert plan.add_decodes(drafts=2) == plan.draft(request, 2) == 0 and plan.plan.drafting
+    assert plan.draft(request, 0) == 1
+
+
+@pytest.mark.parametrize(("guess", "count"), [([15], 3), (NEXT, 8), ([], 2)])
+def test_a_plan_has_no_more_drafts_than_were_proposed(guess: list[int], count: int) -> None:
+    class Written(Greedy):
+        def plan(self, view: View) -> Plan:
+            if not view.decoding:
+                return super().plan(view)
+            [request] = view.decoding
+            view.drafts.propose(request, 9)
+            return Plan([(request, count)])
+
+    engine, _ = make(guess, policy=Written())
+    with pytest.raises(
+        PlanError, match=f"request 7: illegal plan .{count} planned, 1 ready, with at most {len(guess)} of 5 drafts"
+    ):
+        engine.step()
+
+
+def test_survivals_are_moving_means_and_begin_with_those_of_the_run() -> None:
+    """Of three drafts the first was accepted and the second not; nothing is known of the third."""
+    engine, request = make([15, 99, 17], NEXT)
+    assert engine.view.drafts.survivals(request) == [1.0] * 5
+    engine.step()
+    first, second = 1.0, 1 - 1 / 8
+    assert engine.view.drafts.survivals(request) == pytest.approx([first, *[first * second] * 4])
+    other = Request(8, 4, 20, prompt=PROMPT)
+    assert engine.view.drafts.survivals(other) == pytest.approx([1.0, *[0.5] * 4])
+
+
+def reference(tokens: list[int], k: int, min_n: int, max_n: int) -> list[int]:
+    for n in range(max_n, min_n - 1, -1):
+        for place in range(len(tokens) - n):
+            if tokens[place : place + n] == tokens[len(tokens) - n :]:
+                return tokens[place + n : place + n + k]
+    return []
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 256, 65536]), max_size=30), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3)
+)
+def test_the_longest_end_that_came_before_is_continued(tokens: list[int], k: int, min_n: int, more: int) -> None:
+    """Also where bytes of one token look like those of another."""
+    proposed = NgramDrafter(5, min_n, min_n + more).propose(np.array(tokens, np.int32), k)
+    assert proposed.tolist() == reference(tokens, k, min_n, min_n + more)
+
+
+def test_the_earliest_occurrence_counts() -> None:
+    """As vLLM's search does: [1, 2] came three times, and [9, 1, 2] never."""
+    tokens = np.array([1, 2, 3, 4, 1, 2, 5, 6, 9, 1, 2], np.int32)
+    assert NgramDrafter(3, 2, 3).propose(tokens, 3).tolist() == [3, 4, 1]
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (3, 0, 1), (3, 2, 1)])
+def test_sizes_of_a_drafter_are_checked(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        NgramDrafter(*sizes)
